@@ -1,0 +1,198 @@
+/* tally.h - all that an application calls.
+ *
+ * Tally sums tensors over the ranks of a data-parallel job.  A communicator is opened once per
+ * process; operations are asynchronous, matched over ranks by name, and give the same bits on every
+ * rank and in every run.
+ *
+ * Functions return 0 (or a non-negative value where said) or -errno.  Output parameters come last and
+ * are untouched on failure.  tally_error() has the sentence for the calling thread's last failed call;
+ * tally_op_error() the sentence of an operation that failed later.  All functions are safe to call from
+ * any thread, except that a handle must not be used while or after it is freed or closed.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef TALLY_H
+#define TALLY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TALLY_API __attribute__((visibility("default")))
+
+/* A process's place in a running job.  Opaque. */
+typedef struct tally_comm tally_comm;
+/* One operation in flight or finished.  Opaque; ends with tally_op_free(). */
+typedef struct tally_op tally_op;
+
+/* Element types.  The numbers are part of the wire format. */
+enum tally_dtype {
+    TALLY_FLOAT32 = 0,
+    TALLY_FLOAT64 = 1,
+    TALLY_FLOAT16 = 2,
+    TALLY_BFLOAT16 = 3,
+    TALLY_INT8 = 4,
+    TALLY_UINT8 = 5,
+    TALLY_INT16 = 6,
+    TALLY_INT32 = 7,
+    TALLY_INT64 = 8,
+    TALLY_BOOL = 9, /* one byte, 0 or 1; sum = max = or, product = min = and, average is refused */
+};
+
+/* Reductions.  The numbers are part of the wire format. */
+enum tally_reduction {
+    TALLY_SUM = 0,
+    TALLY_AVERAGE = 1, /* sum divided by the number of ranks, rounded once; integers truncate toward zero */
+    TALLY_MIN = 2,     /* NaN wins; of equal zeros the lower rank's stays */
+    TALLY_MAX = 3,
+    TALLY_PRODUCT = 4,
+};
+
+/* What an operation may be given besides its data.  Zero the struct, set `size` to sizeof, then what is
+ * wanted; a NULL pointer stands for all defaults. */
+struct tally_options {
+    size_t size;          /* sizeof(struct tally_options) */
+    int32_t priority;     /* higher goes first; default 0 */
+    uint32_t ndim;        /* number of dimensions in `shape`; 0 with shape NULL: one dimension of `count` */
+    const int64_t *shape; /* compared over ranks; its product must be `count` */
+    double prescale;      /* each input is multiplied by this first; 0 stands for 1 */
+    double postscale;     /* the result is multiplied by this last; 0 stands for 1 */
+    uint32_t queued;      /* nonzero: the end of the operation is announced by tally_comm_next() */
+    uint32_t space;       /* name space: equal names in different spaces are different tensors; 0..255 */
+    void *tag;            /* returned in the event */
+};
+
+/* What tally_comm_next() returns. */
+enum tally_event_kind {
+    TALLY_EVENT_OP = 1,    /* `op` ended; `status` is 0 or -errno */
+    TALLY_EVENT_LOG = 2,   /* a log line in `text`, of level `status` */
+    TALLY_EVENT_CLOSE = 3, /* the communicator is closing: nothing more will come */
+};
+
+enum tally_log_level { TALLY_LOG_ERROR = 1, TALLY_LOG_WARNING = 2, TALLY_LOG_INFO = 3, TALLY_LOG_DEBUG = 4 };
+
+struct tally_event {
+    enum tally_event_kind kind;
+    int status;
+    tally_op *op; /* the handle that the submitting call returned, still to be freed by its owner */
+    void *tag;
+    char text[1024];
+};
+
+/* --- the library ------------------------------------------------------------------------------- */
+
+/* The release, such as "0.1.0". */
+TALLY_API const char *tally_version(void);
+
+/* The sentence that says why the calling thread's last failed call failed; "" if none has. */
+TALLY_API const char *tally_error(void);
+
+/* Where log lines go (by default standard error).  `sink` may be called from any of Tally's threads; it
+ * must not call Tally.  NULL restores the default. */
+typedef void tally_log_sink(void *user, enum tally_log_level level, const char *line);
+TALLY_API void tally_log_redirect(tally_log_sink *sink, void *user);
+
+/* Bytes of one element of `dtype`, or 0 if there is no such type. */
+TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
+
+/* --- communicators ------------------------------------------------------------------------------ */
+
+/* Join the job and wait until all ranks and services have.  `settings` is NULL or a NULL-terminated list
+ * of "NAME=value" that go before the environment and the configuration file (`tally params` lists the
+ * names).  Errors: -EINVAL a setting or variable is unknown or out of range; -ETIMEDOUT somebody is
+ * missing (named); -EACCES the secret differs or is needed; -EADDRINUSE; -EPROTO versions or agreed
+ * settings differ; -ECONNREFUSED, -ENOENT no coordinator. */
+TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
+
+/* Leave the job: wait (at most 10 s) for what was submitted, say goodbye and free the communicator.
+ * Unfinished operations fail with -ESHUTDOWN.  Handles of operations stay valid until freed. */
+TALLY_API int tally_comm_close(tally_comm *comm);
+
+TALLY_API int tally_comm_rank(const tally_comm *comm);          /* this process's rank, from 0 */
+TALLY_API int tally_comm_size(const tally_comm *comm);          /* number of ranks */
+TALLY_API int tally_comm_local_rank(const tally_comm *comm);    /* rank among those of this machine */
+TALLY_API int tally_comm_local_size(const tally_comm *comm);    /* number of ranks on this machine */
+TALLY_API int tally_comm_machine(const tally_comm *comm);       /* this machine's number, from 0 */
+TALLY_API int tally_comm_machine_count(const tally_comm *comm); /* number of machines with ranks */
+TALLY_API int tally_comm_service_count(const tally_comm *comm); /* summation services: machines + tallyd */
+
+/* 0 while the communicator works, else the -errno with which all operations end now.  `sentence` (may be
+ * NULL) is set to a string that lives as long as the communicator. */
+TALLY_API int tally_comm_status(const tally_comm *comm, const char **sentence);
+
+/* Wait for the next event: a queued operation that ended, or (after tally_comm_watch_log) a log line.
+ * timeout_ms < 0 waits for ever.  -ETIMEDOUT: none came. */
+TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_event *event);
+
+/* Deliver this process's log lines through tally_comm_next() instead of the sink.  on: 0 or 1. */
+TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
+
+/* Facts of the communicator and its services as a JSON object: part size, and for each service its
+ * kind, address, planned share, bytes summed, memory in use and the most that was.  Asks the services;
+ * -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */
+TALLY_API int tally_comm_report(tally_comm *comm, int timeout_ms, char **json);
+
+/* --- operations --------------------------------------------------------------------------------- */
+
+/* Agree with all ranks on a list of tensors in order of submission, so that the whole list is split
+ * over the services exactly by plan.  Every rank must call it with the same list; a difference fails it
+ * on all ranks, naming the ranks.  names[i] and bytes[i] for i < count; `space` as in tally_options.
+ * A name keeps its place until the communicator closes or a later plan names it again.  Collective and
+ * blocking.  -EBUSY: a named tensor is in flight. */
+TALLY_API int tally_plan(tally_comm *comm, uint32_t space, size_t count, const char *const names[],
+                         const uint64_t bytes[]);
+
+/* y = reduction over all ranks of x, elementwise, on all ranks.  `count` elements; input == output is
+ * in place; else they must not overlap.  Neither may be touched before the operation ends.  name NULL:
+ * the calls without a name are matched by their order.  -EBUSY: the name is in flight; -EINVAL. */
+TALLY_API int tally_push_pull(tally_comm *comm, const char *name, const void *input, void *output,
+                              size_t count, enum tally_dtype dtype, enum tally_reduction reduction,
+                              const struct tally_options *options, tally_op **op);
+
+/* `buffer` of rank `root` on all ranks. */
+TALLY_API int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count,
+                              enum tally_dtype dtype, int root, const struct tally_options *options,
+                              tally_op **op);
+
+/* The inputs of all ranks, one behind the other in order of ranks.  Shapes may differ in their first
+ * dimension (options->shape; without one the input is a vector).  tally_op_gathered() has the result. */
+TALLY_API int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count,
+                              enum tally_dtype dtype, const struct tally_options *options, tally_op **op);
+
+/* Ends when all ranks have called it. */
+TALLY_API int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options,
+                            tally_op **op);
+
+/* Push an error mark for `name`: the operation of kind push_pull, broadcast or allgather that the other
+ * ranks have submitted under it fails on all ranks with `reason`.  For a rank that must refuse what it
+ * was asked to do and cannot submit it. */
+TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, uint32_t space,
+                           const char *reason);
+enum tally_kind { TALLY_PUSH_PULL = 1, TALLY_BROADCAST = 2, TALLY_ALLGATHER = 3, TALLY_BARRIER = 4 };
+
+/* 1: ended, 0: not yet. */
+TALLY_API int tally_op_poll(const tally_op *op);
+
+/* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;
+ * -ETIMEDOUT: the waiting ended, not the operation; else the operation's own -errno: -EINVAL the ranks
+ * disagree, -ECONNRESET a rank or service is gone, -ESHUTDOWN closed. */
+TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
+
+/* The sentence of a failed operation, "" for one that did not fail; lives as long as the handle. */
+TALLY_API const char *tally_op_error(const tally_op *op);
+
+/* A finished allgather's result: `data` of `bytes` bytes and each rank's first dimension, `size` of
+ * them.  They live as long as the handle.  -EAGAIN: not finished; -EINVAL: no allgather. */
+TALLY_API int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes,
+                                const int64_t **first_dims);
+
+/* Let go of the handle.  An operation in flight goes on to its end.  NULL is accepted. */
+TALLY_API void tally_op_free(tally_op *op);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

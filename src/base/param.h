@@ -1,0 +1,63 @@
+/* param.h - the one table of settings: environment variables, configuration file, `tally params` and
+ * tally-params(7) all come from it. */
+#ifndef TLY_PARAM_H
+#define TLY_PARAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* X(NAME, kind, field, default, min, max, agreed, help)
+ * kind: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, suffixes K M G = 1024),
+ * SECS (double seconds).  agreed: ranks compare a digest of these when they join.
+ * STR: min/max are ignored, but a choice may be given in `param.c`. */
+#define TLY_PARAM_TABLE(X) \
+    X(TALLY_CONFIG, STR, config, NULL, 0, 0, 0, "configuration file of NAME=value lines") \
+    X(TALLY_COORD, STR, coord, NULL, 0, 0, 0, "coordinator, HOST or HOST:PORT; default MASTER_ADDR") \
+    X(TALLY_PORT, INT, port, 29777, 1, 65535, 0, "coordinator's port where TALLY_COORD has none") \
+    X(TALLY_PORTS, STR, ports, NULL, 0, 0, 0, "range A-B in which processes listen; default any") \
+    X(TALLY_IFACE, STR, iface, NULL, 0, 0, 0, "interfaces to use: names, CIDRs, ^exclusions, by comma") \
+    X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID, SLURM_JOB_ID, \"default\"") \
+    X(TALLY_SERVERS, INT, servers, 0, 0, 1000, 0, "number of tallyd to expect") \
+    X(TALLY_SERVERS_TIMEOUT, SECS, servers_timeout, 30, 0, 86400, 0, "how long the start waits for missing tallyd after the last rank") \
+    X(TALLY_SECRET, STR, secret, NULL, 0, 0, 0, "job secret, at least 16 bytes") \
+    X(TALLY_SECRET_FILE, STR, secret_file, NULL, 0, 0, 0, "file of mode 0600 that holds the job secret") \
+    X(TALLY_HOST_ID, STR, host_id, NULL, 0, 0, 0, "what tells this machine from others; default the boot id") \
+    X(TALLY_JOIN_TIMEOUT, SECS, join_timeout, 600, 1, 86400, 0, "how long the start waits for missing ranks") \
+    X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "a rank silent for so long is dead") \
+    X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
+    X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 1048576, 4096, 67108864, 1, "largest part, a multiple of 64") \
+    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 262144, 4096, 262144, 0, "largest fragment, a multiple of 64") \
+    X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
+    X(TALLY_WINDOW_PARTS, INT, window_parts, 4, 1, 1000000, 1, "parts a rank may have at a service unanswered") \
+    X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
+    X(TALLY_LOG, STR, log, "info", 0, 0, 0, "off, error, warning, info or debug") \
+    X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
+
+struct tly_params {
+#define TLY_FIELD_STR(f) char *f;
+#define TLY_FIELD_INT(f) int64_t f;
+#define TLY_FIELD_SIZE(f) uint64_t f;
+#define TLY_FIELD_SECS(f) double f;
+#define TLY_FIELD(name, kind, field, ...) TLY_FIELD_##kind(field)
+    TLY_PARAM_TABLE(TLY_FIELD)
+#undef TLY_FIELD
+};
+
+/* Fill from, in falling order of precedence: `settings` (NULL or NULL-terminated "NAME=value"), environment,
+ * configuration file, defaults.  Unknown TALLY_* names and values out of range are refused: -EINVAL and a
+ * sentence in `why` that names the variable, the value and what is valid (a near-miss gets "did you mean"). */
+int tly_params_load(struct tly_params *p, const char *const settings[], char *why, size_t why_len);
+void tly_params_finish(struct tly_params *p);
+
+/* Hash of the agreed settings, and their text ("TALLY_PART_BYTES=1048576 ...") for the error. */
+uint64_t tly_params_digest(const struct tly_params *p);
+int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);
+
+/* The table, for `tally params`: as a table, JSON or troff (the man page).  With values in force if p. */
+enum tly_params_format { TLY_PARAMS_TABLE, TLY_PARAMS_JSON, TLY_PARAMS_TROFF };
+void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_format format);
+
+#endif

@@ -1,0 +1,40 @@
+/* plan.h - who sums what: the optimal split (Eq. 1, 2 of BytePS) and the order in which parts go to
+ * services.  Pure functions, no I/O, no global state. */
+#ifndef TLY_PLAN_H
+#define TLY_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { TLY_MAX_SERVICES = 1024 };
+
+/* Integer weights of the services: 0..n-1 are those of the n worker machines, n..n+k-1 the k CPU machines'.
+ * A service's share of all bytes is weight / sum of weights, reduced to lowest terms.  Eq. 1, 2:
+ *   k = 0: all 1.   0 < k < n: worker n-k, CPU 2(n-1).   k >= n: worker 0, CPU 1.
+ *   n = 1: the worker machine's own service has all the weight, whatever k is.
+ * weight has room for n + k.  Returns 0, or -EINVAL for n < 1, k < 0 or n + k > TLY_MAX_SERVICES. */
+int tly_plan_weights(int n, int k, uint32_t *weight);
+
+/* Eq. 6 and its neighbours: seconds for M bytes over n worker and k CPU machines with NICs of B bytes/s. */
+double tly_plan_time(int n, int k, double bytes, double bandwidth);
+
+/* Deals parts to services so that every window of consecutive parts is split by weight. */
+struct tly_dealer {
+    int count;               /* services */
+    const uint32_t *weight;  /* borrowed */
+    uint64_t total;          /* sum of weights */
+    int64_t credit[TLY_MAX_SERVICES]; /* service's due minus dealt, in bytes x total */
+};
+
+/* Start a sequence.  Weights must outlive the dealer; at least one is positive. */
+void tly_dealer_init(struct tly_dealer *d, int count, const uint32_t *weight);
+
+/* The service of the next part of `bytes` bytes (0 counts as 1). */
+int tly_dealer_next(struct tly_dealer *d, uint32_t bytes);
+
+/* Start a sequence at a place that depends on `hash` alone, as if an unknown number of equal parts had been
+ * dealt before; used for a name in no plan.  Over random hashes the first service is distributed by weight.
+ * Cost O(services) or so, not O(period). */
+void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight, uint64_t hash);
+
+#endif
