@@ -1,0 +1,181 @@
+/* plan.c - the optimal split and the dealer; in the flow between partition and queue (assign). */
+#include "plan/plan.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+static uint32_t divisor(uint32_t a, uint32_t b)
+{
+    while (b) {
+        uint32_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+int tly_plan_weights(int n, int k, uint32_t *weight)
+{
+    if (n < 1 || k < 0 || n > TLY_MAX_SERVICES || k > TLY_MAX_SERVICES - n)
+        return -EINVAL;
+    uint32_t worker = 1, cpu = 0;
+    if (n > 1 && k >= n) {
+        worker = 0;
+        cpu = 1;
+    } else if (n > 1 && k > 0) {
+        worker = (uint32_t)(n - k);
+        cpu = 2 * (uint32_t)(n - 1);
+        uint32_t g = divisor(worker, cpu);
+        worker /= g;
+        cpu /= g;
+    }
+    for (int i = 0; i < n + k; i++)
+        weight[i] = i < n ? worker : cpu;
+    return 0;
+}
+
+void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t *share)
+{
+    uint64_t total = 0, below = 0, dealt = 0;
+    for (int i = 0; i < count; i++)
+        total += weight[i];
+    assert(total > 0);
+    for (int i = 0; i < count; i++) {
+        below += weight[i];
+        uint64_t edge = (uint64_t)((unsigned __int128)bytes * below / total);
+        share[i] = edge - dealt;
+        dealt = edge;
+    }
+}
+
+double tly_plan_time(int n, int k, double bytes, double bandwidth)
+{
+    if (n <= 1)
+        return 0;
+    if (k >= n)
+        return bytes / bandwidth;
+    double dn = n, dk = k;
+    return 2 * dn * (dn - 1) * bytes / ((dn * dn + dk * dn - 2 * dk) * bandwidth);
+}
+
+double tly_plan_time_all_reduce(int n, double bytes, double bandwidth)
+{
+    return n <= 1 ? 0 : 2.0 * (n - 1) * bytes / (n * bandwidth);
+}
+
+double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
+{
+    if (k <= 0)
+        return INFINITY;
+    return fmax(bytes / bandwidth, n * bytes / (k * bandwidth));
+}
+
+/* --- the dealer --------------------------------------------------------------------------------
+ *
+ * Tijdeman's rule for the chairman assignment problem (the same as earliest-deadline-first of proportionate
+ * fair scheduling).  Every part of s bytes raises each service's credit by its share of s, and lowers that of
+ * the service that gets it by s.  Eligible is who would still have had credit left for a byte of it, so nobody
+ * is ever a whole part ahead; somebody always is, since after the raise the credits add up to s > 0.  Of the
+ * eligible, the one goes first whose credit would reach a whole part soonest, so with equal parts nobody is
+ * ever a whole part behind.  (Smooth weighted round-robin, which takes the largest credit, keeps the first
+ * half of this only: light services fall several parts behind together.) */
+
+/* Sums of weights up to this keep credits (a few parts of 64 MB x total) far inside 64 bits. */
+#define MAX_TOTAL (1ull << 28)
+
+static uint64_t scaled(const struct tly_dealer *d, int i)
+{
+    uint64_t w = d->weight[i];
+    if (d->shift >= 0)
+        return w << d->shift;
+    return w && !(w >> -d->shift) ? 1 : w >> -d->shift;
+}
+
+static uint64_t add_up(const struct tly_dealer *d)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < d->count; i++)
+        total += scaled(d, i);
+    return total;
+}
+
+void tly_dealer_init(struct tly_dealer *d, int count, const uint32_t *weight)
+{
+    assert(count > 0 && count <= TLY_MAX_SERVICES);
+    d->count = count;
+    d->weight = weight;
+    d->placed = false;
+    d->largest = 0;
+    d->shift = 0;
+    d->total = add_up(d);
+    assert(d->total > 0);
+    while (d->total > MAX_TOTAL) {
+        d->shift--;
+        d->total = add_up(d);
+    }
+    memset(d->credit, 0, (size_t)count * sizeof d->credit[0]);
+}
+
+/* The i-th number of splitmix64 from `seed`, cut to [0, limit). */
+static uint64_t draw(uint64_t seed, int i, uint64_t limit)
+{
+    uint64_t x = seed + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    x ^= x >> 31;
+    return (uint64_t)((unsigned __int128)x * limit >> 64);
+}
+
+/* A place in an endless sequence, seen from one of its parts: that part's service is drawn by weight, and
+ * every other service stands anywhere between its last part and its next, all equally likely.  So seen, the
+ * part after it, and each later one, is distributed by weight too.  (A start at random credits under the
+ * rule above would keep light services short for a long while, for their credit is high on average.)
+ * Without the rule of eligibility only differences of credit over weight count; a service's bytes stay within
+ * half a part of its due, give or take the sum of all phases, which its small share makes small. */
+void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight, uint64_t hash)
+{
+    tly_dealer_init(d, count, weight);
+    d->placed = true;
+    while (d->total * 2 <= MAX_TOTAL) { /* phases that fine are never equal, so no service wins by its number */
+        d->shift++;
+        d->total *= 2;
+    }
+    int first = 0;
+    for (uint64_t w, slot = draw(hash, count, d->total); slot >= (w = scaled(d, first)); first++)
+        slot -= w;
+    for (int i = 0; i < count; i++)
+        d->credit[i] = (int64_t)draw(hash, i, d->total);
+    d->credit[first] = (int64_t)d->total;
+}
+
+int tly_dealer_next(struct tly_dealer *d, uint32_t bytes)
+{
+    if (!bytes)
+        bytes = 1;
+    if (d->placed && !d->largest) /* the first part: its size turns the phases into bytes */
+        for (int i = 0; i < d->count; i++)
+            d->credit[i] *= bytes;
+    if (bytes > d->largest)
+        d->largest = bytes;
+    const int64_t whole = (int64_t)(d->largest * d->total);
+    int best = -1;
+    int64_t best_left = 0;
+    uint64_t best_weight = 1;
+    for (int i = 0; i < d->count; i++) {
+        uint64_t w = scaled(d, i);
+        int64_t credit = d->credit[i] += (int64_t)(w * bytes);
+        if (!w || (credit <= 0 && !d->placed))
+            continue;
+        /* It takes left / w bytes more until the credit is a whole part; compared by cross-multiplication. */
+        int64_t left = whole - credit;
+        if (best < 0 || (__int128)left * (int64_t)best_weight < (__int128)best_left * (int64_t)w) {
+            best = i;
+            best_left = left;
+            best_weight = w;
+        }
+    }
+    d->credit[best] -= (int64_t)(bytes * d->total);
+    return best;
+}
