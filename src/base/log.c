@@ -1,0 +1,64 @@
+/* log.c - where log lines go. */
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The lock guards both sinks and is held while one runs, so that a redirected sink is never called again
+ * after tally_log_redirect() has returned.  A sink must therefore not log. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static tally_log_sink *application, *diverted;
+static void *application_user, *diverted_user;
+static atomic_int threshold = TALLY_LOG_INFO; /* read without the lock: a level late is no harm */
+
+static const char *const level_names[] = {"off", "error", "warning", "info", "debug"};
+
+int tly_log_set_level(const char *name)
+{
+    for (int i = 0; i < 5; i++)
+        if (strcmp(name, level_names[i]) == 0) {
+            atomic_store_explicit(&threshold, i, memory_order_relaxed);
+            return 0;
+        }
+    return -EINVAL;
+}
+
+void tally_log_redirect(tally_log_sink *sink, void *user)
+{
+    pthread_mutex_lock(&lock);
+    application = sink;
+    application_user = user;
+    pthread_mutex_unlock(&lock);
+}
+
+void tly_log_divert(tally_log_sink *sink, void *user)
+{
+    pthread_mutex_lock(&lock);
+    diverted = sink;
+    diverted_user = user;
+    pthread_mutex_unlock(&lock);
+}
+
+void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
+{
+    if ((int)level > atomic_load_explicit(&threshold, memory_order_relaxed))
+        return;
+    char line[1024];
+    int n = snprintf(line, sizeof line, "%s: ", topic);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + n, sizeof line - (size_t)n, format, args);
+    va_end(args);
+    pthread_mutex_lock(&lock);
+    if (diverted)
+        diverted(diverted_user, level, line);
+    else if (application)
+        application(application_user, level, line);
+    else
+        fprintf(stderr, "tally %s %s\n", level_names[level], line);
+    pthread_mutex_unlock(&lock);
+}

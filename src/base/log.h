@@ -1,0 +1,20 @@
+/* log.h - log lines: level, topic (the folder that speaks), text; one sink for the process. */
+#ifndef TLY_LOG_H
+#define TLY_LOG_H
+
+#include "tally/tally.h"
+
+/* Lines above this level are dropped.  Names: off, error, warning, info, debug; -EINVAL for another. */
+int tly_log_set_level(const char *name);
+
+void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* A second sink that goes before the application's: a communicator's event queue.  NULL: none. */
+void tly_log_divert(tally_log_sink *sink, void *user);
+
+#define tly_warn(topic, ...) tly_log(TALLY_LOG_WARNING, topic, __VA_ARGS__)
+#define tly_info(topic, ...) tly_log(TALLY_LOG_INFO, topic, __VA_ARGS__)
+#define tly_debug(topic, ...) tly_log(TALLY_LOG_DEBUG, topic, __VA_ARGS__)
+
+#endif

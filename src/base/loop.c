@@ -1,0 +1,185 @@
+/* loop.c - epoll loop. */
+#include "base/loop.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+static void drain_wake(struct tly_watch *w, uint32_t events)
+{
+    uint64_t n;
+    while (read(w->fd, &n, sizeof n) < 0 && errno == EINTR)
+        ;
+}
+
+int tly_loop_init(struct tly_loop *l)
+{
+    memset(l, 0, sizeof *l);
+    tly_list_init(&l->hooks);
+    l->wake_fd = -1;
+    l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (l->epoll_fd < 0)
+        return tly_fail(errno, "cannot create an epoll descriptor: %s", strerror(errno));
+    l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (l->wake_fd < 0) {
+        int err = tly_fail(errno, "cannot create an eventfd: %s", strerror(errno));
+        close(l->epoll_fd);
+        l->epoll_fd = -1;
+        return err;
+    }
+    pthread_mutex_init(&l->lock, NULL);
+    l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = drain_wake};
+    l->now = l->last_tick = tly_now();
+    return tly_loop_add(l, &l->wake, EPOLLIN);
+}
+
+void tly_loop_finish(struct tly_loop *l)
+{
+    if (!l || l->epoll_fd < 0)
+        return;
+    close(l->wake_fd);
+    close(l->epoll_fd);
+    l->epoll_fd = l->wake_fd = -1;
+    pthread_mutex_destroy(&l->lock);
+}
+
+void tly_loop_wake(struct tly_loop *l)
+{
+    uint64_t one = 1;
+    ssize_t r = write(l->wake_fd, &one, sizeof one); /* full means awake already */
+    (void)r;
+}
+
+int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events)
+{
+    struct epoll_event e = {.events = events, .data.ptr = w};
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, w->fd, &e) < 0)
+        return tly_fail(errno, "cannot watch a descriptor: %s", strerror(errno));
+    return 0;
+}
+
+int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events)
+{
+    struct epoll_event e = {.events = events, .data.ptr = w};
+    return epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, w->fd, &e) < 0 ? -errno : 0;
+}
+
+void tly_loop_remove(struct tly_loop *l, struct tly_watch *w)
+{
+    struct epoll_event e = {0};
+    epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, &e);
+    if (l->dispatching && l->dead_count < (int)(sizeof l->dead / sizeof *l->dead))
+        l->dead[l->dead_count++] = w;
+}
+
+void tly_loop_hook(struct tly_loop *l, struct tly_hook *h)
+{
+    tly_list_append(&l->hooks, &h->node);
+}
+
+void tly_loop_unhook(struct tly_hook *h)
+{
+    tly_list_remove(&h->node);
+}
+
+static bool removed(const struct tly_loop *l, const struct tly_watch *w)
+{
+    for (int i = 0; i < l->dead_count; i++)
+        if (l->dead[i] == w)
+            return true;
+    return false;
+}
+
+/* Hooks may remove themselves but no other. */
+static int64_t prepare(struct tly_loop *l)
+{
+    int64_t due = INT64_MAX;
+    for (struct tly_list *n = l->hooks.next, *next; n != &l->hooks; n = next) {
+        next = n->next;
+        struct tly_hook *h = tly_list_entry(n, struct tly_hook, node);
+        if (h->prepare) {
+            int64_t t = h->prepare(h);
+            if (t < due)
+                due = t;
+        }
+    }
+    return due;
+}
+
+static void tick(struct tly_loop *l)
+{
+    int64_t passed = l->now - l->last_tick;
+    if (passed < TLY_TICK_MS * TLY_MS)
+        return;
+    l->last_tick = l->now;
+    /* What was late by more than a tick was our own pause. */
+    l->awake += passed < 2 * TLY_TICK_MS * TLY_MS ? passed : TLY_TICK_MS * TLY_MS;
+    for (struct tly_list *n = l->hooks.next, *next; n != &l->hooks; n = next) {
+        next = n->next;
+        struct tly_hook *h = tly_list_entry(n, struct tly_hook, node);
+        if (h->tick)
+            h->tick(h);
+    }
+}
+
+void tly_loop_turn(struct tly_loop *l, int max_ms)
+{
+    /* A batch no larger than `dead`: every watch of a batch can be removed within it. */
+    struct epoll_event events[sizeof l->dead / sizeof *l->dead];
+    const int room = sizeof events / sizeof *events;
+
+    tly_loop_lock(l);
+    int64_t due = prepare(l);
+    int64_t now = tly_now();
+    int64_t wait = l->last_tick + TLY_TICK_MS * TLY_MS - now;
+    if (due - now < wait)
+        wait = due - now;
+    if (max_ms >= 0 && max_ms * TLY_MS < wait)
+        wait = max_ms * TLY_MS;
+    if (wait < 0 || l->stop)
+        wait = 0;
+    tly_loop_unlock(l);
+
+    struct timespec t = {.tv_sec = wait / TLY_SEC, .tv_nsec = wait % TLY_SEC};
+    int n = epoll_pwait2(l->epoll_fd, events, room, &t, NULL);
+    if (n < 0 && errno == ENOSYS) /* before Linux 5.11 */
+        n = epoll_wait(l->epoll_fd, events, room, (int)((wait + TLY_MS - 1) / TLY_MS));
+
+    tly_loop_lock(l);
+    l->now = tly_now();
+    l->dispatching = true;
+    for (int i = 0; i < n; i++) {
+        struct tly_watch *w = events[i].data.ptr;
+        if (!removed(l, w))
+            w->ready(w, events[i].events);
+    }
+    l->dispatching = false;
+    l->dead_count = 0;
+    tick(l);
+    tly_loop_unlock(l);
+}
+
+void tly_loop_run(struct tly_loop *l)
+{
+    for (;;) {
+        tly_loop_lock(l);
+        bool stop = l->stop;
+        tly_loop_unlock(l);
+        if (stop)
+            return;
+        tly_loop_turn(l, -1);
+    }
+}
+
+void tly_loop_stop(struct tly_loop *l)
+{
+    tly_loop_lock(l);
+    l->stop = true;
+    tly_loop_unlock(l);
+    tly_loop_wake(l);
+}

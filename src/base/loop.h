@@ -1,0 +1,76 @@
+/* loop.h - an epoll loop with one owner lock.
+ *
+ * All callbacks run with the loop's lock held; it is released only while the loop sleeps.  So a second
+ * thread may take the lock (tly_loop_lock) and do what a callback may do, and tly_loop_wake() makes a
+ * sleeping loop run its prepare step again.
+ *
+ * Two clocks: `now` is the monotonic clock at the last wake-up; `awake` counts only the time in which this
+ * loop ran (a tick that comes late counts as one tick), so a peer is never judged for our own pause. */
+#ifndef TLY_LOOP_H
+#define TLY_LOOP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+
+struct tly_watch {
+    int fd; /* borrowed */
+    void (*ready)(struct tly_watch *w, uint32_t events);
+};
+
+/* Called before each sleep and once a tick. */
+struct tly_hook {
+    struct tly_list node;
+    /* Do deferred work; return the monotonic time (ns) at which to be called again, INT64_MAX for none. */
+    int64_t (*prepare)(struct tly_hook *h);
+    void (*tick)(struct tly_hook *h);
+};
+
+struct tly_loop {
+    int epoll_fd, wake_fd;
+    pthread_mutex_t lock;   /* guards all below, and what the callbacks own */
+    struct tly_list hooks;
+    int64_t now, awake, last_tick;
+    bool stop;
+    struct tly_watch wake;
+    struct tly_watch *dead[64]; /* watches removed while a batch is being handled */
+    int dead_count;
+    bool dispatching;
+};
+
+enum { TLY_TICK_MS = 200 };
+
+int tly_loop_init(struct tly_loop *l);
+void tly_loop_finish(struct tly_loop *l);
+
+static inline void tly_loop_lock(struct tly_loop *l)
+{
+    pthread_mutex_lock(&l->lock);
+}
+static inline void tly_loop_unlock(struct tly_loop *l)
+{
+    pthread_mutex_unlock(&l->lock);
+}
+/* From any thread. */
+void tly_loop_wake(struct tly_loop *l);
+
+/* events: EPOLLIN, EPOLLOUT; level-triggered.  Lock held. */
+int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events);
+int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events);
+/* After this `ready` is not called again, not even in the batch being handled. */
+void tly_loop_remove(struct tly_loop *l, struct tly_watch *w);
+
+void tly_loop_hook(struct tly_loop *l, struct tly_hook *h);
+void tly_loop_unhook(struct tly_hook *h);
+
+/* One turn: prepare, sleep, handle.  max_ms bounds the sleep (negative: the next tick does).  Takes the lock. */
+void tly_loop_turn(struct tly_loop *l, int max_ms);
+/* Turns until `stop`. */
+void tly_loop_run(struct tly_loop *l);
+/* Make run return.  From any thread. */
+void tly_loop_stop(struct tly_loop *l);
+
+#endif

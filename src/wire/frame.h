@@ -1,0 +1,96 @@
+/* frame.h - the one header that opens every message, and its limits.  No I/O.
+ *
+ * 128 bytes, little-endian, encoded byte by byte:
+ *
+ *        0        4        8       12       16
+ *      0 | magic  |v  t fl | seq    | epoch  |      v version, t type, fl flags
+ *     16 | key             | spec hash       |
+ *     32 | element count   |k d o - | part   |      k kind, d dtype, o op
+ *     48 | place in tensor | length | offset |      the part's place and length; the fragment's offset in it
+ *     64 | payload| round  | group  | rank   |      payload bytes that follow; rank: lowest of the pushing unit
+ *     80 | root   |priority| prescale        |
+ *     96 | postscale       |accepted|granted |      cumulative counts, modulo 2^32
+ *    112 |received| stable | check           |      SipHash-2-4 of bytes 0..119 under the direction's key
+ *
+ * seq, the counts and the check are filled in when the frame goes to the kernel. */
+#ifndef TLY_FRAME_H
+#define TLY_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    TLY_FRAME_BYTES = 128,
+    TLY_PROTOCOL_LOWEST = 1,
+    TLY_PROTOCOL_HIGHEST = 1,
+    TLY_MAX_FRAGMENT = 256 << 10,       /* payload of one data frame */
+    TLY_MAX_CONTROL = 1 << 20,          /* payload of any other frame */
+    TLY_MAX_PART = 64 << 20,
+    TLY_ALIGN = 64,                     /* parts and fragments begin at multiples of this in the tensor */
+    TLY_FRAME_KEY_BYTES = 16,
+    TLY_MAX_RANKS = 4096,
+};
+
+enum tly_frame_type {
+    TLY_HELLO = 1,  /* proof of the secret; payload struct of hello.h */
+    TLY_ROSTER,     /* member -> coordinator: who I am; back: candidates for one machine */
+    TLY_INVITE,     /* coordinator -> member: the epoch; connect to all its services */
+    TLY_PREPARE,    /* change of epoch: begin no new rounds */
+    TLY_BEGUN,      /* member -> coordinator: connected; rounds begun */
+    TLY_COMMIT,     /* coordinator -> member: the epoch holds from here */
+    TLY_COMPLAIN,   /* member -> coordinator: sentence that fails the job */
+    TLY_PUSH,       /* worker -> service: input, request or error mark */
+    TLY_RESULT,     /* service -> worker */
+    TLY_SPEC,       /* home -> worker: tell your spec; back: its text */
+    TLY_VERDICT,    /* home -> worker: this round fails with this sentence; key 0: the job does */
+    TLY_CANCEL,     /* worker -> service: forget my push of this part */
+    TLY_AGAIN,      /* service -> worker: push this part again from an offset */
+    TLY_HAVE,       /* redo: how much of a result has landed */
+    TLY_DONE,       /* redo: stable here */
+    TLY_FINAL,      /* redo: result as landed */
+    TLY_COUNTS,     /* nothing but counts */
+    TLY_BEAT,       /* nothing but a sign of life and counts */
+    TLY_STATUS,     /* question about, or news of, a service or a round */
+    TLY_GOODBYE,    /* an orderly end */
+    TLY_FRAME_TYPES
+};
+
+enum tly_frame_flag {
+    TLY_LAST = 1,    /* last fragment of its part */
+    TLY_REQUEST = 2, /* asks for data and brings none */
+    TLY_MARK = 4,    /* error mark: the payload is the reason */
+};
+
+struct tly_frame {
+    uint8_t type;
+    uint16_t flags;
+    uint32_t seq, epoch;
+    uint64_t key, spec, count;
+    uint8_t kind, dtype, op;
+    uint32_t part;
+    uint64_t place;
+    uint32_t length, offset;
+    uint32_t payload, round, group, rank, root;
+    int32_t priority;
+    double prescale, postscale;
+    uint32_t accepted, granted, received, stable;
+};
+
+void tly_frame_encode(const struct tly_frame *f, const uint8_t key[TLY_FRAME_KEY_BYTES],
+                      uint8_t out[TLY_FRAME_BYTES]);
+
+/* 0, or -EPROTO with *why (a static string) set: wrong magic, version, check or sequence number, or a field
+ * out of its limits.  Nothing of the frame is believed before the check holds. */
+int tly_frame_decode(const uint8_t in[TLY_FRAME_BYTES], const uint8_t key[TLY_FRAME_KEY_BYTES], uint32_t seq,
+                     struct tly_frame *f, const char **why);
+
+const char *tly_frame_type_name(int type);
+
+/* A cumulative count from its last 32 bits: the nearest value to `before`. */
+static inline uint64_t tly_count_extend(uint64_t before, uint32_t wire)
+{
+    return before + (uint64_t)(int64_t)(int32_t)(wire - (uint32_t)before);
+}
+
+#endif

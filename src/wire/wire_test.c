@@ -1,0 +1,181 @@
+/* wire_test.c - header round trip and damage, control payloads, handshake. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <sodium.h>
+
+#include "wire/frame.h"
+#include "wire/hello.h"
+#include "wire/pack.h"
+
+static const uint8_t key[16] = "0123456789abcde";
+
+static struct tly_frame sample(void)
+{
+    return (struct tly_frame){
+        .type = TLY_PUSH, .flags = TLY_LAST, .seq = 7, .epoch = 3, .key = 0x1122334455667788, .spec = ~0ull,
+        .count = 1ull << 40, .kind = 1, .dtype = 2, .op = 3, .part = 9, .place = 1ull << 41, .length = 1 << 20,
+        .offset = 4096, .payload = 1000, .round = 5, .group = 6, .rank = 11, .root = 12, .priority = -4,
+        .prescale = 0.5, .postscale = -0.0, .accepted = 1, .granted = 2, .received = 3, .stable = 0xffffffff};
+}
+
+static void round_trip(void **state)
+{
+    struct tly_frame f = sample(), g;
+    uint8_t wire[TLY_FRAME_BYTES], again[TLY_FRAME_BYTES];
+    const char *why = NULL;
+    tly_frame_encode(&f, key, wire);
+    assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), 0);
+    tly_frame_encode(&g, key, again);
+    assert_memory_equal(wire, again, sizeof wire);
+    assert_int_equal(g.place, f.place);
+    assert_int_equal(g.priority, -4);
+    assert_int_equal(g.stable, 0xffffffff);
+}
+
+static void every_flipped_bit_is_found(void **state)
+{
+    struct tly_frame f = sample(), g;
+    uint8_t wire[TLY_FRAME_BYTES];
+    const char *why;
+    tly_frame_encode(&f, key, wire);
+    for (int bit = 0; bit < TLY_FRAME_BYTES * 8; bit++) {
+        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), -EPROTO);
+        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    assert_int_equal(tly_frame_decode(wire, key, 8, &g, &why), -EPROTO);
+    assert_string_equal(why, "frame out of sequence");
+}
+
+static void limits_hold(void **state)
+{
+    struct tly_frame bad[6], g;
+    for (int i = 0; i < 6; i++)
+        bad[i] = sample();
+    bad[0].payload = TLY_MAX_FRAGMENT + 1;
+    bad[1].offset = bad[1].length;
+    bad[2].type = TLY_FRAME_TYPES;
+    bad[3].place = 1;
+    bad[4].rank = TLY_MAX_RANKS;
+    bad[5].length = TLY_MAX_PART + 1;
+    for (int i = 0; i < 6; i++) {
+        uint8_t wire[TLY_FRAME_BYTES];
+        const char *why;
+        tly_frame_encode(&bad[i], key, wire);
+        assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), -EPROTO);
+    }
+}
+
+static void counts_wrap(void **state)
+{
+    assert_int_equal(tly_count_extend(0, 5), 5);
+    assert_int_equal(tly_count_extend(0xfffffff0, 0x10), 0x100000010);
+    assert_int_equal(tly_count_extend(0x100000010, 0xfffffff0), 0xfffffff0);
+}
+
+static void payloads_are_bounded(void **state)
+{
+    struct tly_writer w = {0};
+    char text[8];
+    tly_write32(&w, 7);
+    tly_write_text(&w, "a\nb");
+    tly_write_text(&w, "too long for it");
+    struct tly_reader r = {w.data, w.len, false};
+    assert_int_equal(tly_read32(&r), 7);
+    tly_read_text(&r, text, sizeof text);
+    assert_string_equal(text, "a?b");
+    tly_read_text(&r, text, sizeof text);
+    assert_true(r.failed);
+    assert_string_equal(text, "");
+    assert_int_equal(tly_read64(&r), 0);
+    free(w.data);
+}
+
+static struct tly_identity identity(int role, const char *secret, uint64_t incarnation, const char *job)
+{
+    struct tly_identity id = {.role = (uint8_t)role, .rank = 3, .incarnation = incarnation};
+    tly_hello_secret(secret, id.secret);
+    for (int i = 0; job[i]; i++)
+        id.job[i] = job[i];
+    return id;
+}
+
+/* Run a handshake; the first refusal, as each side sees it, is returned. */
+static int shake(struct tly_identity a, struct tly_identity b, struct tly_hello *c, struct tly_hello *s)
+{
+    uint8_t m[TLY_HELLO_BYTES];
+    tly_hello_init(c, &a, true);
+    tly_hello_init(s, &b, false);
+    tly_hello_produce(c, m);
+    int err = tly_hello_consume(s, m);
+    if (err)
+        return err;
+    tly_hello_produce(s, m);
+    if ((err = tly_hello_consume(c, m)))
+        return err;
+    tly_hello_produce(c, m);
+    return tly_hello_consume(s, m);
+}
+
+static void handshake(void **state)
+{
+    struct tly_hello c, s;
+    struct tly_identity a = identity(TLY_ROLE_RANK, "sixteen bytes ok", 0, "j");
+    struct tly_identity b = identity(TLY_ROLE_COORDINATOR, "sixteen bytes ok", 99, "j");
+    assert_int_equal(shake(a, b, &c, &s), 0);
+    assert_memory_equal(c.send_key, s.receive_key, 16);
+    assert_memory_equal(c.receive_key, s.send_key, 16);
+    assert_memory_not_equal(c.send_key, c.receive_key, 16);
+    assert_int_equal(c.peer.incarnation, 99);
+    assert_int_equal(s.peer.rank, 3);
+
+    assert_int_equal(shake(identity(1, "another secret!!", 0, "j"), b, &c, &s), -EACCES);
+    assert_int_equal(shake(identity(1, "sixteen bytes ok", 0, "k"), b, &c, &s), -ESTALE);
+    assert_int_equal(shake(identity(1, "sixteen bytes ok", 98, "j"), b, &c, &s), -ESTALE);
+}
+
+static void reflection_and_replay_fail(void **state)
+{
+    struct tly_identity id = identity(TLY_ROLE_RANK, "sixteen bytes ok", 5, "j");
+    struct tly_hello c, s, later;
+    uint8_t m1[TLY_HELLO_BYTES], m2[TLY_HELLO_BYTES], m3[TLY_HELLO_BYTES];
+    tly_hello_init(&c, &id, true);
+    tly_hello_init(&s, &id, false);
+    tly_hello_produce(&c, m1);
+    tly_hello_consume(&s, m1);
+    tly_hello_produce(&s, m2);
+    assert_int_equal(tly_hello_consume(&c, m1), -EPROTO); /* its own words back */
+    assert_int_equal(tly_hello_consume(&c, m2), 0);
+    tly_hello_produce(&c, m3);
+    assert_int_equal(tly_hello_consume(&s, m3), 0);
+    /* The recorded messages at another connection. */
+    tly_hello_init(&later, &id, false);
+    assert_int_equal(tly_hello_consume(&later, m1), 0);
+    tly_hello_produce(&later, m2);
+    assert_int_equal(tly_hello_consume(&later, m3), -EACCES);
+    /* The acceptor's MAC is no connector's. */
+    uint8_t forged[TLY_HELLO_BYTES];
+    __builtin_memcpy(forged, m2, sizeof forged);
+    forged[8] = 3;
+    tly_hello_init(&later, &id, false);
+    tly_hello_consume(&later, m1);
+    tly_hello_produce(&later, m2);
+    __builtin_memcpy(forged + 288, m2 + 288, 32);
+    assert_int_equal(tly_hello_consume(&later, forged), -EACCES);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trip),          cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(limits_hold),         cmocka_unit_test(counts_wrap),
+        cmocka_unit_test(payloads_are_bounded), cmocka_unit_test(handshake),
+        cmocka_unit_test(reflection_and_replay_fail)};
+    return sodium_init() < 0 || cmocka_run_group_tests(tests, NULL, NULL);
+}
