@@ -1,0 +1,48 @@
+/* fold.h - the contract between reduce.c, which walks the tree, and the variants, which add.
+ *
+ * A fold reads up to 8 rows at the same place, combines them along T and writes one row.  Rows of 16-bit
+ * floats are widened to float32 as they are read, so a fold may also read or write float32 rows that hold
+ * unrounded sums of theirs ("partials"); for all other formats a partial is a row of the format itself. */
+#ifndef TLY_FOLD_H
+#define TLY_FOLD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "reduce/reduce.h"
+
+enum { TLY_FOLD_MAX = 8 };
+
+/* The numbers are those of the dtypes; complex numbers are folded as their parts. */
+enum tly_format {
+    TLY_F32 = TALLY_FLOAT32,
+    TLY_F64 = TALLY_FLOAT64,
+    TLY_F16 = TALLY_FLOAT16,
+    TLY_BF16 = TALLY_BFLOAT16,
+    TLY_S8 = TALLY_INT8,
+    TLY_U8 = TALLY_UINT8,
+    TLY_S16 = TALLY_INT16,
+    TLY_S32 = TALLY_INT32,
+    TLY_S64 = TALLY_INT64,
+    TLY_BOOL8 = TALLY_BOOL, /* only TLY_BAND, TLY_BOR, TLY_BXOR */
+};
+
+struct tly_fold {
+    enum tly_format from, to; /* equal, or one is TLY_F32 and the other a 16-bit float */
+    int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
+    int n;                    /* rows, 1 .. TLY_FOLD_MAX */
+    bool stream;              /* the result will not be read soon: write around the caches */
+    double prescale, divisor, postscale; /* as in reduce.h; 1 does nothing */
+};
+
+/* out[i] = fold over j < f->n of in[j][i], for i < count elements.  out may equal an in[j].  The
+ * floating-point mode must be the default one. */
+typedef void tly_fold_fn(const struct tly_fold *f, const void *const in[], void *out, size_t count);
+
+tly_fold_fn tly_fold_scalar;  /* the reference: plain C; also scales and averages integers for the others */
+tly_fold_fn tly_fold_avx2;    /* and F16C */
+tly_fold_fn tly_fold_avx512;  /* F, BW, DQ, VL */
+tly_fold_fn tly_fold_neon;
+
+#endif

@@ -1,0 +1,279 @@
+/* reduce.c - walks the tree of reduce.h in blocks and hands its nodes to the CPU's fold (fold.h). */
+#include "reduce/reduce.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "reduce/fold.h"
+
+#if defined __x86_64__
+#include <xmmintrin.h>
+#endif
+
+/* --- the floating-point mode ----------------------------------------------------------------------- */
+
+#if defined __x86_64__
+typedef unsigned int float_mode;
+static float_mode mode_default(void)
+{
+    float_mode saved = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* to nearest, no FTZ, no DAZ, all traps masked */
+    return saved;
+}
+static void mode_restore(float_mode saved)
+{
+    _mm_setcsr(saved);
+}
+#elif defined __aarch64__
+typedef uint64_t float_mode;
+static float_mode mode_default(void)
+{
+    float_mode saved;
+    __asm__ volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(saved)::"memory");
+    return saved;
+}
+static void mode_restore(float_mode saved)
+{
+    __asm__ volatile("msr fpcr, %0" ::"r"(saved) : "memory");
+}
+#else
+#include <fenv.h>
+typedef fenv_t float_mode;
+static float_mode mode_default(void)
+{
+    float_mode saved;
+    fegetenv(&saved);
+    fesetenv(FE_DFL_ENV);
+    return saved;
+}
+static void mode_restore(float_mode saved)
+{
+    fesetenv(&saved);
+}
+#endif
+
+/* --- variants --------------------------------------------------------------------------------------- */
+
+struct variant {
+    const char *name;
+    tly_fold_fn *fold;
+};
+
+static bool cpu_any(void)
+{
+    return true;
+}
+
+static const struct {
+    struct variant variant;
+    bool (*works)(void);
+} variants[] = { /* the best first */
+    {{"scalar", tly_fold_scalar}, cpu_any},
+};
+
+/* Chosen at the first call; it points at constant data, so relaxed order is enough. */
+static _Atomic(const struct variant *) chosen;
+
+int tly_reduce_choose(const char *name)
+{
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
+        if ((!name || !strcmp(name, variants[i].variant.name)) && variants[i].works()) {
+            atomic_store_explicit(&chosen, &variants[i].variant, memory_order_relaxed);
+            return 0;
+        }
+    return -ENOTSUP;
+}
+
+static const struct variant *variant(void)
+{
+    const struct variant *v = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (!v) {
+        tly_reduce_choose(NULL);
+        v = atomic_load_explicit(&chosen, memory_order_relaxed);
+    }
+    return v;
+}
+
+const char *tly_reduce_variant(void)
+{
+    return variant()->name;
+}
+
+/* --- what may be asked -------------------------------------------------------------------------------- */
+
+size_t tly_reduce_element_size(int dtype)
+{
+    static const uint8_t size[TLY_DTYPE_COUNT] = {
+        [TALLY_FLOAT32] = 4, [TALLY_FLOAT64] = 8, [TALLY_FLOAT16] = 2, [TALLY_BFLOAT16] = 2,
+        [TALLY_INT8] = 1,    [TALLY_UINT8] = 1,   [TALLY_INT16] = 2,   [TALLY_INT32] = 4,
+        [TALLY_INT64] = 8,   [TALLY_BOOL] = 1,    [TLY_COMPLEX64] = 8, [TLY_COMPLEX128] = 16,
+    };
+    return dtype >= 0 && dtype < TLY_DTYPE_COUNT ? size[dtype] : 0;
+}
+
+static int refuse(int error, const char *reason, const char **why)
+{
+    if (why)
+        *why = reason;
+    return error;
+}
+
+int tly_reduce_check(const struct tly_reduction *r, const char **why)
+{
+    bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
+    bool real = r->dtype <= TALLY_BFLOAT16;
+    bool bitwise = r->op == TLY_BAND || r->op == TLY_BOR || r->op == TLY_BXOR;
+
+    if (r->dtype >= TLY_DTYPE_COUNT)
+        return refuse(-EINVAL, "unknown element type", why);
+    if (r->op >= TLY_REDUCTION_COUNT)
+        return refuse(-EINVAL, "unknown reduction", why);
+    if (!isfinite(r->prescale) || !isfinite(r->postscale))
+        return refuse(-EINVAL, "a scale factor is not finite", why);
+    if (r->op == TALLY_AVERAGE && r->divisor == 0)
+        return refuse(-EINVAL, "an average needs a divisor", why);
+    if (r->dtype == TALLY_BOOL && r->op == TALLY_AVERAGE)
+        return refuse(-ENOTSUP, "booleans have no average", why);
+    if (r->dtype == TALLY_BOOL && (r->prescale != 1 || r->postscale != 1))
+        return refuse(-ENOTSUP, "booleans cannot be scaled", why);
+    if (bitwise && (real || complex))
+        return refuse(-ENOTSUP, "bitwise reductions need integers or booleans", why);
+    if (complex && r->op != TALLY_SUM && r->op != TALLY_AVERAGE)
+        return refuse(-ENOTSUP, "complex numbers have only sum and average", why);
+    return 0;
+}
+
+/* --- the tree ------------------------------------------------------------------------------------------ */
+
+/* A row of scratch is a block of partials; 3 levels of 8 rows, and 8 leaves, serve 8^4 inputs. */
+enum { ROW_BYTES = 1024, LEVELS = 3 };
+
+struct tree {
+    struct tly_fold step;                  /* of the tree as a whole; n is unused */
+    tly_fold_fn *fold;
+    enum tly_format partial;               /* how an unfinished sum is held */
+    int leaves;
+    const unsigned char *const *input;
+    const unsigned char *const *next;      /* the first input of the next leaf: leaves are met in order */
+    struct tree *group;                    /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
+    const int *group_size;                 /* of each leaf */
+    const int *next_size;
+    unsigned char (*leaf_row)[ROW_BYTES];  /* borrowed: where groups' sums go, TLY_FOLD_MAX rows */
+    _Alignas(64) unsigned char row[LEVELS][TLY_FOLD_MAX][ROW_BYTES];
+};
+
+static void walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out);
+
+/* The next leaf's elements from `at` on: `count` of them. */
+static const void *leaf(struct tree *t, int j, size_t at, size_t count)
+{
+    struct tree *g = t->group;
+    int size = g ? *t->next_size++ : 1;
+    const unsigned char *const *input = t->next;
+
+    t->next += size;
+    if (!g || (size == 1 && g->step.prescale == 1))
+        return *input + at * tly_reduce_element_size((int)t->step.from);
+    g->next = input;
+    walk(g, 0, size, at, count, true, t->leaf_row[j]);
+    return t->leaf_row[j];
+}
+
+/* Reduce the next `leaves` leaves; the root is finished and written in the tree's own format. */
+static void walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out)
+{
+    struct tly_fold f = t->step;
+    const void *rows[TLY_FOLD_MAX];
+
+    if (!root) {
+        f.to = t->partial;
+        f.stream = false;
+        f.divisor = f.postscale = 1;
+    }
+    if (leaves <= TLY_FOLD_MAX) {
+        for (f.n = 0; f.n < leaves; f.n++)
+            rows[f.n] = leaf(t, f.n, at, count);
+    } else {
+        int part = TLY_FOLD_MAX;
+        while (part * TLY_FOLD_MAX < leaves)
+            part *= TLY_FOLD_MAX;
+        for (f.n = 0; f.n * part < leaves; f.n++) {
+            int rest = leaves - f.n * part;
+            walk(t, level + 1, rest < part ? rest : part, at, count, false, t->row[level][f.n]);
+            rows[f.n] = t->row[level][f.n];
+        }
+        f.from = t->partial;
+        f.prescale = 1;
+    }
+    t->fold(&f, rows, out, count);
+}
+
+/* The whole tree, in blocks unless it is a single fold of its inputs. */
+static void reduce(struct tree *t, unsigned char *out, size_t count)
+{
+    size_t size = tly_reduce_element_size((int)t->step.to);
+    size_t block = t->leaves <= TLY_FOLD_MAX && !t->group ? count
+                 : ROW_BYTES / tly_reduce_element_size((int)t->partial);
+    for (size_t at = 0; at < count; at += block) {
+        t->next = t->input;
+        t->next_size = t->group_size;
+        walk(t, 0, t->leaves, at, count - at < block ? count - at : block, true, out + at * size);
+    }
+}
+
+/* Set the tree up for `r`, and count the elements in its format. */
+static void plant(struct tree *t, const struct tly_reduction *r, int leaves, const void *const input[],
+                  const void *output, size_t *count)
+{
+    bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
+    enum tly_format format = r->dtype == TLY_COMPLEX64 ? TLY_F32 : r->dtype == TLY_COMPLEX128 ? TLY_F64
+                           : (enum tly_format)r->dtype;
+    int op = r->op == TALLY_AVERAGE ? TALLY_SUM : r->op;
+    if (format == TLY_BOOL8) {
+        if (op == TALLY_SUM || op == TALLY_MAX)
+            op = TLY_BOR;
+        else if (op == TALLY_PRODUCT || op == TALLY_MIN)
+            op = TLY_BAND;
+    }
+    if (complex)
+        *count *= 2;
+    t->step = (struct tly_fold){
+        .from = format, .to = format, .op = op, .prescale = r->prescale, .postscale = r->postscale,
+        .divisor = r->op == TALLY_AVERAGE ? r->divisor : 1,
+    };
+    t->fold = variant()->fold;
+    t->partial = format == TLY_F16 || format == TLY_BF16 ? TLY_F32 : format;
+    t->leaves = leaves;
+    t->input = (const unsigned char *const *)input;
+    t->group = NULL;
+    t->group_size = NULL;
+}
+
+void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count)
+{
+    struct tree t;
+    float_mode saved = mode_default();
+    plant(&t, r, n, input, output, &count);
+    reduce(&t, output, count);
+    mode_restore(saved);
+}
+
+void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
+                        const void *const input[], void *output, size_t count)
+{
+    struct tree t, group;
+    unsigned char leaf_row[TLY_FOLD_MAX][ROW_BYTES] __attribute__((aligned(64)));
+    float_mode saved = mode_default();
+    size_t same = count;
+    plant(&t, r, groups, input, output, &count);
+    plant(&group, r, 0, input, output, &same);
+    group.step.divisor = group.step.postscale = 1;
+    t.step.prescale = 1;
+    t.group = &group;
+    t.group_size = group_size;
+    t.leaf_row = leaf_row;
+    reduce(&t, output, count);
+    mode_restore(saved);
+}
