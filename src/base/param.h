@@ -9,9 +9,10 @@
 #include <stdio.h>
 
 /* X(NAME, kind, field, default, min, max, agreed, help)
- * kind: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, suffixes K M G = 1024),
- * SECS (double seconds).  agreed: ranks compare a digest of these when they join.
- * STR: min/max are ignored, but a choice may be given in `param.c`. */
+ * kind: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, written with or without
+ * K M G T, powers of 1024), SECS (double seconds).  agreed: ranks compare a digest of these when they join.
+ * STR: min/max are ignored.  What a value must hold besides (one of a few words, a multiple of 64, never to be
+ * shown) stands in the rules of param.c. */
 #define TLY_PARAM_TABLE(X) \
     X(TALLY_CONFIG, STR, config, NULL, 0, 0, 0, "configuration file of NAME=value lines") \
     X(TALLY_COORD, STR, coord, NULL, 0, 0, 0, "coordinator, HOST or HOST:PORT; default MASTER_ADDR") \
@@ -47,16 +48,22 @@ struct tly_params {
 };
 
 /* Fill from, in falling order of precedence: `settings` (NULL or NULL-terminated "NAME=value"), environment,
- * configuration file, defaults.  Unknown TALLY_* names and values out of range are refused: -EINVAL and a
- * sentence in `why` that names the variable, the value and what is valid (a near-miss gets "did you mean"). */
+ * configuration file, defaults.  An empty value stands for the default.  A fragment is never larger than a
+ * part: fragment_bytes comes out cut to part_bytes.  Unknown TALLY_* names and values out of range are
+ * refused: -EINVAL and a sentence in `why` that names the variable, the value (a secret's never) and what is
+ * valid (a near-miss gets "did you mean").  Also -ENOMEM, and what opening the configuration file gives.
+ * p is to be finished in the end after success only. */
 int tly_params_load(struct tly_params *p, const char *const settings[], char *why, size_t why_len);
+/* Frees the strings; also fine on a struct of zeros. */
 void tly_params_finish(struct tly_params *p);
 
-/* Hash of the agreed settings, and their text ("TALLY_PART_BYTES=1048576 ...") for the error. */
+/* Hash of the agreed settings, the same on every machine and build, and their text ("TALLY_PART_BYTES=1048576
+ * TALLY_WINDOW_PARTS=4") for the error.  The text returns its length like snprintf. */
 uint64_t tly_params_digest(const struct tly_params *p);
 int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);
 
-/* The table, for `tally params`: as a table, JSON or troff (the man page).  With values in force if p. */
+/* The table, for `tally params`: as a table, JSON or troff (the man page).  With the values in force if p, else
+ * with the defaults.  Secrets show as "(set)". */
 enum tly_params_format { TLY_PARAMS_TABLE, TLY_PARAMS_JSON, TLY_PARAMS_TROFF };
 void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_format format);
 

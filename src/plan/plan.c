@@ -138,7 +138,7 @@ void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight,
 {
     tly_dealer_init(d, count, weight);
     d->placed = true;
-    while (d->total * 2 <= MAX_TOTAL) { /* phases that fine are never equal, so no service wins by its number */
+    while (d->total * 2 <= MAX_TOTAL) { /* so fine that no two phases are equal: none wins by its number */
         d->shift++;
         d->total *= 2;
     }

@@ -34,13 +34,14 @@ double tly_plan_time_server(int n, int k, double bytes, double bandwidth);
  * and about one of the largest below.  A service of weight 0 gets nothing.  The sequence depends on weights,
  * sizes and hash alone: all ranks deal alike.  Parts up to 64 MB. */
 struct tly_dealer {
-    int count;               /* services */
-    const uint32_t *weight;  /* borrowed */
-    uint64_t total;          /* sum of weights, scaled */
-    int shift;               /* weights are used << shift, or >> -shift if they are so large as to overflow */
-    bool placed;             /* started by init_at */
-    uint32_t largest;        /* part seen so far */
-    int64_t credit[TLY_MAX_SERVICES]; /* service's due minus dealt, in bytes x total; if placed, plus a phase */
+    int count;              /* services */
+    const uint32_t *weight; /* borrowed */
+    uint64_t total;         /* sum of weights, scaled */
+    int shift;              /* weights are used << shift, or >> -shift if they are so large as to overflow */
+    bool placed;            /* started by init_at */
+    uint32_t largest;       /* part seen so far */
+    int64_t
+        credit[TLY_MAX_SERVICES]; /* service's due minus dealt, in bytes x total; if placed, plus a phase */
 };
 
 /* Start a sequence.  Weights must outlive the dealer; at least one is positive. */

@@ -1,0 +1,626 @@
+/* param.c - settings: read from arguments, environment and file, checked, hashed, printed.  Everything about a
+ * setting comes from the table in param.h and the rules below. */
+#include "base/param.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+enum kind { STR, INT, SIZE, SECS };
+
+struct row {
+    const char *name;
+    enum kind kind;
+    size_t offset; /* in struct tly_params */
+    const char *text;
+    double number; /* the default: text for STR, number for all others */
+    double min, max;
+    bool agreed;
+    const char *help;
+};
+
+#define DEFAULT_STR(d) .text = d
+#define DEFAULT_INT(d) .number = d
+#define DEFAULT_SIZE(d) .number = d
+#define DEFAULT_SECS(d) .number = d
+#define ROW(name_, kind_, field_, default_, min_, max_, agreed_, help_) \
+    {.name = #name_, \
+     .kind = kind_, \
+     .offset = offsetof(struct tly_params, field_), \
+     DEFAULT_##kind_(default_), \
+     .min = min_, \
+     .max = max_, \
+     .agreed = agreed_, \
+     .help = help_},
+static const struct row table[] = {TLY_PARAM_TABLE(ROW)};
+enum { ROWS = sizeof table / sizeof table[0] };
+
+/* What the table has no column for. */
+static const struct rule {
+    const char *name;
+    const char *const *choices; /* NULL-terminated: the only valid words */
+    uint32_t multiple;          /* of this many bytes */
+    uint32_t shortest;          /* bytes */
+    bool secret;
+} rules[] = {
+    {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
+    {"TALLY_PART_BYTES", .multiple = 64},
+    {"TALLY_FRAGMENT_BYTES", .multiple = 64},
+    {"TALLY_SECRET", .secret = true, .shortest = 16},
+};
+
+static const struct rule *rule_of(const struct row *row)
+{
+    static const struct rule none;
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
+        if (strcmp(rules[i].name, row->name) == 0)
+            return &rules[i];
+    return &none;
+}
+
+static const struct row *find_row(const char *name, size_t len)
+{
+    for (int i = 0; i < ROWS; i++)
+        if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0)
+            return &table[i];
+    return NULL;
+}
+
+static void *field(const struct tly_params *p, const struct row *row)
+{
+    return (char *)p + row->offset;
+}
+
+/* --- reading --------------------------------------------------------------------------------- */
+
+struct reader {
+    struct tly_params *p;
+    char *why;
+    size_t why_len;
+    char origin[256]; /* where the name stands, for the sentence; "" if the name says enough */
+};
+
+__attribute__((format(printf, 3, 4))) static int refuse(struct reader *r, int err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int at = r->origin[0] ? snprintf(r->why, r->why_len, "%s: ", r->origin) : 0;
+    if (at >= 0 && (size_t)at < r->why_len)
+        vsnprintf(r->why + at, r->why_len - (size_t)at, format, args);
+    va_end(args);
+    return -err;
+}
+
+/* Changes that make a of b: letters put in, left out, replaced, or two neighbours swapped. */
+static int distance(const char *a, size_t la, const char *b, size_t lb)
+{
+    enum { LONGEST = 48 };
+    int d[3][LONGEST + 1]; /* the last rows of the usual matrix */
+    if (la > LONGEST || lb > LONGEST)
+        return LONGEST;
+    for (size_t j = 0; j <= lb; j++)
+        d[0][j] = (int)j;
+    for (size_t i = 1; i <= la; i++) {
+        int *row = d[i % 3], *above = d[(i + 2) % 3], *above2 = d[(i + 1) % 3];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= lb; j++) {
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best)
+                best = above[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + 1 < best)
+                best = above2[j - 2] + 1;
+            row[j] = best;
+        }
+    }
+    return d[la % 3][lb];
+}
+
+static size_t prefix_len(const char *name, size_t len)
+{
+    return len >= 6 && strncasecmp(name, "TALLY_", 6) == 0 ? 6 : 0;
+}
+
+/* Unlikeness of a name to a row's, TALLY_ left aside; at most 1 when one begins the other. */
+static int unlike(const char *name, size_t len, const struct row *row)
+{
+    char word[64];
+    size_t skip = prefix_len(name, len), n = len - skip, m = strlen(row->name) - 6;
+    if (n >= sizeof word)
+        return 64;
+    for (size_t i = 0; i < n; i++) /* lower case is a slip too */
+        word[i] =
+            (char)(name[skip + i] >= 'a' && name[skip + i] <= 'z' ? name[skip + i] - 32 : name[skip + i]);
+    size_t shorter = n < m ? n : m;
+    if (shorter >= 3 && n != m && memcmp(word, row->name + 6, shorter) == 0)
+        return 1;
+    return distance(word, n, row->name + 6, m);
+}
+
+static int refuse_name(struct reader *r, const char *name, size_t len)
+{
+    char near[128] = "";
+    int found = 0;
+    for (int want = 0; want <= 3; want++) {
+        for (int i = 0; i < ROWS && found < 3; i++) {
+            if (unlike(name, len, &table[i]) != want || want * 3 > (int)strlen(table[i].name) - 6)
+                continue;
+            strcat(near, found++ ? " or " : "");
+            strcat(near, table[i].name);
+        }
+        if (found)
+            break;
+    }
+    if (found)
+        return refuse(r, EINVAL, "unknown setting %.*s; did you mean %s?", (int)len, name, near);
+    return refuse(r, EINVAL, "unknown setting %.*s; `tally params` lists the valid ones", (int)len, name);
+}
+
+/* The text of a size as people write it: 1048576 is 1M. */
+static const char *size_text(uint64_t bytes, char buf[32])
+{
+    static const char unit[] = "KMGT";
+    int u = -1;
+    while (bytes && bytes % 1024 == 0 && u < 3) {
+        bytes /= 1024;
+        u++;
+    }
+    snprintf(buf, 32, u < 0 ? "%llu" : "%llu%c", (unsigned long long)bytes, u < 0 ? 0 : unit[u]);
+    return buf;
+}
+
+static const char *number_text(enum kind kind, double x, char buf[32])
+{
+    if (kind == SIZE)
+        return size_text((uint64_t)x, buf);
+    snprintf(buf, 32, "%.10g", x);
+    return buf;
+}
+
+/* What is valid for a row, such as "4K to 64M, a multiple of 64". */
+static const char *valid_text(const struct row *row, char *buf, size_t len)
+{
+    const struct rule *rule = rule_of(row);
+    char lo[32], hi[32];
+    size_t at = 0;
+    buf[0] = 0;
+    if (rule->choices) {
+        for (const char *const *c = rule->choices; *c && at < len; c++)
+            at += (size_t)snprintf(buf + at, len - at, "%s%s",
+                                   c == rule->choices ? ""
+                                   : c[1]             ? ", "
+                                                      : " or ",
+                                   *c);
+    } else if (row->kind != STR) {
+        at = (size_t)snprintf(buf, len, "%s to %s%s", number_text(row->kind, row->min, lo),
+                              number_text(row->kind, row->max, hi), row->kind == SECS ? " seconds" : "");
+        if (rule->multiple && at < len)
+            snprintf(buf + at, len - at, ", a multiple of %u", rule->multiple);
+    } else if (rule->shortest) {
+        snprintf(buf, len, "at least %u bytes", rule->shortest);
+    }
+    return buf;
+}
+
+/* Digits, for SECS with a decimal point; strtod would follow the application's locale. */
+static bool parse_digits(const char **text, bool point, double *number, uint64_t *whole)
+{
+    const char *s = *text;
+    double x = 0, place = 1;
+    uint64_t w = 0;
+    bool any = false, overflow = false;
+    for (; *s >= '0' && *s <= '9'; s++, any = true) {
+        overflow |= __builtin_mul_overflow(w, 10u, &w) || __builtin_add_overflow(w, (uint64_t)(*s - '0'), &w);
+        x = x * 10 + (*s - '0');
+    }
+    if (point && *s == '.')
+        for (s++; *s >= '0' && *s <= '9'; s++, any = true)
+            x += (*s - '0') * (place /= 10);
+    *text = s;
+    *number = x;
+    *whole = overflow ? UINT64_MAX : w;
+    return any;
+}
+
+static bool parse_number(enum kind kind, const char *text, double *number, uint64_t *whole)
+{
+    if (!parse_digits(&text, kind == SECS, number, whole))
+        return false;
+    if (kind == SIZE && *text) {
+        static const char unit[] = "KMGT";
+        const char *u = strchr(unit, *text >= 'a' && *text <= 'z' ? *text - 32 : *text);
+        if (u) {
+            int shift = 10 * (int)(u - unit + 1);
+            *number *= (double)(1ull << shift);
+            *whole = *whole > UINT64_MAX >> shift ? UINT64_MAX : *whole << shift;
+            text++;
+            text += *text == 'i' && (text[1] == 'B' || text[1] == 'b');
+        }
+        text += *text == 'B' || *text == 'b';
+    }
+    return !*text;
+}
+
+static int set_text(const struct row *row, struct tly_params *p, const char *text)
+{
+    char **to = field(p, row), *copy = text ? strdup(text) : NULL;
+    if (text && !copy)
+        return -ENOMEM;
+    free(*to);
+    *to = copy;
+    return 0;
+}
+
+static int set_default(const struct row *row, struct tly_params *p)
+{
+    switch (row->kind) {
+    case STR:
+        return set_text(row, p, row->text);
+    case INT:
+        *(int64_t *)field(p, row) = (int64_t)row->number;
+        break;
+    case SIZE:
+        *(uint64_t *)field(p, row) = (uint64_t)row->number;
+        break;
+    case SECS:
+        *(double *)field(p, row) = row->number;
+        break;
+    }
+    return 0;
+}
+
+static int set_value(struct reader *r, const struct row *row, const char *text)
+{
+    const struct rule *rule = rule_of(row);
+    char valid[256];
+    if (!*text)
+        return set_default(row, r->p) ? refuse(r, ENOMEM, "out of memory") : 0;
+    if (row->kind == STR) {
+        const char *word = text;
+        if (rule->choices) {
+            const char *const *c = rule->choices;
+            while (*c && strcasecmp(*c, text) != 0)
+                c++;
+            word = *c;
+        }
+        if (rule->secret && strlen(text) < rule->shortest)
+            return refuse(r, EINVAL, "%s is too short: %s", row->name, valid_text(row, valid, sizeof valid));
+        if (!word)
+            return refuse(r, EINVAL, "%s=%.200s is not valid: %s", row->name, text,
+                          valid_text(row, valid, sizeof valid));
+        return set_text(row, r->p, word) ? refuse(r, ENOMEM, "out of memory") : 0;
+    }
+    double number;
+    uint64_t whole;
+    if (!parse_number(row->kind, text, &number, &whole))
+        return refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
+                      row->kind == SIZE   ? "size"
+                      : row->kind == SECS ? "time"
+                                          : "number",
+                      valid_text(row, valid, sizeof valid));
+    if (number < row->min || number > row->max || (rule->multiple && whole % rule->multiple))
+        return refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
+                      valid_text(row, valid, sizeof valid));
+    if (row->kind == INT)
+        *(int64_t *)field(r->p, row) = (int64_t)whole;
+    else if (row->kind == SIZE)
+        *(uint64_t *)field(r->p, row) = whole;
+    else
+        *(double *)field(r->p, row) = number;
+    return 0;
+}
+
+/* "NAME=value" */
+static int set_pair(struct reader *r, const char *pair)
+{
+    const char *eq = strchr(pair, '=');
+    if (!eq)
+        return refuse(r, EINVAL, "\"%.200s\" is not of the form NAME=value", pair);
+    const struct row *row = find_row(pair, (size_t)(eq - pair));
+    return row ? set_value(r, row, eq + 1) : refuse_name(r, pair, (size_t)(eq - pair));
+}
+
+static char *trim(char *s)
+{
+    static const char blank[] = " \t\r\n";
+    s += strspn(s, blank);
+    size_t len = strlen(s);
+    while (len && strchr(blank, s[len - 1]))
+        s[--len] = 0;
+    return s;
+}
+
+static int read_config(struct reader *r, const char *path)
+{
+    char *line = NULL;
+    size_t room = 0;
+    int number = 0, rc = 0;
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        rc = errno;
+        return refuse(r, rc, "cannot open TALLY_CONFIG=%s: %s", path, strerror(rc));
+    }
+    while (rc == 0 && getline(&line, &room, file) >= 0) {
+        char *pair = trim(line), *eq = strchr(pair, '=');
+        snprintf(r->origin, sizeof r->origin, "%.200s, line %d", path, ++number);
+        if (!*pair || *pair == '#')
+            continue;
+        if (!eq) {
+            rc = refuse(r, EINVAL, "a line must be NAME=value, a comment that starts with #, or empty");
+            break;
+        }
+        *eq = 0; /* blanks around = are no part of either side */
+        const char *name = trim(pair), *value = trim(eq + 1);
+        const struct row *row = find_row(name, strlen(name));
+        struct stat st;
+        if (!row)
+            rc = refuse_name(r, name, strlen(name));
+        else if (strcmp(name, "TALLY_CONFIG") == 0)
+            rc = refuse(r, EINVAL, "a configuration file cannot name another");
+        else if (rule_of(row)->secret && fstat(fileno(file), &st) == 0 && (st.st_mode & 077))
+            rc =
+                refuse(r, EINVAL, "a file that holds %s must be its owner's alone: chmod 600 %s", name, path);
+        else
+            rc = set_value(r, row, value);
+    }
+    if (rc == 0 && ferror(file))
+        rc = refuse(r, EIO, "cannot read %s", path);
+    free(line);
+    fclose(file);
+    r->origin[0] = 0;
+    return rc;
+}
+
+int tly_params_load(struct tly_params *p, const char *const settings[], char *why, size_t why_len)
+{
+    extern char **environ;
+    struct tly_params fresh = {0};
+    char nothing[1];
+    struct reader r = {.p = &fresh, .why = why ? why : nothing, .why_len = why ? why_len : 1};
+    const char *config = getenv("TALLY_CONFIG");
+    int rc = 0;
+    for (int i = 0; i < ROWS; i++)
+        if (set_default(&table[i], &fresh)) {
+            rc = refuse(&r, ENOMEM, "out of memory");
+            goto fail;
+        }
+    for (int i = 0; settings && settings[i]; i++)
+        if (strncmp(settings[i], "TALLY_CONFIG=", 13) == 0)
+            config = settings[i] + 13;
+    if (config && *config && (rc = read_config(&r, config)))
+        goto fail;
+    for (char **e = environ; e && *e; e++)
+        if (strncmp(*e, "TALLY_", 6) == 0 && (rc = set_pair(&r, *e)))
+            goto fail;
+    for (int i = 0; settings && settings[i]; i++)
+        if ((rc = set_pair(&r, settings[i])))
+            goto fail;
+    if (fresh.fragment_bytes > fresh.part_bytes)
+        fresh.fragment_bytes = fresh.part_bytes;
+    *p = fresh;
+    return 0;
+fail:
+    tly_params_finish(&fresh);
+    return rc;
+}
+
+void tly_params_finish(struct tly_params *p)
+{
+    if (!p)
+        return;
+    for (int i = 0; i < ROWS; i++) {
+        if (table[i].kind == STR) {
+            char **text = field(p, &table[i]);
+            free(*text);
+            *text = NULL;
+        }
+    }
+}
+
+/* --- agreeing -------------------------------------------------------------------------------- */
+
+/* The value as it may be read back, "" for an unset text. */
+static void value_text(const struct tly_params *p, const struct row *row, char *buf, size_t len)
+{
+    switch (row->kind) {
+    case STR: {
+        const char *text = *(char **)field(p, row);
+        snprintf(buf, len, "%s", !text ? "" : rule_of(row)->secret ? "(set)" : text);
+        break;
+    }
+    case INT:
+        snprintf(buf, len, "%lld", (long long)*(int64_t *)field(p, row));
+        break;
+    case SIZE:
+        snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)field(p, row));
+        break;
+    case SECS:
+        snprintf(buf, len, "%.10g", *(double *)field(p, row));
+        break;
+    }
+}
+
+int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len)
+{
+    char value[512];
+    size_t at = 0;
+    if (len)
+        buf[0] = 0;
+    for (int i = 0; i < ROWS; i++) {
+        if (!table[i].agreed)
+            continue;
+        value_text(p, &table[i], value, sizeof value);
+        at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, "%s%s=%s", at ? " " : "",
+                               table[i].name, value);
+    }
+    return (int)at;
+}
+
+/* FNV-1a, 64 bits: against slips of people, not against adversaries. */
+uint64_t tly_params_digest(const struct tly_params *p)
+{
+    char text[4096];
+    uint64_t hash = 0xcbf29ce484222325u;
+    tly_params_agreed_text(p, text, sizeof text);
+    for (const char *s = text; *s; s++)
+        hash = (hash ^ (unsigned char)*s) * 0x100000001b3u;
+    return hash;
+}
+
+/* --- printing -------------------------------------------------------------------------------- */
+
+static void default_text(const struct row *row, char *buf, size_t len)
+{
+    char number[32];
+    snprintf(buf, len, "%s",
+             row->kind == STR ? (row->text ? row->text : "") : number_text(row->kind, row->number, number));
+}
+
+static void print_table(FILE *out, const struct tly_params *p)
+{
+    char value[512], size[32], valid[256];
+    fprintf(out, "%-22s %-14s %-34s %s\n", "NAME", p ? "VALUE" : "DEFAULT", "VALID", "MEANING");
+    for (int i = 0; i < ROWS; i++) {
+        const struct row *row = &table[i];
+        if (!p)
+            default_text(row, value, sizeof value);
+        else if (row->kind == SIZE)
+            snprintf(value, sizeof value, "%s", size_text(*(uint64_t *)field(p, row), size));
+        else
+            value_text(p, row, value, sizeof value);
+        valid_text(row, valid, sizeof valid);
+        fprintf(out, "%-22s %-14s %-34s %s%s\n", row->name, *value ? value : "-", *valid ? valid : "text",
+                row->help, row->agreed ? " (the same on all ranks)" : "");
+    }
+}
+
+static void print_json_text(FILE *out, const char *s)
+{
+    fputc('"', out);
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\')
+            fprintf(out, "\\%c", *s);
+        else if ((unsigned char)*s < 0x20)
+            fprintf(out, "\\u%04x", *s);
+        else
+            fputc(*s, out);
+    }
+    fputc('"', out);
+}
+
+static void print_json(FILE *out, const struct tly_params *p)
+{
+    static const char *const kinds[] = {"text", "number", "bytes", "seconds"};
+    char value[4096];
+    fprintf(out, "[");
+    for (int i = 0; i < ROWS; i++) {
+        const struct row *row = &table[i];
+        const struct rule *rule = rule_of(row);
+        fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
+                kinds[row->kind]);
+        if (row->kind != STR)
+            fprintf(out, "%.17g, \"min\": %.17g, \"max\": %.17g", row->number, row->min, row->max);
+        else if (row->text)
+            print_json_text(out, row->text);
+        else
+            fprintf(out, "null");
+        if (rule->multiple)
+            fprintf(out, ", \"multiple\": %u", rule->multiple);
+        for (const char *const *c = rule->choices; c && *c; c++)
+            fprintf(out, "%s\"%s\"%s", c == rule->choices ? ", \"choices\": [" : ", ", *c, c[1] ? "" : "]");
+        if (p) {
+            value_text(p, row, value, sizeof value);
+            fprintf(out, ", \"value\": ");
+            if (row->kind != STR)
+                fprintf(out, "%s", value);
+            else if (*(char **)field(p, row))
+                print_json_text(out, value);
+            else
+                fprintf(out, "null");
+        }
+        fprintf(out, ", \"agreed\": %s, \"help\": ", row->agreed ? "true" : "false");
+        print_json_text(out, row->help);
+        fprintf(out, "}");
+    }
+    fprintf(out, "\n]\n");
+}
+
+static void print_troff_text(FILE *out, const char *s)
+{
+    if (*s == '.' || *s == '\'')
+        fputs("\\&", out);
+    for (; *s; s++) {
+        if (*s == '-')
+            fputs("\\-", out);
+        else if (*s == '\\')
+            fputs("\\e", out);
+        else if (*s == '^')
+            fputs("\\(ha", out);
+        else
+            fputc(*s, out);
+    }
+}
+
+static void print_troff(FILE *out)
+{
+    char text[256];
+    fputs(".TH TALLY\\-PARAMS 7 \"\" \"Tally " TALLY_VERSION "\" \"Tally\"\n"
+          ".SH NAME\ntally\\-params \\- settings of Tally\n"
+          ".SH DESCRIPTION\n"
+          "Every setting can be given, in falling order of precedence, in the list of settings that\n"
+          ".BR tally_comm_open (3)\ntakes, as an environment variable, or as a line\n"
+          ".IB NAME = value\nof the configuration file that\n.B TALLY_CONFIG\nnames, in which lines that "
+          "start with\n"
+          ".B #\nare comments.\nAn empty value stands for the default.\n"
+          "A name that starts with\n.B TALLY_\nand is not listed here is refused, and so is a value out of "
+          "range.\n"
+          ".PP\nSizes are in bytes and may end in\n.BR K ,\n.BR M ,\n.B G\nor\n.BR T ,\n"
+          "powers of 1024.\nTimes are in seconds and may have a decimal point.\n"
+          ".PP\nRanks compare the settings that must be the same everywhere when they join, and refuse to "
+          "start with\n"
+          "a sentence that names them where they differ.\n"
+          ".PP\n.BR \"tally params\" \" prints this list with the values in force.\"\n"
+          ".SH SETTINGS\n",
+          out);
+    for (int i = 0; i < ROWS; i++) {
+        const struct row *row = &table[i];
+        fprintf(out, ".TP\n.B %s\n", row->name);
+        print_troff_text(out, row->help);
+        fputs(".\n", out);
+        valid_text(row, text, sizeof text);
+        if (*text) {
+            fputs("Valid: ", out);
+            print_troff_text(out, text);
+            fputs(".\n", out);
+        }
+        default_text(row, text, sizeof text);
+        if (*text) {
+            fputs("Default: ", out);
+            print_troff_text(out, text);
+            fputs(".\n", out);
+        }
+        if (row->agreed)
+            fputs("Must be the same on all ranks.\n", out);
+    }
+    fputs(".SH SEE ALSO\n.BR tally (1),\n.BR tally\\-run (1),\n.BR tallyd (8),\n.BR tally_comm_open (3)\n",
+          out);
+}
+
+void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_format format)
+{
+    switch (format) {
+    case TLY_PARAMS_TABLE:
+        print_table(out, p);
+        break;
+    case TLY_PARAMS_JSON:
+        print_json(out, p);
+        break;
+    case TLY_PARAMS_TROFF:
+        print_troff(out);
+        break;
+    }
+}
