@@ -1,0 +1,465 @@
+"""The process's one communicator and its operations, on addresses; `_array` and `tally.torch` stand on it.
+
+Flow: a caller describes memory by address, count and dtype -> submit() hands it to the C library -> an Operation
+keeps the memory alive and waits.  Threads: any; the communicator is opened and closed under `_lock`.  A daemon
+thread takes log lines from the completion queue to the logger "tally"; Python is never entered from the
+library's own threads.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import atexit
+import ctypes
+import enum
+import errno
+import json
+import logging
+import os
+import threading
+import time
+
+from . import _lib
+from ._lib import ALLGATHER, BARRIER, BROADCAST, PUSH_PULL, blocking, lib
+
+logger = logging.getLogger("tally")
+
+# A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
+SLICE_MS = 50
+
+# Name spaces.  A user's names never meet those that the package makes up.
+USER, GRADIENT, STATE = 0, 1, 2
+
+
+class Reduction(enum.IntEnum):
+    """What is done with the ranks' elements."""
+
+    Sum = 0
+    Average = 1
+    Min = 2
+    Max = 3
+    Product = 4
+
+
+class Error(RuntimeError):
+    """An operation or the communicator failed; `errno` is the C library's error number (positive)."""
+
+    def __init__(self, sentence, number):
+        super().__init__(sentence)
+        self.errno = number
+
+
+class NotInitializedError(RuntimeError, ValueError):
+    """Called before init(), after shutdown(), or in a fork of the process that called init()."""
+
+
+_lock = threading.RLock()  # guards opening and closing
+_comm = None               # address of the open tally_comm, or None
+_facts = None              # (rank, size, local rank, local size, machine, machine count, service count)
+_generation = 0            # counts init(); what was agreed with an earlier communicator is void
+_opener = os.getpid()      # the process that called init()
+_forked = False            # true in a child that was forked while the communicator was open
+_listener = None           # the thread on the completion queue
+_orphans = []              # (operation, what it uses) of handles dropped in flight
+_finish_lock = threading.Lock()
+
+
+# --- the communicator ------------------------------------------------------------------------------------
+
+
+def _failed(status, what):
+    """The exception for a call that returned `status`, said by the calling thread's tally_error()."""
+    return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)
+
+
+def _aside(function, *arguments, abandoned=None):
+    """Call a C function that may wait for long, so that signals get through: in a thread of its own.
+
+    Returns (status, sentence).  If the wait is interrupted the call goes on by itself, and `abandoned(status)`
+    runs at its end.
+    """
+    outcome = []
+    ended = threading.Event()
+    left = threading.Event()
+
+    def run():
+        status = function(*arguments)
+        outcome.append((status, _lib.error() if status < 0 else ""))
+        ended.set()
+        if left.is_set() and abandoned is not None:
+            abandoned(status)
+
+    threading.Thread(target=run, name="tally-call", daemon=True).start()
+    try:
+        while not ended.wait(SLICE_MS / 1000):
+            pass
+    except BaseException:
+        left.set()
+        raise
+    return outcome[0]
+
+
+def init(settings=None):
+    """Join the job and wait until all ranks and summation services have; does nothing if this process has.
+
+    settings: mapping of setting to value, such as {"TALLY_PART_BYTES": "4M"}; goes before the environment and
+    the configuration file.  Raises Error with the reason (somebody missing, wrong secret, unknown setting).
+    """
+    global _comm, _facts, _generation, _opener, _listener
+    with _lock:
+        if _forked:
+            raise _unusable()
+        if _comm is not None:
+            return
+        lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
+        array = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
+        comm = ctypes.c_void_p()
+
+        def close_late(status):
+            if status == 0:
+                blocking.tally_comm_close(comm)
+
+        status, sentence = _aside(blocking.tally_comm_open, array, ctypes.byref(comm), abandoned=close_late)
+        if status < 0:
+            raise Error(sentence or "init: %s" % os.strerror(-status), -status)
+        _facts = tuple(getattr(lib, "tally_comm_" + name)(comm) for name in (
+            "rank", "size", "local_rank", "local_size", "machine", "machine_count", "service_count"))
+        _opener = os.getpid()
+        _generation += 1
+        lib.tally_comm_watch_log(comm, 1)
+        _listener = threading.Thread(target=_listen, args=(comm.value,), name="tally-log", daemon=True)
+        _listener.start()
+        _comm = comm.value
+
+
+def shutdown():
+    """Leave the job: what is in flight gets 10 s to end, then fails.  init() may be called again afterwards.
+
+    Runs by itself when the interpreter ends.  Does nothing if there is nothing to leave.
+    """
+    global _comm, _facts, _listener
+    with _lock:
+        if _comm is None:
+            return
+        comm, listener = _comm, _listener
+        _comm = _facts = _listener = None
+        blocking.tally_comm_close(comm)
+        if listener is not threading.current_thread():
+            listener.join(10)
+        _sweep()
+
+
+def is_initialized():
+    """Whether this process is in a job."""
+    return _comm is not None
+
+
+def _listen(comm):
+    """Body of the thread on the completion queue: log lines to `logging`."""
+    levels = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING,
+              _lib.LOG_INFO: logging.INFO, _lib.LOG_DEBUG: logging.DEBUG}
+    event = _lib.Event()
+    place = ctypes.byref(event)
+    while blocking.tally_comm_next(comm, -1, place) >= 0 and event.kind != _lib.EVENT_CLOSE:
+        if event.kind == _lib.EVENT_LOG:
+            logger.log(levels.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
+
+
+def _forget():
+    """In a forked child: nothing of the parent's communicator is ours, and nothing of it may be touched."""
+    global _comm, _facts, _listener, _forked, _lock, _finish_lock
+    _lock = threading.RLock()
+    _finish_lock = threading.Lock()
+    if _comm is not None:
+        _comm = _facts = _listener = None
+        _forked = True
+
+
+atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forget)
+
+
+def _unusable():
+    if _forked:
+        return NotInitializedError(
+            "tally was initialised by process %d; process %d is a fork of it and cannot use it (start processes "
+            "that need tally with the method 'spawn', or fork before init())" % (_opener, os.getpid()))
+    return NotInitializedError("tally is not initialised in this process; call init() first")
+
+
+def _fact(index):
+    if _facts is None:
+        raise _unusable()
+    return _facts[index]
+
+
+def rank():
+    """This process's rank, from 0."""
+    return _fact(0)
+
+
+def size():
+    """Number of ranks."""
+    return _fact(1)
+
+
+def local_rank():
+    """Rank among those of this machine."""
+    return _fact(2)
+
+
+def local_size():
+    """Number of ranks on this machine."""
+    return _fact(3)
+
+
+def machine():
+    """This machine's number, from 0."""
+    return _fact(4)
+
+
+def machine_count():
+    """Number of machines with ranks."""
+    return _fact(5)
+
+
+def service_count():
+    """Number of summation services: one a machine with ranks, and each tallyd."""
+    return _fact(6)
+
+
+def generation():
+    """How often init() has succeeded in this process."""
+    return _generation
+
+
+def report(timeout=10.0):
+    """Facts of the communicator and its services as a dict: part size; for each service kind, address, planned
+    share, bytes summed, memory in use and its maximum.  timeout: seconds; Error (ETIMEDOUT) past it."""
+    if _comm is None:
+        raise _unusable()
+    text = ctypes.c_void_p()
+    status = blocking.tally_comm_report(_comm, int(timeout * 1000), ctypes.byref(text))
+    if status < 0:
+        raise _failed(status, "report")
+    try:
+        return json.loads(ctypes.string_at(text.value))
+    finally:
+        _lib.free(text)
+
+
+def plan(names, sizes, space):
+    """Agree with all ranks on the list of tensors `names` of `sizes` bytes in order of submission, so that the
+    whole list is split over the services exactly.  Collective.  Error on all ranks where lists differ."""
+    if _comm is None:
+        raise _unusable()
+    count = len(names)
+    status, sentence = _aside(blocking.tally_plan, _comm, space, count,
+                              (ctypes.c_char_p * count)(*[name.encode() for name in names]),
+                              (ctypes.c_uint64 * count)(*sizes))
+    if status < 0:
+        kind = ValueError if status == -errno.EBUSY else None
+        sentence = sentence or "plan: %s" % os.strerror(-status)
+        raise kind(sentence) if kind else Error(sentence, -status)
+
+
+# --- operations ------------------------------------------------------------------------------------------
+
+
+class Operation:
+    """An operation under way; poll it with done(), end it with wait().
+
+    It holds what the operation reads and writes.  A handle that is dropped in flight leaves that to the module,
+    which lets go once the operation has ended.
+    """
+
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "__weakref__")
+
+    def __init__(self, op, keep, result, finish):
+        self._op = op          # address; owned
+        self._keep = keep      # memory in use until the end
+        self._result = result  # what wait() returns, or passes to finish
+        self._finish = finish  # None, or result -> what wait() returns; runs once after success
+        self._ended = False
+        self._failure = None
+
+    def done(self):
+        """Whether the operation has ended, well or badly."""
+        return self._ended or lib.tally_op_poll(self._op) != 0
+
+    def wait(self, timeout=None):
+        """Wait for the end and return the result; every later call returns it again.
+
+        timeout: seconds, None for ever; TimeoutError past it, the operation goes on.  Raises Error with the
+        reason if the operation failed.  Lets other Python threads run, and signals through.
+        """
+        if not self._ended:
+            self._end(timeout)
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def _end(self, timeout):
+        op = self._op
+        if lib.tally_op_poll(op):
+            status = blocking.tally_op_wait(op, 0)
+        else:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while True:
+                limit = SLICE_MS
+                if deadline is not None:
+                    limit = min(limit, max(0, int((deadline - time.monotonic()) * 1000)))
+                status = blocking.tally_op_wait(op, limit)
+                if status != -errno.ETIMEDOUT or lib.tally_op_poll(op):
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError("the operation has not ended within %g s" % timeout)
+        with _finish_lock:  # two threads may wait for one handle
+            if self._ended:
+                return
+            try:
+                if status < 0:
+                    sentence = lib.tally_op_error(op).decode(errors="replace")
+                    self._failure = Error(sentence or os.strerror(-status), -status)
+                    self._result = None
+                elif self._finish is not None:
+                    self._result = self._finish(self._result)
+            except BaseException as failure:
+                self._failure = failure
+                self._result = None
+            self._finish = self._keep = None
+            self._ended = True
+
+    def gathered(self):
+        """After a finished allgather: (address, bytes, list of the ranks' first dimensions).
+
+        The memory is the operation's own and lives as long as this object."""
+        data, length, dims = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_int64)()
+        status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
+        if status < 0:
+            raise _failed(status, "allgather")
+        return data.value, length.value, dims[:_fact(1)]
+
+    # Bound at definition: module globals may be gone when the interpreter ends.
+    def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans):
+        if _forked:
+            return
+        if self._ended or _poll(self._op):
+            _free(self._op)
+        else:
+            _orphans.append((self._op, self._keep))
+
+
+def _sweep():
+    """Let go of dropped operations that have ended since."""
+    for _ in range(len(_orphans)):
+        try:
+            orphan = _orphans.pop(0)
+        except IndexError:  # another thread sweeps too
+            return
+        if lib.tally_op_poll(orphan[0]):
+            lib.tally_op_free(orphan[0])
+        else:
+            _orphans.append(orphan)
+
+
+# Options are pure functions of these few values and the library only reads them: made once each, then shared.
+_options = {}
+_OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
+
+
+def _make_options(key):
+    shape, priority, prescale, postscale, space = key
+    if prescale == 0 or postscale == 0:
+        raise ValueError("prescale_factor and postscale_factor must not be 0")
+    dims = (ctypes.c_int64 * len(shape))(*shape)
+    options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
+                           shape=dims, prescale=prescale, postscale=postscale, space=space)
+    if len(_options) >= 8192:  # shapes without end, say of variable batches
+        _options.clear()
+    entry = _options[key] = (ctypes.addressof(options), options, dims)
+    return entry
+
+
+def _encode(name):
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError("name must be a string, not %s" % type(name).__name__)
+    if not name or "\0" in name:
+        raise ValueError("name %r: must not be empty or hold a NUL" % name)
+    return name.encode()
+
+
+def _rejected(status, name, kind, space):
+    """The exception for a submission that the library did not take; the other ranks learn the reason."""
+    sentence = _lib.error() or os.strerror(-status)
+    if status == -errno.EBUSY:
+        return ValueError(sentence)
+    if status == -errno.EINVAL:
+        refuse(kind, name, space, sentence)
+        return ValueError(sentence)
+    return Error(sentence, -status)
+
+
+def refuse(kind, name, space, reason):
+    """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
+    if _comm is not None:
+        lib.tally_refuse(_comm, _encode(name), kind, space, str(reason).encode())
+
+
+def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
+              space=USER, keep=None, result=None, finish=None,
+              _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
+    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
+    if _comm is None:
+        raise _unusable()
+    key = (shape, priority, prescale, postscale, space)
+    options = _options.get(key) or _make_options(key)
+    op = _pointer()
+    status = _submit(_comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op))
+    if status < 0:
+        raise _rejected(status, name, PUSH_PULL, space)
+    if _orphans:
+        _sweep()
+    return Operation(op.value, keep, result, finish)
+
+
+def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None):
+    """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
+    if _comm is None:
+        raise _unusable()
+    key = (shape, 0, 1.0, 1.0, space)
+    options = _options.get(key) or _make_options(key)
+    op = ctypes.c_void_p()
+    status = lib.tally_broadcast(_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
+    if status < 0:
+        raise _rejected(status, name, BROADCAST, space)
+    if _orphans:
+        _sweep()
+    return Operation(op.value, keep, result, finish)
+
+
+def allgather(name, source, count, dtype, shape, space=USER, keep=None):
+    """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result."""
+    if _comm is None:
+        raise _unusable()
+    key = (shape, 0, 1.0, 1.0, space)
+    options = _options.get(key) or _make_options(key)
+    op = ctypes.c_void_p()
+    status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
+    if status < 0:
+        raise _rejected(status, name, ALLGATHER, space)
+    if _orphans:
+        _sweep()
+    return Operation(op.value, keep, None, None)
+
+
+def barrier(name=None):
+    """Wait until all ranks have called it."""
+    if _comm is None:
+        raise _unusable()
+    op = ctypes.c_void_p()
+    status = lib.tally_barrier(_comm, _encode(name), None, ctypes.byref(op))
+    if status < 0:
+        raise _rejected(status, name, BARRIER, USER)
+    Operation(op.value, None, None, None).wait()

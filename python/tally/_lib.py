@@ -1,0 +1,126 @@
+"""The C library, found, loaded and described for ctypes.  Everything else in the package calls it through here.
+
+Two views of one library: `lib` (PyDLL) keeps the GIL, for calls that are short and never block; `blocking`
+(CDLL) lets it go, for calls that wait.  Argument types are set once, here, so that a call costs no more than
+the conversion of its arguments.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import ctypes
+import os
+from ctypes import (CDLL, POINTER, PyDLL, Structure, c_char, c_char_p, c_double, c_int, c_int32, c_int64,
+                    c_size_t, c_uint32, c_uint64, c_void_p)
+
+# The numbers of include/tally/tally.h.
+DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
+DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
+PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
+EVENT_OP, EVENT_LOG, EVENT_CLOSE = 1, 2, 3
+LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG = 1, 2, 3, 4
+
+
+class Options(Structure):
+    """struct tally_options."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("priority", c_int32),
+        ("ndim", c_uint32),
+        ("shape", POINTER(c_int64)),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("queued", c_uint32),
+        ("space", c_uint32),
+        ("tag", c_void_p),
+    ]
+
+
+class Event(Structure):
+    """struct tally_event."""
+
+    _fields_ = [
+        ("kind", c_int),
+        ("status", c_int),
+        ("op", c_void_p),
+        ("tag", c_void_p),
+        ("text", c_char * 1024),
+    ]
+
+
+def _candidates():
+    """Where the library may be, the most particular first."""
+    chosen = os.environ.get("TALLY_LIBRARY")
+    if chosen:
+        return [chosen]  # who names one does not want another
+    # Links are not followed: build/python/tally is a link into the sources, and build/lib lies beside the link.
+    package = os.path.dirname(os.path.abspath(__file__))
+    return [
+        os.path.join(package, "libtally.so"),
+        os.path.join(os.path.dirname(os.path.dirname(package)), "lib", "libtally.so"),
+        "libtally.so.0",  # wherever the system's loader looks
+    ]
+
+
+def _load():
+    tried = []
+    for path in _candidates():
+        try:
+            return CDLL(path)
+        except OSError as error:
+            missing = os.sep in path and not os.path.exists(path)
+            tried.append("  %s: %s" % (path, "no such file" if missing else error))
+    raise ImportError("libtally.so could not be loaded; looked at\n%s\nBuild it with `make`, or set TALLY_LIBRARY "
+                      "to its path." % "\n".join(tried))
+
+
+blocking = _load()
+lib = PyDLL(blocking._name, handle=blocking._handle)
+
+_shared = {
+    "tally_version": (c_char_p,),
+    "tally_error": (c_char_p,),
+    "tally_comm_rank": (c_int, c_void_p),
+    "tally_comm_size": (c_int, c_void_p),
+    "tally_comm_local_rank": (c_int, c_void_p),
+    "tally_comm_local_size": (c_int, c_void_p),
+    "tally_comm_machine": (c_int, c_void_p),
+    "tally_comm_machine_count": (c_int, c_void_p),
+    "tally_comm_service_count": (c_int, c_void_p),
+    "tally_comm_status": (c_int, c_void_p, POINTER(c_char_p)),
+    "tally_comm_watch_log": (c_int, c_void_p, c_int),
+    "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+    "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
+    "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_uint32, c_char_p),
+    "tally_op_poll": (c_int, c_void_p),
+    "tally_op_error": (c_char_p, c_void_p),
+    "tally_op_gathered": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(POINTER(c_int64))),
+    "tally_op_free": (None, c_void_p),
+}
+_waiting = {
+    "tally_comm_open": (c_int, POINTER(c_char_p), POINTER(c_void_p)),
+    "tally_comm_close": (c_int, c_void_p),
+    "tally_comm_next": (c_int, c_void_p, c_int, POINTER(Event)),
+    "tally_comm_report": (c_int, c_void_p, c_int, POINTER(c_void_p)),
+    "tally_plan": (c_int, c_void_p, c_uint32, c_size_t, POINTER(c_char_p), POINTER(c_uint64)),
+    "tally_op_wait": (c_int, c_void_p, c_int),
+}
+for _view, _table in ((lib, _shared), (blocking, _waiting)):
+    for _name, (_result, *_arguments) in _table.items():
+        try:
+            _function = getattr(_view, _name)
+        except AttributeError:
+            raise ImportError("%s has no %s: it is of another release than this package" % (blocking._name, _name))
+        _function.restype = _result
+        _function.argtypes = _arguments
+
+free = CDLL(None).free
+free.restype = None
+free.argtypes = [c_void_p]
+
+
+def error():
+    """The sentence of the calling thread's last failed call."""
+    return lib.tally_error().decode(errors="replace")

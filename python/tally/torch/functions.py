@@ -1,0 +1,115 @@
+"""Bringing ranks to one state: parameters, optimizer state and Python objects of one rank to all.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import ctypes
+import pickle
+
+import torch
+
+from .. import _core
+from .._core import STATE
+from .._lib import BROADCAST
+from .ops import Group, _broadcast
+
+try:
+    # Also takes lambdas and what __main__ defines.  What it writes, pickle reads where the package is present.
+    from cloudpickle import dumps as _dumps
+except ImportError:
+    from pickle import dumps as _dumps
+
+
+def broadcast_parameters(params, root_rank):
+    """Overwrite tensors with rank `root_rank`'s, in place.
+
+    params: a dict such as model.state_dict(), or an iterable of (name, tensor) such as
+        model.named_parameters(), or of tensors; the same on all ranks, in names, shapes and dtypes (an iterable
+        of tensors: in order too).
+    Raises TypeError for an entry that is no tensor; Error on all ranks where they disagree.
+    """
+    if isinstance(params, dict):
+        params = sorted(params.items())
+    elif isinstance(params, (str, torch.Tensor)):
+        raise ValueError("params must be a dict, or an iterable of tensors or (name, tensor), not %s"
+                         % type(params).__name__)
+    try:
+        params = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    except TypeError:
+        raise ValueError("params must be a dict, or an iterable of tensors or (name, tensor), not %s"
+                         % type(params).__name__) from None
+    for name, tensor in params:
+        if not isinstance(tensor, torch.Tensor):
+            reason = TypeError("parameter %s is no tensor but of type %s; use broadcast_object for it"
+                               % (name, type(tensor).__name__))
+            _core.refuse(BROADCAST, name, STATE, reason)
+            raise reason
+    Group([_broadcast(tensor, tensor, root_rank, name, STATE) for name, tensor in params]).wait()
+
+
+def broadcast_object(obj, root_rank=0, name=None):
+    """Rank `root_rank`'s `obj` on every rank: on the root itself, elsewhere a copy made by pickling.
+
+    obj: anything that can be pickled (with lambdas and the like where cloudpickle is installed); other ranks' is
+        ignored.
+    """
+    names = (None, None) if name is None else (name + ".length", name + ".pickle")
+    root = _core.rank() == root_rank
+    length = torch.zeros(1, dtype=torch.int64)
+    if root:
+        try:
+            data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
+        except Exception as reason:
+            _core.refuse(BROADCAST, names[0], STATE, "rank %d cannot pickle its object: %s" % (root_rank, reason))
+            raise
+        length[0] = data.numel()
+    _broadcast(length, length, root_rank, names[0], STATE).wait()
+    if not root:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    _broadcast(data, data, root_rank, names[1], STATE).wait()
+    return obj if root else pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
+
+
+class _Slot:
+    """Stands for a tensor in a state that travels as an object."""
+
+    def __init__(self, tensor):
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _replace(state, kind, function):
+    """A copy of nested dicts, lists and tuples with function(x) in place of each x of type `kind`, in order."""
+    if isinstance(state, kind):
+        return function(state)
+    if isinstance(state, dict):
+        return {key: _replace(value, kind, function) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_replace(value, kind, function) for value in state)
+    return state
+
+
+def broadcast_optimizer_state(optimizer, root_rank, model=None):
+    """Give every rank rank `root_rank`'s optimizer state: hyperparameters and what it keeps for each parameter.
+
+    A fresh optimizer has the root's state afterwards, whatever it is made of; where the root's is fresh, all are.
+    optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in order.
+    model: accepted as in Horovod; not needed, since no step is taken to make the state.
+    """
+    root = _core.rank() == root_rank
+    tensors = []
+
+    def take(tensor):
+        # Quantities that live elsewhere are loaded to where the parameters live, so that the CPU will do.
+        tensors.append(tensor.detach().to("cpu").contiguous())
+        return _Slot(tensor)
+
+    def make(slot):
+        tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
+        return tensors[-1]
+
+    state = broadcast_object(_replace(optimizer.state_dict(), torch.Tensor, take) if root else None, root_rank)
+    if not root:
+        state = _replace(state, _Slot, make)
+    Group([_broadcast(tensor, tensor, root_rank, None, STATE) for tensor in tensors]).wait()
+    if not root:
+        optimizer.load_state_dict(state)

@@ -1,0 +1,349 @@
+"""DistributedOptimizer: any torch optimizer, with gradients reduced over the ranks while backward still runs.
+
+Flow: a hook fires when a parameter's gradient is complete -> its reduction is submitted, in place, in the background,
+those nearest the input first since the next forward needs them first -> step() waits for all and steps.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import gc
+import warnings
+import weakref
+from contextlib import contextmanager
+
+import torch
+
+from .. import _core
+from .._core import GRADIENT
+from .._lib import ALLGATHER, PUSH_PULL
+from .compression import Compression
+from .ops import Average, _allgather, _reduce, _reduction
+
+# id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
+_owners = {}
+
+_numbered = (0, 0)  # (generation of the communicator, optimizers that have agreed a plan in it)
+
+
+def _take_number():
+    """0 for the first optimizer of a communicator, then 1, ...: the same on all ranks, since each plan is
+    collective.  Keeps names of several optimizers apart."""
+    global _numbered
+    generation, count = _numbered
+    if generation != _core.generation():
+        count = 0
+    _numbered = (_core.generation(), count + 1)
+    return count
+
+
+class _Sparse:
+    """Handle of a sparse gradient's reduction: indices and values of all ranks, gathered."""
+
+    __slots__ = ("indices", "values", "shape", "divisor")
+
+    def __init__(self, gradient, name, divisor):
+        gradient = gradient.coalesce()
+        self.shape, self.divisor = gradient.shape, divisor
+        self.indices = _allgather(gradient.indices().t(), name + ".indices", GRADIENT)
+        self.values = _allgather(gradient.values(), name + ".values", GRADIENT)
+
+    def wait(self):
+        indices, values = self.indices.wait(), self.values.wait()
+        return torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.shape).coalesce()
+
+
+class _Distributed:
+    """What DistributedOptimizer() puts before the optimizer's own class."""
+
+    def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
+                    sparse_as_dense):
+        parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
+                      for i, p in enumerate(group["params"])]
+        if named_parameters is not None:
+            named = list(named_parameters)
+            if any(not isinstance(entry, tuple) for entry in named):
+                raise ValueError("named_parameters must be (name, parameter) pairs, such as model.named_parameters()")
+            seen = set()
+            doubles = {name for name, _ in named if name in seen or seen.add(name)}
+            if doubles:
+                raise ValueError("names in named_parameters must differ; more than once: %s"
+                                 % ", ".join(sorted(doubles)))
+            names = {id(p): name for name, p in named}
+            nameless = [default for p, default in parameters if id(p) not in names]
+            if nameless:
+                raise ValueError("%d of the optimizer's parameters are not in named_parameters: %s"
+                                 % (len(nameless), ", ".join(nameless)))
+            own = {id(p) for p, _ in parameters}
+            parameters = [(p, name) for name, p in named if id(p) in own]
+        for p, name in parameters:
+            if hasattr(p, "device_mesh"):
+                raise TypeError("parameter %s is a DTensor; its sharding's own hook must do the reduction" % name)
+
+        self._compression = compression
+        self._op = op
+        self._predivide = predivide
+        self._sparse_as_dense = sparse_as_dense
+        self.backward_passes_per_step = backward_passes_per_step
+        self._names = {p: name for p, name in parameters}        # in order of the model, input first
+        self._priorities = {p: -i for i, p in enumerate(self._names)}
+        self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
+        self._delay = dict.fromkeys(self._update, backward_passes_per_step)
+        self._handles = {}
+        self._group_of = {}
+        self._ready = {}                                          # group's number -> its parameters that are
+        self._hooks = []
+        self._synchronized = False
+        self._should_synchronize = True
+        self._agreed = 0                                          # generation whose plan this optimizer is in
+        self._prefix = ""
+        for number, group in enumerate(self._split(groups)):
+            for p in group:
+                self._group_of[p] = (number, len(group))
+        if _core.size() > 1:
+            self._register(list(self._update))
+            self._agree()
+
+    def _split(self, groups):
+        """Lists of parameters that are submitted together."""
+        if groups is None:
+            return []
+        if isinstance(groups, int):
+            ordered = list(self._update)
+            length, more = divmod(len(ordered), groups)
+            cuts = [i * length + min(i, more) for i in range(groups + 1)]
+            return [ordered[a:b] for a, b in zip(cuts, cuts[1:]) if b > a]
+        members = [p for group in groups for p in group]
+        if len({id(p) for p in members}) != len(members) or any(p not in self._names for p in members):
+            raise ValueError("groups must be lists of this optimizer's parameters, each in one list at most")
+        return [[p for p in group if p in self._update] for group in groups]
+
+    def _register(self, parameters):
+        for p in parameters:
+            for attempt in range(2):
+                entry = _owners.get(id(p))
+                if entry is None or entry[0]() is not p or entry[1]() is None or entry[1]() is self:
+                    break
+                if attempt:
+                    raise ValueError("parameter %s already belongs to a DistributedOptimizer; its gradient would be "
+                                     "reduced twice" % self._names[p])
+                gc.collect()  # one that nobody uses may still hang in a cycle
+            _owners[id(p)] = (weakref.ref(p), weakref.ref(self))
+        optimizer = weakref.ref(self)
+
+        def hook(p):
+            self = optimizer()
+            if self is not None:
+                self._gradient_ready(p)
+
+        for p in parameters:
+            handle = p.register_post_accumulate_grad_hook(hook)
+            self._hooks.append(handle)
+            weakref.finalize(self, handle.remove).atexit = False
+
+    def _agree(self):
+        """Agree with all ranks on the gradients in the order in which backward makes them: output first."""
+        number = _take_number()
+        self._prefix = "" if number == 0 else "%d:" % number
+        self._agreed = _core.generation()
+        names, sizes = [], []
+        for p in reversed(list(self._update)):
+            element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
+            names.append(self._prefix + self._names[p])
+            sizes.append(p.numel() * element)
+        if names:
+            _core.plan(names, sizes, GRADIENT)
+
+    def add_param_group(self, param_group):
+        """As the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        taken = set(self._names.values())
+        number = len(self.param_groups) - 1
+        added = []
+        for i, p in enumerate(group["params"]):
+            name = "group.%d.%d" % (number, i)
+            while name in taken:
+                name += "+"
+            self._names[p] = name
+            self._priorities[p] = -len(self._priorities)
+            if p.requires_grad:
+                self._update[p] = None
+                self._delay[p] = self.backward_passes_per_step
+                added.append(p)
+        if _core.size() > 1:
+            self._register(added)
+            self._agree()
+
+    def load_state_dict(self, state_dict):
+        """As the optimizer's own; forgets what was under way."""
+        self._handles = {}
+        self._ready = {}
+        self._synchronized = False
+        self._should_synchronize = True
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        super().load_state_dict(state_dict)
+
+    def set_backward_passes_per_step(self, passes):
+        """How many backward passes add to a gradient before it is reduced."""
+        self.backward_passes_per_step = passes
+        for p in self._delay:
+            self._delay[p] = passes
+
+    def _gradient_ready(self, p):
+        """Body of the hook: p's gradient of one backward pass is complete."""
+        if self._delay[p] <= 0:
+            raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
+                                 "step() or synchronize(); raise it to accumulate gradients over more passes"
+                                 % (self._names[p], self.backward_passes_per_step))
+        self._delay[p] -= 1
+        if self._delay[p] > 0:
+            self._handles.setdefault(p, None)
+            return
+        if p not in self._group_of:
+            self._handles[p] = self._submit(p)
+            return
+        number, length = self._group_of[p]
+        ready = self._ready.setdefault(number, [])
+        ready.append(p)
+        self._handles[p] = None
+        if len(ready) == length:
+            del self._ready[number]
+            for member in ready:
+                self._handles[member] = self._submit(member)
+
+    def _submit(self, p):
+        if self._agreed != _core.generation():
+            self._agree()  # the job was left and joined again
+        name = self._prefix + self._names[p]
+        if p.grad is None:
+            # Not reached in this pass here, perhaps on another rank.
+            p.grad = torch.zeros_like(p, memory_format=torch.preserve_format)
+        gradient = p.grad
+        if gradient.is_sparse:
+            if self._sparse_as_dense:
+                gradient = p.grad = gradient.to_dense()
+            elif self._op > 1:
+                reason = NotImplementedError("the sparse gradient of %s can be summed and averaged only"
+                                             % self._names[p])
+                for part in (".indices", ".values"):
+                    _core.refuse(ALLGATHER, name + part, GRADIENT, reason)
+                raise reason
+            else:
+                return _Sparse(gradient, name, _core.size() if self._op == Average else 1)
+        sent, ctx = self._compression.compress(gradient)
+        finish = None
+        if sent is not gradient:
+            decompress = self._compression.decompress
+
+            def finish(result):
+                with torch.no_grad():
+                    gradient.copy_(decompress(result, ctx))
+        return _reduce(sent, sent, name, self._op, 1.0 / self._predivide, self._predivide, self._priorities[p],
+                       GRADIENT, finish)
+
+    def synchronize(self):
+        """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
+
+        For what must see reduced gradients before the step (clipping, unscaling); call step() in
+        skip_synchronize() then.  Raises Error, after all have ended, if one failed."""
+        failure = None
+        if _core.size() > 1:
+            for p in self._update:
+                if self._handles.get(p) is None and p.requires_grad:
+                    try:
+                        self._handles[p] = self._submit(p)
+                    except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
+                        failure = failure or error
+        for p, handle in list(self._handles.items()):
+            if handle is not None:
+                try:
+                    result = handle.wait()
+                    if isinstance(handle, _Sparse):
+                        p.grad = result
+                except _core.Error as error:
+                    failure = failure or error
+            self._delay[p] = self.backward_passes_per_step
+        self._handles.clear()
+        self._ready.clear()
+        self._synchronized = True
+        if failure is not None:
+            raise failure
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Within it, step() does not synchronize:
+
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None):
+        """Wait until all gradients are reduced, then step as the optimizer does.
+
+        closure is handed on; gradients that it computes inside the step are reduced only before it."""
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn("optimizer.step() after optimizer.synchronize() reduces the gradients once more; call it "
+                              "in `with optimizer.skip_synchronize():`", stacklevel=2)
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
+    step.hooked = True
+
+    def zero_grad(self, *args, **kwargs):
+        """As the optimizer's own; not while gradients are on their way."""
+        if self._handles:
+            raise AssertionError("optimizer.zero_grad() between loss.backward() and optimizer.step() or "
+                                 "optimizer.synchronize() would race with the gradients on their way")
+        return super().zero_grad(*args, **kwargs)
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
+                         op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
+                         sparse_as_dense=False):
+    """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
+
+    optimizer: any torch optimizer, over the same parameters on all ranks; the result is an instance of its class too,
+        and has its state.
+    named_parameters: (name, parameter) pairs, such as model.named_parameters(); must name all parameters of the
+        optimizer.  Their order, input first, is their priority.  Default: numbered by group and place.
+    compression: Compression.none, fp16 or bf16.
+    backward_passes_per_step: passes that add to a gradient before it is reduced.
+    op: Average, Sum, Min, Max or Product.
+    gradient_predivide_factor: for Average, gradients are divided by it before the sum, and the sum multiplied after.
+    num_groups, groups: gradients that start together: a number of groups, or lists of parameters.
+    sparse_as_dense: turn sparse gradients into dense ones first; else indices and values are gathered, and a
+        parameter must have a sparse gradient on every rank or on none.
+
+    Collective: every rank must create it over the same names, in the same order; Error on all ranks if they differ.
+    Where only one rank runs, gradients are left alone.
+    """
+    reduction = _reduction(op, None)
+    if gradient_predivide_factor != 1.0 and reduction != Average:
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be a positive number, not %r" % (backward_passes_per_step,))
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if num_groups:
+        warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if groups is not None and not isinstance(groups, (list, tuple)) and (not isinstance(groups, int) or groups < 1):
+        raise ValueError("groups must be a positive number or a list of lists of parameters, not %r" % (groups,))
+    kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    wrapped = kind.__new__(kind)
+    # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working; its
+    # wrapping of the instance's step is not ours.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
+                        gradient_predivide_factor, groups, sparse_as_dense)
+    return wrapped
