@@ -66,10 +66,28 @@ static bool cpu_any(void)
     return true;
 }
 
+#if defined __x86_64__
+static bool cpu_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+static bool cpu_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 static const struct {
     struct variant variant;
     bool (*works)(void);
 } variants[] = { /* the best first */
+#if defined __x86_64__
+    {{"avx512", tly_fold_avx512}, cpu_avx512},
+    {{"avx2", tly_fold_avx2}, cpu_avx2},
+#elif defined __aarch64__
+    {{"neon", tly_fold_neon}, cpu_any},
+#endif
     {{"scalar", tly_fold_scalar}, cpu_any},
 };
 
