@@ -1,0 +1,72 @@
+# The front door.  Meson does the work; scripts/setup.sh first installs what a target lacks on this machine.
+#
+#   make            build into build/; everything runs from there (build/bin/tally, PYTHONPATH=build/python)
+#   make demo       train a network with 4 workers and 2 tallyd on this machine
+#   make test       all tests; ends with "N passed, N failed".  SUITES="unit cli" runs only those
+#   make bench      measure; ARGS="--quick --json FILE" goes to the benchmarks
+#   make install    into PREFIX (/usr/local), below DESTDIR
+#   make clean      remove what was built; build/venv stays
+#   make asan, make ubsan, make tsan    the C tests under a sanitizer
+#   make lint       formatting and static checks;  make format mends the formatting
+#   make fuzz       each fuzzer for SECONDS (60)
+#
+# PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+SECONDS ?= 60
+export PYTHON VERBOSE
+
+setup = scripts/setup.sh
+build = scripts/build.sh meson -Dprefix=$(PREFIX)
+venv = build/venv/bin/python
+data = /usr/share/datasets/fashion-mnist
+
+.PHONY: all demo test bench install clean asan ubsan tsan lint format fuzz help
+.NOTPARALLEL:
+
+all:
+	@$(setup) build
+	@$(build)
+
+demo:
+	@$(setup) demo
+	@$(build)
+	@PYTHONPATH=build/python build/bin/tally run -n 4 -k 2 -- $(venv) examples/demo.py --data $(data) $(ARGS)
+
+test:
+	@$(setup) test
+	@$(build)
+	@$(venv) scripts/run_tests $(SUITES)
+
+bench:
+	@$(setup) bench
+	@$(build)
+	@PYTHONPATH=build/python $(venv) bench/run $(ARGS)
+
+install: all
+	@DESTDIR=$(DESTDIR) $(build) -- install
+
+clean:
+	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +; fi
+
+asan ubsan tsan:
+	@$(setup) test
+	@$(build)
+	@$(venv) scripts/run_tests $@
+
+lint:
+	@$(setup) lint
+	@$(build)
+	@scripts/lint.sh
+
+format:
+	@$(setup) lint
+	@scripts/lint.sh --fix
+
+fuzz:
+	@$(setup) fuzz
+	@scripts/fuzz.sh $(SECONDS) $(FUZZERS)
+
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile

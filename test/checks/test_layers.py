@@ -1,0 +1,103 @@
+"""Each folder under src/ includes only what ARCHITECTURE.md allows it.
+
+ARCHITECTURE.md has a table with one row a folder:
+
+    | folder       | may include       | what it is        |
+    |--------------|-------------------|-------------------|
+    | src/base     | -                 | errors, log, …    |
+    | src/plan     | base              | the optimal split |
+    | src/comm     | base, plan, wire  | …                 |
+
+First column: src/NAME, backticks and a trailing slash allowed.  Second: names of folders under src/, separated
+by commas or blanks, backticks allowed; "-" or "nothing" for none.  Further columns are free.  A folder may always
+include itself and the public header tally/tally.h.  Unit tests (*_test.c) may include what they like: they stand
+outside.  The table must cover every folder, name none that is not there, and have no cycles.
+"""
+
+import re
+
+import pytest
+from tree import ROOT, files
+
+
+def parse_table(text):
+    """{folder: set of folders that it may include}"""
+    table = {}
+    for line in text.splitlines():
+        row = re.match(r"\s*\|\s*`?src/(\w+)/?`?\s*\|([^|]*)\|", line)
+        if row:
+            if row[1] in table:
+                raise ValueError(f"ARCHITECTURE.md has src/{row[1]} twice")
+            table[row[1]] = {w for w in re.findall(r"[\w]+", row[2].replace("src/", "")) if w != "nothing"}
+    return table
+
+
+def violations(folder, allowed, sources):
+    """sources: {name: text}.  Lines such as 'plan.c: "comm/op.h"'."""
+    found = []
+    for name, text in sources.items():
+        for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, flags=re.MULTILINE):
+            first = included.split("/")[0] if "/" in included else None
+            if first not in {folder, "tally", *allowed}:
+                found.append(f'{name}: "{included}"')
+    return found
+
+
+def cycle(table):
+    """A folder that reaches itself, or None."""
+    for start in table:
+        seen, todo = set(), list(table[start])
+        while todo:
+            folder = todo.pop()
+            if folder == start:
+                return start
+            if folder not in seen:
+                seen.add(folder)
+                todo += table.get(folder, ())
+    return None
+
+
+def the_table():
+    path = ROOT / "ARCHITECTURE.md"
+    return parse_table(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+SOURCES = [path for path in files("src/*.c", "src/*.h") if not path.name.endswith("_test.c")]
+FOLDERS = sorted({path.relative_to(ROOT / "src").parts[0] for path in SOURCES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_includes_only_what_it_may(folder):
+    table = the_table()
+    assert folder in table, f"ARCHITECTURE.md's table has no row for src/{folder}"
+    sources = {
+        str(p.relative_to(ROOT)): p.read_text(encoding="utf-8")
+        for p in SOURCES
+        if p.relative_to(ROOT / "src").parts[0] == folder
+    }
+    assert violations(folder, table[folder], sources) == []
+
+
+def test_table_names_only_folders_that_are_there():
+    table = the_table()
+    assert table, "ARCHITECTURE.md has no table of folders"
+    assert sorted((set(table) | set().union(*table.values())) - set(FOLDERS)) == []
+
+
+def test_table_has_no_cycles():
+    assert cycle(the_table()) is None
+
+
+def test_the_check_itself():
+    table = parse_table(
+        "| folder | may include |\n|---|---|\n| `src/base/` | - | x |\n| src/plan | `base`, wire |\n| src/wire | nothing |\n"
+    )
+    assert table == {"base": set(), "plan": {"base", "wire"}, "wire": set()}
+    source = {
+        "plan.c": '#include "plan/plan.h"\n#include "base/log.h"\n#include "tally/tally.h"\n#include <comm/x.h>\n# include "comm/op.h"\n#include "near.h"\n'
+    }
+    assert violations("plan", {"base"}, source) == ['plan.c: "comm/op.h"', 'plan.c: "near.h"']
+    assert cycle(table) is None
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in ("b", "c")
+    with pytest.raises(ValueError):
+        parse_table("| src/base | - |\n| src/base | - |")
