@@ -13,6 +13,7 @@
  * K M G T, powers of 1024), SECS (double seconds).  agreed: ranks compare a digest of these when they join.
  * STR: min/max are ignored.  What a value must hold besides (one of a few words, a multiple of 64, never to be
  * shown) stands in the rules of param.c. */
+/* clang-format off */
 #define TLY_PARAM_TABLE(X) \
     X(TALLY_CONFIG, STR, config, NULL, 0, 0, 0, "configuration file of NAME=value lines") \
     X(TALLY_COORD, STR, coord, NULL, 0, 0, 0, "coordinator, HOST or HOST:PORT; default MASTER_ADDR") \
@@ -36,6 +37,7 @@
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "off, error, warning, info or debug") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
+/* clang-format on */
 
 struct tly_params {
 #define TLY_FIELD_STR(f) char *f;

@@ -1,0 +1,23 @@
+/* cli.h - the commands of `tally`, one function each; main.c has the table. */
+#ifndef TLY_CLI_H
+#define TLY_CLI_H
+
+/* Exit statuses besides 0; 2 is a wrong command line. */
+enum { CLI_FAILED = 1, CLI_USAGE = 2 };
+
+/* argv[0] is the command's name.  They return the exit status; usage texts end with a newline. */
+int tly_cli_run(int argc, char **argv);
+int tly_cli_plan(int argc, char **argv);
+extern const char tly_cli_run_usage[];
+extern const char tly_cli_plan_usage[];
+
+/* Print "tally COMMAND: message" and a hint at --help on standard error, and return CLI_USAGE. */
+int tly_cli_misuse(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Print "tally COMMAND: message" on standard error and return CLI_FAILED. */
+int tly_cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Digits, and nothing but digits, from lowest to highest, as a number; -1 for anything else. */
+long tly_cli_number(const char *text, long lowest, long highest);
+
+#endif
