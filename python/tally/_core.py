@@ -395,7 +395,7 @@ def _rejected(status, name, kind, space):
     sentence = _lib.error() or os.strerror(-status)
     if status == -errno.EBUSY:
         return ValueError(sentence)
-    if status == -errno.EINVAL:
+    if status in (-errno.EINVAL, -errno.ENOTSUP):
         refuse(kind, name, space, sentence)
         return ValueError(sentence)
     return Error(sentence, -status)

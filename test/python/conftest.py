@@ -1,0 +1,23 @@
+"""Jobs that tests share.  Functions that run on the ranks are module-level and have no `test_` in their names."""
+
+import pytest
+
+import jobs
+
+
+def _job(ranks, services, **more):
+    @pytest.fixture(scope="session")
+    def fixture():
+        job = jobs.Ranks(ranks, services, **more)
+        yield job
+        job.close()
+    return fixture
+
+
+four = _job(4, 2)   # 4 machines of one rank, 2 tallyd
+three = _job(3, 1)  # a tree that is not full
+
+
+def pytest_configure(config):
+    if not (jobs.BUILD / "bin" / "tally").exists():
+        pytest.exit("%s has no bin/tally: run make first" % jobs.BUILD, 2)

@@ -1,0 +1,199 @@
+"""Jobs for the tests: ranks and tallyd on this machine, started by `tally run`, with a time limit.
+
+`Ranks` keeps a job running and calls functions of test modules on all its ranks, so that many tests share one start;
+`run` runs a program to its end.  Both take the programs and the package of the build in TALLY_TEST_BUILD, by default
+build/ of the sources.
+"""
+
+import importlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Listener, wait
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("TALLY_TEST_BUILD", ROOT / "build"))
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def environment(extra=None):
+    """This process's, without what a launcher or a user may have set, and with the package in it."""
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith("TALLY_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
+    if "TALLY_LIBRARY" in os.environ:
+        env["TALLY_LIBRARY"] = os.environ["TALLY_LIBRARY"]
+    env["PYTHONPATH"] = os.pathsep.join([str(BUILD / "python"), str(HERE), *filter(None, [env.get("PYTHONPATH")])])
+    env["OMP_NUM_THREADS"] = "1"
+    env.update(extra or {})
+    return env
+
+
+def command(ranks, services, arguments, machines=None):
+    """The command line that runs `python ARGUMENTS...` on each rank."""
+    options = ["-n", str(ranks), "-k", str(services)]
+    if machines is not None:
+        options += ["--machines", str(machines)]
+    return [str(BUILD / "bin" / "tally"), "run", *options, "--", sys.executable, *map(str, arguments)]
+
+
+def end(process):
+    """End a job and all it has started."""
+    for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def run(ranks, services, arguments, timeout=60, env=None, machines=None):
+    """Run a Python program on each rank.  Returns (exit status, output of all); status None: out of time."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command(ranks, services, arguments, machines), env=environment(env), stdout=output,
+                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(process)
+        output.seek(0)
+        return status, output.read()
+
+
+class RemoteError(AssertionError):
+    """A function failed on some rank."""
+
+
+class Ranks:
+    """A running job.  ranks(function, *arguments) calls a module-level function on each rank and returns the list
+    of what it returned, by rank; results travel by pickle.  A job that hung or lost a rank is started anew."""
+
+    def __init__(self, ranks, services, env=None, machines=None):
+        self.size, self.services = ranks, services
+        self._env, self._machines = env, machines
+        self._process = None
+
+    def _start(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = open(os.path.join(self._folder.name, "log"), "w+")
+        address = os.path.join(self._folder.name, "socket")
+        self._process = None
+        with Listener(address, "AF_UNIX", backlog=self.size) as listener:
+            self._process = subprocess.Popen(
+                command(self.size, self.services, [HERE / "jobs.py", address], self._machines),
+                env=environment(self._env), stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True)
+            self._connections, self.pids = [], []
+            listener._listener._socket.settimeout(0.5)  # accept() has no time-out of its own
+            deadline = time.monotonic() + 60
+            while len(self._connections) < self.size:
+                try:
+                    self._connections.append(listener.accept())
+                except OSError:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        self._fail("the ranks did not start")
+        ready = self._collect(60, "init()")
+        by_rank = sorted(zip(ready, self._connections), key=lambda pair: pair[0])
+        self._connections = [connection for _, connection in by_rank]
+        self.pids = [pid for (_, pid), _ in by_rank]
+
+    def _fail(self, reason):
+        for pid in self.pids:
+            try:
+                os.kill(pid, signal.SIGUSR1)  # faulthandler: where each thread is
+            except ProcessLookupError:
+                pass
+        time.sleep(0.5)
+        self._log.seek(0)
+        text = self._log.read()
+        self.close()
+        raise RemoteError("%s\n--- output of the job ---\n%s" % (reason, text[-8000:]))
+
+    def _collect(self, timeout, what):
+        answers = [None] * len(self._connections)
+        places = {connection: index for index, connection in enumerate(self._connections)}
+        deadline = time.monotonic() + timeout
+        while places:
+            ready = wait(list(places), max(0, deadline - time.monotonic()))
+            if not ready:
+                self._fail("%s: no answer within %g s from rank %s" % (what, timeout, sorted(places.values())))
+            for connection in ready:
+                index = places.pop(connection)
+                try:
+                    answers[index] = connection.recv()
+                except (EOFError, ConnectionError):
+                    self._fail("%s: rank %d is gone" % (what, index))
+        errors = ["rank %d: %s" % (index, value) for index, (ok, value) in enumerate(answers) if not ok]
+        if errors:
+            raise RemoteError("\n".join(errors))
+        return [value for _, value in answers]
+
+    def __call__(self, function, *arguments, timeout=60):
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        for connection in self._connections:
+            connection.send((function.__module__, function.__qualname__, arguments))
+        return self._collect(timeout, function.__name__)
+
+    def log(self):
+        """What the job has printed."""
+        self._log.flush()
+        with open(self._log.name) as log:
+            return log.read()
+
+    def close(self):
+        if self._process is not None:
+            for connection in self._connections:
+                connection.close()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                pass
+            end(self._process)
+            self._process = None
+            self._log.close()
+            self._folder.cleanup()
+
+
+def _serve(address):
+    """Body of a rank of `Ranks`."""
+    import faulthandler
+    import traceback
+    from multiprocessing.connection import Client
+
+    faulthandler.register(signal.SIGUSR1)
+    connection = Client(address, "AF_UNIX")
+
+    def answer(call):
+        try:
+            value = (True, call())
+        except BaseException:
+            value = (False, traceback.format_exc())
+        connection.send(value)
+
+    def start():
+        import tally
+        tally.init()
+        return tally.rank(), os.getpid()
+
+    answer(start)
+    while True:
+        try:
+            module, name, arguments = connection.recv()
+        except EOFError:
+            return
+        answer(lambda: getattr(importlib.import_module(module), name)(*arguments))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,410 @@
+"""DistributedOptimizer and the state that goes with it."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+
+import reference
+from test_ops import fails, hvd
+
+
+def make_model(seed=0):
+    import torch
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16), torch.nn.ReLU(),
+                               torch.nn.Linear(16, 10))
+
+
+def digits():
+    """scikit-learn's handwritten digits: (1797, 64) in 0..1 and labels."""
+    import torch
+    from sklearn.datasets import load_digits
+    data = load_digits()
+    return torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+
+
+def values(model):
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def backward(model, x, y):
+    import torch
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+MAKERS = {
+    "sgd": lambda p: __import__("torch").optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda p: __import__("torch").optim.Adam(p, lr=0.01),
+    "adamw": lambda p: __import__("torch").optim.AdamW(p, lr=0.01, amsgrad=True),
+}
+
+
+def train(kind, options):
+    """Train on this rank's shard of each batch; compare with one process that averages the shards' gradients by
+    the reference, to the last bit.  options: compression, passes, groups, predivide, op."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    passes = options.get("passes", 1)
+    op = options.get("op", "Average")
+    compression = getattr(t.Compression, options.get("compression", "none"))
+    x, y = digits()
+
+    model = make_model(seed=r)
+    optimizer = MAKERS[kind](model.parameters())
+    optimizer = t.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters() if options.get("named", True) else None,
+        compression=compression, backward_passes_per_step=passes, op=getattr(t, op), groups=options.get("groups"))
+    t.broadcast_parameters(model.state_dict(), root_rank=0)
+    t.broadcast_optimizer_state(optimizer, root_rank=0)
+    single = make_model(seed=0)
+    plain = MAKERS[kind](single.parameters())
+
+    per_rank = 16
+    for step in range(12):
+        def shard(rank, part):
+            first = ((step * passes + part) * n + rank) * per_rank % 1700
+            return x[first:first + per_rank], y[first:first + per_rank]
+
+        optimizer.zero_grad()
+        for part in range(passes):
+            backward(model, *shard(r, part))
+        optimizer.step()
+
+        shards = []
+        for rank in range(n):
+            plain.zero_grad()
+            for part in range(passes):
+                backward(single, *shard(rank, part))
+            shards.append([compression.compress(p.grad.clone())[0] for p in single.parameters()])
+        for i, p in enumerate(single.parameters()):
+            ours = [grads[i] for grads in shards]
+            if ours[0].dtype == torch.bfloat16:
+                ours = [g.view(torch.int16).numpy().view(np.uint16) for g in ours]
+                mean = torch.from_numpy(reference.widen(reference.reduce("bfloat16", op, ours)))
+            else:
+                ours = [g.numpy() for g in ours]
+                mean = torch.from_numpy(reference.reduce(str(ours[0].dtype), op, ours)).float()
+            p.grad.copy_(mean)
+        plain.step()
+    return values(model), values(single), len(optimizer.state)
+
+
+CASES = [
+    ("sgd", {}),
+    ("adam", {}),
+    ("adamw", {"named": False}),
+    ("sgd", {"passes": 3}),
+    ("sgd", {"compression": "fp16"}),
+    ("sgd", {"compression": "bf16"}),
+    ("sgd", {"groups": 2}),
+    ("sgd", {"op": "Sum"}),
+]
+
+
+@pytest.mark.parametrize("kind, options", CASES, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v)) or "plain")
+def test_same_parameters_as_one_process(four, kind, options):
+    results = four(train, kind, options)
+    for own, single, states in results:
+        assert states == 6
+        for a, b, first in zip(own, single, results[0][0]):
+            assert reference.same(a, first) == 0, "ranks differ"
+            assert reference.same(a, b) == 0, "differs from the single process"
+
+
+def test_tree_that_is_not_full(three):
+    for own, single, _ in three(train, "sgd", {}):
+        assert all(reference.same(a, b) == 0 for a, b in zip(own, single))
+
+
+def overlap():
+    """When backward reaches the input's layer, the output's gradients are on their way, with lower priority."""
+    t = hvd()
+    model = make_model()
+    optimizer = t.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
+    seen = []
+    model[0].weight.register_hook(lambda grad: seen.append(
+        [name for name, p in model.named_parameters() if optimizer._handles.get(p) is not None]))
+    x, y = digits()
+    backward(model, x[:8], y[:8])
+    assert {"4.weight", "4.bias", "2.weight", "2.bias"} <= set(seen[0]), seen
+    assert len(optimizer._handles) == 6, "all are under way after backward"
+    fails(AssertionError, optimizer.zero_grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    order = [optimizer._priorities[p] for p in model.parameters()]
+    assert order == sorted(order, reverse=True) and len(set(order)) == 6
+
+
+def test_overlaps_backward(four):
+    four(overlap)
+
+
+def manners():
+    import torch
+    t = hvd()
+    n = t.size()
+    model = make_model()
+    kind = torch.optim.SGD
+    plain = kind(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = t.DistributedOptimizer(plain, model.named_parameters())
+    assert isinstance(optimizer, kind) and type(optimizer).__name__ == "SGD"
+    x, y = digits()
+    x, y = x[t.rank() * 8:][:8], y[t.rank() * 8:][:8]
+
+    backward(model, x, y)
+    optimizer.synchronize()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert t.allreduce(norm, op=t.Max) == t.allreduce(norm, op=t.Min), "the gradients were reduced before"
+
+    optimizer.zero_grad()
+    backward(model, x, y)
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert any("skip_synchronize" in str(w.message) for w in caught)
+
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05, "a scheduler made before still rules"
+    later = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    optimizer.zero_grad()
+    backward(model, x, y)
+    optimizer.step()
+    later.step()
+    assert abs(optimizer.param_groups[0]["lr"] - 0.005) < 1e-9
+
+    # More passes than agreed.
+    optimizer.zero_grad()
+    backward(model, x, y)
+    fails(AssertionError, lambda: backward(model, x, y), "backward_passes_per_step")
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(2)
+    backward(model, x, y)
+    assert all(handle is None for handle in optimizer._handles.values())
+    backward(model, x, y)
+    optimizer.step()
+    # A step before the passes are complete reduces what is there.
+    optimizer.zero_grad()
+    backward(model, x, y)
+    optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.zero_grad()
+    return values(model), n
+
+
+def test_manners_of_horovods(four):
+    results = four(manners)
+    assert all(reference.same(a, b) == 0 for own, _ in results for a, b in zip(own, results[0][0]))
+
+
+def unused():
+    """Ranks reach different parameters; a gradient that never came counts as zeros."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    model = torch.nn.ModuleList([torch.nn.Linear(4, 1, bias=False) for _ in range(n + 1)])
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    named = list(model.named_parameters()) + [("frozen", frozen)]
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=1.0), named, op=t.Sum)
+    t.broadcast_parameters(dict(named), 0)
+    before = [layer.weight.detach().clone() for layer in model]
+    model[r](torch.full((1, 4), float(r + 1))).sum().backward()
+    optimizer.step()
+    for i in range(n):
+        assert torch.equal(model[i].weight, before[i] - (i + 1)), i
+    assert torch.equal(model[n].weight, before[n]) and frozen.eq(1).all() and frozen.grad is None
+
+
+def test_unused_and_frozen_parameters(four):
+    four(unused)
+
+
+def sparse(as_dense):
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(10, 3, sparse=True)
+    before = embedding.weight.detach().clone()
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0), embedding.named_parameters(),
+                                       sparse_as_dense=as_dense, op=t.Sum)
+    embedding(torch.tensor([r, r, 9])).sum().backward()
+    optimizer.step()
+    want = before.clone()
+    for i in range(n):
+        want[i] -= 2
+    want[9] -= n
+    assert torch.equal(embedding.weight, want)
+
+
+@pytest.mark.parametrize("as_dense", (False, True))
+def test_sparse_gradients(four, as_dense):
+    four(sparse, as_dense)
+
+
+def wrong_arguments():
+    import torch
+    t = hvd()
+    model = make_model()
+    named = list(model.named_parameters())
+
+    def make(*args, **kw):
+        return t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), *args, **kw)
+
+    fails(ValueError, lambda: make([p for _, p in named]), "named_parameters")
+    fails(ValueError, lambda: make([("same", p) for _, p in named]), "same")
+    fails(ValueError, lambda: make(named[1:]), "group.0.0")
+    fails(ValueError, lambda: make(named, backward_passes_per_step=0))
+    fails(ValueError, lambda: make(named, op=t.Sum, gradient_predivide_factor=2.0))
+    fails(ValueError, lambda: make(named, groups=-1))
+    fails(ValueError, lambda: make(named, op="mean"))
+    optimizer = make(named)
+    fails(ValueError, lambda: t.DistributedOptimizer(optimizer), "already")
+    fails(ValueError, lambda: make(named), "0.weight")
+    del optimizer
+    make(named)
+
+
+def test_wrong_arguments(four):
+    four(wrong_arguments)
+
+
+def models_differ(what):
+    import torch
+    t = hvd()
+    odd = t.rank() == 1
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4 if what == "shape" and odd else 3), torch.nn.Linear(3, 1))
+    named = [(name + "x" if what == "name" and odd else name, p) for name, p in model.named_parameters()]
+    if what == "count" and odd:
+        named = named[:2]
+    sentence = fails(RuntimeError, lambda: t.DistributedOptimizer(
+        torch.optim.SGD([p for _, p in named], lr=0.1), named), "1")
+    assert t.allreduce(torch.ones(2), op=t.Sum).eq(t.size()).all()
+    return sentence
+
+
+@pytest.mark.parametrize("what", ("shape", "name", "count"))
+def test_models_that_differ(four, what):
+    assert len(set(four(models_differ, what))) == 1
+
+
+def bad_gradient():
+    """One rank's gradient has another dtype than the others': step() says so on all ranks, and the next works."""
+    import torch
+    t = hvd()
+    model = torch.nn.Linear(4, 2)
+    t.broadcast_parameters(model.state_dict(), 0)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    if t.rank() == 2:
+        model.weight.grad = None
+        model.double()
+    model(torch.ones(1, 4, dtype=model.weight.dtype)).sum().backward()
+    fails(RuntimeError, optimizer.step, "weight")
+    if t.rank() == 2:
+        model.float()
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return values(model)
+
+
+def test_a_gradient_that_differs(four):
+    results = four(bad_gradient)
+    assert all(reference.same(a, b) == 0 for own in results for a, b in zip(own, results[0]))
+
+
+def two_optimizers():
+    """Two models with the same names, both in flight at once."""
+    import torch
+    t = hvd()
+    models = [torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(3, 1, bias=False)]
+    optimizers = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=1.0), m.named_parameters(), op=t.Sum)
+                  for m in models]
+    for m in models:
+        t.broadcast_parameters(m.state_dict(), 0)
+    before = [m.weight.detach().clone() for m in models]
+    for i, m in enumerate(models):
+        m(torch.full((1, 3), float(i + 1))).sum().backward()
+    for optimizer in reversed(optimizers):
+        optimizer.step()
+    for i, m in enumerate(models):
+        assert torch.equal(m.weight, before[i] - (i + 1) * t.size())
+
+
+def test_two_optimizers(four):
+    four(two_optimizers)
+
+
+def more_parameters():
+    import torch
+    t = hvd()
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([a], lr=1.0), [("a", a)], op=t.Sum)
+    optimizer.add_param_group({"params": [b], "lr": 2.0})
+    (a.sum() + b.sum()).backward()
+    optimizer.step()
+    assert a.tolist() == [-t.size()] * 2 and b.tolist() == [-2 * t.size()] * 3
+
+
+def test_add_param_group(four):
+    four(more_parameters)
+
+
+def optimizer_state(kind):
+    """Rank 1 has trained and the others are fresh; afterwards all are as rank 1."""
+    import torch
+    t = hvd()
+    make = {"lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=2),
+            "plain": lambda p: torch.optim.SGD(p, lr=0.3)}.get(kind) or MAKERS[kind]
+    model = make_model(seed=t.rank())
+    optimizer = make(model.parameters())
+    x, y = digits()
+    if t.rank() == 1:
+        def closure():
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[:32]), y[:32])
+            loss.backward()
+            return loss
+        optimizer.param_groups[0]["lr"] = 0.123
+        for _ in range(3):
+            optimizer.step(closure)
+        optimizer.zero_grad()
+    if kind == "sgd":
+        optimizer = t.DistributedOptimizer(optimizer, model.named_parameters())
+    before = values(model)
+    t.broadcast_parameters(model.state_dict(), 1)
+    t.broadcast_optimizer_state(optimizer, root_rank=1)
+    if t.rank() == 1:
+        assert all(reference.same(a, b) == 0 for a, b in zip(before, values(model))), "the root steps nowhere"
+    assert optimizer.param_groups[0]["lr"] == 0.123
+    if kind == "lbfgs":
+        return repr(optimizer.state_dict()["state"][0]["n_iter"]), []
+    flat = [(key, name, value.numpy() if torch.is_tensor(value) else value)
+            for key, entry in optimizer.state_dict()["state"].items() for name, value in entry.items()]
+    if kind != "plain":
+        assert len(optimizer.state) == 6
+    # And they go on alike.
+    optimizer.zero_grad()
+    backward(model, x[:16], y[:16])
+    optimizer.step()
+    return [(key, name, np.asarray(value)) for key, name, value in flat], values(model)
+
+
+@pytest.mark.parametrize("kind", ("sgd", "adam", "adamw", "plain", "lbfgs"))
+def test_broadcast_optimizer_state(four, kind):
+    results = four(optimizer_state, kind)
+    for state, model in results:
+        for a, b in zip(state, results[0][0]):
+            assert a[:2] == b[:2] and (isinstance(a, str) or reference.same(a[2], b[2]) == 0)
+        assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))

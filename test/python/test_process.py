@@ -1,0 +1,480 @@
+"""Processes, threads and signals: starting, leaving, forking, waiting, logging."""
+
+import inspect
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import jobs
+import reference
+from test_ops import fails, hvd, reduce_all
+
+
+def python(code, *arguments, env=None, timeout=60):
+    """Run code in one process without a launcher; returns (exit status, output)."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env=jobs.environment(env), timeout=timeout, text=True)
+    return done.returncode, done.stdout
+
+
+# --- starting and leaving --------------------------------------------------------------------------------------
+
+
+def test_alone():
+    """A process that no launcher has started is a job of one rank."""
+    status, output = python("""
+        import numpy as np, tally, torch, tally.torch as hvd
+        for call in (tally.rank, hvd.size, lambda: hvd.allreduce(torch.ones(1)), tally.barrier, tally.report,
+                     lambda: tally.push_pull(np.ones(1))):
+            try:
+                call()
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert isinstance(error, RuntimeError) and "init()" in str(error)
+        assert not hvd.is_initialized()
+        hvd.shutdown()
+        hvd.init()
+        hvd.init()
+        assert (hvd.rank(), hvd.size(), hvd.is_initialized()) == (0, 1, True)
+        assert hvd.allreduce(torch.arange(5.)).tolist() == [0, 1, 2, 3, 4]
+        assert tally.push_pull(np.arange(3), op=tally.Sum).tolist() == [0, 1, 2]
+        model = torch.nn.Linear(2, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        print("good")
+    """)
+    assert status == 0 and "good" in output, output
+
+
+@pytest.mark.parametrize("services", (0, 1))
+def test_init_after_shutdown(services):
+    """Three jobs one after the other in the same processes; an optimizer lives through them."""
+    status, output = jobs.run(2, services, ["-c", textwrap.dedent("""
+        import torch, tally.torch as hvd
+        hvd.init()
+        model = torch.nn.Linear(3, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
+        for turn in range(3):
+            hvd.init()
+            assert hvd.size() == 2
+            assert hvd.allreduce(torch.ones(5), op=hvd.Sum).eq(2).all()
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            last = hvd.allreduce_async(torch.ones(5), op=hvd.Sum)
+            hvd.shutdown()
+            assert hvd.poll(last) and not hvd.is_initialized()
+        assert model.weight.tolist() == [[-6, -6, -6]]
+        print("good")
+    """)], env={"TALLY_SERVERS_TIMEOUT": "2"})
+    assert status == 0 and output.count("good") == 2, output
+
+
+def test_started_by_hand():
+    """torchrun's variables are enough."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = ("import torch, tally.torch as hvd; hvd.init(); "
+            "assert hvd.allreduce(torch.full((1000,), float(hvd.rank())), op=hvd.Sum).eq(3).all(); "
+            "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())")
+    ranks = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=jobs.environment({"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank),
+                                                    "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
+                                                    "MASTER_PORT": "1", "TALLY_PORT": str(port)}))
+             for rank in range(3)]
+    try:
+        for rank, process in enumerate(ranks):
+            output, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+            assert output.split() == [str(rank), "3", str(rank), "3"]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def test_ending_without_shutdown():
+    """The interpreter's end leaves the job; a rank's early end is told to those that wait for it."""
+    status, output = jobs.run(3, 1, ["-c", textwrap.dedent("""
+        import torch, tally.torch as hvd
+        hvd.init()
+        hvd.allreduce(torch.ones(5), name="a")
+        if hvd.rank() == 2:
+            hvd.allreduce_async(torch.ones(5), name="b")
+            raise SystemExit
+        try:
+            hvd.allreduce(torch.ones(5), name="c")
+        except RuntimeError as error:
+            assert "2" in str(error), error
+            print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
+
+
+def test_settings_and_errors_of_init():
+    status, output = python("""
+        import tally
+        for settings in ({"TALLY_PART_BYTE": "1M"}, {"TALLY_PART_BYTES": "1"}):
+            try:
+                tally.init(settings)
+                raise SystemExit("not refused")
+            except tally.Error as error:
+                assert "TALLY_PART_BYTE" in str(error), error
+        tally.init({"TALLY_PART_BYTES": "64K"})
+        print("good")
+    """)
+    assert status == 0 and "good" in output, output
+    status, output = python("""
+        import tally
+        try:
+            tally.init({"TALLY_JOIN_TIMEOUT": 1})
+        except tally.Error as error:
+            print("good", error)
+    """, env={"RANK": "0", "WORLD_SIZE": "2", "TALLY_COORD": "127.0.0.1:%d" % free_port()})
+    assert status == 0 and "good" in output and "1" in output.split("good")[1], output
+
+
+def test_interrupted_init():
+    """Ctrl-C ends the wait for ranks that do not come."""
+    status, output = python("""
+        import _thread, threading, tally
+        threading.Timer(0.5, _thread.interrupt_main).start()
+        try:
+            tally.init()
+        except KeyboardInterrupt:
+            print("good", tally.is_initialized())
+    """, env={"RANK": "0", "WORLD_SIZE": "2", "TALLY_COORD": "127.0.0.1:%d" % free_port()})
+    assert status == 0 and "good False" in output, output
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_library_not_found(tmp_path):
+    shutil.copytree(jobs.ROOT / "python" / "tally", tmp_path / "python" / "tally")
+    env = {"PYTHONPATH": str(tmp_path / "python"), "TALLY_LIBRARY": ""}
+    status, output = python("import tally", env=env)
+    assert status == 1 and "ImportError" in output, output
+    for place in (tmp_path / "python" / "tally" / "libtally.so", tmp_path / "lib" / "libtally.so"):
+        assert "%s: no such file" % place in output
+    status, output = python("import tally", env={"TALLY_LIBRARY": "/nowhere/libtally.so"})
+    assert status == 1 and "/nowhere/libtally.so: no such file" in output, output
+
+
+def test_links_neither_torch_nor_python():
+    for name in ("lib/libtally.so", "bin/tally", "bin/tallyd"):
+        needed = subprocess.run(["readelf", "-d", str(jobs.BUILD / name)], stdout=subprocess.PIPE, text=True,
+                                check=True).stdout
+        assert "NEEDED" in needed
+        assert "torch" not in needed and "python" not in needed, needed
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def together():
+    job = jobs.Ranks(4, 0)  # one machine of four ranks
+    yield job
+    job.close()
+
+
+def test_ranks_of_one_machine(together):
+    from test_ops import facts
+    assert together(facts) == [(True, rank, 4, rank, 4, 0, 1) for rank in range(4)]
+    for dtype in ("float32", "int32"):
+        assert together(reduce_all, dtype, False) == [{}] * 4
+
+
+# --- forks -----------------------------------------------------------------------------------------------------
+
+
+class Squares:
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index >= self.length:
+            raise IndexError
+        import torch
+        return torch.tensor([index * index], dtype=torch.float32)
+
+
+def load_data():
+    import torch
+    t = hvd()
+    handle = t.allreduce_async(torch.ones(1000), name="across the fork", op=t.Sum)
+    total = torch.zeros(1)
+    for workers in (2, 1):
+        loader = torch.utils.data.DataLoader(Squares(40), batch_size=4, num_workers=workers,
+                                             multiprocessing_context="fork")
+        for batch in loader:
+            total += t.allreduce(batch.sum(0), name="batch", op=t.Sum)
+    assert t.synchronize(handle).eq(t.size()).all()
+    assert total.item() == 2 * t.size() * sum(i * i for i in range(40))
+
+
+def test_data_loader_with_forked_workers(four):
+    four(load_data)
+
+
+def fork():
+    """A fork is told that it may not, by every way in, and its end does no harm."""
+    import torch
+    import tally
+    t = hvd()
+    handle = t.allreduce_async(torch.ones(10), name="forked", op=t.Sum)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model = torch.nn.Linear(1, 1)
+            for call in (t.init, t.rank, t.barrier, lambda: t.allreduce(torch.ones(1)),
+                         lambda: t.broadcast(torch.ones(1), 0), lambda: t.allgather(torch.ones(1)),
+                         lambda: t.broadcast_parameters(model.state_dict(), 0), lambda: t.broadcast_object(1),
+                         lambda: tally.push_pull(np.ones(1)), tally.report,
+                         lambda: t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))):
+                fails(RuntimeError, call, str(os.getppid()), str(os.getpid()))
+            assert not t.is_initialized()
+            t.shutdown()
+            del handle
+            os.write(writer, b"good")
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read() == "good"
+    assert t.synchronize(handle).eq(t.size()).all()
+    assert t.allreduce(torch.ones(10), op=t.Sum).eq(t.size()).all()
+
+
+def test_use_in_a_fork(four):
+    four(fork)
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------
+
+
+def interrupt():
+    """Ctrl-C gets through a wait; the operation goes on."""
+    import _thread
+    import threading
+    import torch
+    t = hvd()
+    if t.rank() == 0:
+        handle = t.allreduce_async(torch.ones(10), name="late", op=t.Sum)
+        assert not t.poll(handle)
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        fails(KeyboardInterrupt, lambda: t.synchronize(handle))
+        fails(TimeoutError, lambda: handle.wait(0.01))
+    t.barrier()
+    if t.rank() != 0:
+        handle = t.allreduce_async(torch.ones(10), name="late", op=t.Sum)
+    assert t.synchronize(handle).eq(t.size()).all()
+
+
+def test_interrupt_and_time_out(four):
+    four(interrupt)
+
+
+def threads():
+    """While one thread waits others run: else the operation that it waits for would never be submitted."""
+    import threading
+    import torch
+    t = hvd()
+    results = {}
+
+    def work(i):
+        results[i] = t.allreduce(torch.full((5000,), float(i)), name="thread.%d" % i, op=t.Sum)
+
+    if t.rank() == 0:
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        handle = t.allreduce_async(torch.ones(10), name="after all threads", op=t.Sum)
+        for worker in workers:
+            worker.start()
+        t.synchronize(handle)
+        for worker in workers:
+            worker.join()
+    else:
+        for i in reversed(range(8)):
+            work(i)
+        t.allreduce(torch.ones(10), name="after all threads", op=t.Sum)
+    assert all(results[i].eq(i * t.size()).all() for i in range(8))
+
+
+def test_threads(four):
+    four(threads)
+
+
+def shared_handle():
+    """Several threads wait for one handle."""
+    import threading
+    import torch
+    t = hvd()
+    base = torch.ones(100, 100)
+    handle = t.allreduce_async_(base.t(), name="shared handle", op=t.Sum)
+    got = []
+    workers = [threading.Thread(target=lambda: got.append(t.synchronize(handle))) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(got) == 4 and all(g is got[0] for g in got) and base.eq(t.size()).all()
+
+
+def test_one_handle_in_several_threads(four):
+    four(shared_handle)
+
+
+def dropped():
+    """A handle and a tensor that nobody holds any more stay until the operation has ended."""
+    import gc
+    import torch
+    t = hvd()
+    if t.rank() == 0:
+        for i in range(4):
+            x = torch.full((200_000,), float(i))
+            t.allreduce_async(x if i % 2 else x.reshape(400, 500).t(), name="dropped.%d" % i, op=t.Sum)
+            t.allreduce_async_(x + 1, name="dropped in place.%d" % i, op=t.Sum)
+            del x
+        gc.collect()
+        junk = [torch.full((200_000,), -1e9) for _ in range(16)]
+    t.barrier()
+    if t.rank() != 0:
+        for i in range(4):
+            x = torch.full((200_000,), float(i))
+            x = x if i % 2 else x.reshape(400, 500).t()
+            assert t.allreduce(x, name="dropped.%d" % i, op=t.Sum).eq(i * t.size()).all()
+            x = torch.full((200_000,), i + 1.0)
+            assert t.allreduce(x, name="dropped in place.%d" % i, op=t.Sum).eq((i + 1) * t.size()).all()
+    t.barrier()
+    if t.rank() == 0:
+        assert all(j.eq(-1e9).all() for j in junk)
+        t.allreduce(torch.ones(1), name="sweeps")
+        from tally import _core
+        assert not _core._orphans
+    else:
+        t.allreduce(torch.ones(1), name="sweeps")
+
+
+def test_dropped_handles(four):
+    four(dropped)
+
+
+# --- the log ---------------------------------------------------------------------------------------------------
+
+
+def test_log_lines_go_to_logging():
+    """A late rank is named in a warning of the logger `tally`."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import logging, threading, torch, tally.torch as hvd
+        warned = threading.Event()
+        class Handler(logging.Handler):
+            def emit(self, record):
+                if record.levelno == logging.WARNING and "slow.weight" in record.getMessage():
+                    warned.set()
+        logging.getLogger("tally").addHandler(Handler())
+        hvd.init()
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(3), name="slow.weight", op=hvd.Sum)
+            assert warned.wait(30), "no warning"
+        hvd.allreduce(torch.ones(1), name="go")
+        if hvd.rank() == 1:
+            handle = hvd.allreduce_async(torch.ones(3), name="slow.weight", op=hvd.Sum)
+        assert hvd.synchronize(handle).eq(2).all()
+        print("good")
+    """)], env={"TALLY_LATE_WARNING": "0.3"})
+    assert status == 0 and output.count("good") == 2, output
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------
+
+
+def test_horovod_style_script(tmp_path):
+    """The example, with forked loaders, reaches the parameters that one process reaches."""
+    import torch
+    script = jobs.ROOT / "examples" / "horovod_style.py"
+    options = ["--epochs", "2"]
+    status, output = jobs.run(4, 2, [script, *options, "--save", tmp_path / "four"], timeout=120)
+    assert status == 0, output
+    subprocess.run([sys.executable, str(script), *options, "--single", "4", "--save", str(tmp_path / "one")], check=True,
+                   env=jobs.environment(), timeout=120, stdout=subprocess.DEVNULL)
+    four, one = torch.load(tmp_path / "four"), torch.load(tmp_path / "one")
+    assert four.keys() == one.keys()
+    for name in one:  # the order of additions differs
+        torch.testing.assert_close(four[name], one[name], rtol=1e-3, atol=1e-4)
+
+
+# Horovod 0.28's, less process sets.
+SIGNATURES = """
+allreduce(tensor, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0)
+allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+grouped_allreduce(tensors, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0)
+grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
+broadcast(tensor, root_rank, name=None)
+broadcast_(tensor, root_rank, name=None)
+broadcast_async(tensor, root_rank, name=None)
+broadcast_async_(tensor, root_rank, name=None)
+allgather(tensor, name=None)
+allgather_async(tensor, name=None)
+broadcast_parameters(params, root_rank)
+broadcast_optimizer_state(optimizer, root_rank, model=None)
+broadcast_object(obj, root_rank=0, name=None)
+poll(handle)
+synchronize(handle)
+init(comm=None, process_sets=None)
+shutdown()
+is_initialized()
+size()
+rank()
+local_size()
+local_rank()
+cross_size()
+cross_rank()
+DistributedOptimizer(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False)
+"""
+
+
+def describe(name, function):
+    from tally import torch as t
+    words = {t.Compression.none: "none", t.Average: "Average"}
+    parameters = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is not p.KEYWORD_ONLY:
+            default = "" if p.default is p.empty else "=%s" % (words.get(p.default, p.default)
+                                                               if not isinstance(p.default, (int, float)) or
+                                                               isinstance(p.default, type(t.Average)) else p.default)
+            parameters.append(p.name + default)
+    return "%s(%s)" % (name, ", ".join(parameters))
+
+
+@pytest.mark.parametrize("line", SIGNATURES.split("\n")[1:-1], ids=lambda line: line.split("(")[0])
+def test_signatures_are_horovods(line):
+    from tally import torch as t
+    name = line.split("(")[0]
+    assert describe(name, getattr(t, name)) == line
