@@ -284,6 +284,13 @@ def test_what_ranks_leave_behind_is_ended():
         assert job.end()[1] == 0
 
 
+def test_what_ranks_leave_behind_may_end_well(tmp_path):
+    left = f"setsid sh -c 'trap \"touch {tmp_path}/well; exit\" TERM; touch {tmp_path}/up; while :; do sleep 0.1; done' &"
+    with Job("-n", "1", script=f"{left} while ! [ -e {tmp_path}/up ]; do sleep 0.05; done") as job:
+        assert job.end()[1] == 0
+    assert (tmp_path / "well").exists()
+
+
 def test_a_service_that_fails_ends_the_job(fake_tallyd):
     done = run("-n", 2, "-k", 1, "--tallyd", fake_tallyd("exit 5"), script="sleep 1000")
     assert done.returncode == 5 and "tallyd 0 ended with status 5" in done.stderr
