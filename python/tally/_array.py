@@ -19,11 +19,12 @@ _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 class _View:
     """An array's memory."""
 
-    __slots__ = ("pointer", "count", "dtype", "shape", "readonly", "keep")
+    __slots__ = ("pointer", "count", "dtype", "shape", "readonly", "keep", "strided")
 
-    def __init__(self, pointer, count, dtype, shape, readonly, keep):
+    def __init__(self, pointer, count, dtype, shape, readonly, keep, strided=False):
         self.pointer, self.count, self.dtype = pointer, count, dtype
         self.shape, self.readonly, self.keep = shape, readonly, keep
+        self.strided = strided  # not contiguous; of NumPy's arrays alone
 
 
 def _dtype_code(name):
@@ -33,12 +34,18 @@ def _dtype_code(name):
     return code
 
 
-def _view_numpy(array):
-    interface = array.__array_interface__
-    if not array.dtype.isnative:
-        raise TypeError("elements of foreign byte order (%s) cannot be summed" % array.dtype.str)
+_numpy_codes = {}  # numpy.dtype -> code; what is found once is not looked up by name again
+
+
+def _view_numpy(array, interface):
+    dtype = array.dtype
+    code = _numpy_codes.get(dtype)
+    if code is None:
+        if not dtype.isnative:
+            raise TypeError("elements of foreign byte order (%s) cannot be summed" % dtype.str)
+        code = _numpy_codes[dtype] = _dtype_code(dtype.name)
     pointer, readonly = interface["data"]
-    return _View(pointer, array.size, _dtype_code(array.dtype.name), array.shape, readonly, array)
+    return _View(pointer, array.size, code, array.shape, readonly, array, interface["strides"] is not None)
 
 
 # --- DLPack (dmlc/dlpack, include/dlpack/dlpack.h), versions 0 and 1 ----------------------------------------
@@ -145,10 +152,16 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
     """Start a push_pull and return its Operation, whose wait() returns what push_pull() does."""
     if not _core.is_initialized():
         raise _core._unusable()
-    op = Reduction(op)
+    if type(op) is not Reduction:
+        op = Reduction(op)
     try:
-        if hasattr(array, "__array_interface__") and hasattr(array, "dtype"):
-            view = _view_numpy(array)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(array, numpy.ndarray):
+            view = _view_numpy(array, array.__array_interface__)
+        elif numpy is not None and isinstance(array, numpy.generic):
+            value = numpy.array(array)  # a scalar has no memory that lasts
+            view = _view_numpy(value, value.__array_interface__)
+            view.readonly = True
         elif hasattr(array, "__dlpack__"):
             view = _view_dlpack(array)
         else:
@@ -156,20 +169,20 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
                 memory = memoryview(array)
             except TypeError:
                 raise TypeError("%s speaks neither DLPack nor the buffer protocol" % type(array).__name__) from None
-            view = _view_numpy(_numpy("objects of the buffer protocol").asarray(memory))
-        source, target, keep, result, finish = view.pointer, view.pointer, [view.keep, array], array, None
+            wrapped = _numpy("objects of the buffer protocol").asarray(memory)
+            view = _view_numpy(wrapped, wrapped.__array_interface__)
         memory = view.keep
-        strided = hasattr(memory, "__array_interface__") and not memory.flags.c_contiguous
+        source, target, keep, result, finish = view.pointer, view.pointer, [memory, array], array, None
         if view.readonly:
             numpy = _numpy("read-only arrays, whose result needs an array of its own")
-            if strided:
+            if view.strided:
                 memory = numpy.ascontiguousarray(memory)
                 source = memory.__array_interface__["data"][0]
             output = numpy.empty(view.shape, _numpy_dtype(numpy, view.dtype))
             target = output.__array_interface__["data"][0]
             keep += [memory, output]
             result, finish = output, lambda done: _like(array, done)
-        elif strided:
+        elif view.strided:
             packed = memory.copy(order="C")
             source = target = packed.__array_interface__["data"][0]
             keep.append(packed)

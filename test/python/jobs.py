@@ -106,13 +106,14 @@ class Ranks:
         self._connections = [connection for _, connection in by_rank]
         self.pids = [pid for (_, pid), _ in by_rank]
 
-    def _fail(self, reason):
-        for pid in self.pids:
+    def _fail(self, reason, ask=True):
+        for pid in self.pids if ask else ():
             try:
                 os.kill(pid, signal.SIGUSR1)  # faulthandler: where each thread is
             except ProcessLookupError:
                 pass
-        time.sleep(0.5)
+        if ask:
+            time.sleep(0.5)
         self._log.seek(0)
         text = self._log.read()
         self.close()
@@ -134,7 +135,7 @@ class Ranks:
                     self._fail("%s: rank %d is gone" % (what, index))
         errors = ["rank %d: %s" % (index, value) for index, (ok, value) in enumerate(answers) if not ok]
         if errors:
-            raise RemoteError("\n".join(errors))
+            self._fail("\n".join(errors), ask=False)  # the ranks may be out of step
         return [value for _, value in answers]
 
     def __call__(self, function, *arguments, timeout=60):

@@ -87,7 +87,7 @@ def _dtype_code(tensor, kind, name, space):
 def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one."""
     code = _dtype_code(source, PUSH_PULL, name, space)
-    if source.is_contiguous():
+    if source.is_contiguous() and not source.is_neg():
         packed = source
         if target is None:
             target = torch.empty_like(source, requires_grad=False)
@@ -95,8 +95,8 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
         else:
             destination = source
     else:
-        # The other ranks' strides are not known here, so that memory in another order must be put in order.
-        packed = destination = source.detach().contiguous()
+        # The other ranks' strides are not known here: memory in another order is put in order first.
+        packed = destination = source.detach().resolve_neg().contiguous()
         if target is None:
             target = packed
         else:
@@ -278,10 +278,10 @@ def _broadcast(tensor, target, root_rank, name, space=USER):
         else:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
         target = buffer
-    elif tensor.is_contiguous():
+    elif tensor.is_contiguous() and not tensor.is_neg():
         buffer = tensor
     else:
-        buffer = tensor.detach().contiguous()
+        buffer = tensor.detach().resolve_neg().contiguous()
         finish = _unpack(buffer, target, None)
     return _core.broadcast(name, buffer.data_ptr(), buffer.numel(), code, root_rank, buffer.shape, space,
                            (buffer, target), target, finish)
@@ -345,7 +345,7 @@ def allgather_async(tensor, name=None):
 
 def _allgather(tensor, name, space=USER):
     code = _dtype_code(tensor, ALLGATHER, name, space)
-    packed = tensor.detach().contiguous()
+    packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
     operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed)
     return _Gather(operation, packed.dtype, shape[1:])
