@@ -40,19 +40,20 @@ fi
 # shellcheck disable=SC2086 # options are words
 configure() {
     mkdir -p build
-    if ! "$meson" setup "$@" $options "$dir" >"build/$name-setup.log" 2>&1; then
+    if ! "$meson" "$@" "$dir" >"build/$name-setup.log" 2>&1; then
         cat "build/$name-setup.log" >&2
         exit 1
     fi
     printf '%s\n' "$options" >"$dir/options"
 }
+# shellcheck disable=SC2086
 if ! [ -f "$dir/build.ninja" ]; then
     rm -rf "$dir"
-    configure
+    configure setup $options
 elif [ "$(cat "$dir/options" 2>/dev/null)" != "$options" ]; then
-    configure --reconfigure
+    configure configure $options
 elif [ -n "$(find . -path ./build -prune -o -name meson.build -newer "$dir/build.ninja" -print)" ]; then
-    configure --reconfigure # Ninja sees those change that it knows, but not a new one
+    configure setup --reconfigure # Ninja sees those change that it knows, but not a new one
 fi
 
 log=build/$name-build.log
