@@ -2,6 +2,7 @@
  * setting comes from the table in param.h and the rules below. */
 #include "base/param.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -588,8 +589,10 @@ static void print_troff(FILE *out)
           out);
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
+        snprintf(text, sizeof text, "%s", row->help);
+        text[0] = (char)toupper((unsigned char)text[0]);
         fprintf(out, ".TP\n.B %s\n", row->name);
-        print_troff_text(out, row->help);
+        print_troff_text(out, text);
         fputs(".\n", out);
         valid_text(row, text, sizeof text);
         if (*text) {

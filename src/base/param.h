@@ -23,19 +23,19 @@
     X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID, SLURM_JOB_ID, \"default\"") \
     X(TALLY_SERVERS, INT, servers, 0, 0, 1000, 0, "number of tallyd to expect") \
     X(TALLY_SERVERS_TIMEOUT, SECS, servers_timeout, 30, 0, 86400, 0, "how long the start waits for missing tallyd after the last rank") \
-    X(TALLY_SECRET, STR, secret, NULL, 0, 0, 0, "job secret, at least 16 bytes") \
+    X(TALLY_SECRET, STR, secret, NULL, 0, 0, 0, "job secret") \
     X(TALLY_SECRET_FILE, STR, secret_file, NULL, 0, 0, 0, "file of mode 0600 that holds the job secret") \
     X(TALLY_HOST_ID, STR, host_id, NULL, 0, 0, 0, "what tells this machine from others; default the boot id") \
     X(TALLY_JOIN_TIMEOUT, SECS, join_timeout, 600, 1, 86400, 0, "how long the start waits for missing ranks") \
     X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "a rank silent for so long is dead") \
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 1048576, 4096, 67108864, 1, "largest part, a multiple of 64") \
-    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 262144, 4096, 262144, 0, "largest fragment, a multiple of 64") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 1048576, 4096, 67108864, 1, "largest part of a tensor that is sent as one") \
+    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 262144, 4096, 262144, 0, "largest piece of a part, between which others may pass") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 4, 1, 1000000, 1, "parts a rank may have at a service unanswered") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
-    X(TALLY_LOG, STR, log, "info", 0, 0, 0, "off, error, warning, info or debug") \
+    X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
 /* clang-format on */
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 
@@ -24,6 +25,18 @@ def test_help_of_a_command(command):
     done = tally("help", command)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: tally {command}")
     assert tally(command, "--help").stdout == done.stdout
+
+
+@pytest.mark.parametrize("command, page", [("run", "tally-run.1"), ("plan", "tally.1"), ("params", "tally.1")])
+def test_manual_has_every_option(command, page):
+    manual = (ROOT / "man" / page).read_text(encoding="utf-8").replace("\\-", "-")
+    options = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", tally(command, "--help").stdout)
+    assert options and [option for option in options if option not in manual] == []
+
+
+def test_manual_has_every_command():
+    manual = (ROOT / "man" / "tally.1").read_text(encoding="utf-8")
+    assert [c for c in COMMANDS if f".B {c}\n" not in manual] == []
 
 
 def test_unknown_commands_are_refused():
