@@ -37,8 +37,7 @@ if pkg-config --exists cmocka; then
     options="-Dtests=enabled $options"
 fi
 
-# shellcheck disable=SC2086 # options are words
-configure() {
+run_meson() {
     mkdir -p build
     if ! "$meson" "$@" "$dir" >"build/$name-setup.log" 2>&1; then
         cat "build/$name-setup.log" >&2
@@ -46,14 +45,14 @@ configure() {
     fi
     printf '%s\n' "$options" >"$dir/options"
 }
-# shellcheck disable=SC2086
+# shellcheck disable=SC2086 # options are words
 if ! [ -f "$dir/build.ninja" ]; then
     rm -rf "$dir"
-    configure setup $options
+    run_meson setup $options
 elif [ "$(cat "$dir/options" 2>/dev/null)" != "$options" ]; then
-    configure configure $options
+    run_meson configure $options
 elif [ -n "$(find . -path ./build -prune -o -name meson.build -newer "$dir/build.ninja" -print)" ]; then
-    configure setup --reconfigure # Ninja sees those change that it knows, but not a new one
+    run_meson setup --reconfigure # Ninja sees those change that it knows, but not a new one
 fi
 
 log=build/$name-build.log
