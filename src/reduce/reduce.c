@@ -165,21 +165,27 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
 
 /* --- the tree ------------------------------------------------------------------------------------------ */
 
-/* A row of scratch is a block of partials; 3 levels of 8 rows, and 8 leaves, serve 8^4 inputs. */
-enum { ROW_BYTES = 1024, LEVELS = 3 };
+/* Scratch for one level of rows of partials, or for more levels of shorter rows: 8^4 inputs need 3.  Rows are
+ * long so that each input is read in long runs. */
+enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
+
+/* From here on inputs and result together do not stay in the second-level cache, and writing the result
+ * around the caches, without reading its lines first, was measured to pay. */
+enum { STREAM_BYTES = 3 << 20 };
 
 struct tree {
-    struct tly_fold step;                  /* of the tree as a whole; n is unused */
+    struct tly_fold step;              /* of the tree as a whole; n is unused */
     tly_fold_fn *fold;
-    enum tly_format partial;               /* how an unfinished sum is held */
+    enum tly_format partial;           /* how an unfinished sum is held */
     int leaves;
     const unsigned char *const *input;
-    const unsigned char *const *next;      /* the first input of the next leaf: leaves are met in order */
-    struct tree *group;                    /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
-    const int *group_size;                 /* of each leaf */
+    const unsigned char *const *next;  /* the first input of the next leaf: leaves are met in order */
+    struct tree *group;                /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
+    const int *group_size;             /* of each leaf */
     const int *next_size;
-    unsigned char (*leaf_row)[ROW_BYTES];  /* borrowed: where groups' sums go, TLY_FOLD_MAX rows */
-    _Alignas(64) unsigned char row[LEVELS][TLY_FOLD_MAX][ROW_BYTES];
+    unsigned char *leaf_rows;          /* borrowed: where groups' sums go, SCRATCH_BYTES */
+    size_t row_bytes;
+    _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
 };
 
 static void walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out);
@@ -195,8 +201,8 @@ static const void *leaf(struct tree *t, int j, size_t at, size_t count)
     if (!g || (size == 1 && g->step.prescale == 1))
         return *input + at * tly_reduce_element_size((int)t->step.from);
     g->next = input;
-    walk(g, 0, size, at, count, true, t->leaf_row[j]);
-    return t->leaf_row[j];
+    walk(g, 0, size, at, count, true, t->leaf_rows + (size_t)j * t->row_bytes);
+    return t->leaf_rows + (size_t)j * t->row_bytes;
 }
 
 /* Reduce the next `leaves` leaves; the root is finished and written in the tree's own format. */
@@ -219,8 +225,9 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
             part *= TLY_FOLD_MAX;
         for (f.n = 0; f.n * part < leaves; f.n++) {
             int rest = leaves - f.n * part;
-            walk(t, level + 1, rest < part ? rest : part, at, count, false, t->row[level][f.n]);
-            rows[f.n] = t->row[level][f.n];
+            unsigned char *row = t->scratch + (size_t)(level * TLY_FOLD_MAX + f.n) * t->row_bytes;
+            walk(t, level + 1, rest < part ? rest : part, at, count, false, row);
+            rows[f.n] = row;
         }
         f.from = t->partial;
         f.prescale = 1;
@@ -228,12 +235,19 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
     t->fold(&f, rows, out, count);
 }
 
+/* How long rows may be for a tree of so many leaves. */
+static size_t row_bytes(int leaves)
+{
+    const int fold = TLY_FOLD_MAX;
+    return leaves <= fold * fold ? ROW_BYTES : leaves <= fold * fold * fold ? ROW_BYTES / 2 : ROW_BYTES / 4;
+}
+
 /* The whole tree, in blocks unless it is a single fold of its inputs. */
 static void reduce(struct tree *t, unsigned char *out, size_t count)
 {
     size_t size = tly_reduce_element_size((int)t->step.to);
     size_t block = t->leaves <= TLY_FOLD_MAX && !t->group ? count
-                 : ROW_BYTES / tly_reduce_element_size((int)t->partial);
+                 : t->row_bytes / tly_reduce_element_size((int)t->partial);
     for (size_t at = 0; at < count; at += block) {
         t->next = t->input;
         t->next_size = t->group_size;
@@ -242,8 +256,8 @@ static void reduce(struct tree *t, unsigned char *out, size_t count)
 }
 
 /* Set the tree up for `r`, and count the elements in its format. */
-static void plant(struct tree *t, const struct tly_reduction *r, int leaves, const void *const input[],
-                  const void *output, size_t *count)
+static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
+                  const void *const input[], const void *output, size_t *count)
 {
     bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
     enum tly_format format = r->dtype == TLY_COMPLEX64 ? TLY_F32 : r->dtype == TLY_COMPLEX128 ? TLY_F64
@@ -261,9 +275,14 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, con
         .from = format, .to = format, .op = op, .prescale = r->prescale, .postscale = r->postscale,
         .divisor = r->op == TALLY_AVERAGE ? r->divisor : 1,
     };
+    t->step.stream = (size_t)(leaves + 1) * *count * tly_reduce_element_size((int)format) >= STREAM_BYTES;
+    for (int j = 0; j < inputs; j++)
+        if (input[j] == output)
+            t->step.stream = false;
     t->fold = variant()->fold;
     t->partial = format == TLY_F16 || format == TLY_BF16 ? TLY_F32 : format;
     t->leaves = leaves;
+    t->row_bytes = row_bytes(leaves);
     t->input = (const unsigned char *const *)input;
     t->group = NULL;
     t->group_size = NULL;
@@ -273,7 +292,7 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
 {
     struct tree t;
     float_mode saved = mode_default();
-    plant(&t, r, n, input, output, &count);
+    plant(&t, r, n, n, input, output, &count);
     reduce(&t, output, count);
     mode_restore(saved);
 }
@@ -282,16 +301,23 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
                         const void *const input[], void *output, size_t count)
 {
     struct tree t, group;
-    unsigned char leaf_row[TLY_FOLD_MAX][ROW_BYTES] __attribute__((aligned(64)));
+    _Alignas(64) unsigned char leaf_rows[SCRATCH_BYTES];
     float_mode saved = mode_default();
     size_t same = count;
-    plant(&t, r, groups, input, output, &count);
-    plant(&group, r, 0, input, output, &same);
+    int inputs = 0, largest = 0;
+    for (int g = 0; g < groups; g++) {
+        inputs += group_size[g];
+        largest = group_size[g] > largest ? group_size[g] : largest;
+    }
+    plant(&t, r, groups, inputs, input, output, &count);
+    plant(&group, r, largest, 0, input, output, &same);
     group.step.divisor = group.step.postscale = 1;
+    group.step.stream = false;
     t.step.prescale = 1;
     t.group = &group;
     t.group_size = group_size;
-    t.leaf_row = leaf_row;
+    t.leaf_rows = leaf_rows;
+    t.row_bytes = group.row_bytes = t.row_bytes < group.row_bytes ? t.row_bytes : group.row_bytes;
     reduce(&t, output, count);
     mode_restore(saved);
 }

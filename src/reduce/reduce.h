@@ -59,7 +59,7 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why);
 
 /* output[i] = reduction over j < n of input[j][i], for i < count elements.  output may equal one or more of
  * the inputs or be apart from all of them; any alignment.  1 <= n <= TLY_REDUCE_MAX_INPUTS.  The reduction
- * must have passed tly_reduce_check().  Uses up to 60 KB of stack. */
+ * must have passed tly_reduce_check().  Uses up to 100 KB of stack. */
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count);
 
 /* As tly_reduce, but leaves grouped: group g is the next group_size[g] inputs, 1 or more; each group is
