@@ -15,11 +15,11 @@ enum kind { STR, INT, SIZE, SECS };
 struct row {
     const char *name;
     enum kind kind;
+    bool agreed;
     size_t offset; /* in struct tly_params */
     const char *text;
     double number; /* the default: text for STR, number for all others */
     double min, max;
-    bool agreed;
     const char *help;
 };
 
@@ -29,13 +29,13 @@ struct row {
 #define DEFAULT_SECS(d) .number = d
 #define ROW(name_, kind_, field_, default_, min_, max_, agreed_, help_) \
     {.name = #name_, \
-     .kind = kind_, \
+     .kind = (kind_), \
      .offset = offsetof(struct tly_params, field_), \
      DEFAULT_##kind_(default_), \
-     .min = min_, \
-     .max = max_, \
-     .agreed = agreed_, \
-     .help = help_},
+     .min = (min_), \
+     .max = (max_), \
+     .agreed = (agreed_), \
+     .help = (help_)},
 static const struct row table[] = {TLY_PARAM_TABLE(ROW)};
 enum { ROWS = sizeof table / sizeof table[0] };
 
@@ -144,14 +144,14 @@ static int unlike(const char *name, size_t len, const struct row *row)
 
 static int refuse_name(struct reader *r, const char *name, size_t len)
 {
-    char near[128] = "";
+    char near[128] = ""; /* room for three of the longest */
+    size_t at = 0;
     int found = 0;
     for (int want = 0; want <= 3; want++) {
         for (int i = 0; i < ROWS && found < 3; i++) {
             if (unlike(name, len, &table[i]) != want || want * 3 > (int)strlen(table[i].name) - 6)
                 continue;
-            strcat(near, found++ ? " or " : "");
-            strcat(near, table[i].name);
+            at += (size_t)snprintf(near + at, sizeof near - at, "%s%s", found++ ? " or " : "", table[i].name);
         }
         if (found)
             break;

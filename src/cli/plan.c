@@ -35,10 +35,10 @@ struct plan {
 /* A positive number and one of the letters, each worth `unit` times the last. */
 static double quantity(const char *text, double unit)
 {
-    char *end;
-    double x = *text >= '0' && *text <= '9' ? strtod(text, &end) : -1;
-    if (x < 0)
+    if (*text < '0' || *text > '9') /* strtod would take blanks, signs and words */
         return -1;
+    char *end = NULL;
+    double x = strtod(text, &end);
     const char *letters = "kmgt", *at = *end ? strchr(letters, *end | 32) : NULL;
     if (at) {
         x *= pow(unit, (double)(at - letters) + 1);
