@@ -327,13 +327,16 @@ static bool reap(struct job *job)
 {
     int wait_status;
     pid_t pid;
-    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0)
+    bool any = false;
+    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
+        any = true;
         for (int i = 0; i < job->count; i++)
             if (job->children[i].pid == pid)
                 child_ended(job, &job->children[i], wait_status);
+    }
     if (job->phase == LEAVING && job->left == 0)
-        end_all(job); /* whatever ranks have left behind */
-    else if (job->phase >= ENDING)
+        end_all(job);                     /* whatever ranks have left behind */
+    else if (job->phase >= ENDING && any) /* its children are ours now */
         signal_adopted(job, job->phase == KILLING ? SIGKILL : SIGTERM);
     return pid == 0;
 }
