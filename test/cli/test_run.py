@@ -269,13 +269,17 @@ def test_a_command_that_is_not_there():
     assert tally("run", "-n", 1, "--", "/").returncode == 126
 
 
-def test_one_that_ignores_sigterm_is_killed():
-    with Job("-n", "2", script='trap "" TERM; echo ready; [ $RANK = 0 ] && exit 3; while :; do sleep 1000; done') as job:
+def test_one_that_ignores_sigterm_is_killed(tmp_path):
+    failing = f"while ! [ -e {tmp_path}/up ]; do sleep 0.05; done; exit 3"
+    script = f'[ $RANK = 0 ] && {{ {failing}; }}; trap "" TERM; touch {tmp_path}/up; while :; do sleep 1000; done'
+    with Job("-n", "2", script=script) as job:
         assert job.end()[1] == 3
 
 
-def test_a_stopped_rank_is_ended():
-    with Job("-n", "2", script='if [ $RANK = 0 ]; then sleep 0.3; exit 4; fi; kill -STOP $$') as job:
+def test_a_stopped_rank_is_ended(tmp_path):
+    failing = f"while ! grep -q ') T' /proc/$(cat {tmp_path}/up)/stat; do sleep 0.05; done; exit 4"
+    script = f"if [ $RANK = 0 ]; then {failing}; fi 2> /dev/null; echo $$ > {tmp_path}/up; kill -STOP $$"
+    with Job("-n", "2", script=script) as job:
         assert job.end()[1] == 4
 
 
