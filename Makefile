@@ -46,6 +46,7 @@ bench:
 
 install: all
 	@DESTDIR=$(DESTDIR) $(build) -- install
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
 clean:
 	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +; fi
