@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fork.h"
 
 static void drain_wake(struct tly_watch *w, uint32_t events)
 {
@@ -22,13 +23,13 @@ int tly_loop_init(struct tly_loop *l)
     memset(l, 0, sizeof *l);
     tly_list_init(&l->hooks);
     l->wake_fd = -1;
-    l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    l->epoll_fd = tly_fd_own(epoll_create1(EPOLL_CLOEXEC));
     if (l->epoll_fd < 0)
         return tly_fail(errno, "cannot create an epoll descriptor: %s", strerror(errno));
-    l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    l->wake_fd = tly_fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (l->wake_fd < 0) {
         int err = tly_fail(errno, "cannot create an eventfd: %s", strerror(errno));
-        close(l->epoll_fd);
+        tly_fd_close(l->epoll_fd);
         l->epoll_fd = -1;
         return err;
     }
@@ -42,8 +43,8 @@ void tly_loop_finish(struct tly_loop *l)
 {
     if (!l || l->epoll_fd < 0)
         return;
-    close(l->wake_fd);
-    close(l->epoll_fd);
+    tly_fd_close(l->wake_fd);
+    tly_fd_close(l->epoll_fd);
     l->epoll_fd = l->wake_fd = -1;
     pthread_mutex_destroy(&l->lock);
 }
@@ -73,8 +74,9 @@ void tly_loop_remove(struct tly_loop *l, struct tly_watch *w)
 {
     struct epoll_event e = {0};
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, &e);
-    if (l->dispatching && l->dead_count < (int)(sizeof l->dead / sizeof *l->dead))
-        l->dead[l->dead_count++] = w;
+    for (int i = 0; i < l->batch_left; i++)
+        if (l->batch[i].data.ptr == w)
+            l->batch[i].data.ptr = NULL;
 }
 
 void tly_loop_hook(struct tly_loop *l, struct tly_hook *h)
@@ -82,32 +84,34 @@ void tly_loop_hook(struct tly_loop *l, struct tly_hook *h)
     tly_list_append(&l->hooks, &h->node);
 }
 
-void tly_loop_unhook(struct tly_hook *h)
+void tly_loop_unhook(struct tly_loop *l, struct tly_hook *h)
 {
+    if (l->next_hook == &h->node)
+        l->next_hook = h->node.next;
     tly_list_remove(&h->node);
 }
 
-static bool removed(const struct tly_loop *l, const struct tly_watch *w)
+/* The next hook of a walk in which hooks may be removed; NULL at the end. */
+static struct tly_hook *walk(struct tly_loop *l, bool first)
 {
-    for (int i = 0; i < l->dead_count; i++)
-        if (l->dead[i] == w)
-            return true;
-    return false;
+    struct tly_list *n = first ? l->hooks.next : l->next_hook;
+    if (n == &l->hooks) {
+        l->next_hook = NULL;
+        return NULL;
+    }
+    l->next_hook = n->next;
+    return tly_list_entry(n, struct tly_hook, node);
 }
 
-/* Hooks may remove themselves but no other. */
 static int64_t prepare(struct tly_loop *l)
 {
     int64_t due = INT64_MAX;
-    for (struct tly_list *n = l->hooks.next, *next; n != &l->hooks; n = next) {
-        next = n->next;
-        struct tly_hook *h = tly_list_entry(n, struct tly_hook, node);
+    for (struct tly_hook *h = walk(l, true); h; h = walk(l, false))
         if (h->prepare) {
             int64_t t = h->prepare(h);
             if (t < due)
                 due = t;
         }
-    }
     return due;
 }
 
@@ -119,21 +123,18 @@ static void tick(struct tly_loop *l)
     l->last_tick = l->now;
     /* What was late by more than a tick was our own pause. */
     l->awake += passed < 2 * TLY_TICK_MS * TLY_MS ? passed : TLY_TICK_MS * TLY_MS;
-    for (struct tly_list *n = l->hooks.next, *next; n != &l->hooks; n = next) {
-        next = n->next;
-        struct tly_hook *h = tly_list_entry(n, struct tly_hook, node);
+    for (struct tly_hook *h = walk(l, true); h; h = walk(l, false))
         if (h->tick)
             h->tick(h);
-    }
 }
 
 void tly_loop_turn(struct tly_loop *l, int max_ms)
 {
-    /* A batch no larger than `dead`: every watch of a batch can be removed within it. */
-    struct epoll_event events[sizeof l->dead / sizeof *l->dead];
+    struct epoll_event events[64];
     const int room = sizeof events / sizeof *events;
 
     tly_loop_lock(l);
+    l->now = tly_now();
     int64_t due = prepare(l);
     int64_t now = tly_now();
     int64_t wait = l->last_tick + TLY_TICK_MS * TLY_MS - now;
@@ -152,14 +153,14 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
 
     tly_loop_lock(l);
     l->now = tly_now();
-    l->dispatching = true;
-    for (int i = 0; i < n; i++) {
-        struct tly_watch *w = events[i].data.ptr;
-        if (!removed(l, w))
-            w->ready(w, events[i].events);
+    l->batch = events;
+    for (l->batch_left = n; l->batch_left > 0;) {
+        struct epoll_event e = *l->batch++;
+        l->batch_left--;
+        struct tly_watch *w = e.data.ptr;
+        if (w)
+            w->ready(w, e.events);
     }
-    l->dispatching = false;
-    l->dead_count = 0;
     tick(l);
     tly_loop_unlock(l);
 }

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 
 #include "base/list.h"
 
@@ -36,9 +37,9 @@ struct tly_loop {
     int64_t now, awake, last_tick;
     bool stop;
     struct tly_watch wake;
-    struct tly_watch *dead[64]; /* watches removed while a batch is being handled */
-    int dead_count;
-    bool dispatching;
+    struct epoll_event *batch; /* being handled: the rest of it, so that a removed watch can be taken out */
+    int batch_left;
+    struct tly_list *next_hook; /* of the walk in progress */
 };
 
 enum { TLY_TICK_MS = 200 };
@@ -64,7 +65,7 @@ int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events);
 void tly_loop_remove(struct tly_loop *l, struct tly_watch *w);
 
 void tly_loop_hook(struct tly_loop *l, struct tly_hook *h);
-void tly_loop_unhook(struct tly_hook *h);
+void tly_loop_unhook(struct tly_loop *l, struct tly_hook *h);
 
 /* One turn: prepare, sleep, handle.  max_ms bounds the sleep (negative: the next tick does).  Takes the lock. */
 void tly_loop_turn(struct tly_loop *l, int max_ms);

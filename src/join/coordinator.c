@@ -1,0 +1,610 @@
+/* coordinator.c - from members to an epoch, and the one who says that a rank is dead. */
+#include "join/coordinator.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "join/roster.h"
+#include "transport/tcp/socket.h"
+
+enum state { GATHERING, PROVING, INVITING, RUNNING, FAILED, ENDED };
+
+enum { TALLYD_SILENCE_S = 5, MISSING_EVERY_S = 10, COMPLAINT_MS = 300 };
+
+/* One connection.  Owner: the coordinator's loop. */
+struct member {
+    struct tly_list node;
+    struct tly_coordinator *c;
+    struct tly_link *link;
+    struct tly_list outbox; /* of struct letter */
+    struct tly_member_info info;
+    bool joined, proved, begun, left;
+    uint64_t nonce_seen;
+    uint8_t *payload; /* of the frame that is coming in */
+};
+
+struct letter {
+    struct tly_list node;
+    struct tly_frame frame;
+    uint8_t *data; /* owned */
+};
+
+/* All fields but the first three belong to the loop. */
+struct tly_coordinator {
+    pthread_t thread;
+    bool started;
+    struct tly_listener *listener;
+    struct tly_loop loop;
+    struct tly_hook hook;
+    struct tly_identity identity;
+    uint32_t servers;
+    int64_t servers_ns, join_ns, dead_ns;
+    uint64_t part_bytes, window_bytes;
+    struct tly_list members;
+    enum state state;
+    uint32_t size;         /* ranks; 0 until the first has joined */
+    struct member **ranks; /* owned array of size, of borrowed */
+    uint32_t ranks_here, tallyds_here;
+    int64_t born, complete_at, asked_missing; /* awake clock */
+    char complaint[TLY_SENTENCE];
+    int64_t complaint_due; /* awake clock; 0: none */
+    struct tly_event quiet; /* set when the last member has gone */
+};
+
+/* --- sending ------------------------------------------------------------------------------------- */
+
+static void post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
+{
+    if (!m->link)
+        return;
+    struct letter *l = calloc(1, sizeof *l);
+    if (!l || (len && !(l->data = malloc(len)))) {
+        free(l);
+        return; /* out of memory: the member will notice the silence */
+    }
+    if (len)
+        memcpy(l->data, data, len);
+    l->frame = (struct tly_frame){.type = (uint8_t)type, .flags = flags, .payload = (uint32_t)len};
+    tly_list_append(&m->outbox, &l->node);
+}
+
+static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+{
+    struct member *m = user;
+    if (tly_list_empty(&m->outbox))
+        return false;
+    struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
+    tly_list_remove(&l->node);
+    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
+    free(l);
+    return true;
+}
+
+static void post_verdict(struct member *m, int err, const char *sentence)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, (uint32_t)err);
+    tly_write_text(&w, sentence);
+    if (!w.failed)
+        post(m, TLY_VERDICT, 0, w.data, w.len);
+    free(w.data);
+}
+
+static void post_all(struct tly_coordinator *c, int type, const void *data, size_t len)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->joined)
+            post(m, type, 0, data, len);
+    }
+}
+
+static void fail_job(struct tly_coordinator *c, int err, const char *format, ...)
+{
+    char sentence[TLY_SENTENCE];
+    va_list args;
+    if (c->state == FAILED || c->state == ENDED)
+        return;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    c->state = FAILED;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        post_verdict(tly_list_entry(n, struct member, node), err, sentence);
+}
+
+/* --- gathering ----------------------------------------------------------------------------------- */
+
+static void member_name(const struct member *m, char *out, size_t len)
+{
+    if (m->info.role == TLY_ROLE_TALLYD)
+        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, m->info.address, m->info.port);
+    else
+        snprintf(out, len, "rank %u on %s", m->info.rank, m->info.host);
+}
+
+/* "2, 3, 7-9" of the ranks for which `have` is false. */
+static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < c->size && at + 32 < len; i++) {
+        if (c->ranks[i])
+            continue;
+        uint32_t end = i;
+        while (end + 1 < c->size && !c->ranks[end + 1])
+            end++;
+        at += (size_t)snprintf(out + at, len - at, end > i + 1 ? "%s%u-%u" : "%s%u", at ? ", " : "", i, end);
+        if (end == i + 1)
+            end = i;
+        i = end;
+    }
+}
+
+static void ask_for_proofs(struct tly_coordinator *c)
+{
+    c->state = PROVING;
+    for (uint32_t i = 0; i < c->size; i++) {
+        const struct tly_member_info *me = &c->ranks[i]->info;
+        const char *door = "";
+        for (uint32_t j = 0; j < i && !*door; j++) {
+            const struct tly_member_info *other = &c->ranks[j]->info;
+            if (strcmp(me->host_id, other->host_id) == 0 && me->netns == other->netns)
+                door = other->door;
+        }
+        struct tly_writer w = {0};
+        tly_write_text(&w, door);
+        if (!w.failed)
+            post(c->ranks[i], TLY_ROSTER, TLY_REQUEST, w.data, w.len);
+        free(w.data);
+    }
+}
+
+static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
+{
+    uint32_t *same = calloc(c->size, sizeof *same);
+    *r = (struct tly_roster){.epoch = 1, .part_bytes = c->part_bytes, .window_bytes = c->window_bytes};
+    r->ranks = calloc(c->size, sizeof *r->ranks);
+    r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
+    if (!same || !r->ranks || !r->services) {
+        free(same);
+        tly_roster_finish(r);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < c->size; i++) {
+        same[i] = i;
+        for (uint32_t j = 0; j < i && same[i] == i; j++)
+            if (c->ranks[i]->nonce_seen && c->ranks[i]->nonce_seen == c->ranks[j]->info.nonce)
+                same[i] = j;
+    }
+    tly_roster_group(r, c->size, same);
+    free(same);
+    for (uint32_t i = 0; i < c->size; i++)
+        if (r->ranks[i].local_rank == 0) {
+            const struct tly_member_info *m = &c->ranks[i]->info;
+            struct tly_roster_service *s = &r->services[r->ranks[i].machine];
+            *s = (struct tly_roster_service){
+                .role = TLY_ROLE_RANK, .rank = i, .port = m->port, .incarnation = m->incarnation};
+            memcpy(s->address, m->address, sizeof s->address);
+            memcpy(s->host, m->host, sizeof s->host);
+        }
+    r->service_count = r->machine_count;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
+            continue;
+        struct tly_roster_service *s = &r->services[r->service_count++];
+        *s = (struct tly_roster_service){
+            .role = TLY_ROLE_TALLYD, .port = m->info.port, .incarnation = m->info.incarnation};
+        memcpy(s->address, m->info.address, sizeof s->address);
+        memcpy(s->host, m->info.host, sizeof s->host);
+    }
+    return 0;
+}
+
+static void invite(struct tly_coordinator *c)
+{
+    struct tly_roster r;
+    struct tly_writer w = {0};
+    c->state = INVITING;
+    if (make_roster(c, &r) != 0) {
+        fail_job(c, ENOMEM, "the coordinator is out of memory");
+        return;
+    }
+    if (r.machine_count > TLY_MAX_MACHINES || r.service_count > TLY_MAX_MACHINES) {
+        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r.service_count, TLY_MAX_MACHINES);
+    } else {
+        tly_roster_write(&w, &r);
+        if (w.failed || w.len > TLY_MAX_CONTROL)
+            fail_job(c, ENOMEM, "the coordinator is out of memory");
+        else
+            post_all(c, TLY_INVITE, w.data, w.len);
+    }
+    free(w.data);
+    tly_roster_finish(&r);
+}
+
+static void advance(struct tly_coordinator *c)
+{
+    bool all_ranks = c->size && c->ranks_here == c->size;
+    if (c->state == GATHERING && all_ranks) {
+        if (!c->complete_at)
+            c->complete_at = c->loop.awake;
+        if (c->tallyds_here >= c->servers)
+            ask_for_proofs(c);
+    }
+    if (c->state == PROVING) {
+        bool proved = true;
+        for (uint32_t i = 0; i < c->size; i++)
+            proved &= c->ranks[i]->proved;
+        if (proved)
+            invite(c);
+    }
+    if (c->state == INVITING) {
+        bool begun = true;
+        for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+            struct member *m = tly_list_entry(n, struct member, node);
+            begun &= !m->joined || m->begun;
+        }
+        if (begun) {
+            c->state = RUNNING;
+            post_all(c, TLY_COMMIT, NULL, 0);
+        }
+    }
+    if (c->state == RUNNING) {
+        bool left = true;
+        for (uint32_t i = 0; i < c->size; i++)
+            left &= !c->ranks[i] || c->ranks[i]->left;
+        if (left) {
+            c->state = ENDED;
+            post_all(c, TLY_GOODBYE, NULL, 0);
+        }
+    }
+}
+
+/* Does the newcomer fit those who are here?  If not, the start fails for all and each learns why. */
+static bool fits(struct tly_coordinator *c, const struct member *m)
+{
+    const struct tly_member_info *me = &m->info;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *o = tly_list_entry(n, struct member, node);
+        const struct tly_member_info *other = &o->info;
+        if (!o->joined || o == m || other->role != TLY_ROLE_RANK || me->role != TLY_ROLE_RANK)
+            continue;
+        if (other->size != me->size) {
+            fail_job(c, EPROTO, "rank %u on %s was started for %u ranks, rank %u on %s for %u", other->rank,
+                     other->host, other->size, me->rank, me->host, me->size);
+            return false;
+        }
+        if (other->rank == me->rank) {
+            fail_job(c, EEXIST, "rank %u has come twice: process %u on %s and process %u on %s", me->rank, other->pid,
+                     other->host, me->pid, me->host);
+            return false;
+        }
+        if (other->restart && me->restart && other->restart != me->restart) {
+            fail_job(c, EPROTO,
+                     "rank %u on %s belongs to restart %u of the job, rank %u on %s to restart %u "
+                     "(TORCHELASTIC_RESTART_COUNT)",
+                     other->rank, other->host, other->restart - 1, me->rank, me->host, me->restart - 1);
+            return false;
+        }
+        if (other->digest != me->digest) {
+            fail_job(c, EPROTO, "the settings of rank %u on %s (%s) differ from those of rank %u on %s (%s)", me->rank,
+                     me->host, me->settings, other->rank, other->host, other->settings);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void on_member_info(struct member *m)
+{
+    struct tly_coordinator *c = m->c;
+    char name[200];
+    member_name(m, name, sizeof name);
+    tly_link_rename(m->link, name);
+    if (c->state != GATHERING) {
+        if (m->info.role == TLY_ROLE_TALLYD)
+            post_verdict(m, EAGAIN, "the job has started without this tallyd: it waits for the next one");
+        else
+            post_verdict(m, EEXIST, "the job is running already: give this one another TALLY_PORT, or end that one");
+        return;
+    }
+    if (!fits(c, m))
+        return;
+    if (m->info.role == TLY_ROLE_TALLYD) {
+        c->tallyds_here++;
+        tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
+    } else {
+        if (!c->size) {
+            c->ranks = calloc(m->info.size, sizeof *c->ranks);
+            if (!c->ranks) {
+                fail_job(c, ENOMEM, "the coordinator is out of memory");
+                return;
+            }
+            c->size = m->info.size;
+        }
+        c->ranks[m->info.rank] = m;
+        c->ranks_here++;
+    }
+    m->joined = true;
+    advance(c);
+}
+
+/* --- frames -------------------------------------------------------------------------------------- */
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    struct member *m = user;
+    switch (f->type) {
+    case TLY_ROSTER:
+    case TLY_BEGUN:
+    case TLY_COMPLAIN:
+    case TLY_GOODBYE:
+    case TLY_BEAT:
+    case TLY_COUNTS:
+        break;
+    default:
+        *why = "no frame for a coordinator";
+        return -EPROTO;
+    }
+    free(m->payload);
+    m->payload = NULL;
+    if (f->payload) {
+        m->payload = malloc(f->payload);
+        if (!m->payload) {
+            *why = "out of memory";
+            return -ENOMEM;
+        }
+    }
+    land->to = m->payload;
+    return 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct member *m = user;
+    struct tly_coordinator *c = m->c;
+    struct tly_reader r = {data, f->payload, false};
+    switch (f->type) {
+    case TLY_ROSTER:
+        if (f->flags & TLY_REQUEST) {
+            m->nonce_seen = tly_read64(&r);
+            m->proved = true;
+            advance(c);
+        } else {
+            if (m->joined || tly_member_read(&r, &m->info) != 0) {
+                *why = "a member that cannot be read";
+                return -EPROTO;
+            }
+            on_member_info(m);
+        }
+        break;
+    case TLY_BEGUN:
+        m->begun = true;
+        advance(c);
+        break;
+    case TLY_COMPLAIN: {
+        char sentence[TLY_SENTENCE - 200], name[200];
+        uint32_t now = tly_read32(&r);
+        tly_read_text(&r, sentence, sizeof sentence);
+        if (!m->joined || r.failed)
+            break;
+        member_name(m, name, sizeof name);
+        if (now) {
+            fail_job(c, ETIMEDOUT, "%s: %s", name, sentence);
+        } else if (!c->complaint_due) {
+            /* Who cannot be reached may just have died: its own connection will tell, and names it better. */
+            c->complaint_due = c->loop.awake + COMPLAINT_MS * TLY_MS;
+            snprintf(c->complaint, sizeof c->complaint, "%s: %s", name, sentence);
+        }
+        break;
+    }
+    case TLY_GOODBYE:
+        m->left = true;
+        advance(c);
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static void drop(struct member *m)
+{
+    tly_list_remove(&m->node);
+    if (tly_list_empty(&m->c->members))
+        tly_event_set(&m->c->quiet);
+    tly_link_destroy(m->link);
+    while (!tly_list_empty(&m->outbox)) {
+        struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
+        tly_list_remove(&l->node);
+        free(l->data);
+        free(l);
+    }
+    free(m->payload);
+    free(m);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct member *m = user;
+    struct tly_coordinator *c = m->c;
+    char name[200];
+    member_name(m, name, sizeof name);
+    if (err == EACCES)
+        tly_warn("join", "%s was not let in: %s", tly_link_name(l), why);
+    bool lost = m->joined && !m->left;
+    bool is_rank = m->info.role == TLY_ROLE_RANK;
+    if (m->joined && is_rank) {
+        c->ranks[m->info.rank] = NULL;
+        c->ranks_here--;
+    }
+    if (m->joined && !is_rank)
+        c->tallyds_here--;
+    drop(m);
+    if (lost && c->state == GATHERING && !is_rank)
+        return; /* a tallyd that goes before the start is simply not there */
+    if (lost && c->state != ENDED) {
+        if (err == ETIMEDOUT)
+            fail_job(c, ETIMEDOUT, "%s has been silent for %.0f s: taken for dead (%s)", name,
+                     is_rank ? (double)c->dead_ns / TLY_SEC : TALLYD_SILENCE_S,
+                     is_rank ? "TALLY_DEAD_TIMEOUT" : "stopped, or cut off");
+        else
+            fail_job(c, ECONNRESET, "%s has died: %s", name, why);
+    }
+    advance(c);
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static int accepting(void *user, struct tly_link_config *config);
+
+/* The link is created after accepting() has returned: it is known from its first callback on. */
+static void remember(void *user, struct tly_link *l)
+{
+    struct member *m = user;
+    m->link = l;
+}
+
+static int accepting(void *user, struct tly_link_config *config)
+{
+    struct tly_coordinator *c = user;
+    if (c->state == ENDED || c->state == FAILED)
+        return -ESHUTDOWN; /* comes again later */
+    struct member *m = calloc(1, sizeof *m);
+    if (!m)
+        return -ENOMEM;
+    m->c = c;
+    tly_list_init(&m->outbox);
+    tly_list_append(&c->members, &m->node);
+    config->user_calls = &calls;
+    config->user = m;
+    config->identity = c->identity;
+    config->silence_ns = c->dead_ns;
+    config->created = remember;
+    return 0;
+}
+
+/* --- time ---------------------------------------------------------------------------------------- */
+
+static void tick(struct tly_hook *h)
+{
+    struct tly_coordinator *c = tly_list_entry(h, struct tly_coordinator, hook);
+    int64_t now = c->loop.awake;
+    char missing[512];
+    if (c->complaint_due && now >= c->complaint_due)
+        fail_job(c, ECONNRESET, "%s", c->complaint);
+    if (c->state == GATHERING && c->complete_at && now - c->complete_at >= c->servers_ns) {
+        tly_warn("join", "only %u of %u tallyd are there after %.0f s: starting without the rest", c->tallyds_here,
+                 c->servers, (double)c->servers_ns / TLY_SEC);
+        ask_for_proofs(c);
+    }
+    if (c->state == GATHERING && !c->complete_at && c->size) {
+        missing_text(c, missing, sizeof missing);
+        if (now - c->born >= c->join_ns) {
+            fail_job(c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT)", missing,
+                     (double)c->join_ns / TLY_SEC);
+        } else if (now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC) {
+            c->asked_missing = now;
+            tly_warn("join", "waiting for rank %s", missing);
+        }
+    }
+    if ((c->state == PROVING || c->state == INVITING) && now - c->born >= c->join_ns + 10 * TLY_SEC)
+        fail_job(c, ETIMEDOUT, "not all members have connected to all services");
+}
+
+static void *serve(void *arg)
+{
+    struct tly_coordinator *c = arg;
+    tly_loop_run(&c->loop);
+    return NULL;
+}
+
+int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
+                           const struct sockaddr_storage *address, struct tly_coordinator **out)
+{
+    struct tly_coordinator *c = calloc(1, sizeof *c);
+    if (!c)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_list_init(&c->members);
+    int err = tly_loop_init(&c->loop);
+    if (err) {
+        free(c);
+        return err;
+    }
+    c->identity.role = TLY_ROLE_COORDINATOR;
+    c->identity.rank = TLY_NO_RANK;
+    memcpy(c->identity.secret, place->secret, sizeof place->secret);
+    memcpy(c->identity.job, place->job, sizeof place->job);
+    do
+        randombytes_buf(&c->identity.incarnation, sizeof c->identity.incarnation);
+    while (!c->identity.incarnation);
+    c->servers = (uint32_t)params->servers;
+    c->servers_ns = (int64_t)(params->servers_timeout * (double)TLY_SEC);
+    c->join_ns = (int64_t)(params->join_timeout * (double)TLY_SEC);
+    c->dead_ns = (int64_t)(params->dead_timeout * (double)TLY_SEC);
+    c->part_bytes = params->part_bytes;
+    c->window_bytes = params->part_bytes * (uint64_t)params->window_parts;
+    if (c->window_bytes > 1u << 30)
+        c->window_bytes = 1u << 30;
+    c->hook.tick = tick;
+    tly_loop_hook(&c->loop, &c->hook);
+    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
+    err = tly_tcp_listen(&c->loop, &listen, &c->listener);
+    if (!err)
+        err = tly_thread_start(&c->thread, "tally-coord", serve, c);
+    if (err) {
+        tly_coordinator_destroy(c, 0);
+        return err;
+    }
+    c->started = true;
+    *out = c;
+    return 0;
+}
+
+uint16_t tly_coordinator_port(const struct tly_coordinator *c)
+{
+    return tly_listener_port(c->listener);
+}
+
+void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
+{
+    if (!c)
+        return;
+    if (c->started) {
+        tly_loop_lock(&c->loop);
+        bool quiet = tly_list_empty(&c->members);
+        if (!quiet)
+            c->quiet = (struct tly_event){0};
+        tly_loop_unlock(&c->loop);
+        if (!quiet)
+            tly_event_wait(&c->quiet, deadline);
+    }
+    if (c->started) {
+        tly_loop_stop(&c->loop);
+        pthread_join(c->thread, NULL);
+    }
+    while (!tly_list_empty(&c->members))
+        drop(tly_list_entry(c->members.next, struct member, node));
+    tly_listener_destroy(c->listener);
+    tly_loop_finish(&c->loop);
+    free(c->ranks);
+    free(c);
+}

@@ -1,0 +1,35 @@
+/* coordinator.h - gathers the members of a job, makes them an epoch, and watches that they live.  Runs in a
+ * thread of its own, inside rank 0 unless TALLY_COORD names another process.
+ *
+ * member                       coordinator
+ *   ROSTER (who I am)      ->              all there?
+ *                          <-  ROSTER      prove that you share a machine with the one behind this door
+ *   ROSTER (nonce)         ->
+ *                          <-  INVITE      the epoch: connect to its services
+ *   BEGUN                  ->
+ *                          <-  COMMIT      all are connected: go
+ *   COMPLAIN (sentence)    ->
+ *                          <-  VERDICT     the job has failed: sentence
+ *   GOODBYE                ->
+ *                          <-  GOODBYE     all ranks have said it
+ */
+#ifndef TLY_COORDINATOR_H
+#define TLY_COORDINATOR_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "base/param.h"
+#include "join/place.h"
+
+struct tly_coordinator;
+
+/* Listen at `address` and start.  -EADDRINUSE: somebody listens there. */
+int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
+                           const struct sockaddr_storage *address, struct tly_coordinator **out);
+uint16_t tly_coordinator_port(const struct tly_coordinator *c);
+
+/* Wait until the members have gone (monotonic deadline), then stop and free.  NULL is accepted. */
+void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline);
+
+#endif

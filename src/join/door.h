@@ -1,0 +1,27 @@
+/* door.h - proof that two processes share a machine: a memfd with a nonce, passed over an abstract Unix
+ * socket.  Host ids are only a guess (cloned machines share boot ids). */
+#ifndef TLY_DOOR_H
+#define TLY_DOOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/loop.h"
+
+/* Hands the nonce to whoever of the same user knocks.  Owner: the loop. */
+struct tly_door {
+    struct tly_loop *loop;
+    struct tly_watch watch;
+    int memfd;
+    uint64_t nonce;
+    char name[64];
+};
+
+/* Open a door with a random name and nonce. */
+int tly_door_open(struct tly_door *d, struct tly_loop *loop);
+void tly_door_close(struct tly_door *d);
+
+/* The nonce behind the door of that name; -errno if there is none here.  Blocks for at most 2 s. */
+int tly_door_knock(const char *name, uint64_t *nonce);
+
+#endif

@@ -1,0 +1,334 @@
+/* member.c - joining a job and hearing of its end. */
+#include "join/member.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/tcp/socket.h"
+
+struct letter {
+    struct tly_list node;
+    struct tly_frame frame;
+    uint8_t *data; /* owned */
+};
+
+static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
+{
+    size_t len = w ? w->len : 0;
+    struct letter *l = calloc(1, sizeof *l);
+    if (!l || (w && w->failed) || (len && !(l->data = malloc(len)))) {
+        free(l);
+        return; /* out of memory: the coordinator will notice the silence */
+    }
+    if (len)
+        memcpy(l->data, w->data, len);
+    l->frame = (struct tly_frame){.type = (uint8_t)type, .flags = flags, .payload = (uint32_t)len};
+    tly_list_append(&m->outbox, &l->node);
+}
+
+static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+{
+    struct tly_member *m = user;
+    if (tly_list_empty(&m->outbox))
+        return false;
+    struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
+    tly_list_remove(&l->node);
+    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
+    free(l);
+    return true;
+}
+
+static void end(struct tly_member *m, int err, const char *sentence)
+{
+    if (m->state == TLY_MEMBER_OVER)
+        return;
+    m->state = TLY_MEMBER_OVER;
+    m->error = err;
+    snprintf(m->sentence, sizeof m->sentence, "%s", sentence);
+    if (m->over)
+        m->over(m->user, err, m->sentence);
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    struct tly_member *m = user;
+    m->identity.incarnation = tly_link_peer(l)->incarnation;
+    m->state = TLY_MEMBER_KNOWN;
+    tly_link_address(l, false, &m->here);
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    struct tly_member *m = user;
+    free(m->payload);
+    m->payload = NULL;
+    if (f->payload && !(m->payload = malloc(f->payload))) {
+        *why = "out of memory";
+        return -ENOMEM;
+    }
+    land->to = m->payload;
+    return 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct tly_member *m = user;
+    struct tly_reader r = {data, f->payload, false};
+    switch (f->type) {
+    case TLY_ROSTER: {
+        char name[64];
+        struct tly_writer w = {0};
+        uint64_t nonce = 0;
+        tly_read_text(&r, name, sizeof name);
+        if (name[0] && tly_door_knock(name, &nonce) != 0)
+            tly_warn("join", "a rank with the same host id is not reachable on this machine: taken for another one");
+        tly_write64(&w, nonce);
+        post(m, TLY_ROSTER, TLY_REQUEST, &w);
+        free(w.data);
+        return 0;
+    }
+    case TLY_INVITE:
+        tly_roster_finish(&m->roster);
+        if (tly_roster_read(&r, &m->roster) != 0) {
+            *why = "a roster that cannot be read";
+            return -EPROTO;
+        }
+        m->state = TLY_MEMBER_INVITED;
+        return 0;
+    case TLY_COMMIT:
+        m->state = TLY_MEMBER_RUNNING;
+        return 0;
+    case TLY_VERDICT: {
+        char sentence[TLY_SENTENCE];
+        int err = (int)tly_read32(&r);
+        tly_read_text(&r, sentence, sizeof sentence);
+        end(m, err > 0 ? err : ECONNRESET, sentence);
+        return 0;
+    }
+    case TLY_GOODBYE:
+        m->left = true;
+        if (m->goodbye)
+            m->goodbye(m->user);
+        return 0;
+    case TLY_BEAT:
+    case TLY_COUNTS:
+        return 0;
+    default:
+        *why = "no frame for a member";
+        return -EPROTO;
+    }
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct tly_member *m = user;
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    if (m->left || m->state == TLY_MEMBER_OVER)
+        return;
+    char sentence[512];
+    if (m->state == TLY_MEMBER_CONNECTING)
+        snprintf(sentence, sizeof sentence, "%s", why);
+    else
+        snprintf(sentence, sizeof sentence, "the coordinator at %s has died: %s", m->coordinator, why);
+    end(m, err, sentence);
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct tly_place *place,
+                     const struct tly_params *params, bool is_rank)
+{
+    memset(m, 0, sizeof *m);
+    m->loop = loop;
+    m->place = place;
+    m->params = params;
+    m->identity.role = is_rank ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
+    m->identity.rank = place->rank;
+    memcpy(m->identity.secret, place->secret, sizeof place->secret);
+    memcpy(m->identity.job, place->job, sizeof place->job);
+    tly_list_init(&m->outbox);
+}
+
+void tly_member_finish(struct tly_member *m)
+{
+    if (!m || !m->loop)
+        return;
+    tly_link_destroy(m->link);
+    tly_door_close(&m->door);
+    tly_roster_finish(&m->roster);
+    while (!tly_list_empty(&m->outbox)) {
+        struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
+        tly_list_remove(&l->node);
+        free(l->data);
+        free(l);
+    }
+    free(m->payload);
+    m->loop = NULL;
+}
+
+/* Turn the loop until `state` or later, the end, or the deadline (monotonic; negative: none). */
+static int wait_for(struct tly_member *m, enum tly_member_state state, int64_t deadline)
+{
+    while (m->state < state) {
+        if (m->cancelled && m->cancelled(m->user))
+            return -EINTR;
+        if (deadline >= 0 && tly_now() > deadline)
+            return -ETIMEDOUT;
+        tly_loop_turn(m->loop, 100);
+    }
+    return m->state == TLY_MEMBER_OVER ? -m->error : 0;
+}
+
+static void pause_for(struct tly_member *m, int ms)
+{
+    int64_t until = tly_now() + ms * TLY_MS;
+    while (tly_now() < until && !(m->cancelled && m->cancelled(m->user)))
+        tly_loop_turn(m->loop, (int)((until - tly_now()) / TLY_MS) + 1);
+}
+
+static bool worth_trying_again(int err)
+{
+    switch (err) {
+    case EACCES:
+    case EPROTO:
+    case ESTALE:
+    case ENOMEM:
+        return false;
+    default:
+        return true;
+    }
+}
+
+int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, double timeout_s)
+{
+    int64_t start = tly_now(), told = start, delay_ms = 10;
+    int64_t deadline = timeout_s < 0 ? -1 : start + (int64_t)(timeout_s * (double)TLY_SEC);
+    tly_address_text(to, m->coordinator, sizeof m->coordinator);
+    for (;;) {
+        struct tly_link_config c = {.user_calls = &calls,
+                                    .user = m,
+                                    .identity = m->identity,
+                                    .peer_name = "coordinator",
+                                    .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC)};
+        m->state = TLY_MEMBER_CONNECTING;
+        tly_loop_lock(m->loop);
+        int err = tly_tcp_connect(m->loop, to, &c, &m->link);
+        tly_loop_unlock(m->loop);
+        if (err) {
+            m->error = -err;
+            snprintf(m->sentence, sizeof m->sentence, "%s", tly_error());
+        } else {
+            err = wait_for(m, TLY_MEMBER_KNOWN, deadline);
+            if (!err)
+                return 0;
+        }
+        if (err == -EINTR)
+            return tly_fail(EINTR, "interrupted while joining");
+        if (err != -ETIMEDOUT && !worth_trying_again(-err))
+            return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
+        if (deadline >= 0 && tly_now() > deadline)
+            return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %s (is rank 0 started? TALLY_COORD)",
+                            m->coordinator, timeout_s, m->sentence);
+        if (tly_now() - told > 10 * TLY_SEC) {
+            told = tly_now();
+            tly_info("join", "still trying to reach the coordinator at %s: %s", m->coordinator, m->sentence);
+        }
+        tly_loop_lock(m->loop);
+        tly_link_destroy(m->link);
+        m->link = NULL;
+        tly_loop_unlock(m->loop);
+        pause_for(m, (int)(delay_ms / 2 + randombytes_uniform((uint32_t)delay_ms)));
+        delay_ms = delay_ms * 3 / 2 < 1000 ? delay_ms * 3 / 2 + 1 : 1000;
+    }
+}
+
+static int64_t join_deadline(const struct tly_member *m)
+{
+    /* The coordinator ends the wait and says who is missing; this is only in case it does not. */
+    return m->identity.role == TLY_ROLE_TALLYD
+               ? -1
+               : tly_now() + (int64_t)((m->params->join_timeout + 30) * (double)TLY_SEC);
+}
+
+static int joined(struct tly_member *m, int err, const char *what)
+{
+    if (err == -EINTR)
+        return tly_fail(EINTR, "interrupted while joining");
+    if (err == -ETIMEDOUT && m->state != TLY_MEMBER_OVER)
+        return tly_fail(ETIMEDOUT, "%s: no word from the coordinator at %s", what, m->coordinator);
+    return err ? tly_fail(-err, "%s", m->sentence) : 0;
+}
+
+int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation)
+{
+    struct tly_member_info info = {.role = m->identity.role,
+                                   .rank = m->place->rank,
+                                   .size = m->place->size,
+                                   .restart = (uint32_t)(m->place->restart + 1),
+                                   .pid = (uint32_t)getpid(),
+                                   .port = tly_address_port(service),
+                                   .netns = m->place->netns,
+                                   .digest = tly_params_digest(m->params),
+                                   .incarnation = incarnation};
+    char text[96];
+    tly_address_text(service, text, sizeof text);
+    char *host = text[0] == '[' ? text + 1 : text;
+    host[text[0] == '[' ? strcspn(host, "]") : strcspn(host, ":")] = '\0';
+    snprintf(info.address, sizeof info.address, "%s", host);
+    snprintf(info.host, sizeof info.host, "%s", m->place->host);
+    snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);
+    tly_params_agreed_text(m->params, info.settings, sizeof info.settings);
+    tly_loop_lock(m->loop);
+    int err = m->identity.role == TLY_ROLE_RANK ? tly_door_open(&m->door, m->loop) : 0;
+    if (!err) {
+        struct tly_writer w = {0};
+        snprintf(info.door, sizeof info.door, "%s", m->door.name);
+        info.nonce = m->door.nonce;
+        tly_member_write(&w, &info);
+        post(m, TLY_ROSTER, 0, &w);
+        free(w.data);
+    }
+    tly_loop_unlock(m->loop);
+    if (err)
+        return err;
+    return joined(m, wait_for(m, TLY_MEMBER_INVITED, join_deadline(m)), "waiting for the other ranks");
+}
+
+int tly_member_begin(struct tly_member *m)
+{
+    tly_loop_lock(m->loop);
+    post(m, TLY_BEGUN, 0, NULL);
+    tly_loop_unlock(m->loop);
+    int err = joined(m, wait_for(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
+    tly_loop_lock(m->loop);
+    tly_door_close(&m->door);
+    tly_loop_unlock(m->loop);
+    return err;
+}
+
+void tly_member_goodbye(struct tly_member *m)
+{
+    if (m->link)
+        post(m, TLY_GOODBYE, 0, NULL);
+}
+
+void tly_member_complain(struct tly_member *m, bool now, const char *sentence)
+{
+    struct tly_writer w = {0};
+    char text[TLY_SENTENCE - 256];
+    snprintf(text, sizeof text, "%s", sentence);
+    tly_write32(&w, now);
+    tly_write_text(&w, text);
+    if (m->link)
+        post(m, TLY_COMPLAIN, 0, &w);
+    free(w.data);
+}

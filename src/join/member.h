@@ -1,0 +1,59 @@
+/* member.h - a member's connection to the coordinator: a rank's or a tallyd's.
+ *
+ * The calls that wait turn the loop themselves; use them before a thread runs it.  Afterwards the member works
+ * by callbacks under the loop's lock. */
+#ifndef TLY_MEMBER_H
+#define TLY_MEMBER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/param.h"
+#include "join/door.h"
+#include "join/place.h"
+#include "join/roster.h"
+#include "transport/transport.h"
+
+enum tly_member_state { TLY_MEMBER_CONNECTING, TLY_MEMBER_KNOWN, TLY_MEMBER_INVITED, TLY_MEMBER_RUNNING, TLY_MEMBER_OVER };
+
+/* Owner: the loop. */
+struct tly_member {
+    struct tly_loop *loop;               /* borrowed */
+    const struct tly_place *place;       /* borrowed */
+    const struct tly_params *params;     /* borrowed */
+    struct tly_link *link;               /* owned */
+    struct tly_identity identity;        /* with the job's incarnation once KNOWN */
+    enum tly_member_state state;
+    struct tly_roster roster;            /* once INVITED */
+    struct sockaddr_storage here;        /* our address as the coordinator sees it */
+    char coordinator[96];                /* its address, for messages */
+    struct tly_door door;
+    bool left;                           /* the coordinator has said goodbye: all ranks have */
+    int error;                           /* errno of what ended it */
+    char sentence[TLY_SENTENCE];
+    struct tly_list outbox;
+    uint8_t *payload;
+    bool (*cancelled)(void *user);       /* asked while waiting; may be NULL */
+    void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
+    void (*goodbye)(void *user);         /* all ranks have left; may be NULL */
+    void *user;
+};
+
+void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct tly_place *place,
+                     const struct tly_params *params, bool is_rank);
+void tly_member_finish(struct tly_member *m);
+
+/* Connect to the coordinator at `to`, again and again until `timeout_s` has passed (negative: for ever).
+ * 0 or -errno with a sentence. */
+int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, double timeout_s);
+/* Say who we are (rank, machine, the service at `service`) and wait for the roster.  */
+int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation);
+/* All connections are made: wait until all others say so too. */
+int tly_member_begin(struct tly_member *m);
+
+void tly_member_goodbye(struct tly_member *m);
+/* Something makes the job impossible.  now: fail at once, else give a better explanation a moment. */
+void tly_member_complain(struct tly_member *m, bool now, const char *sentence);
+
+#endif

@@ -1,0 +1,46 @@
+/* place.h - where this process stands: rank, job, machine, secret, coordinator's address; read from the
+ * launcher's variables and the settings. */
+#ifndef TLY_PLACE_H
+#define TLY_PLACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "base/param.h"
+#include "wire/hello.h"
+
+struct tly_place {
+    uint32_t rank, size; /* of a tallyd: TLY_NO_RANK, 0 */
+    int restart;         /* TORCHELASTIC_RESTART_COUNT, or -1 */
+    char job[TLY_JOB_BYTES];
+    char host[64];    /* for messages */
+    char host_id[64]; /* what tells machines apart */
+    uint64_t netns;   /* inode of the network name space */
+    bool has_secret;
+    uint8_t secret[TLY_SECRET_BYTES];
+    char coord_host[256]; /* "": none given, and none needed (one rank) */
+    uint16_t coord_port;
+};
+
+/* Fill from the settings and the launcher's variables (torchrun's, OpenMPI's, PMI's, Slurm's).  0, or -EINVAL
+ * with a sentence that names the variable. */
+int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is_rank);
+
+/* Look the coordinator's address up.  -ENOENT, -EAGAIN (may help to try again). */
+int tly_place_resolve(const struct tly_place *p, struct sockaddr_storage *out);
+
+/* True if the address belongs to this machine. */
+bool tly_place_is_own(const struct sockaddr_storage *a);
+
+/* The address that `iface` (TALLY_IFACE: names, CIDRs, ^exclusions) selects, of the family of `like` if it
+ * can.  -ENODEV with a sentence. */
+int tly_place_iface(const char *iface, const struct sockaddr_storage *like, struct sockaddr_storage *out);
+
+/* "A-B" into first and last port; NULL: 0, 0.  -EINVAL with a sentence. */
+int tly_place_ports(const char *range, uint16_t *first, uint16_t *last);
+
+/* The first host of a Slurm node list such as "a[03-05,7],b1".  -EINVAL. */
+int tly_place_first_host(const char *nodelist, char *out, size_t len);
+
+#endif

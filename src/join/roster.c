@@ -1,0 +1,206 @@
+/* roster.c - members, machines and the tree they sum along. */
+#include "join/roster.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
+{
+    tly_write32(w, m->role);
+    tly_write32(w, m->rank);
+    tly_write32(w, m->size);
+    tly_write32(w, m->restart);
+    tly_write32(w, m->pid);
+    tly_write32(w, m->port);
+    tly_write64(w, m->netns);
+    tly_write64(w, m->digest);
+    tly_write64(w, m->nonce);
+    tly_write64(w, m->incarnation);
+    tly_write_text(w, m->address);
+    tly_write_text(w, m->host);
+    tly_write_text(w, m->host_id);
+    tly_write_text(w, m->door);
+    tly_write_text(w, m->settings);
+}
+
+int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
+{
+    struct tly_member_info x = {0};
+    x.role = tly_read32(r);
+    x.rank = tly_read32(r);
+    x.size = tly_read32(r);
+    x.restart = tly_read32(r);
+    x.pid = tly_read32(r);
+    x.port = tly_read32(r);
+    x.netns = tly_read64(r);
+    x.digest = tly_read64(r);
+    x.nonce = tly_read64(r);
+    x.incarnation = tly_read64(r);
+    tly_read_text(r, x.address, sizeof x.address);
+    tly_read_text(r, x.host, sizeof x.host);
+    tly_read_text(r, x.host_id, sizeof x.host_id);
+    tly_read_text(r, x.door, sizeof x.door);
+    tly_read_text(r, x.settings, sizeof x.settings);
+    bool rank_ok = x.role == TLY_ROLE_RANK && x.size >= 1 && x.size <= TLY_MAX_RANKS && x.rank < x.size;
+    if (r->failed || x.port > 65535 || !(rank_ok || x.role == TLY_ROLE_TALLYD))
+        return -EPROTO;
+    *m = x;
+    return 0;
+}
+
+void tly_roster_finish(struct tly_roster *r)
+{
+    if (!r)
+        return;
+    free(r->ranks);
+    free(r->services);
+    memset(r, 0, sizeof *r);
+}
+
+void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
+{
+    tly_write32(w, r->epoch);
+    tly_write32(w, r->rank_count);
+    tly_write32(w, r->machine_count);
+    tly_write32(w, r->service_count);
+    tly_write64(w, r->part_bytes);
+    tly_write64(w, r->window_bytes);
+    for (uint32_t i = 0; i < r->rank_count; i++) {
+        tly_write32(w, r->ranks[i].machine);
+        tly_write32(w, r->ranks[i].local_rank);
+    }
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        tly_write32(w, s->role);
+        tly_write32(w, s->rank);
+        tly_write32(w, s->port);
+        tly_write64(w, s->incarnation);
+        tly_write_text(w, s->address);
+        tly_write_text(w, s->host);
+    }
+}
+
+int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
+{
+    struct tly_roster r = {0};
+    r.epoch = tly_read32(rd);
+    r.rank_count = tly_read32(rd);
+    r.machine_count = tly_read32(rd);
+    r.service_count = tly_read32(rd);
+    r.part_bytes = tly_read64(rd);
+    r.window_bytes = tly_read64(rd);
+    if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
+        r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES || r.service_count < r.machine_count ||
+        r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN || r.part_bytes > TLY_MAX_PART ||
+        r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes || r.window_bytes > 1u << 30)
+        return -EPROTO;
+    r.ranks = calloc(r.rank_count, sizeof *r.ranks);
+    r.services = calloc(r.service_count, sizeof *r.services);
+    if (!r.ranks || !r.services) {
+        tly_roster_finish(&r);
+        return -ENOMEM;
+    }
+    bool bad = false;
+    for (uint32_t i = 0; i < r.rank_count; i++) {
+        r.ranks[i].machine = tly_read32(rd);
+        r.ranks[i].local_rank = tly_read32(rd);
+        bad |= r.ranks[i].machine >= r.machine_count || r.ranks[i].local_rank >= r.rank_count;
+    }
+    for (uint32_t i = 0; i < r.service_count; i++) {
+        struct tly_roster_service *s = &r.services[i];
+        s->role = tly_read32(rd);
+        s->rank = tly_read32(rd);
+        s->port = tly_read32(rd);
+        s->incarnation = tly_read64(rd);
+        tly_read_text(rd, s->address, sizeof s->address);
+        tly_read_text(rd, s->host, sizeof s->host);
+        bad |= s->port > 65535 || s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
+               (i < r.machine_count && s->rank >= r.rank_count);
+    }
+    if (bad || rd->failed) {
+        tly_roster_finish(&r);
+        return -EPROTO;
+    }
+    *out = r;
+    return 0;
+}
+
+void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
+{
+    r->rank_count = n;
+    r->machine_count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t first = same[i], local = 0;
+        if (first == i) {
+            r->ranks[i] = (struct tly_roster_rank){r->machine_count++, 0};
+            continue;
+        }
+        for (uint32_t j = first; j < i; j++)
+            local += same[j] == first;
+        r->ranks[i] = (struct tly_roster_rank){r->ranks[first].machine, local};
+    }
+}
+
+/* Is [from, to) a node of the tree over [lo, hi)? */
+static bool is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
+{
+    while (lo != from || hi != to) {
+        if (hi - lo < 2)
+            return false;
+        uint32_t m = 1;
+        while (m * 2 < hi - lo)
+            m *= 2;
+        if (to <= lo + m)
+            hi = lo + m;
+        else if (from >= lo + m)
+            lo += m;
+        else
+            return false;
+    }
+    return true;
+}
+
+bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size, uint32_t *order)
+{
+    uint32_t n = r->rank_count;
+    bool flat = !sixteen_bit || r->machine_count == n;
+    /* A machine's ranks must be neighbours to be a node. */
+    for (uint32_t i = 0; flat && i < n;) {
+        uint32_t end = i + 1;
+        while (end < n && r->ranks[end].machine == r->ranks[i].machine)
+            end++;
+        for (uint32_t j = end; j < n; j++)
+            flat &= r->ranks[j].machine != r->ranks[i].machine;
+        flat = flat && is_node(0, n, i, end);
+        i = end;
+    }
+    if (flat) {
+        for (uint32_t i = 0; i < n; i++)
+            order[i] = i;
+        group_size[0] = (int)n;
+        *groups = 1;
+        return true;
+    }
+    uint32_t at = 0;
+    for (uint32_t m = 0; m < r->machine_count; m++) {
+        group_size[m] = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (r->ranks[i].machine == m) {
+                order[at++] = i;
+                group_size[m]++;
+            }
+    }
+    *groups = (int)r->machine_count;
+    return false;
+}
+
+void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len)
+{
+    const struct tly_roster_service *s = &r->services[service];
+    if (s->role == TLY_ROLE_RANK)
+        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, s->address, s->port);
+    else
+        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, s->address, s->port);
+}

@@ -1,0 +1,69 @@
+/* roster.h - who takes part: members as they describe themselves, and the epoch that the coordinator makes of
+ * them.  Encoding and grouping; no I/O. */
+#ifndef TLY_ROSTER_H
+#define TLY_ROSTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "wire/hello.h"
+#include "wire/pack.h"
+
+enum { TLY_MAX_MACHINES = 1024 };
+
+/* What a process says of itself when it joins. */
+struct tly_member_info {
+    uint32_t role; /* TLY_ROLE_RANK or TLY_ROLE_TALLYD */
+    uint32_t rank, size;
+    uint32_t restart; /* + 1; 0: none */
+    uint32_t pid;
+    uint32_t port;    /* of its summation service */
+    uint64_t netns, digest, nonce, incarnation;
+    char address[64]; /* of its service: numeric, without port */
+    char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
+    char settings[256];                   /* the agreed ones, for messages */
+};
+
+void tly_member_write(struct tly_writer *w, const struct tly_member_info *m);
+int tly_member_read(struct tly_reader *r, struct tly_member_info *m); /* -EPROTO */
+
+struct tly_roster_rank {
+    uint32_t machine, local_rank;
+};
+
+struct tly_roster_service {
+    uint32_t role;      /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
+    uint32_t rank;      /* embedded: its rank */
+    uint32_t port;
+    uint64_t incarnation;
+    char address[64], host[64];
+};
+
+/* All that an epoch consists of.  Services 0..machines-1 are the machines' own, then the tallyd. */
+struct tly_roster {
+    uint32_t epoch;
+    uint32_t rank_count, machine_count, service_count;
+    uint64_t part_bytes, window_bytes;
+    struct tly_roster_rank *ranks;       /* owned */
+    struct tly_roster_service *services; /* owned */
+};
+
+void tly_roster_finish(struct tly_roster *r);
+void tly_roster_write(struct tly_writer *w, const struct tly_roster *r);
+/* -EPROTO, -ENOMEM; *r untouched then. */
+int tly_roster_read(struct tly_reader *rd, struct tly_roster *r);
+
+/* Group ranks into machines: same[i] is the lowest rank on the machine of rank i.  Machines are numbered in
+ * the order of their lowest ranks, local ranks in the order of ranks.  r->ranks has room for n. */
+void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
+
+/* How sums are nested (design decision 1): sizes of the groups of leaves, and order[] the ranks in the order
+ * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in
+ * their order ("flat", return true); else a group for each machine.  `once` rounded types (16 bit) are flat
+ * only with one rank a machine.  group_size and order have room for rank_count; *groups is set. */
+bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size, uint32_t *order);
+
+/* "rank 3 on host" / "tallyd 1 on host (address:port)", for messages. */
+void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len);
+
+#endif

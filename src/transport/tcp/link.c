@@ -1,0 +1,732 @@
+/* link.c - frames over a TCP connection: handshake, receive straight into place, send by pull.
+ *
+ * Receiving: headers pass through a small stage buffer; a payload is read by readv() directly to where it
+ * belongs, with the stage behind it to catch the next header in the same call.  What of a payload is in the
+ * stage already is copied (at most its size).
+ * Sending: next() fills a batch of frames, sendmsg() takes headers and payloads from where they lie. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "transport/tcp/socket.h"
+#include "transport/transport.h"
+
+enum {
+    STAGE_BYTES = 4096,
+    BATCH = 32,                 /* frames a sendmsg */
+    BATCH_BYTES = 256 << 10,    /* ... and about so many bytes */
+    TURN_BYTES = 2 << 20,       /* received for one wake-up; then others have their turn */
+    HANDSHAKE_NS_MS = 5000,
+    CONNECT_MS = 10000,
+    BEAT_MS = 1000,
+};
+
+struct outgoing {
+    uint8_t header[TLY_FRAME_BYTES];
+    const uint8_t *payload;
+    uint32_t len;
+    void *token, *owned;
+};
+
+enum state { CONNECTING, SHAKING, OPEN, CLOSED };
+
+/* Owner: the loop. */
+struct tly_link {
+    struct tly_loop *loop; /* borrowed */
+    struct tly_watch watch;
+    struct tly_hook hook;
+    const struct tly_link_user *calls;
+    void *user;
+    char name[128];
+    enum state state;
+    uint32_t events; /* what epoll watches for */
+    bool destroyed;  /* by its user, inside a callback; freed when the callback has returned */
+    int depth;       /* callbacks in progress */
+
+    struct tly_hello hello;
+    int64_t deadline;    /* of the handshake, on the loop's awake clock */
+    int64_t silence_ns;
+    int64_t last_heard;  /* awake clock */
+    int64_t last_spoken; /* monotonic clock */
+
+    uint8_t stage[STAGE_BYTES];
+    uint32_t stage_from, stage_to;
+    struct tly_frame in;
+    struct tly_landing land;
+    uint32_t landed; /* of in.payload */
+    bool landing;
+    uint32_t receive_seq;
+    int low_water; /* SO_RCVLOWAT now */
+    uint8_t *control; /* owned: payload of HELLO */
+
+    struct outgoing out[BATCH];
+    int out_from, out_to; /* [from, to) wait for the kernel */
+    uint32_t out_done;    /* bytes of out[out_from] that it has */
+    uint32_t send_seq;
+    bool wants_room;      /* the kernel was full */
+
+    struct tly_counts counts;
+    uint32_t owed_bytes; /* landed since the peer last heard of counts */
+    bool owes;
+    int64_t owed_since;
+    uint32_t counts_bytes;
+    int64_t counts_ns;
+    uint64_t bytes_sent, bytes_received;
+};
+
+static void on_ready(struct tly_watch *w, uint32_t events);
+static int64_t on_prepare(struct tly_hook *h);
+static void on_tick(struct tly_hook *h);
+static void send_more(struct tly_link *l);
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+static void enter(struct tly_link *l)
+{
+    l->depth++;
+}
+
+static void release(struct tly_link *l)
+{
+    for (int i = l->out_from; i < l->out_to; i++)
+        free(l->out[i].owned);
+    free(l->control);
+    free(l);
+}
+
+/* Returns false if the link is gone. */
+static bool leave(struct tly_link *l)
+{
+    if (--l->depth == 0 && l->destroyed) {
+        release(l);
+        return false;
+    }
+    return !l->destroyed;
+}
+
+static void disconnect(struct tly_link *l)
+{
+    if (l->state == CLOSED)
+        return;
+    l->state = CLOSED;
+    tly_loop_remove(l->loop, &l->watch);
+    tly_loop_unhook(l->loop, &l->hook);
+    tly_fd_close(l->watch.fd);
+    l->watch.fd = -1;
+}
+
+static void end(struct tly_link *l, int err, const char *why)
+{
+    if (l->state == CLOSED)
+        return;
+    disconnect(l);
+    l->calls->closed(l->user, l, err, why);
+}
+
+void tly_link_destroy(struct tly_link *l)
+{
+    if (!l)
+        return;
+    disconnect(l);
+    l->destroyed = true;
+    if (l->depth == 0)
+        release(l);
+}
+
+static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_link_config *c, bool connector)
+{
+    struct tly_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->loop = loop;
+    l->watch = (struct tly_watch){.fd = fd, .ready = on_ready};
+    l->hook = (struct tly_hook){.prepare = on_prepare, .tick = on_tick};
+    tly_list_init(&l->hook.node);
+    l->calls = c->user_calls;
+    l->user = c->user;
+    snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
+    tly_hello_init(&l->hello, &c->identity, connector);
+    l->silence_ns = c->silence_ns;
+    l->counts_bytes = c->counts_bytes ? c->counts_bytes : 256 << 10;
+    l->counts_ns = c->counts_ns ? c->counts_ns : TLY_MS;
+    l->low_water = 1;
+    l->last_heard = loop->awake;
+    l->last_spoken = loop->now;
+    l->deadline = loop->awake + (connector ? CONNECT_MS : HANDSHAKE_NS_MS) * TLY_MS;
+    return l;
+}
+
+static int start(struct tly_link *l, uint32_t events)
+{
+    l->events = events;
+    int err = tly_loop_add(l->loop, &l->watch, events);
+    if (!err)
+        tly_loop_hook(l->loop, &l->hook);
+    return err;
+}
+
+int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
+                    struct tly_link **out)
+{
+    int fd, err = tly_socket_connect(to, &fd);
+    if (err)
+        return err;
+    struct tly_link *l = create(loop, fd, c, true);
+    if (!l) {
+        tly_fd_close(fd);
+        return tly_fail(ENOMEM, "out of memory");
+    }
+    l->state = CONNECTING;
+    err = start(l, EPOLLOUT);
+    if (err) {
+        tly_fd_close(fd);
+        free(l);
+        return err;
+    }
+    *out = l;
+    return 0;
+}
+
+int tly_tcp_accept(struct tly_loop *loop, int fd, const struct tly_link_config *c)
+{
+    struct tly_link *l = create(loop, fd, c, false);
+    if (!l)
+        return -ENOMEM;
+    l->state = SHAKING;
+    int err = start(l, EPOLLIN);
+    if (err)
+        free(l);
+    else if (c->created)
+        c->created(c->user, l);
+    return err;
+}
+
+/* --- sending ------------------------------------------------------------------------------------- */
+
+static void watch_for(struct tly_link *l, uint32_t events)
+{
+    if (events != l->events && l->state != CLOSED) {
+        l->events = events;
+        tly_loop_change(l->loop, &l->watch, events);
+    }
+}
+
+static void append(struct tly_link *l, struct tly_outgoing *o)
+{
+    struct outgoing *slot = &l->out[l->out_to++];
+    o->frame.seq = l->send_seq++;
+    o->frame.accepted = (uint32_t)l->counts.accepted;
+    o->frame.granted = (uint32_t)l->counts.granted;
+    o->frame.received = (uint32_t)l->counts.received;
+    o->frame.stable = (uint32_t)l->counts.stable;
+    tly_frame_encode(&o->frame, l->hello.send_key, slot->header);
+    slot->payload = o->payload;
+    slot->len = o->frame.payload;
+    slot->token = o->token;
+    slot->owned = o->owned;
+    l->owes = false;
+    l->owed_bytes = 0;
+}
+
+static void fill(struct tly_link *l)
+{
+    uint32_t bytes = 0;
+    while (l->state == OPEN && !l->destroyed && l->out_to < BATCH && bytes < BATCH_BYTES) {
+        struct tly_outgoing o = {0};
+        if (!l->calls->next(l->user, l, &o))
+            break;
+        bytes += TLY_FRAME_BYTES + o.frame.payload;
+        append(l, &o);
+    }
+}
+
+/* The kernel has taken `n` bytes of the batch. */
+static void advance(struct tly_link *l, size_t n)
+{
+    l->bytes_sent += n;
+    while (n > 0) {
+        struct outgoing *o = &l->out[l->out_from];
+        uint32_t left = TLY_FRAME_BYTES + o->len - l->out_done;
+        if (n < left) {
+            l->out_done += (uint32_t)n;
+            return;
+        }
+        n -= left;
+        l->out_done = 0;
+        l->out_from++;
+        free(o->owned);
+        o->owned = NULL;
+        if (o->token)
+            l->calls->sent(l->user, l, o->token);
+    }
+}
+
+static ssize_t push_batch(struct tly_link *l)
+{
+    struct iovec iov[2 * BATCH];
+    int n = 0;
+    uint32_t skip = l->out_done;
+    for (int i = l->out_from; i < l->out_to; i++) {
+        struct outgoing *o = &l->out[i];
+        if (skip < TLY_FRAME_BYTES)
+            iov[n++] = (struct iovec){o->header + skip, TLY_FRAME_BYTES - skip};
+        uint32_t done = skip > TLY_FRAME_BYTES ? skip - TLY_FRAME_BYTES : 0;
+        if (o->len > done)
+            iov[n++] = (struct iovec){(void *)(o->payload + done), o->len - done};
+        skip = 0;
+    }
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    ssize_t r;
+    do
+        r = sendmsg(l->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (r < 0 && errno == EINTR);
+    return r;
+}
+
+static void send_more(struct tly_link *l)
+{
+    if (l->state == CLOSED || l->state == CONNECTING)
+        return;
+    enter(l);
+    for (;;) {
+        if (l->out_from == l->out_to) {
+            l->out_from = l->out_to = 0;
+            fill(l);
+            if (l->out_to == 0 || l->state == CLOSED) {
+                l->wants_room = false;
+                break;
+            }
+        }
+        ssize_t n = push_batch(l);
+        if (n < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK) {
+                l->wants_room = true;
+                break;
+            }
+            end(l, ECONNRESET, strerror(errno));
+            break;
+        }
+        l->last_spoken = l->loop->now;
+        advance(l, (size_t)n);
+        if (l->state == CLOSED)
+            break;
+    }
+    if (l->state != CLOSED)
+        watch_for(l, EPOLLIN | (l->wants_room ? EPOLLOUT : 0));
+    leave(l);
+}
+
+void tly_link_set_silence(struct tly_link *l, int64_t silence_ns)
+{
+    l->silence_ns = silence_ns;
+}
+
+void tly_link_flush(struct tly_link *l)
+{
+    if (l->state == OPEN && !l->wants_room && l->depth == 0)
+        send_more(l);
+}
+
+void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes)
+{
+    l->counts = *counts;
+    l->owed_bytes += bytes;
+    if (!l->owes) {
+        l->owes = true;
+        l->owed_since = l->loop->now;
+    }
+}
+
+static void say(struct tly_link *l, int type)
+{
+    if (l->out_to == BATCH)
+        return; /* the frames before it tell the counts just as well */
+    struct tly_outgoing o = {.frame = {.type = (uint8_t)type}};
+    append(l, &o);
+    if (!l->wants_room)
+        send_more(l);
+}
+
+/* Before the loop sleeps: frames first, then counts that went with none of them. */
+static int64_t on_prepare(struct tly_hook *h)
+{
+    struct tly_link *l = tly_list_entry(h, struct tly_link, hook);
+    if (l->state != OPEN)
+        return INT64_MAX;
+    enter(l);
+    int64_t due = INT64_MAX;
+    if (!l->wants_room)
+        send_more(l);
+    if (l->state == OPEN && l->owes) {
+        int64_t now = tly_now();
+        if (l->owed_bytes >= l->counts_bytes || now - l->owed_since >= l->counts_ns)
+            say(l, TLY_COUNTS);
+        else
+            due = l->owed_since + l->counts_ns;
+    }
+    leave(l);
+    return due;
+}
+
+/* --- receiving ----------------------------------------------------------------------------------- */
+
+static void start_handshake_step(struct tly_link *l)
+{
+    uint8_t *m = malloc(TLY_HELLO_BYTES);
+    if (!m) {
+        end(l, ENOMEM, "out of memory");
+        return;
+    }
+    tly_hello_produce(&l->hello, m);
+    struct tly_outgoing o = {.frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES}, .payload = m, .owned = m};
+    /* The proof itself goes under the zero key: append() uses send_key, which produce() may just have set. */
+    uint8_t key[TLY_FRAME_KEY_BYTES];
+    memcpy(key, l->hello.send_key, sizeof key);
+    memset(l->hello.send_key, 0, sizeof key);
+    append(l, &o);
+    memcpy(l->hello.send_key, key, sizeof key);
+    send_more(l);
+}
+
+static void become_open(struct tly_link *l)
+{
+    l->state = OPEN;
+    l->last_heard = l->loop->awake;
+    free(l->control);
+    l->control = NULL;
+    l->calls->opened(l->user, l);
+}
+
+static void on_hello(struct tly_link *l)
+{
+    int err = tly_hello_consume(&l->hello, l->control);
+    if (err) {
+        if (!l->hello.connector && l->hello.step == 0 && l->out_to < BATCH) {
+            uint8_t *m = malloc(TLY_HELLO_BYTES);
+            if (m) {
+                tly_hello_refuse(&l->hello, -err, l->hello.refusal, m);
+                struct tly_outgoing o = {
+                    .frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES}, .payload = m, .owned = m};
+                append(l, &o);
+                send_more(l);
+            }
+        }
+        if (l->state != CLOSED)
+            end(l, -err, l->hello.refusal);
+        return;
+    }
+    if (tly_hello_speaks(&l->hello))
+        start_handshake_step(l);
+    if (l->state == SHAKING && l->hello.step == 3)
+        become_open(l);
+}
+
+static int begin_frame(struct tly_link *l, const char **why)
+{
+    static const uint8_t zero[TLY_FRAME_KEY_BYTES];
+    const uint8_t *key = l->state == OPEN ? l->hello.receive_key : zero;
+    int err = tly_frame_decode(l->stage + l->stage_from, key, l->receive_seq, &l->in, why);
+    if (err)
+        return err;
+    l->stage_from += TLY_FRAME_BYTES;
+    l->receive_seq++;
+    l->landed = 0;
+    l->land = (struct tly_landing){0};
+    if (l->state == SHAKING) {
+        if (l->in.type != TLY_HELLO || l->in.payload != TLY_HELLO_BYTES) {
+            *why = "no handshake";
+            return -EPROTO;
+        }
+        if (!l->control && !(l->control = malloc(TLY_HELLO_BYTES))) {
+            *why = "out of memory";
+            return -ENOMEM;
+        }
+        l->land.to = l->control;
+    } else {
+        if (l->in.type == TLY_HELLO) {
+            *why = "a second handshake";
+            return -EPROTO;
+        }
+        err = l->calls->header(l->user, l, &l->in, &l->land, why);
+        if (err)
+            return err;
+    }
+    l->landing = true;
+    return 0;
+}
+
+/* All of the frame is there. */
+static int complete_frame(struct tly_link *l, const char **why)
+{
+    l->landing = false;
+    if (l->state == SHAKING) {
+        on_hello(l);
+        return 0;
+    }
+    return l->calls->frame(l->user, l, &l->in, l->land.to, why);
+}
+
+/* Use up what the stage holds.  0, or -errno with *why. */
+static int eat_stage(struct tly_link *l, const char **why)
+{
+    while (l->state != CLOSED) {
+        uint32_t have = l->stage_to - l->stage_from;
+        if (!l->landing) {
+            if (have < TLY_FRAME_BYTES)
+                break;
+            int err = begin_frame(l, why);
+            if (err)
+                return err;
+            have = l->stage_to - l->stage_from;
+        }
+        uint32_t left = l->in.payload - l->landed, n = have < left ? have : left;
+        if (l->land.in_blocks && l->land.to && n < left)
+            n -= n % TLY_ALIGN;
+        if (n && l->land.to)
+            memcpy((uint8_t *)l->land.to + l->landed, l->stage + l->stage_from, n);
+        l->stage_from += n;
+        l->landed += n;
+        if (l->landed < l->in.payload)
+            break;
+        int err = complete_frame(l, why);
+        if (err)
+            return err;
+    }
+    if (l->stage_from == l->stage_to) {
+        l->stage_from = l->stage_to = 0;
+    } else if (l->stage_from > 0) {
+        memmove(l->stage, l->stage + l->stage_from, l->stage_to - l->stage_from);
+        l->stage_to -= l->stage_from;
+        l->stage_from = 0;
+    }
+    return 0;
+}
+
+static void set_low_water(struct tly_link *l, uint32_t bytes)
+{
+    if (l->low_water == (int)bytes)
+        return;
+    l->low_water = (int)bytes;
+    setsockopt(l->watch.fd, SOL_SOCKET, SO_RCVLOWAT, &l->low_water, sizeof l->low_water);
+}
+
+/* How much of `left` bytes can be read now without ending inside a block.  0: the connection ended;
+ * -1 with errno EAGAIN: wait, the low-water mark is set so that epoll does not spin on less than a block. */
+static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
+{
+    int available = 0;
+    ioctl(l->watch.fd, FIONREAD, &available);
+    if ((uint32_t)available >= left)
+        return left;
+    if (available >= TLY_ALIGN)
+        return available - available % TLY_ALIGN;
+    struct pollfd p = {.fd = l->watch.fd, .events = POLLRDHUP};
+    if (poll(&p, 1, 0) > 0)
+        return 0; /* what is missing will never come */
+    set_low_water(l, left < TLY_ALIGN ? left : TLY_ALIGN);
+    errno = EAGAIN;
+    return -1;
+}
+
+static ssize_t receive(struct tly_link *l)
+{
+    static _Thread_local uint8_t sink[64 << 10];
+    struct iovec iov[2];
+    int n = 0;
+    uint32_t direct = 0;
+    if (l->landing && l->stage_to == 0) {
+        uint32_t left = l->in.payload - l->landed;
+        direct = left;
+        if (!l->land.to) {
+            direct = left < sizeof sink ? left : (uint32_t)sizeof sink;
+            iov[n++] = (struct iovec){sink, direct};
+        } else {
+            if (l->land.in_blocks) {
+                ssize_t blocks = whole_blocks(l, left);
+                if (blocks <= 0)
+                    return blocks;
+                direct = (uint32_t)blocks;
+            }
+            iov[n++] = (struct iovec){(uint8_t *)l->land.to + l->landed, direct};
+        }
+        if (direct < left) {
+            ssize_t r;
+            do
+                r = readv(l->watch.fd, iov, n);
+            while (r < 0 && errno == EINTR);
+            if (r > 0)
+                l->landed += (uint32_t)r;
+            return r;
+        }
+    }
+    iov[n++] = (struct iovec){l->stage + l->stage_to, STAGE_BYTES - l->stage_to};
+    ssize_t r;
+    do
+        r = readv(l->watch.fd, iov, n);
+    while (r < 0 && errno == EINTR);
+    if (r <= 0)
+        return r;
+    uint32_t placed = (uint32_t)r < direct ? (uint32_t)r : direct;
+    l->landed += placed;
+    l->stage_to += (uint32_t)r - placed;
+    return r;
+}
+
+static void receive_more(struct tly_link *l)
+{
+    const char *why = NULL;
+    uint32_t turn = 0;
+    enter(l);
+    while (l->state != CLOSED && turn < TURN_BYTES) {
+        ssize_t n = receive(l);
+        if (n < 0) {
+            if (errno != EAGAIN && errno != EWOULDBLOCK)
+                end(l, ECONNRESET, strerror(errno));
+            break;
+        }
+        if (n == 0) {
+            end(l, ECONNRESET, l->state == OPEN ? "connection ended" : "connection ended in the handshake");
+            break;
+        }
+        turn += (uint32_t)n;
+        l->bytes_received += (uint64_t)n;
+        l->last_heard = l->loop->awake;
+        set_low_water(l, 1);
+        int err = 0;
+        if (l->landing && l->landed == l->in.payload)
+            err = complete_frame(l, &why);
+        if (!err)
+            err = eat_stage(l, &why);
+        if (err && l->state != CLOSED) {
+            tly_warn("transport", "%s: closing the connection: %s", l->name, why ? why : strerror(-err));
+            end(l, EPROTO, why ? why : strerror(-err));
+        }
+    }
+    leave(l);
+}
+
+static void on_connected(struct tly_link *l)
+{
+    int err = 0;
+    socklen_t len = sizeof err;
+    getsockopt(l->watch.fd, SOL_SOCKET, SO_ERROR, &err, &len);
+    if (err) {
+        end(l, err, strerror(err));
+        return;
+    }
+    l->state = SHAKING;
+    watch_for(l, EPOLLIN);
+    start_handshake_step(l);
+}
+
+static void on_ready(struct tly_watch *w, uint32_t events)
+{
+    struct tly_link *l = tly_list_entry(w, struct tly_link, watch);
+    enter(l);
+    if (l->state == CONNECTING) {
+        on_connected(l);
+    } else {
+        if (events & EPOLLOUT) {
+            l->wants_room = false;
+            send_more(l);
+        }
+        if (l->state != CLOSED && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+            receive_more(l);
+    }
+    leave(l);
+}
+
+static void on_tick(struct tly_hook *h)
+{
+    struct tly_link *l = tly_list_entry(h, struct tly_link, hook);
+    enter(l);
+    if (l->state == CONNECTING || l->state == SHAKING) {
+        if (l->loop->awake > l->deadline)
+            end(l, ETIMEDOUT, l->state == CONNECTING ? "cannot connect" : "no answer in the handshake");
+    } else if (l->state == OPEN) {
+        if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns)
+            end(l, ETIMEDOUT, "silent");
+        else if (l->loop->now - l->last_spoken >= BEAT_MS * TLY_MS)
+            say(l, TLY_BEAT);
+    }
+    leave(l);
+}
+
+/* --- what users ask ------------------------------------------------------------------------------ */
+
+void tly_link_sink(struct tly_link *l, const void *token)
+{
+    if (l->landing && l->land.token == token)
+        l->land.to = NULL;
+}
+
+void tly_link_detach(struct tly_link *l, const void *token)
+{
+    for (int i = l->out_from; i < l->out_to; i++) {
+        struct outgoing *o = &l->out[i];
+        if (o->token != token)
+            continue;
+        o->token = NULL;
+        if (o->len == 0)
+            continue;
+        uint8_t *copy = malloc(o->len);
+        if (!copy) {
+            end(l, ENOMEM, "out of memory");
+            return;
+        }
+        memcpy(copy, o->payload, o->len);
+        o->payload = o->owned = copy;
+    }
+}
+
+const struct tly_identity *tly_link_peer(const struct tly_link *l)
+{
+    return &l->hello.peer;
+}
+
+const char *tly_link_name(const struct tly_link *l)
+{
+    return l->name;
+}
+
+void tly_link_rename(struct tly_link *l, const char *name)
+{
+    snprintf(l->name, sizeof l->name, "%s", name);
+}
+
+bool tly_link_is_open(const struct tly_link *l)
+{
+    return l->state == OPEN;
+}
+
+void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_storage *out)
+{
+    socklen_t len = sizeof *out;
+    memset(out, 0, sizeof *out);
+    if (remote)
+        getpeername(l->watch.fd, (struct sockaddr *)out, &len);
+    else
+        getsockname(l->watch.fd, (struct sockaddr *)out, &len);
+}
+
+uint64_t tly_link_bytes(const struct tly_link *l, bool sent)
+{
+    return sent ? l->bytes_sent : l->bytes_received;
+}
+
+bool tly_link_busy(const struct tly_link *l)
+{
+    return l->out_from < l->out_to;
+}

@@ -1,0 +1,226 @@
+/* socket.c - sockets with the settings that measuring has shown to matter, listeners, addresses. */
+#include "transport/tcp/socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+
+enum {
+    /* Large enough that no peer sees a closed window and waits for the persist timer (200 ms) at the start. */
+    RECEIVE_BUFFER = 4 << 20,
+    /* What the kernel has cannot be overtaken: keep little there that is not yet on the wire. */
+    NOT_SENT_LOW_WATER = 256 << 10,
+    BACKLOG = 4096,
+    ACCEPTS_A_TURN = 64,
+};
+
+static void set(int fd, int level, int name, int value)
+{
+    setsockopt(fd, level, name, &value, sizeof value); /* a hint that fails is no error */
+}
+
+void tly_socket_tune(int fd)
+{
+    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER);
+    /* bbr, the default of many systems, reaches a third of cubic's goodput when many flows meet. */
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+}
+
+/* Must be set before connect() and listen() to count in the window scale. */
+static void size_buffers(int fd)
+{
+    set(fd, SOL_SOCKET, SO_RCVBUF, RECEIVE_BUFFER);
+}
+
+int tly_socket_connect(const struct sockaddr_storage *to, int *out)
+{
+    int fd = tly_fd_own(socket(to->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (fd < 0)
+        return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
+    size_buffers(fd);
+    tly_socket_tune(fd);
+    if (connect(fd, (const struct sockaddr *)to, tly_address_len(to)) < 0 && errno != EINPROGRESS) {
+        int err = errno;
+        char text[80];
+        tly_address_text(to, text, sizeof text);
+        tly_fd_close(fd);
+        return tly_fail(err, "cannot connect to %s: %s", text, strerror(err));
+    }
+    *out = fd;
+    return 0;
+}
+
+/* Owner: the loop. */
+struct tly_listener {
+    struct tly_loop *loop;
+    struct tly_watch watch;
+    struct tly_listener_config config;
+    uint16_t port;
+};
+
+static void on_connection(struct tly_watch *w, uint32_t events)
+{
+    struct tly_listener *l = tly_list_entry(w, struct tly_listener, watch);
+    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        struct sockaddr_storage from;
+        socklen_t len = sizeof from;
+        int fd = tly_fd_own(accept4(w->fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        if (fd < 0) {
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                tly_warn("transport", "cannot accept a connection: %s", strerror(errno));
+            return;
+        }
+        tly_socket_tune(fd);
+        char name[80];
+        tly_address_text(&from, name, sizeof name);
+        struct tly_link_config c = {.peer_name = name};
+        if (l->config.accepting(l->config.user, &c) != 0 || tly_tcp_accept(l->loop, fd, &c) != 0)
+            tly_fd_close(fd);
+    }
+}
+
+static int bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_t last)
+{
+    if (tly_address_port(a) || !first)
+        return bind(fd, (struct sockaddr *)a, tly_address_len(a));
+    /* Start somewhere in the range, so that the processes of a machine do not all try the same one. */
+    unsigned span = (unsigned)(last - first) + 1, from = (unsigned)getpid() % span;
+    for (unsigned i = 0; i < span; i++) {
+        tly_address_set_port(a, (uint16_t)(first + (from + i) % span));
+        if (bind(fd, (struct sockaddr *)a, tly_address_len(a)) == 0)
+            return 0;
+        if (errno != EADDRINUSE)
+            return -1;
+    }
+    errno = EADDRINUSE;
+    return -1;
+}
+
+int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out)
+{
+    char text[80];
+    struct sockaddr_storage a = c->address;
+    tly_address_text(&a, text, sizeof text);
+    int fd = tly_fd_own(socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (fd < 0)
+        return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
+    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    size_buffers(fd);
+    struct tly_listener *l = NULL;
+    socklen_t len = sizeof a;
+    int err;
+    if (bind_port(fd, &a, c->first_port, c->last_port) < 0 || listen(fd, BACKLOG) < 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
+        err = tly_fail(errno, "cannot listen on %s: %s", text, strerror(errno));
+        goto fail;
+    }
+    l = calloc(1, sizeof *l);
+    if (!l) {
+        err = tly_fail(ENOMEM, "out of memory");
+        goto fail;
+    }
+    *l = (struct tly_listener){.loop = loop, .watch = {.fd = fd, .ready = on_connection}, .config = *c};
+    l->port = tly_address_port(&a);
+    err = tly_loop_add(loop, &l->watch, EPOLLIN);
+    if (err)
+        goto fail;
+    *out = l;
+    return 0;
+fail:
+    free(l);
+    tly_fd_close(fd);
+    return err;
+}
+
+uint16_t tly_listener_port(const struct tly_listener *l)
+{
+    return l->port;
+}
+
+void tly_listener_destroy(struct tly_listener *l)
+{
+    if (!l)
+        return;
+    tly_loop_remove(l->loop, &l->watch);
+    tly_fd_close(l->watch.fd);
+    free(l);
+}
+
+/* --- addresses ----------------------------------------------------------------------------------- */
+
+socklen_t tly_address_len(const struct sockaddr_storage *a)
+{
+    return a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+}
+
+uint16_t tly_address_port(const struct sockaddr_storage *a)
+{
+    return ntohs(a->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)a)->sin6_port
+                                          : ((const struct sockaddr_in *)a)->sin_port);
+}
+
+void tly_address_set_port(struct sockaddr_storage *a, uint16_t port)
+{
+    if (a->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)a)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)a)->sin_port = htons(port);
+}
+
+void tly_address_text(const struct sockaddr_storage *a, char *out, size_t len)
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (a->ss_family == AF_INET6) {
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)a)->sin6_addr, host, sizeof host);
+        snprintf(out, len, "[%s]:%u", host, tly_address_port(a));
+    } else {
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)a)->sin_addr, host, sizeof host);
+        snprintf(out, len, "%s:%u", host, tly_address_port(a));
+    }
+}
+
+bool tly_address_is_loopback(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET6) {
+        const struct in6_addr *i = &((const struct sockaddr_in6 *)a)->sin6_addr;
+        return IN6_IS_ADDR_LOOPBACK(i) || (IN6_IS_ADDR_V4MAPPED(i) && i->s6_addr[12] == 127);
+    }
+    return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
+}
+
+bool tly_address_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family)
+        return false;
+    if (a->ss_family == AF_INET6)
+        return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
+                      16) == 0;
+    return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+}
+
+int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *out)
+{
+    struct sockaddr_storage a = {0};
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&a;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&a;
+    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1)
+        a.ss_family = AF_INET;
+    else if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1)
+        a.ss_family = AF_INET6;
+    else
+        return -EINVAL;
+    tly_address_set_port(&a, port);
+    *out = a;
+    return 0;
+}

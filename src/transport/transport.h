@@ -1,0 +1,113 @@
+/* transport.h - the contract between a transport and its users: frames over one connection to one peer.
+ *
+ * A link is driven by its loop.  Incoming: for each header the user says where the payload belongs, then is
+ * told when all of it is there.  Outgoing: the link asks its user for the next frame whenever the medium has
+ * room, so that what is urgent is decided as late as possible; what the medium has taken is reported.
+ * All calls and callbacks run under the loop's lock. */
+#ifndef TLY_TRANSPORT_H
+#define TLY_TRANSPORT_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "base/loop.h"
+#include "wire/frame.h"
+#include "wire/hello.h"
+
+struct tly_link; /* opaque */
+
+/* Where a payload belongs. */
+struct tly_landing {
+    void *to;       /* NULL: nobody wants it, it is read and dropped */
+    void *token;    /* for tly_link_sink() */
+    bool in_blocks; /* land whole 64-byte blocks only (but for the payload's end): never tear an element */
+};
+
+/* A frame to send. */
+struct tly_outgoing {
+    struct tly_frame frame; /* seq and counts are filled in by the link */
+    const void *payload;    /* frame.payload bytes; must stay until sent() or tly_link_detach() */
+    void *token;            /* given back to sent(); NULL: not reported */
+    void *owned;            /* free()d by the link when sent; for payloads made for this frame */
+};
+
+struct tly_link_user {
+    /* The handshake is done. */
+    void (*opened)(void *user, struct tly_link *l);
+    /* A checked header.  Fill `land` if it has a payload.  Nonzero: the frame makes no sense, *why says what
+     * (static string); the link is closed. */
+    int (*header)(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why);
+    /* Header and payload are there.  `data` is where it landed (NULL: dropped).  Nonzero as above. */
+    int (*frame)(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
+    /* The next frame to send, or false. */
+    bool (*next)(void *user, struct tly_link *l, struct tly_outgoing *out);
+    /* The payload of the frame with this token is not needed any more. */
+    void (*sent)(void *user, struct tly_link *l, void *token);
+    /* The connection is no more; the link must be destroyed by its user, now or later.  err: ECONNRESET ended,
+     * EACCES, EPROTO, ESTALE, EAGAIN (handshake), ETIMEDOUT (silent).  why: a sentence's end. */
+    void (*closed)(void *user, struct tly_link *l, int err, const char *why);
+};
+
+/* Cumulative counts that ride in every frame; kept by the user. */
+struct tly_counts {
+    uint64_t accepted, granted, received, stable;
+};
+
+struct tly_link_config {
+    const struct tly_link_user *user_calls;
+    void *user;
+    struct tly_identity identity;
+    const char *peer_name;   /* for messages; copied */
+    int64_t silence_ns;      /* close after so long without a sign of life; 0: never */
+    uint32_t counts_bytes;   /* counts go alone after so much landed (0: 256 KB) ... */
+    int64_t counts_ns;       /* ... or so long (0: 1 ms) */
+    void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
+};
+
+/* Start to connect.  Non-blocking: opened() or closed() follows. */
+int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
+                    struct tly_link **out);
+
+/* A listening socket whose connections go through the handshake. */
+struct tly_listener;
+struct tly_listener_config {
+    struct sockaddr_storage address; /* port 0: any, within first_port..last_port if those are set */
+    uint16_t first_port, last_port;
+    /* A connection came: fill the link's configuration (identity, calls).  Nonzero: drop it. */
+    int (*accepting)(void *user, struct tly_link_config *c);
+    void *user;
+};
+int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out);
+uint16_t tly_listener_port(const struct tly_listener *l);
+void tly_listener_destroy(struct tly_listener *l);
+
+/* Send what next() has now.  The loop does so by itself before it sleeps; this is for another thread that
+ * holds the lock.  closed() may follow at once. */
+void tly_link_flush(struct tly_link *l);
+void tly_link_set_silence(struct tly_link *l, int64_t silence_ns);
+/* The counts that go into the next header.  `bytes`: how much has landed that the peer should hear of soon. */
+void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes);
+
+/* Whoever landed with this token does not want the rest: drop it. */
+void tly_link_sink(struct tly_link *l, const void *token);
+/* Payloads with this token are about to go away: copy what is still to be sent.  sent() does not come. */
+void tly_link_detach(struct tly_link *l, const void *token);
+
+const struct tly_identity *tly_link_peer(const struct tly_link *l);
+const char *tly_link_name(const struct tly_link *l);
+void tly_link_rename(struct tly_link *l, const char *name);
+bool tly_link_is_open(const struct tly_link *l);
+/* The local or remote address. */
+void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_storage *out);
+uint64_t tly_link_bytes(const struct tly_link *l, bool sent);
+/* True while something waits to be handed to the medium. */
+bool tly_link_busy(const struct tly_link *l);
+
+/* Close and free.  No callback follows.  NULL is accepted.  Safe inside callbacks of the same link. */
+void tly_link_destroy(struct tly_link *l);
+
+#endif
