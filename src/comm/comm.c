@@ -1,0 +1,519 @@
+/* comm.c - opening and closing a communicator, its thread, and its failure. */
+#include <errno.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "comm/internal.h"
+#include "transport/tcp/socket.h"
+
+enum { CLOSE_S = 10, CONNECT_S = 20 };
+
+const char *tally_version(void)
+{
+    return TALLY_VERSION;
+}
+
+const char *tally_error(void)
+{
+    return tly_error();
+}
+
+int tally_comm_rank(const tally_comm *c)
+{
+    return c->rank;
+}
+int tally_comm_size(const tally_comm *c)
+{
+    return c->size;
+}
+int tally_comm_local_rank(const tally_comm *c)
+{
+    return c->local_rank;
+}
+int tally_comm_local_size(const tally_comm *c)
+{
+    return c->local_size;
+}
+int tally_comm_machine(const tally_comm *c)
+{
+    return c->machine;
+}
+int tally_comm_machine_count(const tally_comm *c)
+{
+    return c->machines;
+}
+int tally_comm_service_count(const tally_comm *c)
+{
+    return c->services;
+}
+
+int tally_comm_status(const tally_comm *c, const char **sentence)
+{
+    /* Pairs with the release in tly_comm_fail(): the sentence is written. */
+    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
+    if (sentence)
+        *sentence = err ? c->sentence : "";
+    return -err;
+}
+
+int tly_comm_check(const tally_comm *c)
+{
+    if (c->generation != tly_fork_generation())
+        return tly_fail(ECHILD,
+                        "the communicator was opened by process %d; a forked child must open one of its own",
+                        c->opener);
+    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
+    return err ? tly_fail(err, "%s", c->sentence) : 0;
+}
+
+/* --- failure ------------------------------------------------------------------------------------- */
+
+/* In the loop.  Connections end first, so that nothing touches a buffer once its operation has ended. */
+void tly_comm_fail(tally_comm *c, int err, const char *sentence)
+{
+    if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return;
+    snprintf(c->sentence, sizeof c->sentence, "%s", sentence);
+    atomic_store_explicit(&c->failed, err, memory_order_release);
+    for (int i = 0; i < c->services; i++) {
+        tly_link_destroy(c->peers[i].link);
+        c->peers[i].link = NULL;
+    }
+    while (!tly_list_empty(&c->active_ops))
+        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
+    if (c->report_done)
+        tly_event_set(c->report_done);
+    tly_event_set(&c->left);
+}
+
+static void on_over(void *user, int err, const char *sentence)
+{
+    tally_comm *c = user;
+    if (!c->goodbye_said || !tly_event_is_set(&c->left))
+        tly_comm_fail(c, err, sentence);
+}
+
+static void on_goodbye(void *user)
+{
+    tally_comm *c = user;
+    tly_event_set(&c->left);
+}
+
+/* --- the thread ---------------------------------------------------------------------------------- */
+
+static int64_t prepare(struct tly_hook *h)
+{
+    tally_comm *c = tly_list_entry(h, tally_comm, hook);
+    tly_op_drain(c);
+    tly_queue_admit(c);
+    return INT64_MAX;
+}
+
+static void tick(struct tly_hook *h)
+{
+    tally_comm *c = tly_list_entry(h, tally_comm, hook);
+    int64_t now = c->loop.awake;
+    if (c->doom_at && now >= c->doom_at)
+        tly_comm_fail(c, ECONNRESET, c->doom);
+    if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
+        return;
+    struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
+    if ((double)(now - oldest->born) / TLY_SEC >= c->params.timeout) {
+        char text[400];
+        snprintf(text, sizeof text, "'%.100s' has waited %.0f s for rank %s (TALLY_TIMEOUT)", oldest->tensor->name,
+                 (double)(now - oldest->born) / TLY_SEC, oldest->late[0] ? oldest->late : "?");
+        tly_member_complain(&c->member, true, text);
+        /* The coordinator says it to all; if it does not answer, we end alone. */
+        if (!c->doom_at) {
+            c->doom_at = now + TLY_SEC;
+            snprintf(c->doom, sizeof c->doom, "%s", text);
+        }
+    }
+}
+
+static void *run(void *arg)
+{
+    tally_comm *c = arg;
+    tly_loop_run(&c->loop);
+    return NULL;
+}
+
+/* --- open ---------------------------------------------------------------------------------------- */
+
+static int resolve(tally_comm *c, struct sockaddr_storage *coordinator)
+{
+    int64_t deadline = tly_now() + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
+    for (;;) {
+        int err = tly_place_resolve(&c->place, coordinator);
+        if (err != -EAGAIN || tly_now() > deadline)
+            return err;
+        struct timespec pause = {.tv_nsec = 500 * TLY_MS}; /* a look-up that may come later */
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* Rank 0 coordinates, unless somebody does already. */
+static int coordinate(tally_comm *c, struct sockaddr_storage *address)
+{
+    if (c->place.rank != 0 || !tly_place_is_own(address))
+        return 0;
+    int err = tly_coordinator_create(&c->place, &c->params, address, &c->coordinator);
+    if (err == -EADDRINUSE && c->place.coord_host[0])
+        return 0; /* join the one that is there */
+    if (!err)
+        tly_address_set_port(address, tly_coordinator_port(c->coordinator));
+    return err;
+}
+
+static int explain_holder(tally_comm *c, int err, const char *address)
+{
+    if (c->place.rank == 0 && !c->coordinator)
+        return tly_fail(err == -EACCES || err == -EPROTO || err == -ESTALE ? EADDRINUSE : -err,
+                        "%s is in use, and not by this job's coordinator (%s): end that one, or set TALLY_PORT",
+                        address, tly_error());
+    return err;
+}
+
+static int start_service(tally_comm *c, struct sockaddr_storage *at)
+{
+    *at = c->member.here;
+    int err = 0;
+    if (c->params.iface)
+        err = tly_place_iface(c->params.iface, &c->member.here, at);
+    tly_address_set_port(at, 0);
+    if (!err)
+        err = tly_service_create(NULL, &c->params, &c->member.identity, at, &c->service);
+    if (!err)
+        tly_address_set_port(at, tly_service_port(c->service));
+    return err;
+}
+
+static int take_roster(tally_comm *c)
+{
+    const struct tly_roster *r = &c->member.roster;
+    if (c->place.rank >= r->rank_count)
+        return tly_fail(EPROTO, "rank %u is not in the roster of %u ranks", c->place.rank, r->rank_count);
+    c->rank = (int)c->place.rank;
+    c->size = (int)r->rank_count;
+    c->machine = (int)r->ranks[c->rank].machine;
+    c->local_rank = (int)r->ranks[c->rank].local_rank;
+    c->machines = (int)r->machine_count;
+    c->services = (int)r->service_count;
+    for (int i = 0; i < c->size; i++)
+        c->local_size += r->ranks[i].machine == (uint32_t)c->machine;
+    c->part_bytes = (uint32_t)r->part_bytes;
+    c->fragment_bytes = (uint32_t)c->params.fragment_bytes;
+    if (c->fragment_bytes > c->part_bytes)
+        c->fragment_bytes = c->part_bytes;
+    c->weight = calloc((size_t)c->services, sizeof *c->weight);
+    c->peers = calloc((size_t)c->services, sizeof *c->peers);
+    if (!c->weight || !c->peers) {
+        c->services = 0;
+        return tly_fail(ENOMEM, "out of memory");
+    }
+    for (int i = 0; i < c->services; i++) {
+        c->peers[i].comm = c;
+        c->peers[i].index = (uint32_t)i;
+        tly_list_init(&c->peers[i].outbox);
+    }
+    if (tly_plan_weights(c->machines, c->services - c->machines, c->weight) != 0)
+        return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines, c->services - c->machines);
+    uint64_t active = 0;
+    for (int i = 0; i < c->services; i++)
+        active += c->weight[i] > 0;
+    c->credit_bytes = c->params.credit_bytes ? c->params.credit_bytes : 2 * active * c->part_bytes;
+    return 0;
+}
+
+static int connect_peers(tally_comm *c)
+{
+    struct tly_identity id = c->member.identity;
+    id.role = TLY_ROLE_RANK;
+    int err = 0, open = 0;
+    tly_loop_lock(&c->loop);
+    for (int i = 0; i < c->services && !err; i++)
+        err = tly_peer_connect(&c->peers[i], &c->member.roster, &id);
+    tly_loop_unlock(&c->loop);
+    int64_t deadline = tly_now() + CONNECT_S * TLY_SEC;
+    while (!err && open < c->services) {
+        tly_loop_turn(&c->loop, 100);
+        if (atomic_load(&c->failed))
+            return tly_fail(c->failed, "%s", c->sentence);
+        open = 0;
+        for (int i = 0; i < c->services; i++)
+            open += c->peers[i].open;
+        for (int i = 0; i < c->services && tly_now() > deadline && !err; i++)
+            if (!c->peers[i].open)
+                err = tly_fail(ETIMEDOUT, "cannot reach %s", c->peers[i].name);
+    }
+    return err;
+}
+
+static void greet(tally_comm *c)
+{
+    char text[400];
+    struct tly_roster *r = &c->member.roster;
+    int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
+    uint32_t *order = calloc((size_t)c->size, sizeof *order);
+    bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
+    free(sizes);
+    free(order);
+    snprintf(text, sizeof text,
+             "Tally %s: rank %d of %d, machine %d of %d, %d tallyd; coordinator %s, tcp to all; parts of %u KB, sums "
+             "along the tree over %s",
+             TALLY_VERSION, c->rank, c->size, c->machine, c->machines, c->services - c->machines,
+             c->member.coordinator, c->part_bytes >> 10, flat ? "ranks" : "machines");
+    tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
+}
+
+/* Free all of a communicator, whatever of it there is. */
+static void destroy(tally_comm *c, int64_t deadline)
+{
+    if (c->thread_started) {
+        tly_loop_stop(&c->loop);
+        pthread_join(c->thread, NULL);
+    }
+    if (c->loop.epoll_fd >= 0) {
+        tly_loop_lock(&c->loop);
+        for (int i = 0; i < c->services; i++)
+            tly_peer_finish(&c->peers[i]);
+        tly_member_finish(&c->member);
+        tly_loop_unlock(&c->loop);
+    }
+    tly_service_destroy(c->service, deadline);
+    tly_coordinator_destroy(c->coordinator, deadline);
+    tly_loop_finish(&c->loop);
+    tly_events_finish(c);
+    struct tensor *t;
+    tly_map_each(&c->names, t)
+        tly_tensor_destroy(t);
+    tly_map_finish(&c->names);
+    tly_map_finish(&c->active);
+    pthread_mutex_destroy(&c->names_lock);
+    pthread_mutex_destroy(&c->inbox_lock);
+    tly_params_finish(&c->params);
+    free(c->peers);
+    free(c->weight);
+    free(c);
+}
+
+static int join(tally_comm *c)
+{
+    struct sockaddr_storage coordinator, service;
+    int err = resolve(c, &coordinator);
+    if (err)
+        return err;
+    if (!c->place.has_secret && !tly_address_is_loopback(&coordinator))
+        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: "
+                                "mkdir -p ~/.config/tally && (umask 77; tally secret > ~/.config/tally/secret), "
+                                "or set TALLY_SECRET_FILE or TALLY_SECRET");
+    err = coordinate(c, &coordinator);
+    if (err)
+        return err;
+    tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
+    err = tly_member_connect(&c->member, &coordinator, c->params.join_timeout);
+    if (err)
+        return explain_holder(c, err, c->member.coordinator);
+    err = start_service(c, &service);
+    if (err)
+        return err;
+    err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service));
+    if (!err)
+        err = take_roster(c);
+    if (err)
+        return err;
+    if (c->local_rank == 0) {
+        err = tly_service_begin(c->service, &c->member.roster);
+    } else {
+        tly_service_destroy(c->service, 0);
+        c->service = NULL;
+    }
+    if (err)
+        return err;
+    c->member.over = on_over;
+    c->member.goodbye = on_goodbye;
+    c->member.user = c;
+    err = connect_peers(c);
+    return err ? err : tly_member_begin(&c->member);
+}
+
+int tally_comm_open(const char *const settings[], tally_comm **comm)
+{
+    char why[TLY_SENTENCE];
+    if (sodium_init() < 0)
+        return tly_fail(ENOSYS, "libsodium cannot be initialised");
+    tally_comm *c = calloc(1, sizeof *c);
+    if (!c)
+        return tly_fail(ENOMEM, "out of memory");
+    c->loop.epoll_fd = -1;
+    c->generation = tly_fork_generation();
+    c->opener = getpid();
+    tly_list_init(&c->inbox);
+    tly_list_init(&c->active_ops);
+    pthread_mutex_init(&c->names_lock, NULL);
+    pthread_mutex_init(&c->inbox_lock, NULL);
+    tly_events_init(c);
+    c->hook = (struct tly_hook){.prepare = prepare, .tick = tick};
+    int err = tly_params_load(&c->params, settings, why, sizeof why);
+    if (err)
+        err = tly_fail(-err, "%s", why);
+    if (!err)
+        err = tly_log_set_level(c->params.log);
+    if (!err)
+        err = tly_place_find(&c->place, &c->params, true);
+    if (!err)
+        err = tly_loop_init(&c->loop);
+    if (!err)
+        err = join(c);
+    if (!err) {
+        tly_loop_lock(&c->loop);
+        tly_loop_hook(&c->loop, &c->hook);
+        tly_loop_unlock(&c->loop);
+        c->opened_at = tly_now();
+        err = tly_thread_start(&c->thread, "tally-comm", run, c);
+    }
+    if (err) {
+        char sentence[TLY_SENTENCE];
+        snprintf(sentence, sizeof sentence, "%s", tly_error());
+        /* Give the coordinator a moment to tell the others why. */
+        destroy(c, c->coordinator ? tly_now() + TLY_SEC : 0);
+        return tly_fail(-err, "%s", sentence);
+    }
+    c->thread_started = true;
+    greet(c);
+    *comm = c;
+    return 0;
+}
+
+/* --- close --------------------------------------------------------------------------------------- */
+
+static void say_goodbye(tally_comm *c)
+{
+    struct tly_frame f = {.type = TLY_GOODBYE};
+    c->goodbye_said = true;
+    for (int i = 0; i < c->services; i++)
+        if (c->peers[i].link)
+            tly_peer_post(&c->peers[i], &f, NULL, 0);
+    tly_member_goodbye(&c->member);
+}
+
+int tally_comm_close(tally_comm *c)
+{
+    if (!c || c->generation != tly_fork_generation())
+        return 0; /* a forked child has nothing to close */
+    int64_t deadline = tly_now() + CLOSE_S * TLY_SEC;
+    pthread_mutex_lock(&c->names_lock);
+    c->closing = true;
+    pthread_mutex_unlock(&c->names_lock);
+
+    tly_loop_lock(&c->loop);
+    tly_op_drain(c);
+    c->draining = true;
+    bool busy = !tly_list_empty(&c->active_ops);
+    tly_loop_unlock(&c->loop);
+    if (busy)
+        tly_event_wait(&c->idle, deadline);
+
+    tly_loop_lock(&c->loop);
+    while (!tly_list_empty(&c->active_ops))
+        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), ESHUTDOWN,
+                   "the communicator was closed");
+    bool failed = atomic_load(&c->failed) != 0;
+    if (!failed)
+        say_goodbye(c);
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+    /* Others may still need our service or the coordinator; and the goodbye must get out. */
+    if (!failed)
+        tly_event_wait(&c->left, c->service || c->coordinator ? deadline : tly_now() + TLY_SEC);
+    tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
+            "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB", c->rank, c->size,
+            (double)(tly_now() - c->opened_at) / TLY_SEC, c->ops_done, (double)c->bytes_done / 1e9);
+    tly_events_close(c);
+    destroy(c, tly_now() + TLY_SEC);
+    return 0;
+}
+
+/* --- plan ---------------------------------------------------------------------------------------- */
+
+static uint64_t list_digest(uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
+{
+    crypto_generichash_state s;
+    uint64_t digest;
+    crypto_generichash_init(&s, NULL, 0, 16);
+    crypto_generichash_update(&s, (const uint8_t *)&space, sizeof space);
+    for (size_t i = 0; i < count; i++) {
+        crypto_generichash_update(&s, (const uint8_t *)names[i], strlen(names[i]) + 1);
+        crypto_generichash_update(&s, (const uint8_t *)&bytes[i], sizeof bytes[i]);
+    }
+    uint8_t hash[16];
+    crypto_generichash_final(&s, hash, sizeof hash);
+    memcpy(&digest, hash, sizeof digest);
+    return digest ? digest : 1;
+}
+
+/* Deal the whole list in one sequence; names_lock held. */
+static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
+{
+    struct tly_dealer d;
+    tly_dealer_init(&d, c->services, c->weight);
+    for (size_t i = 0; i < count; i++) {
+        struct tensor *t = tly_tensor_get(c, TALLY_PUSH_PULL, space, names[i]);
+        if (!t)
+            return -ENOMEM;
+        uint64_t n = bytes[i] ? (bytes[i] + c->part_bytes - 1) / c->part_bytes : 1;
+        uint16_t *owners = malloc(n * sizeof *owners);
+        if (!owners)
+            return tly_fail(ENOMEM, "out of memory");
+        for (uint64_t j = 0; j < n; j++) {
+            uint64_t left = bytes[i] - j * c->part_bytes;
+            owners[j] = (uint16_t)tly_dealer_next(&d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
+        }
+        free(t->owners);
+        t->owners = owners;
+        t->home = owners[0];
+        t->part_count = (uint32_t)n;
+        t->cut_bytes = bytes[i];
+        t->planned = true;
+    }
+    return 0;
+}
+
+int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
+{
+    int err = tly_comm_check(c);
+    if (err)
+        return err;
+    char name[64], busy[120] = "";
+    pthread_mutex_lock(&c->names_lock);
+    snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)c->plans++);
+    for (size_t i = 0; i < count && !busy[0]; i++) {
+        struct tensor *t = tly_map_get(&c->names, tly_tensor_key(TALLY_PUSH_PULL, space, names[i]));
+        if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
+            snprintf(busy, sizeof busy, "'%.80s' is in flight", names[i]);
+    }
+    pthread_mutex_unlock(&c->names_lock);
+    if (busy[0]) {
+        tally_refuse(c, name, TALLY_BARRIER, 0, busy);
+        return tly_fail(EBUSY, "cannot plan: %s", busy);
+    }
+    tally_op *op;
+    err = tly_op_submit_barrier(c, name, list_digest(space, count, names, bytes), &op);
+    if (err)
+        return err;
+    err = tally_op_wait(op, -1);
+    tally_op_free(op);
+    if (err)
+        return err;
+    pthread_mutex_lock(&c->names_lock);
+    err = deal_list(c, space, count, names, bytes);
+    pthread_mutex_unlock(&c->names_lock);
+    return err;
+}

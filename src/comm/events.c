@@ -1,0 +1,148 @@
+/* events.c - the completion queue: ended operations and log lines, for one or more waiting threads. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/internal.h"
+
+enum { MOST_LOGS = 1000 };
+
+struct log_line {
+    struct tly_list node;
+    int level;
+    char text[1024];
+};
+
+void tly_events_init(tally_comm *c)
+{
+    pthread_condattr_t attr;
+    pthread_mutex_init(&c->events_lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->events_more, &attr);
+    pthread_condattr_destroy(&attr);
+    tly_list_init(&c->events);
+    tly_list_init(&c->logs);
+}
+
+/* The log's sink while somebody watches. */
+static void take_line(void *user, enum tally_log_level level, const char *text)
+{
+    tally_comm *c = user;
+    pthread_mutex_lock(&c->events_lock);
+    struct log_line *line = c->log_count < MOST_LOGS ? malloc(sizeof *line) : NULL;
+    if (line) {
+        line->level = level;
+        snprintf(line->text, sizeof line->text, "%s", text);
+        tly_list_append(&c->logs, &line->node);
+        c->log_count++;
+        pthread_cond_signal(&c->events_more);
+    }
+    pthread_mutex_unlock(&c->events_lock);
+}
+
+int tally_comm_watch_log(tally_comm *c, int on)
+{
+    int err = tly_comm_check(c);
+    if (err == -ECHILD)
+        return err;
+    tly_log_divert(on ? take_line : NULL, c);
+    c->watching = on;
+    return 0;
+}
+
+/* No more events will come: wake all who wait. */
+void tly_events_close(tally_comm *c)
+{
+    if (c->watching)
+        tly_log_divert(NULL, NULL);
+    pthread_mutex_lock(&c->events_lock);
+    c->events_closed = true;
+    pthread_cond_broadcast(&c->events_more);
+    /* Who is still inside must be out before the communicator can be freed. */
+    while (c->events_waiting)
+        pthread_cond_wait(&c->events_more, &c->events_lock);
+    pthread_mutex_unlock(&c->events_lock);
+}
+
+void tly_events_finish(tally_comm *c)
+{
+    while (!tly_list_empty(&c->events)) {
+        struct tally_op *op = tly_list_entry(c->events.next, struct tally_op, event);
+        tly_list_remove(&op->event);
+        tly_op_unref(op);
+    }
+    while (!tly_list_empty(&c->logs)) {
+        struct log_line *line = tly_list_entry(c->logs.next, struct log_line, node);
+        tly_list_remove(&line->node);
+        free(line);
+    }
+    pthread_cond_destroy(&c->events_more);
+    pthread_mutex_destroy(&c->events_lock);
+}
+
+void tly_events_op(tally_comm *c, struct tally_op *op)
+{
+    pthread_mutex_lock(&c->events_lock);
+    tly_list_append(&c->events, &op->event);
+    pthread_cond_signal(&c->events_more);
+    pthread_mutex_unlock(&c->events_lock);
+}
+
+/* The oldest event into *e; events_lock held. */
+static bool take(tally_comm *c, struct tally_event *e)
+{
+    if (!tly_list_empty(&c->logs)) {
+        struct log_line *line = tly_list_entry(c->logs.next, struct log_line, node);
+        tly_list_remove(&line->node);
+        c->log_count--;
+        e->kind = TALLY_EVENT_LOG;
+        e->status = line->level;
+        memcpy(e->text, line->text, sizeof e->text);
+        free(line);
+        return true;
+    }
+    if (!tly_list_empty(&c->events)) {
+        struct tally_op *op = tly_list_entry(c->events.next, struct tally_op, event);
+        tly_list_remove(&op->event);
+        /* Queued before `done` is set, by a hair: what the event says must hold. */
+        tly_event_wait(&op->done, -1);
+        e->kind = TALLY_EVENT_OP;
+        e->status = op->status;
+        e->op = op;
+        e->tag = op->tag;
+        snprintf(e->text, sizeof e->text, "%s", op->sentence ? op->sentence : "");
+        tly_op_unref(op);
+        return true;
+    }
+    if (c->events_closed) {
+        e->kind = TALLY_EVENT_CLOSE;
+        return true;
+    }
+    return false;
+}
+
+int tally_comm_next(tally_comm *c, int timeout_ms, struct tally_event *event)
+{
+    if (c->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the communicator was opened by process %d", c->opener);
+    int64_t deadline = tly_now() + (timeout_ms < 0 ? 0 : timeout_ms * TLY_MS);
+    struct timespec until = {.tv_sec = deadline / TLY_SEC, .tv_nsec = deadline % TLY_SEC};
+    struct tally_event e = {0};
+    int err = 0;
+    pthread_mutex_lock(&c->events_lock);
+    c->events_waiting++;
+    while (!take(c, &e) && !err)
+        err = timeout_ms < 0 ? pthread_cond_wait(&c->events_more, &c->events_lock)
+                             : pthread_cond_timedwait(&c->events_more, &c->events_lock, &until);
+    if (--c->events_waiting == 0 && c->events_closed)
+        pthread_cond_broadcast(&c->events_more);
+    pthread_mutex_unlock(&c->events_lock);
+    if (!e.kind)
+        return -ETIMEDOUT;
+    *event = e;
+    return 0;
+}

@@ -1,0 +1,235 @@
+/* internal.h - what the files of the communication service share.
+ *
+ *   comm.c    open, close, the thread, failure        tensor.c  names, keys, specs, parts and their services
+ *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
+ *   queue.c   which part goes next: priority, credit, windows
+ *   events.c  the completion queue                    report.c  tally_comm_report
+ */
+#ifndef TLY_COMM_INTERNAL_H
+#define TLY_COMM_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "base/error.h"
+#include "base/event.h"
+#include "base/fork.h"
+#include "base/heap.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "base/param.h"
+#include "join/coordinator.h"
+#include "join/member.h"
+#include "join/place.h"
+#include "plan/plan.h"
+#include "sum/service.h"
+#include "tally/tally.h"
+#include "transport/transport.h"
+
+enum part_state {
+    PART_IDLE,
+    PART_QUEUED,   /* in its service's heap */
+    PART_ADMITTED, /* credit and window are taken; goes out in turn */
+    PART_SENT,
+    PART_LANDED,   /* the answer is in place */
+};
+
+/* Unit of assignment, priority and preemption. */
+struct part {
+    struct tally_op *op;
+    struct part *next;    /* in its peer's line of admitted parts */
+    uint8_t *landing;     /* where the result belongs */
+    const uint8_t *input; /* NULL: a request */
+    uint64_t place;       /* in the tensor, or in the rank's piece of it */
+    uint32_t index, length, result_length;
+    uint32_t sent, landed; /* bytes */
+    uint16_t owner;        /* service */
+    uint8_t dtype;
+    uint8_t state;
+    uint32_t root;
+};
+
+/* A name in use. */
+struct tensor {
+    uint64_t key;
+    char *name;      /* owned */
+    uint8_t kind, space;
+    bool unnamed;    /* used once */
+    bool planned;
+    uint16_t home;   /* service of part 0 */
+    uint32_t round;  /* next round's number */
+    atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
+    uint64_t cut_bytes; /* size for which `owners` was made */
+    uint16_t *owners;   /* owned: service of each part */
+    uint32_t part_count;
+};
+
+struct tally_op {
+    atomic_int references; /* the caller's handle, the loop, the completion queue */
+    struct tly_event done;
+    int status;            /* written before `done` is set */
+    char *sentence;        /* owned; likewise */
+    unsigned generation;   /* of forks */
+    tally_comm *comm;      /* borrowed; used by the loop alone, and by submission */
+    struct tensor *tensor; /* borrowed while in flight */
+    struct tly_list node;  /* inbox, then comm->active_ops */
+    struct tly_list event; /* completion queue */
+    bool queued;
+    void *tag;
+
+    uint8_t kind, dtype, reduction, space;
+    uint32_t root, round;
+    int32_t priority;
+    uint64_t sequence; /* order of submission */
+    double prescale, postscale;
+    uint64_t count, bytes, key, spec, digest;
+    uint32_t ndim;
+    int64_t *shape; /* owned */
+    const uint8_t *input;
+    uint8_t *output;
+    bool mark; /* nothing but an error mark */
+    char *reason;
+
+    struct part *parts; /* owned */
+    uint32_t part_count, parts_left;
+    int64_t born; /* awake clock */
+    char late[160];
+
+    /* allgather */
+    int64_t first_dim;    /* ours, as it goes out */
+    int64_t *first_dims;  /* owned: all ranks' */
+    uint8_t *gathered;    /* owned */
+    uint64_t gathered_bytes;
+    bool listed;          /* the list has come */
+};
+
+struct letter {
+    struct tly_list node;
+    struct tly_frame frame;
+    uint8_t *data; /* owned */
+};
+
+/* The connection to one summation service.  Owner: the loop. */
+struct peer {
+    tally_comm *comm;
+    uint32_t index;
+    struct tly_link *link;
+    char name[200];
+    struct tly_heap waiting;        /* of parts */
+    struct part *first, *last;      /* admitted */
+    struct tly_list outbox;
+    uint64_t pushed, granted;       /* window, charge bytes */
+    uint64_t accepted;              /* of what was handed over */
+    uint64_t received;              /* results landed */
+    uint8_t *control;               /* owned */
+    bool open;
+    bool reported;                  /* answer to tally_comm_report */
+    uint64_t report[7];
+};
+
+struct tally_comm {
+    unsigned generation; /* of forks */
+    int opener;          /* pid */
+    struct tly_params params;
+    struct tly_place place;
+    struct tly_coordinator *coordinator;
+    struct tly_service *service;
+    struct tly_member member;
+    struct tly_loop loop;
+    pthread_t thread;
+    bool thread_started;
+
+    /* fixed once open */
+    int rank, size, local_rank, local_size, machine, machines, services;
+    uint32_t *weight;
+    uint64_t credit_bytes;
+    uint32_t part_bytes, fragment_bytes;
+    struct peer *peers;
+
+    pthread_mutex_t names_lock; /* guards the next four */
+    struct tly_map names;       /* key -> struct tensor */
+    uint64_t unnamed[8], plans;
+    uint64_t sequence;
+    bool closing;
+
+    pthread_mutex_t inbox_lock; /* guards inbox */
+    struct tly_list inbox;      /* operations on their way to the loop */
+
+    /* owner: the loop */
+    struct tly_hook hook;
+    struct tly_map active;      /* key -> struct tally_op */
+    struct tly_list active_ops; /* by age */
+    uint64_t in_flight;         /* charge bytes admitted and not accepted */
+    struct tly_event idle;      /* set when the last operation has ended while closing */
+    bool draining;
+    struct tly_event left;      /* all ranks have said goodbye */
+    bool goodbye_said;
+    int64_t doom_at;            /* awake clock: a lost service fails us then, if nobody explains it better */
+    char doom[TLY_SENTENCE];
+    uint32_t reports_missing;
+    struct tly_event *report_done;
+    uint64_t ops_done, bytes_done;
+    int64_t opened_at;
+
+    /* failure; `failed` is set (release) after the sentence */
+    atomic_int failed;
+    char sentence[TLY_SENTENCE];
+
+    pthread_mutex_t events_lock; /* guards the next six */
+    pthread_cond_t events_more;
+    struct tly_list events;      /* ended operations */
+    struct tly_list logs;
+    uint32_t log_count;
+    bool events_closed, watching;
+    int events_waiting;          /* threads inside tally_comm_next() */
+};
+
+/* comm.c */
+void tly_comm_fail(tally_comm *c, int err, const char *sentence);
+int tly_comm_check(const tally_comm *c);
+
+/* tensor.c */
+uint64_t tly_tensor_key(uint32_t kind, uint32_t space, const char *name);
+/* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
+struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, const char *name);
+/* Assign its parts to services for so many bytes; names_lock held. */
+int tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
+void tly_tensor_destroy(struct tensor *t);
+uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op);
+/* "'w' push_pull float32 [10, 3] sum" */
+void tly_spec_text(const struct tally_op *op, char *out, size_t len);
+
+/* op.c */
+void tly_op_unref(struct tally_op *op);
+void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
+void tly_op_landed(tally_comm *c, struct part *p);
+/* Take what was submitted into the loop's hands; the lock is held. */
+void tly_op_drain(tally_comm *c);
+struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
+int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
+
+/* queue.c */
+int tly_queue_part(tally_comm *c, struct part *p);
+void tly_queue_admit(tally_comm *c);
+/* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
+void tly_queue_withdraw(tally_comm *c, struct tally_op *op);
+void tly_queue_again(tally_comm *c, struct part *p);
+void tly_queue_accepted(struct peer *peer, uint64_t accepted);
+
+/* peer.c */
+int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const struct tly_identity *id);
+void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
+void tly_peer_finish(struct peer *p);
+void tly_peer_head(const struct part *p, struct tly_frame *f);
+
+/* events.c */
+void tly_events_init(tally_comm *c);
+void tly_events_finish(tally_comm *c);
+void tly_events_close(tally_comm *c);
+void tly_events_op(tally_comm *c, struct tally_op *op);
+
+static inline uint32_t tly_cost(const struct part *p)
+{
+    return p->length < 256 ? 256 : p->length;
+}
+
+#endif

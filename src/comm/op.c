@@ -1,0 +1,513 @@
+/* op.c - operations from submission to completion.
+ *
+ * Submission checks, names and cuts in the caller's thread, then hands over through the inbox.  A small
+ * operation is sent by the caller itself if the loop is asleep: that saves a change of threads. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+#include "reduce/reduce.h"
+
+enum { SEND_BY_CALLER = 64 << 10 };
+
+/* --- handles ------------------------------------------------------------------------------------- */
+
+void tly_op_unref(struct tally_op *op)
+{
+    /* acq_rel: who frees sees all that the others have written. */
+    if (atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
+        return;
+    free(op->sentence);
+    free(op->reason);
+    free(op->shape);
+    free(op->parts);
+    free(op->first_dims);
+    free(op->gathered);
+    free(op);
+}
+
+void tally_op_free(tally_op *op)
+{
+    if (op && op->generation == tly_fork_generation())
+        tly_op_unref(op);
+}
+
+int tally_op_poll(const tally_op *op)
+{
+    return tly_event_is_set(&op->done);
+}
+
+int tally_op_wait(tally_op *op, int timeout_ms)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
+    if (!tly_event_wait(&op->done, deadline))
+        return -ETIMEDOUT;
+    return op->status ? tly_fail(-op->status, "%s", op->sentence ? op->sentence : "failed") : 0;
+}
+
+const char *tally_op_error(const tally_op *op)
+{
+    return tly_event_is_set(&op->done) && op->status && op->sentence ? op->sentence : "";
+}
+
+int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, const int64_t **first_dims)
+{
+    if (op->kind != TALLY_ALLGATHER)
+        return tly_fail(EINVAL, "the operation is no allgather");
+    if (!tly_event_is_set(&op->done) || op->status)
+        return tly_fail(EAGAIN, "the allgather has no result");
+    *data = op->gathered;
+    *bytes = op->gathered_bytes;
+    *first_dims = op->first_dims;
+    return 0;
+}
+
+/* --- completion (in the loop) -------------------------------------------------------------------- */
+
+struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
+{
+    struct tally_op *op = tly_map_get(&c->active, f->key);
+    return op && op->round == f->round ? op : NULL;
+}
+
+static void forget_tensor(tally_comm *c, struct tensor *t)
+{
+    if (!t->unnamed) {
+        /* Pairs with the acquire in submission: its next operation sees all that this one wrote. */
+        atomic_store_explicit(&t->busy, false, memory_order_release);
+        return;
+    }
+    pthread_mutex_lock(&c->names_lock);
+    tly_map_take(&c->names, t->key);
+    pthread_mutex_unlock(&c->names_lock);
+    tly_tensor_destroy(t);
+}
+
+static void complete(tally_comm *c, struct tally_op *op)
+{
+    tly_map_take(&c->active, op->key);
+    tly_list_remove(&op->node);
+    forget_tensor(c, op->tensor);
+    op->tensor = NULL;
+    c->ops_done++;
+    c->bytes_done += op->bytes;
+    bool last = c->draining && tly_list_empty(&c->active_ops);
+    if (op->queued)
+        tly_events_op(c, op);
+    tly_event_set(&op->done);
+    tly_op_unref(op);
+    if (last)
+        tly_event_set(&c->idle);
+}
+
+void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence)
+{
+    char text[TLY_SENTENCE];
+    snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
+    op->status = -err;
+    op->sentence = strdup(text);
+    tly_queue_withdraw(c, op);
+    complete(c, op);
+}
+
+static int queue_parts(tally_comm *c, struct tally_op *op, uint32_t from)
+{
+    for (uint32_t i = from; i < op->part_count; i++)
+        if (tly_queue_part(c, &op->parts[i]) != 0)
+            return -ENOMEM;
+    return 0;
+}
+
+/* All first dimensions are known: cut each rank's piece into parts, each a broadcast from its owner. */
+static int cut_gathered(tally_comm *c, struct tally_op *op)
+{
+    uint64_t row = op->bytes, parts = 1, total = 0;
+    if (op->first_dim > 0)
+        row = op->bytes / (uint64_t)op->first_dim;
+    else {
+        row = tly_reduce_element_size(op->dtype);
+        for (uint32_t i = 1; i < op->ndim; i++)
+            row *= (uint64_t)op->shape[i];
+    }
+    for (int i = 0; i < c->size; i++) {
+        uint64_t piece = (uint64_t)op->first_dims[i] * row;
+        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) || total + piece < total)
+            return -EOVERFLOW;
+        total += piece;
+        parts += (piece + c->part_bytes - 1) / c->part_bytes;
+    }
+    if (parts > UINT32_MAX / 2)
+        return -EOVERFLOW;
+    struct part *all = realloc(op->parts, parts * sizeof *all);
+    if (all)
+        op->parts = all;
+    op->gathered = malloc(total ? total : 1);
+    if (!all || !op->gathered)
+        return -ENOMEM;
+    op->gathered_bytes = total;
+    struct tly_dealer d;
+    tly_dealer_init_at(&d, c->services, c->weight, op->key);
+    uint32_t at = 1;
+    uint64_t start = 0;
+    for (int i = 0; i < c->size; i++) {
+        uint64_t piece = (uint64_t)op->first_dims[i] * row;
+        for (uint64_t place = 0; place < piece; place += c->part_bytes) {
+            uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
+            bool mine = i == c->rank;
+            op->parts[at] = (struct part){.op = op,
+                                          .landing = op->gathered + start + place,
+                                          .input = mine ? op->input + place : NULL,
+                                          .place = place,
+                                          .index = at,
+                                          .length = length,
+                                          .result_length = mine ? 0 : length,
+                                          .owner = (uint16_t)tly_dealer_next(&d, length),
+                                          .dtype = op->dtype,
+                                          .root = (uint32_t)i};
+            at++;
+        }
+        if (i == c->rank && piece)
+            memcpy(op->gathered + start, op->input, piece);
+        start += piece;
+    }
+    op->part_count = at;
+    op->parts_left += at - 1;
+    return queue_parts(c, op, 1);
+}
+
+void tly_op_landed(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    p->state = PART_LANDED;
+    op->parts_left--;
+    if (op->kind == TALLY_ALLGATHER && !op->listed) {
+        op->listed = true;
+        int err = cut_gathered(c, op);
+        if (err) {
+            char text[200];
+            snprintf(text, sizeof text, "rank %d cannot take the result of allgather '%.80s': %s", c->rank,
+                     op->tensor->name, strerror(-err));
+            tly_member_complain(&c->member, true, text);
+            tly_comm_fail(c, -err, text);
+            return;
+        }
+    }
+    if (op->parts_left == 0)
+        complete(c, op);
+}
+
+void tly_op_drain(tally_comm *c)
+{
+    struct tly_list mine;
+    pthread_mutex_lock(&c->inbox_lock);
+    if (tly_list_empty(&c->inbox)) {
+        pthread_mutex_unlock(&c->inbox_lock);
+        return;
+    }
+    mine = c->inbox;
+    mine.next->prev = mine.prev->next = &mine;
+    tly_list_init(&c->inbox);
+    pthread_mutex_unlock(&c->inbox_lock);
+    int failed = atomic_load_explicit(&c->failed, memory_order_relaxed);
+    while (!tly_list_empty(&mine)) {
+        struct tally_op *op = tly_list_entry(mine.next, struct tally_op, node);
+        tly_list_remove(&op->node);
+        tly_list_append(&c->active_ops, &op->node);
+        op->born = c->loop.awake;
+        if (failed) {
+            tly_op_end(c, op, failed, c->sentence);
+        } else if (tly_map_put(&c->active, op->key, op) != 0 || queue_parts(c, op, 0) != 0) {
+            tly_comm_fail(c, ENOMEM, "out of memory");
+            failed = ENOMEM;
+        }
+    }
+}
+
+/* --- submission (in the caller's thread) --------------------------------------------------------- */
+
+/* What the caller asked for, before it is an operation. */
+struct request {
+    const char *name;
+    uint8_t kind, dtype, reduction;
+    uint32_t root;
+    const void *input;
+    void *output;
+    uint64_t count, digest;
+    const char *reason; /* an error mark */
+};
+
+static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o)
+{
+    size_t element = tly_reduce_element_size(r->dtype);
+    if (r->dtype > TALLY_BOOL)
+        return tly_fail(EINVAL, "%d is no dtype", r->dtype);
+    if (r->count > UINT64_MAX / 16 / element)
+        return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
+    if (r->count && ((!r->input && r->kind != TALLY_BROADCAST) || (!r->output && r->kind != TALLY_ALLGATHER)))
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
+    if (r->kind == TALLY_BROADCAST && r->root >= (uint32_t)c->size)
+        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, c->size - 1);
+    if (!o)
+        return 0;
+    if (o->size != sizeof *o)
+        return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", o->size, sizeof *o);
+    if (o->ndim > 64 || (o->ndim && !o->shape))
+        return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
+    if (o->space > 255)
+        return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
+    if (o->shape && r->kind != TALLY_BARRIER) {
+        uint64_t product = 1;
+        for (uint32_t i = 0; i < o->ndim; i++) {
+            if (o->shape[i] < 0)
+                return tly_fail(EINVAL, "dimension %u is %lld", i, (long long)o->shape[i]);
+            product *= (uint64_t)o->shape[i];
+        }
+        if (product != r->count)
+            return tly_fail(EINVAL, "the shape holds %llu elements, count is %llu", (unsigned long long)product,
+                            (unsigned long long)r->count);
+    }
+    return 0;
+}
+
+static int check_reduction(const tally_comm *c, const struct tally_op *op)
+{
+    const char *why = "unknown";
+    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)c->size, op->prescale, op->postscale};
+    if (op->kind == TALLY_PUSH_PULL && tly_reduce_check(&r, &why) != 0)
+        return tly_fail(EINVAL, "'%s': %s", op->tensor ? op->tensor->name : "?", why);
+    return 0;
+}
+
+static struct tally_op *make_op(tally_comm *c, const struct request *r, const struct tally_options *o)
+{
+    struct tally_op *op = calloc(1, sizeof *op);
+    if (!op)
+        return NULL;
+    op->references = 2;
+    op->generation = c->generation;
+    op->comm = c;
+    tly_list_init(&op->node);
+    tly_list_init(&op->event);
+    op->kind = r->kind;
+    op->dtype = r->dtype;
+    op->reduction = r->reduction;
+    op->root = r->root;
+    op->count = r->count;
+    op->bytes = r->count * tly_reduce_element_size(r->dtype);
+    op->digest = r->digest;
+    op->input = r->input;
+    op->output = r->output;
+    op->prescale = o && o->prescale != 0 ? o->prescale : 1;
+    op->postscale = o && o->postscale != 0 ? o->postscale : 1;
+    op->priority = o ? o->priority : 0;
+    op->space = o ? (uint8_t)o->space : 0;
+    op->queued = o && o->queued;
+    op->tag = o ? o->tag : NULL;
+    op->ndim = o && o->shape ? o->ndim : 1;
+    op->shape = calloc(op->ndim + 1, sizeof *op->shape);
+    if (op->shape && o && o->shape && o->ndim)
+        memcpy(op->shape, o->shape, op->ndim * sizeof *op->shape);
+    else if (op->shape)
+        op->shape[0] = (int64_t)r->count;
+    if (r->reason) {
+        op->mark = true;
+        op->reason = strdup(r->reason);
+    }
+    if (r->kind == TALLY_ALLGATHER)
+        op->first_dims = calloc((size_t)c->size, sizeof *op->first_dims);
+    if (op->queued)
+        op->references++;
+    if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims)) {
+        op->references = 1;
+        tly_op_unref(op);
+        return NULL;
+    }
+    return op;
+}
+
+static int make_parts(tally_comm *c, struct tally_op *op, const struct tensor *t)
+{
+    bool gather = op->kind == TALLY_ALLGATHER;
+    uint32_t n = gather || op->mark ? 1 : t->part_count;
+    op->parts = calloc(n, sizeof *op->parts);
+    if (!op->parts)
+        return tly_fail(ENOMEM, "out of memory");
+    op->part_count = op->parts_left = n;
+    for (uint32_t i = 0; i < n; i++) {
+        struct part *p = &op->parts[i];
+        p->op = op;
+        p->index = i;
+        p->owner = t->owners[i];
+        p->dtype = op->dtype;
+        p->root = op->root;
+        if (op->mark)
+            continue;
+        if (gather) {
+            op->first_dim = op->ndim ? op->shape[0] : 1;
+            p->input = (const uint8_t *)&op->first_dim;
+            p->landing = (uint8_t *)op->first_dims;
+            p->length = sizeof op->first_dim;
+            p->result_length = p->length * (uint32_t)c->size;
+            p->dtype = TALLY_INT64;
+            continue;
+        }
+        p->place = (uint64_t)i * c->part_bytes;
+        p->length = (uint32_t)(op->bytes - p->place < c->part_bytes ? op->bytes - p->place : c->part_bytes);
+        p->result_length = p->length;
+        p->landing = op->output + p->place;
+        bool receives_only = op->kind == TALLY_BROADCAST && op->root != (uint32_t)c->rank;
+        static const uint8_t nothing;
+        p->input = receives_only ? NULL : op->input ? op->input + p->place : &nothing;
+        if (op->kind == TALLY_BROADCAST && !receives_only)
+            p->result_length = 0;
+    }
+    return 0;
+}
+
+/* Give the operation its name, round and parts.  names_lock held. */
+static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
+{
+    char made[64];
+    const char *name = r->name;
+    static const char *const kinds[] = {"?", "push_pull", "broadcast", "allgather", "barrier"};
+    if (c->closing)
+        return tly_fail(ESHUTDOWN, "the communicator is closing");
+    if (!name) {
+        snprintf(made, sizeof made, "unnamed %s %llu", kinds[r->kind], (unsigned long long)c->unnamed[r->kind]);
+        name = made;
+    }
+    struct tensor *t = tly_tensor_get(c, r->kind, op->space, name);
+    if (!t)
+        return -ENOMEM;
+    /* Pairs with the release in forget_tensor(). */
+    if (atomic_load_explicit(&t->busy, memory_order_acquire))
+        return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
+    op->tensor = t;
+    int err = check_reduction(c, op);
+    if (!err)
+        err = tly_tensor_cut(c, t, r->kind == TALLY_ALLGATHER || r->reason ? 0 : op->bytes);
+    if (!err)
+        err = make_parts(c, op, t);
+    if (err)
+        return err;
+    if (!r->name) {
+        t->unnamed = true;
+        c->unnamed[r->kind]++;
+    }
+    op->key = t->key;
+    op->round = t->round++;
+    op->sequence = c->sequence++;
+    op->spec = tly_spec_hash(c, op);
+    atomic_store_explicit(&t->busy, true, memory_order_relaxed);
+    return 0;
+}
+
+static void hand_over(tally_comm *c, struct tally_op *op)
+{
+    uint64_t bytes = op->bytes;
+    pthread_mutex_lock(&c->inbox_lock);
+    tly_list_append(&c->inbox, &op->node);
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (bytes > SEND_BY_CALLER || pthread_mutex_trylock(&c->loop.lock) != 0) {
+        tly_loop_wake(&c->loop);
+        return;
+    }
+    c->loop.now = tly_now();
+    tly_op_drain(c);
+    tly_queue_admit(c);
+    for (int i = 0; i < c->services; i++)
+        if (c->peers[i].link && c->peers[i].first)
+            tly_link_flush(c->peers[i].link);
+    tly_loop_unlock(&c->loop);
+}
+
+static int submit(tally_comm *c, const struct request *r, const struct tally_options *o, tally_op **out)
+{
+    int err = tly_comm_check(c);
+    if (!err)
+        err = check_request(c, r, o);
+    if (err)
+        return err;
+    struct tally_op *op = make_op(c, r, o);
+    if (!op)
+        return tly_fail(ENOMEM, "out of memory");
+    pthread_mutex_lock(&c->names_lock);
+    err = name_op(c, r, op);
+    pthread_mutex_unlock(&c->names_lock);
+    if (err) {
+        op->references = 1;
+        tly_op_unref(op);
+        return err;
+    }
+    if (out)
+        *out = op;
+    hand_over(c, op);
+    if (!out)
+        tly_op_unref(op);
+    return 0;
+}
+
+int tally_push_pull(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                    enum tally_dtype dtype, enum tally_reduction reduction, const struct tally_options *options,
+                    tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_PUSH_PULL,
+                        .dtype = (uint8_t)dtype,
+                        .reduction = (uint8_t)reduction,
+                        .input = input,
+                        .output = output,
+                        .count = count};
+    if ((unsigned)reduction > TALLY_PRODUCT)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    return submit(comm, &r, options, op);
+}
+
+int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype, int root,
+                    const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_BROADCAST,
+                        .dtype = (uint8_t)dtype,
+                        .root = (uint32_t)root,
+                        .input = buffer,
+                        .output = buffer,
+                        .count = count};
+    return submit(comm, &r, options, op);
+}
+
+int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count, enum tally_dtype dtype,
+                    const struct tally_options *options, tally_op **op)
+{
+    struct request r = {
+        .name = name, .kind = TALLY_ALLGATHER, .dtype = (uint8_t)dtype, .input = input, .count = count};
+    return submit(comm, &r, options, op);
+}
+
+int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8};
+    return submit(comm, &r, options, op);
+}
+
+int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op)
+{
+    struct request r = {.name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8, .digest = digest};
+    return submit(c, &r, NULL, op);
+}
+
+int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, uint32_t space, const char *reason)
+{
+    if (kind < TALLY_PUSH_PULL || kind > TALLY_BARRIER)
+        return tly_fail(EINVAL, "%u is no kind of operation", kind);
+    char text[600];
+    snprintf(text, sizeof text, "%s", reason ? reason : "no reason given");
+    struct request r = {.name = name, .kind = (uint8_t)kind, .dtype = TALLY_UINT8, .reason = text};
+    struct tally_options o = {.size = sizeof o, .space = space};
+    return submit(comm, &r, &o, NULL);
+}

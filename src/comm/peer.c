@@ -1,0 +1,324 @@
+/* peer.c - the connection to one summation service: admitted parts go out, results land in place. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/internal.h"
+#include "transport/tcp/socket.h"
+
+enum { EXPLAIN_MS = 1500 };
+
+void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
+{
+    struct letter *l = calloc(1, sizeof *l);
+    if (!l || (len && !(l->data = malloc(len)))) {
+        free(l);
+        tly_comm_fail(p->comm, ENOMEM, "out of memory");
+        return;
+    }
+    if (len)
+        memcpy(l->data, data, len);
+    l->frame = *f;
+    l->frame.payload = (uint32_t)len;
+    tly_list_append(&p->outbox, &l->node);
+}
+
+void tly_peer_head(const struct part *p, struct tly_frame *f)
+{
+    const struct tally_op *op = p->op;
+    *f = (struct tly_frame){.type = TLY_PUSH,
+                            .epoch = op->comm->member.roster.epoch,
+                            .key = op->key,
+                            .spec = op->spec,
+                            .count = op->count,
+                            .kind = op->kind,
+                            .dtype = p->dtype,
+                            .op = op->reduction,
+                            .part = p->index,
+                            .place = p->place,
+                            .length = p->length,
+                            .round = op->round,
+                            .rank = (uint32_t)op->comm->rank,
+                            .root = p->root,
+                            .priority = op->priority,
+                            .prescale = op->prescale,
+                            .postscale = op->postscale};
+}
+
+/* --- out ----------------------------------------------------------------------------------------- */
+
+static void send_mark(struct part *p, struct tly_outgoing *out)
+{
+    struct tly_writer w = {0};
+    tly_write_text(&w, p->op->reason);
+    out->frame.flags = TLY_MARK | TLY_LAST;
+    out->frame.payload = (uint32_t)w.len;
+    out->payload = out->owned = w.data;
+}
+
+static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+{
+    struct peer *peer = user;
+    if (!tly_list_empty(&peer->outbox)) {
+        struct letter *l = tly_list_entry(peer->outbox.next, struct letter, node);
+        tly_list_remove(&l->node);
+        *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
+        free(l);
+        return true;
+    }
+    tly_queue_admit(peer->comm);
+    struct part *p = peer->first;
+    if (!p)
+        return false;
+    *out = (struct tly_outgoing){0};
+    tly_peer_head(p, &out->frame);
+    uint32_t done = p->length;
+    if (p->op->mark) {
+        send_mark(p, out);
+    } else if (!p->input) {
+        out->frame.flags = TLY_REQUEST;
+    } else {
+        uint32_t left = p->length - p->sent;
+        uint32_t n = left < peer->comm->fragment_bytes ? left : peer->comm->fragment_bytes;
+        out->frame.offset = p->sent;
+        out->frame.payload = n;
+        out->frame.flags = n == left ? TLY_LAST : 0;
+        out->payload = p->input + p->sent;
+        out->token = p;
+        done = p->sent + n;
+    }
+    p->sent = done;
+    if (done == p->length) {
+        peer->first = p->next;
+        if (!peer->first)
+            peer->last = NULL;
+        p->state = PART_SENT;
+    }
+    return true;
+}
+
+static void sent(void *user, struct tly_link *link, void *token)
+{
+}
+
+/* --- in ------------------------------------------------------------------------------------------ */
+
+static struct part *find_part(struct peer *peer, const struct tly_frame *f)
+{
+    struct tally_op *op = tly_op_find(peer->comm, f);
+    if (!op || f->part >= op->part_count)
+        return NULL;
+    struct part *p = &op->parts[f->part];
+    return p->owner == peer->index ? p : NULL;
+}
+
+static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    struct peer *peer = user;
+    switch (f->type) {
+    case TLY_RESULT: {
+        struct part *p = find_part(peer, f);
+        if (!p || (p->state != PART_SENT && p->state != PART_ADMITTED))
+            return 0; /* of something that has failed meanwhile */
+        if (f->length != p->result_length || f->offset != p->landed) {
+            *why = "a result that does not fit its part";
+            return -EPROTO;
+        }
+        if (f->payload)
+            *land = (struct tly_landing){.to = p->landing + f->offset, .token = p, .in_blocks = true};
+        return 0;
+    }
+    case TLY_SPEC:
+    case TLY_VERDICT:
+    case TLY_AGAIN:
+    case TLY_STATUS:
+    case TLY_GOODBYE:
+    case TLY_BEAT:
+    case TLY_COUNTS:
+        break;
+    default:
+        *why = "no frame for a worker";
+        return -EPROTO;
+    }
+    free(peer->control);
+    peer->control = NULL;
+    if (f->payload && !(peer->control = malloc(f->payload))) {
+        *why = "out of memory";
+        return -ENOMEM;
+    }
+    land->to = peer->control;
+    return 0;
+}
+
+static void count_received(struct peer *peer)
+{
+    struct tly_counts counts = {.received = ++peer->received};
+    tly_link_set_counts(peer->link, &counts, 0);
+}
+
+static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct part *p = find_part(peer, f);
+    if (p && (p->state == PART_SENT || p->state == PART_ADMITTED) && (data || f->payload == 0)) {
+        p->landed += f->payload;
+        if (f->flags & TLY_LAST)
+            tly_op_landed(peer->comm, p);
+    }
+    if (f->flags & TLY_LAST)
+        count_received(peer);
+}
+
+static void on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    char sentence[TLY_SENTENCE];
+    int err = (int)tly_read32(&r);
+    tly_read_text(&r, sentence, sizeof sentence);
+    struct tally_op *op = tly_op_find(peer->comm, f);
+    if (op)
+        tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
+    count_received(peer);
+}
+
+static void tell_spec(struct peer *peer, const struct tly_frame *f)
+{
+    char text[400] = "no such operation";
+    struct tally_op *op = tly_op_find(peer->comm, f);
+    if (op && op->mark)
+        snprintf(text, sizeof text, "refuses: %s", op->reason);
+    else if (op)
+        tly_spec_text(op, text, sizeof text);
+    struct tly_writer w = {0};
+    tly_write_text(&w, text);
+    struct tly_frame answer = *f;
+    answer.flags = 0;
+    tly_peer_post(peer, &answer, w.data, w.len);
+    free(w.data);
+}
+
+/* Home says who is late. */
+static void on_late(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    struct tally_op *op = tly_op_find(peer->comm, f);
+    double seconds = (double)tly_read64(&r) / TLY_SEC;
+    if (!op)
+        return;
+    tly_read_text(&r, op->late, sizeof op->late);
+    if (f->flags & TLY_MARK)
+        tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
+}
+
+static void on_report(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    tally_comm *c = peer->comm;
+    for (size_t i = 0; i < sizeof peer->report / sizeof *peer->report; i++)
+        peer->report[i] = tly_read64(&r);
+    if (peer->reported || !c->reports_missing)
+        return;
+    peer->reported = true;
+    if (--c->reports_missing == 0 && c->report_done)
+        tly_event_set(c->report_done);
+}
+
+static int frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data, const char **why)
+{
+    struct peer *peer = user;
+    tally_comm *c = peer->comm;
+    tly_queue_accepted(peer, tly_count_extend(peer->accepted, f->accepted));
+    uint64_t granted = tly_count_extend(peer->granted, f->granted);
+    if (granted > peer->granted)
+        peer->granted = granted;
+    struct part *p;
+    switch (f->type) {
+    case TLY_RESULT:
+        on_result(peer, f, data);
+        break;
+    case TLY_VERDICT:
+        on_verdict(peer, f, data);
+        break;
+    case TLY_SPEC:
+        tell_spec(peer, f);
+        break;
+    case TLY_AGAIN:
+        p = find_part(peer, f);
+        if (p)
+            tly_queue_again(c, p);
+        break;
+    case TLY_STATUS:
+        if (f->key)
+            on_late(peer, f, data);
+        else
+            on_report(peer, f, data);
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static void opened(void *user, struct tly_link *link)
+{
+    struct peer *peer = user;
+    peer->open = true;
+    tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
+}
+
+static void closed(void *user, struct tly_link *link, int err, const char *why)
+{
+    struct peer *peer = user;
+    tally_comm *c = peer->comm;
+    tly_link_destroy(peer->link);
+    peer->link = NULL;
+    if (c->goodbye_said || atomic_load(&c->failed))
+        return;
+    char sentence[400];
+    snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
+    if (!peer->open) {
+        tly_comm_fail(c, err, sentence);
+        return;
+    }
+    /* Somebody may have died: the coordinator knows better, and says the same to all. */
+    if (!c->doom_at) {
+        c->doom_at = c->loop.awake + EXPLAIN_MS * TLY_MS;
+        snprintf(c->doom, sizeof c->doom, "%s", sentence);
+    }
+    tly_member_complain(&c->member, false, sentence);
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
+
+int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const struct tly_identity *id)
+{
+    const struct tly_roster_service *s = &roster->services[p->index];
+    struct sockaddr_storage to;
+    if (tly_address_parse(s->address, (uint16_t)s->port, &to) != 0)
+        return tly_fail(EPROTO, "'%s' is no address", s->address);
+    tly_service_name(roster, p->index, p->name, sizeof p->name);
+    p->granted = roster->window_bytes;
+    struct tly_link_config config = {.user_calls = &calls, .user = p, .identity = *id, .peer_name = p->name};
+    return tly_tcp_connect(&p->comm->loop, &to, &config, &p->link);
+}
+
+void tly_peer_finish(struct peer *p)
+{
+    tly_link_destroy(p->link);
+    p->link = NULL;
+    tly_heap_finish(&p->waiting);
+    p->waiting = (struct tly_heap){0};
+    p->first = p->last = NULL;
+    while (!tly_list_empty(&p->outbox)) {
+        struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
+        tly_list_remove(&l->node);
+        free(l->data);
+        free(l);
+    }
+    free(p->control);
+    p->control = NULL;
+}

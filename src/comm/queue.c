@@ -1,0 +1,133 @@
+/* queue.c - which part goes next.
+ *
+ * Each service has a heap of waiting parts.  Over all of them the best part whose service has window is
+ * admitted, as long as credit lasts: so all ranks send their parts in one common order, and what is urgent
+ * overtakes all that is not yet admitted.  Credit is given back when a service has taken the bytes off the
+ * connection; it never depends on another rank. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "comm/internal.h"
+
+int tly_queue_part(tally_comm *c, struct part *p)
+{
+    struct tly_rank_order order = {p->op->priority, p->op->sequence << 32 | p->index};
+    int err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
+    if (!err) {
+        p->state = PART_QUEUED;
+        p->sent = 0;
+    }
+    return err;
+}
+
+void tly_queue_admit(tally_comm *c)
+{
+    for (;;) {
+        struct peer *best = NULL;
+        struct tly_heap_item *best_top = NULL;
+        for (int i = 0; i < c->services; i++) {
+            struct peer *peer = &c->peers[i];
+            struct tly_heap_item *top = tly_heap_top(&peer->waiting);
+            if (!top || peer->pushed + tly_cost(top->value) > peer->granted)
+                continue; /* no window: the next one goes */
+            if (!best || tly_before(top->order, best_top->order)) {
+                best = peer;
+                best_top = top;
+            }
+        }
+        if (!best)
+            return;
+        uint32_t cost = tly_cost(best_top->value);
+        if (c->in_flight && c->in_flight + cost > c->credit_bytes)
+            return;
+        struct part *p = tly_heap_pop(&best->waiting);
+        c->in_flight += cost;
+        best->pushed += cost;
+        p->state = PART_ADMITTED;
+        p->next = NULL;
+        if (best->last)
+            best->last->next = p;
+        else
+            best->first = p;
+        best->last = p;
+    }
+}
+
+void tly_queue_accepted(struct peer *peer, uint64_t accepted)
+{
+    if (accepted <= peer->accepted)
+        return;
+    uint64_t more = accepted - peer->accepted;
+    tally_comm *c = peer->comm;
+    c->in_flight -= more < c->in_flight ? more : c->in_flight;
+    peer->accepted = accepted;
+}
+
+/* An admitted part does not go on: what it has not sent is no longer in flight. */
+static void retract(tally_comm *c, struct part *p)
+{
+    struct peer *peer = &c->peers[p->owner];
+    struct part **at = &peer->first, *before = NULL;
+    while (*at && *at != p) {
+        before = *at;
+        at = &(*at)->next;
+    }
+    if (!*at)
+        return;
+    *at = p->next;
+    if (peer->last == p)
+        peer->last = before;
+    uint32_t unsent = tly_cost(p) - p->sent;
+    c->in_flight -= unsent < c->in_flight ? unsent : c->in_flight;
+    if (p->sent == 0)
+        peer->pushed -= tly_cost(p); /* the service has never heard of it */
+}
+
+static bool belongs_to(void *value, void *op)
+{
+    return ((struct part *)value)->op == op;
+}
+
+static void cancel(tally_comm *c, struct part *p)
+{
+    struct tly_frame f;
+    tly_peer_head(p, &f);
+    f.type = TLY_CANCEL;
+    f.flags = 0;
+    f.offset = f.payload = 0;
+    tly_peer_post(&c->peers[p->owner], &f, NULL, 0);
+}
+
+void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
+{
+    bool queued = false;
+    for (uint32_t i = 0; i < op->part_count; i++) {
+        struct part *p = &op->parts[i];
+        struct peer *peer = &c->peers[p->owner];
+        bool known = p->state == PART_SENT || (p->state == PART_ADMITTED && p->sent > 0);
+        queued |= p->state == PART_QUEUED;
+        if (p->state == PART_ADMITTED)
+            retract(c, p);
+        if (peer->link) {
+            tly_link_sink(peer->link, p);
+            tly_link_detach(peer->link, p);
+        }
+        /* At home the verdict is the answer; the others must be told. */
+        if (known && p->index != 0)
+            cancel(c, p);
+        p->state = PART_IDLE;
+    }
+    for (int i = 0; i < c->services && queued; i++)
+        tly_heap_filter(&c->peers[i].waiting, belongs_to, op);
+}
+
+/* The service had to drop it: from the beginning. */
+void tly_queue_again(tally_comm *c, struct part *p)
+{
+    if (p->state == PART_ADMITTED && p->sent > 0)
+        retract(c, p);
+    else if (p->state != PART_SENT)
+        return; /* it will go from the beginning anyway */
+    if (tly_queue_part(c, p) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
+}

@@ -1,0 +1,93 @@
+/* report.c - what the communicator and its services have done, as JSON. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+
+static void ask(tally_comm *c, struct tly_event *done)
+{
+    struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)c->rank};
+    c->reports_missing = 0;
+    c->report_done = done;
+    for (int i = 0; i < c->services; i++) {
+        c->peers[i].reported = !c->peers[i].link;
+        if (c->peers[i].link) {
+            c->reports_missing++;
+            tly_peer_post(&c->peers[i], &f, NULL, 0);
+        }
+    }
+}
+
+static void write_json(const tally_comm *c, FILE *out)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < c->services; i++)
+        total += c->weight[i];
+    fprintf(out,
+            "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, \"part_bytes\": %u, "
+            "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", \"services\": [",
+            TALLY_VERSION, c->rank, c->size, c->machines, c->services - c->machines, c->part_bytes, c->credit_bytes,
+            c->ops_done);
+    for (int i = 0; i < c->services; i++) {
+        const struct tly_roster_service *s = &c->member.roster.services[i];
+        const uint64_t *v = c->peers[i].report;
+        fprintf(out,
+                "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, \"share\": %.9g, \"bytes_summed\": %" PRIu64
+                ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64 ", \"bytes_in_use\": %" PRIu64
+                ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64 ", \"slots_dropped\": %" PRIu64 "}",
+                i ? ", " : "", s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port,
+                (double)c->weight[i] / (double)total, v[0], v[1], v[2], v[3], v[4], v[5], v[6]);
+    }
+    fprintf(out, "]}");
+}
+
+int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
+{
+    struct tly_event done = {0};
+    int err = tly_comm_check(c);
+    if (err)
+        return err;
+    tly_loop_lock(&c->loop);
+    if (c->report_done) {
+        tly_loop_unlock(&c->loop);
+        return tly_fail(EBUSY, "another thread is asking for a report");
+    }
+    ask(c, &done);
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+    bool came = tly_event_wait(&done, timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS);
+    char *text = NULL;
+    size_t len;
+    FILE *out = open_memstream(&text, &len);
+    tly_loop_lock(&c->loop);
+    c->report_done = NULL;
+    const char *silent = "a service";
+    for (int i = 0; i < c->services; i++)
+        if (!c->peers[i].reported)
+            silent = c->peers[i].name;
+    if (out)
+        write_json(c, out);
+    tly_loop_unlock(&c->loop);
+    if (out)
+        fclose(out);
+    if (!came || !text) {
+        free(text);
+        return came ? tly_fail(ENOMEM, "out of memory") : tly_fail(ETIMEDOUT, "no report from %s", silent);
+    }
+    err = tly_comm_check(c);
+    if (err) {
+        free(text);
+        return err;
+    }
+    *json = text;
+    return 0;
+}
+
+size_t tally_dtype_size(enum tally_dtype dtype)
+{
+    static const uint8_t sizes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
+    return (unsigned)dtype < sizeof sizes ? sizes[dtype] : 0;
+}

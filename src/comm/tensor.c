@@ -1,0 +1,133 @@
+/* tensor.c - names and what follows from them: key, home, parts and the services that sum them, spec. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "comm/internal.h"
+
+uint64_t tly_tensor_key(uint32_t kind, uint32_t space, const char *name)
+{
+    return XXH3_64bits_withSeed(name, strlen(name), 0x74616c6c79000000ull | (uint64_t)space << 8 | kind);
+}
+
+struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, const char *name)
+{
+    uint64_t key = tly_tensor_key(kind, space, name);
+    struct tensor *t = tly_map_get(&c->names, key);
+    if (t && (t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
+        tly_fail(EINVAL, "the names '%s' and '%s' have the same hash: rename one", t->name, name);
+        return NULL;
+    }
+    if (t)
+        return t;
+    t = calloc(1, sizeof *t);
+    if (!t || !(t->name = strdup(name)) || tly_map_put(&c->names, key, t) != 0) {
+        tly_tensor_destroy(t);
+        tly_fail(ENOMEM, "out of memory");
+        return NULL;
+    }
+    t->key = key;
+    t->kind = (uint8_t)kind;
+    t->space = (uint8_t)space;
+    t->cut_bytes = UINT64_MAX;
+    return t;
+}
+
+void tly_tensor_destroy(struct tensor *t)
+{
+    if (!t)
+        return;
+    free(t->owners);
+    free(t->name);
+    free(t);
+}
+
+/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
+ * the spec must meet there. */
+int tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes)
+{
+    if (t->cut_bytes == bytes)
+        return 0;
+    uint64_t count = bytes ? (bytes + c->part_bytes - 1) / c->part_bytes : 1;
+    if (count > UINT32_MAX / 2)
+        return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name, (unsigned long long)bytes,
+                        c->part_bytes);
+    uint16_t *owners = malloc(count * sizeof *owners);
+    if (!owners)
+        return tly_fail(ENOMEM, "out of memory");
+    struct tly_dealer d;
+    tly_dealer_init_at(&d, c->services, c->weight, t->key);
+    owners[0] = (uint16_t)tly_dealer_next(&d, c->part_bytes);
+    if (t->planned)
+        owners[0] = t->home;
+    for (uint64_t i = 1; i < count; i++) {
+        uint64_t left = bytes - i * c->part_bytes;
+        owners[i] = (uint16_t)tly_dealer_next(&d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
+    }
+    free(t->owners);
+    t->owners = owners;
+    t->home = owners[0];
+    t->part_count = (uint32_t)count;
+    t->cut_bytes = bytes;
+    return 0;
+}
+
+static const char *const kinds[] = {"?", "push_pull", "broadcast", "allgather", "barrier"};
+static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
+                                     "uint8",   "int16",   "int32",   "int64",    "bool"};
+static const char *const reductions[] = {"sum", "average", "min", "max", "product"};
+
+uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op)
+{
+    struct {
+        uint64_t name, count, digest, scales[2];
+        uint32_t kind, dtype, reduction, root, ndim, size;
+    } s = {.name = XXH3_64bits_withSeed(op->tensor->name, strlen(op->tensor->name), op->space),
+           .digest = op->digest,
+           .kind = op->kind,
+           .dtype = op->dtype,
+           .reduction = op->reduction,
+           .root = op->root,
+           .ndim = op->ndim,
+           .size = (uint32_t)c->size};
+    /* Ranks of an allgather may differ in the first dimension. */
+    bool gather = op->kind == TALLY_ALLGATHER;
+    s.count = gather ? 0 : op->count;
+    memcpy(&s.scales[0], &op->prescale, 8);
+    memcpy(&s.scales[1], &op->postscale, 8);
+    uint32_t skip = gather && op->ndim ? 1 : 0;
+    uint64_t h = XXH3_64bits_withSeed(op->shape + skip, (op->ndim - skip) * sizeof *op->shape, 1);
+    return XXH3_64bits_withSeed(&s, sizeof s, h);
+}
+
+void tly_spec_text(const struct tally_op *op, char *out, size_t len)
+{
+    size_t at = (size_t)snprintf(out, len, "'%.100s' %s", op->tensor->name, kinds[op->kind]);
+    if (op->kind == TALLY_BARRIER) {
+        if (op->digest && at < len)
+            snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
+        return;
+    }
+    if (at < len)
+        at += (size_t)snprintf(out + at, len - at, " %s [", dtypes[op->dtype]);
+    for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
+        if (i == 0 && op->kind == TALLY_ALLGATHER)
+            at += (size_t)snprintf(out + at, len - at, "*");
+        else
+            at += (size_t)snprintf(out + at, len - at, "%s%lld", i ? ", " : "", (long long)op->shape[i]);
+    }
+    if (at < len)
+        at += (size_t)snprintf(out + at, len - at, "]");
+    if (op->kind == TALLY_PUSH_PULL && at < len)
+        at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
+    if (op->kind == TALLY_BROADCAST && at < len)
+        at += (size_t)snprintf(out + at, len - at, " from rank %u", op->root);
+    if (op->prescale != 1 && at < len)
+        at += (size_t)snprintf(out + at, len - at, " prescale %g", op->prescale);
+    if (op->postscale != 1 && at < len)
+        snprintf(out + at, len - at, " postscale %g", op->postscale);
+}

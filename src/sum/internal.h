@@ -1,0 +1,158 @@
+/* internal.h - what the files of the summation service share: service.c (life, sessions, frames), round.c
+ * (arrivals to release) and verdict.c (disagreement, lateness). */
+#ifndef TLY_SUM_INTERNAL_H
+#define TLY_SUM_INTERNAL_H
+
+#include "base/event.h"
+#include "base/heap.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "reduce/reduce.h"
+#include "sum/pool.h"
+#include "sum/service.h"
+#include "transport/transport.h"
+
+/* A push costs its window at least this: bookkeeping is memory too. */
+enum { TLY_LEAST_CHARGE = 256 };
+
+static inline uint32_t tly_charge(uint32_t length)
+{
+    return length < TLY_LEAST_CHARGE ? TLY_LEAST_CHARGE : length;
+}
+
+enum slot_state {
+    SLOT_ABSENT,    /* nothing has come */
+    SLOT_COMING,    /* some fragments are there */
+    SLOT_WHOLE,     /* all of it, or a request */
+    SLOT_REFUSED,   /* came, but is not kept: mark, mismatch, verdict */
+    SLOT_DROPPED,   /* was dropped for want of memory: to be asked for again */
+    SLOT_AGAIN,     /* has been asked for again */
+};
+
+/* One rank's part of a round. */
+struct slot {
+    enum slot_state state;
+    uint8_t *data; /* owned, from the pool */
+    uint32_t filled;
+    uint32_t charge; /* of its window; 0 once given back */
+    uint64_t spec;
+    char *text; /* owned: its spec in words, once asked for */
+};
+
+/* What one rank is to be sent of a round. */
+struct answer {
+    struct round *round;
+    uint32_t sent;
+    bool queued, done;
+};
+
+/* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
+struct round {
+    struct tly_list node; /* in service->incomplete by age while not summed */
+    uint64_t id;          /* key of the store */
+    struct tly_frame head; /* of the first push: what all must agree on */
+    uint32_t arrived;     /* ranks whose push has begun to come, refused ones too */
+    uint32_t summed, length; /* of the result: bytes ready, bytes in all */
+    bool complete;
+    uint8_t *result;      /* one of the slots' data, or own */
+    uint32_t result_room; /* what the pool gave for it */
+    uint64_t order;       /* of the first byte summed */
+    uint32_t received;    /* ranks that have the answer */
+    uint32_t references;  /* deliveries that point here, and the store */
+    int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
+    bool asked;           /* for texts */
+    int verdict_err;
+    char *verdict;        /* owned */
+    struct answer *answers;
+    struct slot slots[];
+};
+
+/* A frame that waits to be sent, not part of a result. */
+struct letter {
+    struct tly_list node;
+    struct tly_frame frame;
+    uint8_t *data;       /* owned */
+    struct round *verdict; /* this letter is that round's answer (a reference), or NULL */
+};
+
+/* One rank's connection. */
+struct session {
+    struct tly_list node;
+    struct tly_service *service;
+    struct tly_link *link;
+    uint32_t rank;
+    bool left; /* has said goodbye */
+    uint64_t pushed, accepted, granted, answered; /* in charge bytes */
+    uint32_t lacking; /* incomplete rounds that wait for a push of this rank */
+    struct tly_heap ready; /* of answers with bytes to send */
+    struct tly_list outbox;
+    struct round **deliveries; /* owned ring of those sent whole and not yet stable; references */
+    uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
+    uint32_t ring_room;
+    uint8_t *control; /* owned: payload of a control frame that is coming */
+};
+
+struct tree {
+    int groups;
+    int *group_size;  /* owned */
+    uint32_t *order;  /* owned: rank of each leaf */
+};
+
+struct tly_service {
+    struct tly_loop *loop, own_loop;
+    bool own_thread;
+    pthread_t thread;
+    struct tly_hook hook;
+    struct tly_listener *listener;
+    struct tly_identity identity;
+    uint64_t incarnation;
+    uint32_t fragment_bytes;
+    int64_t dead_ns, late_ns;
+    struct tly_list sessions;
+
+    uint32_t ranks; /* 0: no epoch yet */
+    uint32_t left;  /* ranks that have said goodbye */
+    uint64_t part_bytes, window_bytes;
+    struct session **by_rank;   /* owned array, borrowed sessions */
+    struct tree tree[2];        /* [1] for 16-bit types */
+    const void **inputs;        /* scratch of `ranks` */
+
+    struct tly_map store;       /* rounds by id */
+    struct tly_list incomplete; /* rounds by age */
+    uint32_t mismatches, dropped_slots;
+    uint64_t next_order;
+    struct tly_pool pool;
+    struct tly_service_facts facts;
+    struct tly_event quiet;
+};
+
+/* round.c */
+struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
+struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f); /* NULL: out of memory */
+void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, struct tly_landing *land);
+void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, bool kept);
+void tly_round_progress(struct tly_service *s, struct round *r);
+void tly_round_cancel(struct session *p, struct round *r);
+void tly_round_forget_slots(struct tly_service *s, struct round *r);
+void tly_round_unref(struct tly_service *s, struct round *r);
+bool tly_round_answer(struct session *p, struct tly_outgoing *out);
+void tly_round_received(struct session *p, uint64_t count);
+void tly_round_delivered(struct session *p, struct round *r);
+void tly_round_ask_again(struct tly_service *s);
+void tly_round_grant(struct session *p);
+void tly_round_close_store(struct tly_service *s);
+
+/* verdict.c */
+void tly_verdict_differs(struct tly_service *s, struct round *r);
+void tly_verdict_arrived(struct session *p, struct round *r);
+void tly_verdict_text(struct session *p, struct round *r, char *text);
+void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
+void tly_verdict_left(struct session *p);
+void tly_verdict_tick(struct tly_service *s);
+
+/* service.c */
+int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
+                     struct round *verdict);
+void tly_session_counts(struct session *p, uint32_t bytes);
+
+#endif

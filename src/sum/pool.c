@@ -1,0 +1,64 @@
+/* pool.c - slot memory. */
+#include "sum/pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int class_of(uint32_t bytes)
+{
+    int c = TLY_POOL_SMALLEST;
+    while (c < TLY_POOL_SMALLEST + TLY_POOL_CLASSES - 1 && (1u << c) < bytes)
+        c++;
+    return c;
+}
+
+uint64_t tly_pool_size(uint32_t bytes)
+{
+    return 1ull << class_of(bytes);
+}
+
+void *tly_pool_take(struct tly_pool *p, uint32_t bytes)
+{
+    int c = class_of(bytes);
+    uint64_t size = 1ull << c;
+    if (p->in_use + size > p->limit)
+        return NULL;
+    void **head = &p->free[c - TLY_POOL_SMALLEST], *buffer = *head;
+    if (buffer) {
+        memcpy(head, buffer, sizeof *head);
+        p->kept -= size;
+    } else {
+        if (p->in_use + p->kept + size > p->limit)
+            tly_pool_trim(p);
+        buffer = aligned_alloc(size < 4096 ? 64 : 4096, size);
+        if (!buffer)
+            return NULL;
+    }
+    p->in_use += size;
+    if (p->in_use > p->peak)
+        p->peak = p->in_use;
+    return buffer;
+}
+
+void tly_pool_give(struct tly_pool *p, void *buffer, uint32_t bytes)
+{
+    if (!buffer)
+        return;
+    int c = class_of(bytes);
+    void **head = &p->free[c - TLY_POOL_SMALLEST];
+    memcpy(buffer, head, sizeof *head);
+    *head = buffer;
+    p->in_use -= 1ull << c;
+    p->kept += 1ull << c;
+}
+
+void tly_pool_trim(struct tly_pool *p)
+{
+    for (int i = 0; i < TLY_POOL_CLASSES; i++)
+        while (p->free[i]) {
+            void *buffer = p->free[i];
+            memcpy(&p->free[i], buffer, sizeof buffer);
+            free(buffer);
+        }
+    p->kept = 0;
+}

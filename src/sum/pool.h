@@ -1,0 +1,25 @@
+/* pool.h - memory for slots: page-aligned buffers in power-of-two classes, kept warm between rounds, bounded. */
+#ifndef TLY_POOL_H
+#define TLY_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TLY_POOL_SMALLEST = 8, TLY_POOL_CLASSES = 20 }; /* 256 bytes to 128 MB */
+
+/* Owner: the service's loop. */
+struct tly_pool {
+    uint64_t limit;                   /* most bytes that may be in use */
+    uint64_t in_use, peak, kept;
+    void *free[TLY_POOL_CLASSES];     /* chains through the buffers' first words */
+};
+
+/* NULL if that would pass the limit or memory has run out. */
+void *tly_pool_take(struct tly_pool *p, uint32_t bytes);
+void tly_pool_give(struct tly_pool *p, void *buffer, uint32_t bytes);
+/* What a buffer of so many bytes counts. */
+uint64_t tly_pool_size(uint32_t bytes);
+/* Give what is kept back to the system. */
+void tly_pool_trim(struct tly_pool *p);
+
+#endif

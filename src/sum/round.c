@@ -1,0 +1,515 @@
+/* round.c - a round from its first arrival to its release: slots, the sum, the answers, the window. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "sum/internal.h"
+
+/* --- store --------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdull;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+static uint64_t round_id(const struct tly_frame *f)
+{
+    return mix(f->key ^ mix((uint64_t)f->part << 32 | f->round) ^ mix(~(uint64_t)f->group));
+}
+
+struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f)
+{
+    struct round *r = tly_map_get(&s->store, round_id(f));
+    if (r && (r->head.key != f->key || r->head.part != f->part || r->head.round != f->round ||
+              r->head.group != f->group))
+        return NULL; /* two names with one hash: the newer one's push is refused by tly_round_open() */
+    return r;
+}
+
+/* Is this kind of part one rank's data for all others? */
+static bool from_root(const struct tly_frame *f)
+{
+    return f->kind == TALLY_BROADCAST || (f->kind == TALLY_ALLGATHER && f->part > 0);
+}
+
+static uint32_t result_length(const struct tly_service *s, const struct tly_frame *f)
+{
+    return f->kind == TALLY_ALLGATHER && f->part == 0 ? f->length * s->ranks : f->length;
+}
+
+static uint32_t answer_length(const struct round *r, uint32_t rank)
+{
+    return from_root(&r->head) && rank == r->head.root ? 0 : r->length;
+}
+
+struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
+{
+    uint64_t id = round_id(f);
+    if (tly_map_get(&s->store, id))
+        return NULL;
+    struct round *r = calloc(1, sizeof *r + s->ranks * (sizeof *r->slots + sizeof *r->answers));
+    if (!r)
+        return NULL;
+    if (tly_map_put(&s->store, id, r) != 0) {
+        free(r);
+        return NULL;
+    }
+    r->id = id;
+    r->head = *f;
+    r->length = result_length(s, f);
+    r->references = 1;
+    r->born = s->loop->awake;
+    r->warn_at = r->born + s->late_ns;
+    r->answers = (struct answer *)(r->slots + s->ranks);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        r->answers[i].round = r;
+        if (s->by_rank[i])
+            s->by_rank[i]->lacking++;
+    }
+    tly_list_append(&s->incomplete, &r->node);
+    return r;
+}
+
+void tly_round_unref(struct tly_service *s, struct round *r)
+{
+    if (--r->references)
+        return;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        free(r->slots[i].text);
+    free(r->verdict);
+    free(r);
+}
+
+static void leave_incomplete(struct tly_service *s, struct round *r)
+{
+    if (r->complete)
+        return;
+    r->complete = true;
+    if (r->mismatch_at)
+        s->mismatches--;
+    tly_list_remove(&r->node);
+}
+
+static void remove_from_store(struct tly_service *s, struct round *r)
+{
+    leave_incomplete(s, r);
+    tly_map_take(&s->store, r->id);
+    tly_round_unref(s, r);
+}
+
+/* --- window -------------------------------------------------------------------------------------- */
+
+/* What has been answered opens the window again; and as long as a round waits for this rank, it stays open
+ * for one part more, or two ranks that submit in different orders would wait for each other. */
+void tly_round_grant(struct session *p)
+{
+    struct tly_service *s = p->service;
+    uint64_t granted = p->answered + s->window_bytes;
+    if (p->lacking && granted < p->pushed + s->part_bytes)
+        granted = p->pushed + s->part_bytes;
+    if (granted > p->granted) {
+        uint64_t more = granted - p->granted;
+        p->granted = granted;
+        tly_session_counts(p, more < UINT32_MAX ? (uint32_t)more : UINT32_MAX);
+    }
+}
+
+static void give_back(struct tly_service *s, uint32_t rank, struct slot *slot)
+{
+    if (!slot->charge)
+        return;
+    struct session *p = s->by_rank[rank];
+    if (p) {
+        p->answered += slot->charge;
+        tly_round_grant(p);
+    }
+    slot->charge = 0;
+}
+
+static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct slot *slot = &r->slots[rank];
+    if (slot->state == SLOT_COMING && s->by_rank[rank])
+        tly_link_sink(s->by_rank[rank]->link, slot);
+    tly_pool_give(&s->pool, slot->data, r->head.length);
+    slot->data = NULL;
+    slot->filled = 0;
+    if (slot->state == SLOT_DROPPED)
+        s->dropped_slots--;
+}
+
+/* The round fails: no data is kept, but every push counts as arrived. */
+void tly_round_forget_slots(struct tly_service *s, struct round *r)
+{
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        free_slot_data(s, r, i);
+        give_back(s, i, slot);
+        if (slot->state != SLOT_ABSENT)
+            slot->state = SLOT_REFUSED;
+    }
+}
+
+/* --- arrivals ------------------------------------------------------------------------------------ */
+
+static void drop_slot(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    free_slot_data(s, r, rank);
+    r->slots[rank].state = SLOT_DROPPED;
+    s->dropped_slots++;
+    s->facts.slots_dropped++;
+    give_back(s, rank, &r->slots[rank]);
+}
+
+/* At the limit the oldest rounds keep what they have and the youngest give theirs back. */
+static uint8_t *take_memory(struct tly_service *s, struct round *r)
+{
+    for (;;) {
+        uint8_t *data = tly_pool_take(&s->pool, r->head.length);
+        if (data)
+            return data;
+        struct round *victim = NULL;
+        for (struct tly_list *n = s->incomplete.prev; n != &s->incomplete && !victim; n = n->prev) {
+            struct round *young = tly_list_entry(n, struct round, node);
+            if (young == r)
+                break;
+            if (young->summed)
+                continue; /* its sum has begun: it needs no more memory to end */
+            for (uint32_t i = 0; i < s->ranks && !victim; i++)
+                if (young->slots[i].data)
+                    victim = young;
+        }
+        if (!victim)
+            return NULL;
+        for (uint32_t i = 0; i < s->ranks; i++)
+            if (victim->slots[i].data)
+                drop_slot(s, victim, i);
+    }
+}
+
+/* Ask for what was dropped, oldest round first, as far as memory goes. */
+void tly_round_ask_again(struct tly_service *s)
+{
+    uint64_t room = s->pool.limit - s->pool.in_use;
+    for (struct tly_list *n = s->incomplete.next; n != &s->incomplete && s->dropped_slots; n = n->next) {
+        struct round *r = tly_list_entry(n, struct round, node);
+        for (uint32_t i = 0; i < s->ranks; i++) {
+            struct slot *slot = &r->slots[i];
+            if (slot->state != SLOT_DROPPED || !s->by_rank[i])
+                continue;
+            uint64_t need = tly_pool_size(r->head.length);
+            /* The oldest round may always ask: it is the one for which others are dropped. */
+            if (need > room && n != s->incomplete.next)
+                return;
+            room = need > room ? 0 : room - need;
+            struct tly_frame f = r->head;
+            f.type = TLY_AGAIN;
+            f.flags = 0;
+            f.payload = f.offset = 0;
+            slot->state = SLOT_AGAIN;
+            s->dropped_slots--;
+            tly_session_post(s->by_rank[i], &f, NULL, 0, NULL);
+        }
+    }
+}
+
+static bool wants_data(const struct round *r, const struct tly_frame *f)
+{
+    return !(f->flags & TLY_REQUEST) && f->length > 0;
+}
+
+/* The header of a push: its first fragment takes a slot, all say where the payload belongs. */
+void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, struct tly_landing *land)
+{
+    struct tly_service *s = p->service;
+    struct slot *slot = &r->slots[p->rank];
+    if (f->offset == 0 && (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
+        bool first = slot->state == SLOT_ABSENT;
+        if (slot->state == SLOT_DROPPED)
+            s->dropped_slots--;
+        slot->spec = f->spec;
+        slot->charge = tly_charge(f->length);
+        slot->state = SLOT_COMING;
+        p->pushed += slot->charge;
+        if (first) {
+            r->arrived++;
+            p->lacking--;
+        }
+        if (r->verdict || r->mismatch_at || f->spec != r->head.spec || (f->flags & TLY_MARK)) {
+            slot->state = SLOT_REFUSED;
+            if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec && !(f->flags & TLY_MARK))
+                tly_verdict_differs(s, r);
+            tly_verdict_arrived(p, r);
+            if (r->verdict)
+                give_back(s, p->rank, slot);
+        } else if (wants_data(r, f)) {
+            slot->data = take_memory(s, r);
+            if (!slot->data)
+                drop_slot(s, r, p->rank);
+        }
+        tly_round_grant(p);
+    }
+    if (slot->state == SLOT_COMING && slot->data) {
+        land->to = slot->data + f->offset;
+        land->token = slot;
+    }
+}
+
+/* The payload of a push (or nothing, for a request) is there. */
+void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, bool kept)
+{
+    struct slot *slot = &r->slots[p->rank];
+    if (slot->state != SLOT_COMING || (!kept && f->payload))
+        return;
+    slot->filled += f->payload;
+    if (slot->filled == f->length || (f->flags & TLY_REQUEST))
+        slot->state = SLOT_WHOLE;
+    tly_round_progress(p->service, r);
+}
+
+void tly_round_cancel(struct session *p, struct round *r)
+{
+    struct tly_service *s = p->service;
+    struct slot *slot = &r->slots[p->rank];
+    if (slot->state == SLOT_ABSENT || r->complete)
+        return; /* summed already: its answer is on the way */
+    free_slot_data(s, r, p->rank);
+    give_back(s, p->rank, slot);
+    slot->state = SLOT_ABSENT;
+    r->arrived--;
+    p->lacking++;
+    if (r->arrived == 0) {
+        for (uint32_t i = 0; i < s->ranks; i++)
+            if (s->by_rank[i])
+                s->by_rank[i]->lacking--;
+        remove_from_store(s, r);
+    }
+}
+
+/* --- the sum ------------------------------------------------------------------------------------- */
+
+static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
+{
+    const struct tly_frame *h = &r->head;
+    size_t element = tly_reduce_element_size(h->dtype);
+    const struct tree *t = &s->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
+    struct tly_reduction how = {.dtype = h->dtype,
+                                .op = h->op,
+                                .divisor = s->ranks,
+                                .prescale = h->prescale,
+                                .postscale = h->postscale};
+    for (uint32_t i = 0; i < s->ranks; i++)
+        s->inputs[i] = r->slots[t->order[i]].data + from;
+    if (t->groups == 1)
+        tly_reduce(&how, (int)s->ranks, s->inputs, r->result + from, (to - from) / element);
+    else
+        tly_reduce_grouped(&how, t->groups, t->group_size, s->inputs, r->result + from, (to - from) / element);
+}
+
+/* How far the result can be had with what is there. */
+static uint32_t reach(const struct tly_service *s, const struct round *r)
+{
+    if (from_root(&r->head))
+        return r->slots[r->head.root].filled;
+    uint32_t least = r->head.length;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (r->slots[i].filled < least)
+            least = r->slots[i].filled;
+    if (r->head.kind == TALLY_ALLGATHER)
+        return least == r->head.length ? r->length : 0;
+    return least == r->length ? least : least - least % TLY_ALIGN;
+}
+
+static void gather_list(struct tly_service *s, struct round *r)
+{
+    for (uint32_t i = 0; i < s->ranks; i++)
+        memcpy(r->result + (size_t)i * r->head.length, r->slots[i].data, r->head.length);
+}
+
+/* The result takes the place of one of the inputs; only a gathered list needs room of its own. */
+static bool place_result(struct tly_service *s, struct round *r)
+{
+    if (r->result || r->length == 0)
+        return true;
+    r->result_room = r->head.length;
+    if (r->head.kind == TALLY_ALLGATHER && r->head.part == 0) {
+        r->result = tly_pool_take(&s->pool, r->length);
+        if (!r->result) { /* a few bytes for each rank: not worth a detour through AGAIN */
+            uint64_t limit = s->pool.limit;
+            s->pool.limit = UINT64_MAX;
+            r->result = tly_pool_take(&s->pool, r->length);
+            s->pool.limit = limit;
+        }
+        r->result_room = r->length;
+        return r->result != NULL;
+    }
+    r->result = r->slots[from_root(&r->head) ? r->head.root : 0].data;
+    return r->result != NULL;
+}
+
+static bool answer_ready(const struct tly_service *s, const struct round *r, uint32_t rank)
+{
+    uint32_t length = answer_length(r, rank), summed = r->summed < length ? r->summed : length;
+    const struct answer *a = &r->answers[rank];
+    return !a->done && (length ? a->sent < summed : r->complete);
+}
+
+static void queue_answers(struct tly_service *s, struct round *r)
+{
+    struct tly_rank_order order = {r->head.priority, r->order};
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct answer *a = &r->answers[i];
+        struct session *p = s->by_rank[i];
+        if (p && !a->queued && answer_ready(s, r, i) && tly_heap_push(&p->ready, order, a) == 0)
+            a->queued = true;
+    }
+}
+
+static void finish_sum(struct tly_service *s, struct round *r)
+{
+    leave_incomplete(s, r);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (slot->data != r->result)
+            tly_pool_give(&s->pool, slot->data, r->head.length);
+        slot->data = NULL;
+        give_back(s, i, slot);
+    }
+    s->facts.bytes_summed += r->length;
+    s->facts.parts_summed++;
+}
+
+/* Sum what has come from all, and send it. */
+void tly_round_progress(struct tly_service *s, struct round *r)
+{
+    if (r->complete || r->verdict || r->mismatch_at || r->arrived < s->ranks)
+        return;
+    uint32_t to = reach(s, r);
+    bool whole = to == r->length;
+    for (uint32_t i = 0; i < s->ranks && whole; i++)
+        whole = r->slots[i].state == SLOT_WHOLE;
+    /* Less than a fragment is not worth a frame of its own. */
+    if (!whole && to - r->summed < s->fragment_bytes)
+        return;
+    if (!place_result(s, r))
+        return;
+    if (r->summed == 0)
+        r->order = s->next_order++;
+    if (to > r->summed) {
+        if (r->head.kind == TALLY_PUSH_PULL)
+            sum_range(s, r, r->summed, to);
+        else if (!from_root(&r->head))
+            gather_list(s, r);
+    }
+    r->summed = to;
+    if (whole)
+        finish_sum(s, r);
+    queue_answers(s, r);
+    if (whole && s->dropped_slots)
+        tly_round_ask_again(s);
+}
+
+/* --- answers ------------------------------------------------------------------------------------- */
+
+/* The next fragment of the most urgent result. */
+bool tly_round_answer(struct session *p, struct tly_outgoing *out)
+{
+    struct tly_service *s = p->service;
+    struct tly_heap_item *top = tly_heap_top(&p->ready);
+    if (!top)
+        return false;
+    struct answer *a = top->value;
+    struct round *r = a->round;
+    uint32_t length = answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
+    uint32_t n = summed - a->sent < s->fragment_bytes ? summed - a->sent : s->fragment_bytes;
+    *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent};
+    out->frame.type = TLY_RESULT;
+    out->frame.length = length;
+    out->frame.offset = a->sent;
+    out->frame.payload = n;
+    a->sent += n;
+    out->frame.flags = a->sent == length ? TLY_LAST : 0;
+    if (a->sent == length) {
+        a->done = true;
+        a->queued = false;
+        tly_heap_pop(&p->ready);
+        tly_round_delivered(p, r);
+    } else if (!answer_ready(s, r, p->rank)) {
+        a->queued = false;
+        tly_heap_pop(&p->ready);
+    }
+    return true;
+}
+
+/* The answer of this round has gone out whole: remember in which order. */
+void tly_round_delivered(struct session *p, struct round *r)
+{
+    uint64_t held = p->delivered - p->stable;
+    if (held == p->ring_room) {
+        uint32_t room = p->ring_room ? p->ring_room * 2 : 64;
+        struct round **ring = malloc(room * sizeof *ring);
+        if (!ring)
+            abort(); /* 512 bytes more: nothing sensible can follow */
+        for (uint64_t i = p->stable; i < p->delivered; i++)
+            ring[i % room] = p->deliveries[i % p->ring_room];
+        free(p->deliveries);
+        p->deliveries = ring;
+        p->ring_room = room;
+    }
+    p->deliveries[p->delivered++ % p->ring_room] = r;
+    r->references++;
+}
+
+/* All ranks have the answer: nobody can ask for it any more. */
+static void become_stable(struct tly_service *s, struct round *r)
+{
+    tly_pool_give(&s->pool, r->result, r->result_room);
+    r->result = NULL;
+    remove_from_store(s, r);
+    if (s->dropped_slots)
+        tly_round_ask_again(s);
+}
+
+void tly_round_received(struct session *p, uint64_t count)
+{
+    struct tly_service *s = p->service;
+    bool any = false;
+    while (p->received < count && p->received < p->delivered) {
+        struct round *r = p->deliveries[p->received++ % p->ring_room];
+        if (++r->received == s->ranks) {
+            become_stable(s, r);
+            any = true;
+        }
+    }
+    if (!any)
+        return;
+    /* Any rank's oldest answers may have become stable by this one's word. */
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct session *q = s->by_rank[i];
+        while (q && q->stable < q->received && q->deliveries[q->stable % q->ring_room]->received == s->ranks)
+            tly_round_unref(s, q->deliveries[q->stable++ % q->ring_room]);
+    }
+}
+
+void tly_round_close_store(struct tly_service *s)
+{
+    struct round *r;
+    tly_map_each(&s->store, r)
+    {
+        for (uint32_t i = 0; i < s->ranks; i++)
+            if (r->slots[i].data && r->slots[i].data != r->result)
+                tly_pool_give(&s->pool, r->slots[i].data, r->head.length);
+        if (r->result)
+            tly_pool_give(&s->pool, r->result, r->result_room);
+        r->references = 1;
+        tly_round_unref(s, r);
+    }
+    tly_map_finish(&s->store);
+    s->store = (struct tly_map){0};
+    tly_list_init(&s->incomplete);
+}

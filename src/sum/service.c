@@ -1,0 +1,532 @@
+/* service.c - the summation service: its thread, its sessions and the frames that come over them.  What a push
+ * does is in round.c; what becomes of ranks that disagree, in verdict.c. */
+#include "sum/service.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "join/place.h"
+#include "sum/internal.h"
+#include "transport/tcp/socket.h"
+
+/* --- sessions ------------------------------------------------------------------------------------ */
+
+static void free_letter(struct tly_service *s, struct letter *l)
+{
+    if (l->verdict)
+        tly_round_unref(s, l->verdict);
+    free(l->data);
+    free(l);
+}
+
+int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
+                     struct round *verdict)
+{
+    struct letter *l = calloc(1, sizeof *l);
+    if (!l || (len && !(l->data = malloc(len)))) {
+        free(l);
+        return -ENOMEM;
+    }
+    if (len)
+        memcpy(l->data, data, len);
+    l->frame = *f;
+    l->frame.payload = (uint32_t)len;
+    l->verdict = verdict;
+    if (verdict)
+        verdict->references++;
+    tly_list_append(&p->outbox, &l->node);
+    return 0;
+}
+
+/* `bytes`: how much of news for the peer this is. */
+void tly_session_counts(struct session *p, uint32_t bytes)
+{
+    struct tly_counts c = {.accepted = p->accepted, .granted = p->granted, .stable = p->stable};
+    tly_link_set_counts(p->link, &c, bytes);
+}
+
+static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+{
+    struct session *p = user;
+    if (tly_list_empty(&p->outbox))
+        return tly_round_answer(p, out);
+    struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
+    tly_list_remove(&l->node);
+    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
+    l->data = NULL;
+    if (l->verdict)
+        tly_round_delivered(p, l->verdict);
+    free_letter(p->service, l);
+    return true;
+}
+
+static void destroy_session(struct session *p)
+{
+    struct tly_service *s = p->service;
+    tly_link_destroy(p->link);
+    tly_list_remove(&p->node);
+    if (p->rank < s->ranks && s->by_rank[p->rank] == p)
+        s->by_rank[p->rank] = NULL;
+    while (!tly_list_empty(&p->outbox)) {
+        struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
+        tly_list_remove(&l->node);
+        free_letter(s, l);
+    }
+    for (; p->stable < p->delivered; p->stable++)
+        tly_round_unref(s, p->deliveries[p->stable % p->ring_room]);
+    free(p->deliveries);
+    tly_heap_finish(&p->ready);
+    free(p->control);
+    free(p);
+    if (tly_list_empty(&s->sessions))
+        tly_event_set(&s->quiet);
+}
+
+static void admit(struct session *p)
+{
+    struct tly_service *s = p->service;
+    if (p->rank >= s->ranks || s->by_rank[p->rank]) {
+        tly_warn("sum", "rank %u came twice or does not belong to the job: turned away", p->rank);
+        destroy_session(p);
+        return;
+    }
+    s->by_rank[p->rank] = p;
+    p->granted = s->window_bytes; /* both ends know it from the roster */
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    struct session *p = user;
+    const struct tly_identity *peer = tly_link_peer(l);
+    char name[64];
+    p->rank = peer->rank;
+    snprintf(name, sizeof name, "rank %u", p->rank);
+    tly_link_rename(l, name);
+    tly_link_set_silence(l, p->service->dead_ns);
+    if (p->service->ranks)
+        admit(p);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct session *p = user;
+    if (err == EACCES)
+        tly_warn("sum", "%s was not let in: %s", tly_link_name(l), why);
+    if (p->left)
+        tly_round_received(p, p->delivered);
+    /* A rank that goes without a word is the coordinator's to judge. */
+    destroy_session(p);
+}
+
+/* --- frames -------------------------------------------------------------------------------------- */
+
+static bool is_from_root(const struct tly_frame *f)
+{
+    return f->kind == TALLY_BROADCAST || (f->kind == TALLY_ALLGATHER && f->part > 0);
+}
+
+static const char *bad_push(const struct tly_service *s, const struct session *p, const struct tly_frame *f)
+{
+    size_t element = tly_reduce_element_size(f->dtype);
+    struct tly_reduction how = {f->dtype, f->op, s->ranks, f->prescale, f->postscale};
+    const char *why = "unknown reduction";
+    bool request = f->flags & TLY_REQUEST;
+    if (f->rank != p->rank || !s->by_rank[p->rank])
+        return "a push in another's name";
+    if (f->group != 0)
+        return "unknown group";
+    if (f->flags & TLY_MARK)
+        return f->part == 0 ? NULL : "an error mark off its home";
+    if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_BARRIER || element == 0 || f->length % element ||
+        f->payload % element)
+        return "unknown kind, type or size";
+    if (f->length > s->part_bytes && !(f->kind == TALLY_ALLGATHER && f->part == 0))
+        return "a part larger than agreed";
+    if (f->kind == TALLY_PUSH_PULL && tly_reduce_check(&how, &why) != 0)
+        return why;
+    if (f->root >= s->ranks || request != (is_from_root(f) && f->root != f->rank))
+        return "a request out of place";
+    if (request && f->payload)
+        return "a request with data";
+    return NULL;
+}
+
+/* With the same hash of the spec these can only differ by a bug or ill will; sizes must not. */
+static bool same_shape(const struct tly_frame *a, const struct tly_frame *b)
+{
+    return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->length == b->length &&
+           a->root == b->root;
+}
+
+static int on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land, const char **why)
+{
+    struct tly_service *s = p->service;
+    const char *bad = bad_push(s, p, f);
+    if (bad) {
+        *why = bad;
+        return -EPROTO;
+    }
+    struct round *r = tly_round_find(s, f);
+    if (f->offset == 0 && p->pushed + tly_charge(f->length) > p->granted) {
+        *why = "a push past its window";
+        return -EPROTO;
+    }
+    if (!r && f->offset > 0)
+        return 0; /* the rest of something cancelled */
+    if (!r)
+        r = tly_round_open(s, f);
+    if (!r) {
+        *why = "out of memory";
+        return -ENOMEM;
+    }
+    if (f->spec == r->head.spec && !(f->flags & TLY_MARK) && !(r->head.flags & TLY_MARK) &&
+        !same_shape(f, &r->head)) {
+        *why = "equal specs, unequal sizes";
+        return -EPROTO;
+    }
+    tly_round_push(p, r, f, land);
+    return 0;
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    struct session *p = user;
+    struct tly_service *s = p->service;
+    if (!s->ranks && f->type != TLY_BEAT && f->type != TLY_COUNTS) {
+        *why = "a frame before the job has begun";
+        return -EPROTO;
+    }
+    switch (f->type) {
+    case TLY_PUSH: {
+        int err = on_push(p, f, land, why);
+        if (err || !(f->flags & TLY_MARK))
+            return err;
+        break;
+    }
+    case TLY_SPEC:
+    case TLY_CANCEL:
+    case TLY_STATUS:
+    case TLY_GOODBYE:
+    case TLY_BEAT:
+    case TLY_COUNTS:
+        break;
+    default:
+        *why = "no frame for a service";
+        return -EPROTO;
+    }
+    free(p->control);
+    p->control = NULL;
+    if (f->payload && !(p->control = malloc(f->payload))) {
+        *why = "out of memory";
+        return -ENOMEM;
+    }
+    *land = (struct tly_landing){.to = p->control};
+    return 0;
+}
+
+static char *payload_text(const void *data, uint32_t len)
+{
+    struct tly_reader r = {data, len, false};
+    char *text = malloc(TLY_SENTENCE);
+    if (text)
+        tly_read_text(&r, text, TLY_SENTENCE);
+    return text;
+}
+
+static void report(struct session *p)
+{
+    struct tly_service_facts facts;
+    struct tly_writer w = {0};
+    struct tly_frame f = {.type = TLY_STATUS};
+    tly_service_facts(p->service, &facts);
+    const uint64_t values[] = {facts.bytes_summed, facts.parts_summed, facts.rounds_open, facts.bytes_in_use,
+                               facts.bytes_peak, facts.memory_limit, facts.slots_dropped};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        tly_write64(&w, values[i]);
+    if (!w.failed)
+        tly_session_post(p, &f, w.data, w.len, NULL);
+    free(w.data);
+}
+
+static void on_pushed(struct session *p, const struct tly_frame *f, const void *data)
+{
+    struct tly_service *s = p->service;
+    struct round *r = tly_round_find(s, f);
+    uint32_t bytes = f->payload;
+    if (f->flags & (TLY_REQUEST | TLY_MARK))
+        bytes = tly_charge(f->length);
+    else if (f->flags & TLY_LAST)
+        bytes += tly_charge(f->length) - f->length;
+    p->accepted += bytes;
+    tly_session_counts(p, bytes);
+    if (!r)
+        return;
+    if (f->flags & TLY_MARK) {
+        char *reason = payload_text(data, f->payload);
+        tly_verdict_refused(p, r, reason ? reason : "out of memory");
+        free(reason);
+        return;
+    }
+    tly_round_landed(p, r, f, data != NULL);
+    /* Somebody has left already: this round will not be complete. */
+    if (f->part == 0 && s->left)
+        for (uint32_t i = 0; i < s->ranks; i++)
+            if (s->by_rank[i] && s->by_rank[i]->left)
+                tly_verdict_left(s->by_rank[i]);
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct session *p = user;
+    struct tly_service *s = p->service;
+    struct round *r;
+    tly_round_received(p, tly_count_extend(p->received, f->received));
+    switch (f->type) {
+    case TLY_PUSH:
+        on_pushed(p, f, data);
+        break;
+    case TLY_SPEC:
+        r = tly_round_find(s, f);
+        if (r) {
+            char *text = payload_text(data, f->payload);
+            if (text)
+                tly_verdict_text(p, r, text);
+        }
+        break;
+    case TLY_CANCEL:
+        r = tly_round_find(s, f);
+        if (r)
+            tly_round_cancel(p, r);
+        break;
+    case TLY_STATUS:
+        report(p);
+        break;
+    case TLY_GOODBYE:
+        p->left = true;
+        s->left++;
+        tly_verdict_left(p);
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static void remember(void *user, struct tly_link *l)
+{
+    struct session *p = user;
+    p->link = l;
+}
+
+static int accepting(void *user, struct tly_link_config *config)
+{
+    struct tly_service *s = user;
+    struct session *p = calloc(1, sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    p->service = s;
+    p->rank = TLY_NO_RANK;
+    tly_list_init(&p->outbox);
+    tly_list_append(&s->sessions, &p->node);
+    config->user_calls = &calls;
+    config->user = p;
+    config->identity = s->identity;
+    config->created = remember;
+    return 0;
+}
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+static void tick(struct tly_hook *h)
+{
+    struct tly_service *s = tly_list_entry(h, struct tly_service, hook);
+    if (!s->ranks)
+        return;
+    tly_verdict_tick(s);
+    if (s->pool.in_use == 0 && s->pool.kept)
+        tly_pool_trim(&s->pool);
+}
+
+static uint64_t read_limit(const char *path)
+{
+    unsigned long long v = 0;
+    FILE *f = fopen(path, "re");
+    if (f) {
+        if (fscanf(f, "%llu", &v) != 1)
+            v = 0; /* "max" */
+        fclose(f);
+    }
+    return v;
+}
+
+/* Half of what the machine or its cgroup allows. */
+static uint64_t default_memory(void)
+{
+    struct sysinfo info;
+    uint64_t all = UINT64_MAX;
+    if (sysinfo(&info) == 0)
+        all = (uint64_t)info.totalram * info.mem_unit;
+    static const char *const limits[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t v = read_limit(limits[i]);
+        if (v && v < all)
+            all = v;
+    }
+    return all / 2;
+}
+
+static void *serve(void *arg)
+{
+    struct tly_service *s = arg;
+    tly_loop_run(s->loop);
+    return NULL;
+}
+
+int tly_service_create(struct tly_loop *loop, const struct tly_params *params, const struct tly_identity *identity,
+                       const struct sockaddr_storage *address, struct tly_service **out)
+{
+    struct tly_service *s = calloc(1, sizeof *s);
+    if (!s)
+        return tly_fail(ENOMEM, "out of memory");
+    s->own_loop.epoll_fd = -1;
+    s->loop = loop ? loop : &s->own_loop;
+    tly_list_init(&s->sessions);
+    tly_list_init(&s->incomplete);
+    tly_list_init(&s->hook.node);
+    s->hook.tick = tick;
+    s->identity = *identity;
+    s->identity.role = TLY_ROLE_SERVICE;
+    s->identity.rank = TLY_NO_RANK;
+    randombytes_buf(&s->incarnation, sizeof s->incarnation);
+    s->fragment_bytes = (uint32_t)params->fragment_bytes;
+    s->dead_ns = (int64_t)(params->dead_timeout * (double)TLY_SEC);
+    s->late_ns = (int64_t)(params->late_warning * (double)TLY_SEC);
+    s->pool.limit = params->memory ? params->memory : default_memory();
+    int err = loop ? 0 : tly_loop_init(&s->own_loop);
+    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = s};
+    if (!err)
+        err = tly_place_ports(params->ports, &listen.first_port, &listen.last_port);
+    if (!err) {
+        tly_loop_lock(s->loop);
+        tly_loop_hook(s->loop, &s->hook);
+        err = tly_tcp_listen(s->loop, &listen, &s->listener);
+        tly_loop_unlock(s->loop);
+    }
+    if (!err && !loop) {
+        err = tly_thread_start(&s->thread, "tally-sum", serve, s);
+        s->own_thread = !err;
+    }
+    if (err) {
+        tly_service_destroy(s, 0);
+        return err;
+    }
+    *out = s;
+    return 0;
+}
+
+uint16_t tly_service_port(const struct tly_service *s)
+{
+    return tly_listener_port(s->listener);
+}
+
+uint64_t tly_service_incarnation(const struct tly_service *s)
+{
+    return s->incarnation;
+}
+
+static int plant(struct tree *t, const struct tly_roster *r, bool sixteen_bit)
+{
+    t->group_size = calloc(r->rank_count, sizeof *t->group_size);
+    t->order = calloc(r->rank_count, sizeof *t->order);
+    if (!t->group_size || !t->order)
+        return -ENOMEM;
+    tly_roster_tree(r, sixteen_bit, &t->groups, t->group_size, t->order);
+    return 0;
+}
+
+int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
+{
+    tly_loop_lock(s->loop);
+    s->part_bytes = roster->part_bytes;
+    s->window_bytes = roster->window_bytes;
+    s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
+    s->inputs = calloc(roster->rank_count, sizeof *s->inputs);
+    int err = !s->by_rank || !s->inputs ? -ENOMEM : 0;
+    for (int i = 0; i < 2 && !err; i++)
+        err = plant(&s->tree[i], roster, i == 1);
+    /* The oldest round must always find room: one part from each rank, and a result. */
+    uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_bytes);
+    if (!err && s->pool.limit < least) {
+        tly_warn("sum", "%llu bytes of memory (TALLY_MEMORY) are too few for %u ranks: using %llu",
+                 (unsigned long long)s->pool.limit, roster->rank_count, (unsigned long long)least);
+        s->pool.limit = least;
+    }
+    if (!err) {
+        s->ranks = roster->rank_count;
+        for (struct tly_list *n = s->sessions.next, *next_node; n != &s->sessions; n = next_node) {
+            next_node = n->next;
+            struct session *p = tly_list_entry(n, struct session, node);
+            if (p->rank != TLY_NO_RANK)
+                admit(p);
+        }
+    }
+    tly_loop_unlock(s->loop);
+    return err ? tly_fail(ENOMEM, "out of memory") : 0;
+}
+
+void tly_service_facts(struct tly_service *s, struct tly_service_facts *out)
+{
+    *out = s->facts;
+    out->rounds_open = s->store.count;
+    out->bytes_in_use = s->pool.in_use;
+    out->bytes_peak = s->pool.peak;
+    out->memory_limit = s->pool.limit;
+}
+
+void tly_service_destroy(struct tly_service *s, int64_t deadline)
+{
+    if (!s)
+        return;
+    if (s->own_thread) {
+        tly_loop_lock(s->loop);
+        bool wait = !tly_list_empty(&s->sessions);
+        if (wait)
+            s->quiet = (struct tly_event){0};
+        tly_loop_unlock(s->loop);
+        if (wait && deadline > tly_now())
+            tly_event_wait(&s->quiet, deadline);
+        tly_loop_stop(s->loop);
+        pthread_join(s->thread, NULL);
+    }
+    bool inside = s->loop->epoll_fd >= 0;
+    if (inside)
+        tly_loop_lock(s->loop);
+    while (!tly_list_empty(&s->sessions))
+        destroy_session(tly_list_entry(s->sessions.next, struct session, node));
+    tly_round_close_store(s);
+    tly_listener_destroy(s->listener);
+    tly_loop_unhook(s->loop, &s->hook);
+    if (inside)
+        tly_loop_unlock(s->loop);
+    tly_loop_finish(&s->own_loop);
+    tly_pool_trim(&s->pool);
+    for (int i = 0; i < 2; i++) {
+        free(s->tree[i].group_size);
+        free(s->tree[i].order);
+    }
+    free(s->by_rank);
+    free(s->inputs);
+    free(s);
+}

@@ -1,0 +1,38 @@
+/* service.h - the summation service: takes pushes from all ranks, sums each part along the tree when all have
+ * come, answers each rank once.  It keeps nothing about a tensor between rounds.
+ *
+ * Runs in a loop of its own thread (in the first local rank of a machine) or in the caller's (tallyd). */
+#ifndef TLY_SERVICE_H
+#define TLY_SERVICE_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "base/loop.h"
+#include "base/param.h"
+#include "join/roster.h"
+#include "wire/hello.h"
+
+struct tly_service;
+
+struct tly_service_facts {
+    uint64_t bytes_summed; /* of results */
+    uint64_t parts_summed, rounds_open, bytes_in_use, bytes_peak, memory_limit, slots_dropped;
+};
+
+/* Listen at `address` (port 0: any within TALLY_PORTS) for members of the job that `identity` names.  `loop`
+ * NULL: a thread is started. */
+int tly_service_create(struct tly_loop *loop, const struct tly_params *params, const struct tly_identity *identity,
+                       const struct sockaddr_storage *address, struct tly_service **out);
+uint16_t tly_service_port(const struct tly_service *s);
+uint64_t tly_service_incarnation(const struct tly_service *s);
+
+/* The epoch: who pushes.  Copies what it needs. */
+int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
+
+void tly_service_facts(struct tly_service *s, struct tly_service_facts *out);
+
+/* Wait (until the monotonic deadline) for what is being sent, then close all and free.  NULL is accepted. */
+void tly_service_destroy(struct tly_service *s, int64_t deadline);
+
+#endif

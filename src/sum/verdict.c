@@ -1,0 +1,216 @@
+/* verdict.c - what the home of a tensor (the service of its part 0) decides: ranks that disagree, that refuse,
+ * that have left, that are late.  One sentence, the same for every rank. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "sum/internal.h"
+
+enum { WAIT_FOR_TEXTS_MS = 1000 };
+
+static struct tly_frame about(const struct round *r, int type)
+{
+    struct tly_frame f = r->head;
+    f.type = (uint8_t)type;
+    f.flags = 0;
+    f.length = f.offset = f.payload = 0;
+    f.place = 0;
+    return f;
+}
+
+/* "2, 4-6" of the ranks for which `is` holds.  Returns how many there are. */
+static uint32_t ranks_text(struct tly_service *s, const struct round *r,
+                           bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text),
+                           const char *text, char *out, size_t len)
+{
+    uint32_t count = 0;
+    size_t at = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        if (!is(s, r, i, text))
+            continue;
+        uint32_t end = i;
+        while (end + 1 < s->ranks && is(s, r, end + 1, text))
+            end++;
+        count += end - i + 1;
+        if (at + 32 < len)
+            at += (size_t)(end > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, end)
+                                   : snprintf(out + at, len - at, "%s%u", at ? ", " : "", i));
+        i = end;
+    }
+    return count;
+}
+
+static bool has_text(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return r->slots[rank].text && strcmp(r->slots[rank].text, text) == 0;
+}
+
+static bool is_absent(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return r->slots[rank].state == SLOT_ABSENT;
+}
+
+static void tell(struct session *p, struct round *r)
+{
+    struct tly_frame f = about(r, TLY_VERDICT);
+    struct tly_writer w = {0};
+    tly_write32(&w, (uint32_t)r->verdict_err);
+    tly_write_text(&w, r->verdict);
+    if (!w.failed)
+        tly_session_post(p, &f, w.data, w.len, r);
+    free(w.data);
+}
+
+static void decide(struct tly_service *s, struct round *r, int err, const char *sentence)
+{
+    if (r->verdict || r->complete)
+        return;
+    r->verdict = strdup(sentence);
+    if (!r->verdict)
+        return;
+    r->verdict_err = err;
+    if (r->mismatch_at)
+        s->mismatches--;
+    r->mismatch_at = 0;
+    r->complete = true;
+    tly_list_remove(&r->node);
+    tly_round_forget_slots(s, r);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct session *p = s->by_rank[i];
+        if (r->slots[i].state != SLOT_ABSENT && p)
+            tell(p, r);
+        else if (!p || p->left)
+            r->received++; /* will never ask */
+    }
+}
+
+static void ask(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct tly_frame f = about(r, TLY_SPEC);
+    f.flags = TLY_REQUEST;
+    if (s->by_rank[rank])
+        tly_session_post(s->by_rank[rank], &f, NULL, 0, NULL);
+}
+
+/* Two specs for one round.  Home asks all for theirs; another service just waits to be told to forget it. */
+void tly_verdict_differs(struct tly_service *s, struct round *r)
+{
+    r->mismatch_at = s->loop->awake + 1; /* 0 stands for none */
+    s->mismatches++;
+    if (r->head.part != 0)
+        return;
+    r->asked = true;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (r->slots[i].state != SLOT_ABSENT)
+            ask(s, r, i);
+}
+
+/* A push has come for a round that has failed or is about to. */
+void tly_verdict_arrived(struct session *p, struct round *r)
+{
+    if (r->verdict)
+        tell(p, r);
+    else if (r->asked)
+        ask(p->service, r, p->rank);
+}
+
+static void compose(struct tly_service *s, struct round *r)
+{
+    char sentence[TLY_SENTENCE], ranks[200];
+    size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
+    bool first = true;
+    for (uint32_t i = 0; i < s->ranks && at < sizeof sentence; i++) {
+        const char *text = r->slots[i].text;
+        bool seen = !text;
+        for (uint32_t j = 0; j < i && !seen; j++)
+            seen = has_text(s, r, j, text);
+        if (seen)
+            continue;
+        uint32_t n = ranks_text(s, r, has_text, text, ranks, sizeof ranks);
+        at += (size_t)snprintf(sentence + at, sizeof sentence - at, "%s%s %s: %s", first ? "" : "; ",
+                               n > 1 ? "ranks" : "rank", ranks, text);
+        first = false;
+    }
+    decide(s, r, EINVAL, sentence);
+}
+
+void tly_verdict_text(struct session *p, struct round *r, char *text)
+{
+    struct tly_service *s = p->service;
+    struct slot *slot = &r->slots[p->rank];
+    free(slot->text);
+    slot->text = text;
+    if (!r->asked || r->verdict)
+        return;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (!r->slots[i].text)
+            return;
+    compose(s, r);
+}
+
+void tly_verdict_refused(struct session *p, struct round *r, const char *reason)
+{
+    char sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "rank %u refuses: %s", p->rank, reason);
+    decide(p->service, r, EINVAL, sentence);
+}
+
+/* A rank has left: rounds that lack it will never be complete. */
+void tly_verdict_left(struct session *p)
+{
+    struct tly_service *s = p->service;
+    char sentence[64];
+    snprintf(sentence, sizeof sentence, "rank %u has left the job", p->rank);
+    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+        struct round *r = tly_list_entry(n, struct round, node);
+        next = n->next;
+        if (r->head.part == 0 && r->slots[p->rank].state == SLOT_ABSENT)
+            decide(s, r, ESHUTDOWN, sentence);
+    }
+}
+
+static void warn_late(struct tly_service *s, struct round *r)
+{
+    char late[200];
+    struct tly_frame f = about(r, TLY_STATUS);
+    struct tly_writer w = {0};
+    bool named = false;
+    ranks_text(s, r, is_absent, NULL, late, sizeof late);
+    if (!late[0])
+        return;
+    tly_write64(&w, (uint64_t)(s->loop->awake - r->born));
+    tly_write_text(&w, late);
+    /* All who wait learn for whom; the lowest of them says it aloud. */
+    for (uint32_t i = 0; i < s->ranks && !w.failed; i++) {
+        if (r->slots[i].state == SLOT_ABSENT || !s->by_rank[i])
+            continue;
+        f.flags = named ? 0 : TLY_MARK;
+        named = true;
+        tly_session_post(s->by_rank[i], &f, w.data, w.len, NULL);
+    }
+    free(w.data);
+}
+
+void tly_verdict_tick(struct tly_service *s)
+{
+    int64_t now = s->loop->awake;
+    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+        struct round *r = tly_list_entry(n, struct round, node);
+        next = n->next;
+        if (r->head.part != 0)
+            continue;
+        if (now >= r->warn_at) {
+            r->warn_at += r->warn_at - r->born; /* at each doubling */
+            warn_late(s, r);
+        }
+        if (r->mismatch_at && now - r->mismatch_at >= WAIT_FOR_TEXTS_MS * TLY_MS)
+            compose(s, r);
+        else if (now - r->born < s->late_ns && !s->mismatches)
+            break; /* all behind are younger */
+    }
+}

@@ -1,0 +1,202 @@
+/* main.c - tallyd: a summation service on a spare CPU machine.  Joins a job, serves it to its end, waits for
+ * the next.  One thread: the loop holds both the coordinator's connection and the service. */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "join/member.h"
+#include "sum/service.h"
+#include "transport/tcp/socket.h"
+
+static volatile sig_atomic_t asked_to_stop;
+
+static void on_signal(int signal)
+{
+    asked_to_stop = 1;
+}
+
+static bool cancelled(void *user)
+{
+    return asked_to_stop;
+}
+
+static void usage(FILE *out)
+{
+    fprintf(out, "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME]\n"
+                 "Sums gradients for a Tally job on a machine that has network and CPU to spare.\n\n"
+                 "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
+                 "  --once               exit when the job ends (default: wait for the next one)\n"
+                 "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
+                 "  --job NAME           the job to serve (TALLY_JOB; default: \"default\")\n"
+                 "  --help, --version\n\n"
+                 "The job secret is read from TALLY_SECRET_FILE, TALLY_SECRET or ~/.config/tally/secret.\n"
+                 "`tally params` lists all settings.\n");
+}
+
+/* The address at which the workers reach us. */
+static int service_address(const struct tly_member *m, struct sockaddr_storage *at)
+{
+    *at = m->here;
+    int err = m->params->iface ? tly_place_iface(m->params->iface, &m->here, at) : 0;
+    tly_address_set_port(at, 0);
+    return err;
+}
+
+static int check_secret(const struct tly_place *place, const struct sockaddr_storage *coordinator)
+{
+    if (place->has_secret || tly_address_is_loopback(coordinator))
+        return 0;
+    return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: set TALLY_SECRET_FILE, "
+                            "TALLY_SECRET or write ~/.config/tally/secret (`tally secret` makes one)");
+}
+
+static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
+{
+    struct sockaddr_storage at;
+    int err = service_address(m, &at);
+    if (!err)
+        err = tly_service_create(loop, m->params, &m->identity, &at, service);
+    if (err)
+        return err;
+    tly_address_set_port(&at, tly_service_port(*service));
+    err = tly_member_announce(m, &at, tly_service_incarnation(*service));
+    if (!err)
+        err = tly_service_begin(*service, &m->roster);
+    if (!err)
+        err = tly_member_begin(m);
+    if (err)
+        return err;
+    tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->place->job, m->roster.rank_count,
+             m->roster.machine_count, m->roster.service_count - m->roster.machine_count);
+    while (!asked_to_stop && !m->left && m->state == TLY_MEMBER_RUNNING)
+        tly_loop_turn(loop, -1);
+    if (m->state == TLY_MEMBER_OVER)
+        return tly_fail(m->error, "%s", m->sentence);
+    return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
+}
+
+/* Let what is still on its way get there: the workers close first. */
+static void linger(struct tly_loop *loop)
+{
+    int64_t until = tly_now() + 200 * TLY_MS;
+    while (tly_now() < until)
+        tly_loop_turn(loop, 50);
+}
+
+/* One job from joining to its end. */
+static int job(const struct tly_place *place, const struct tly_params *params)
+{
+    struct tly_loop loop;
+    struct tly_member member;
+    struct tly_service *service = NULL;
+    struct sockaddr_storage coordinator;
+    int err = tly_place_resolve(place, &coordinator);
+    if (!err)
+        err = check_secret(place, &coordinator);
+    if (err)
+        return err;
+    err = tly_loop_init(&loop);
+    if (err)
+        return err;
+    tly_member_init(&member, &loop, place, params, false);
+    member.cancelled = cancelled;
+    err = tly_member_connect(&member, &coordinator, -1);
+    if (!err)
+        err = serve(&loop, &member, &service);
+    if (!err) {
+        struct tly_service_facts facts;
+        tly_service_facts(service, &facts);
+        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory", place->job,
+                 (double)facts.bytes_summed / 1e9, (unsigned long long)facts.parts_summed,
+                 (double)facts.bytes_peak / 1e6);
+        linger(&loop);
+    }
+    char sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "%s", tly_error());
+    tly_service_destroy(service, 0);
+    tly_loop_lock(&loop);
+    tly_member_finish(&member);
+    tly_loop_unlock(&loop);
+    tly_loop_finish(&loop);
+    return err ? tly_fail(-err, "%s", sentence) : 0;
+}
+
+static const struct option options[] = {{"coord", required_argument, NULL, 'c'},
+                                        {"once", no_argument, NULL, 'o'},
+                                        {"memory", required_argument, NULL, 'm'},
+                                        {"job", required_argument, NULL, 'j'},
+                                        {"help", no_argument, NULL, 'h'},
+                                        {"version", no_argument, NULL, 'v'},
+                                        {0}};
+
+int main(int argc, char **argv)
+{
+    char text[3][512];
+    const char *settings[4] = {NULL};
+    int count = 0, o;
+    bool once = false;
+    while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
+        const char *name = o == 'c' ? "TALLY_COORD" : o == 'm' ? "TALLY_MEMORY" : o == 'j' ? "TALLY_JOB" : NULL;
+        if (name && count < 3) {
+            snprintf(text[count], sizeof text[count], "%s=%s", name, optarg);
+            settings[count] = text[count];
+            count++;
+        } else if (o == 'o') {
+            once = true;
+        } else if (o == 'v') {
+            printf("tallyd %s\n", TALLY_VERSION);
+            return 0;
+        } else {
+            usage(o == 'h' ? stdout : stderr);
+            return o == 'h' ? 0 : 2;
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "tallyd: unexpected argument '%s'\n", argv[optind]);
+        usage(stderr);
+        return 2;
+    }
+    struct tly_params params;
+    struct tly_place place;
+    char why[TLY_SENTENCE];
+    if (sodium_init() < 0 || tly_params_load(&params, settings, why, sizeof why) != 0) {
+        fprintf(stderr, "tallyd: %s\n", why);
+        return 2;
+    }
+    if (tly_log_set_level(params.log) != 0 || tly_place_find(&place, &params, false) != 0) {
+        fprintf(stderr, "tallyd: %s\n", tly_error());
+        return 2;
+    }
+    struct sigaction act = {.sa_handler = on_signal};
+    sigaction(SIGTERM, &act, NULL);
+    sigaction(SIGINT, &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+
+    int err;
+    unsigned late = 0;
+    do {
+        err = job(&place, &params);
+        bool turned_away = err == -EAGAIN;
+        if (err && !asked_to_stop && (!turned_away || late++ == 0))
+            tly_warn("tallyd", "%s", tly_error());
+        if (!turned_away)
+            late = 0;
+        if (err == -EACCES || err == -EPROTO || err == -ESTALE)
+            break; /* trying again would not help */
+        if (!asked_to_stop && (!once || turned_away)) {
+            struct timespec pause = {.tv_nsec = 500 * TLY_MS};
+            nanosleep(&pause, NULL);
+        }
+    } while (!asked_to_stop && (!once || err == -EAGAIN));
+    tly_params_finish(&params);
+    return err && !asked_to_stop ? 1 : 0;
+}
