@@ -370,12 +370,13 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         err = tly_place_find(&c->place, &c->params, true);
     if (!err)
         err = tly_loop_init(&c->loop);
-    if (!err)
-        err = join(c);
     if (!err) {
         tly_loop_lock(&c->loop);
-        tly_loop_hook(&c->loop, &c->hook);
+        tly_loop_hook(&c->loop, &c->hook); /* before the links': what it admits, they send in the same turn */
         tly_loop_unlock(&c->loop);
+        err = join(c);
+    }
+    if (!err) {
         c->opened_at = tly_now();
         err = tly_thread_start(&c->thread, "tally-comm", run, c);
     }
@@ -428,6 +429,7 @@ int tally_comm_close(tally_comm *c)
     bool failed = atomic_load(&c->failed) != 0;
     if (!failed)
         say_goodbye(c);
+    uint64_t ops = c->ops_done, bytes = c->bytes_done;
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     /* Others may still need our service or the coordinator; and the goodbye must get out. */
@@ -435,7 +437,7 @@ int tally_comm_close(tally_comm *c)
         tly_event_wait(&c->left, c->service || c->coordinator ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
             "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB", c->rank, c->size,
-            (double)(tly_now() - c->opened_at) / TLY_SEC, c->ops_done, (double)c->bytes_done / 1e9);
+            (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;
@@ -468,20 +470,9 @@ static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *co
         struct tensor *t = tly_tensor_get(c, TALLY_PUSH_PULL, space, names[i]);
         if (!t)
             return -ENOMEM;
-        uint64_t n = bytes[i] ? (bytes[i] + c->part_bytes - 1) / c->part_bytes : 1;
-        uint16_t *owners = malloc(n * sizeof *owners);
-        if (!owners)
-            return tly_fail(ENOMEM, "out of memory");
-        for (uint64_t j = 0; j < n; j++) {
-            uint64_t left = bytes[i] - j * c->part_bytes;
-            owners[j] = (uint16_t)tly_dealer_next(&d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
-        }
-        free(t->owners);
-        t->owners = owners;
-        t->home = owners[0];
-        t->part_count = (uint32_t)n;
-        t->cut_bytes = bytes[i];
-        t->planned = true;
+        int err = tly_tensor_plan(c, t, bytes[i], &d);
+        if (err)
+            return err;
     }
     return 0;
 }

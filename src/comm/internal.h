@@ -55,12 +55,13 @@ struct tensor {
     uint8_t kind, space;
     bool unnamed;    /* used once */
     bool planned;
-    uint16_t home;   /* service of part 0 */
     uint32_t round;  /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
-    uint64_t cut_bytes; /* size for which `owners` was made */
-    uint16_t *owners;   /* owned: service of each part */
-    uint32_t part_count;
+    struct cut {
+        uint64_t bytes;   /* size for which it was made */
+        uint16_t *owners; /* owned: service of each part */
+        uint32_t count;
+    } cut, plan;          /* for the size last used; for the size agreed on in a plan */
 };
 
 struct tally_op {
@@ -191,8 +192,10 @@ int tly_comm_check(const tally_comm *c);
 uint64_t tly_tensor_key(uint32_t kind, uint32_t space, const char *name);
 /* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
 struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, const char *name);
-/* Assign its parts to services for so many bytes; names_lock held. */
-int tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
+/* Its parts and their services for so many bytes, the same on all ranks; names_lock held.  NULL: sentence set. */
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
+/* The next of a list of tensors whose parts are dealt in one sequence; names_lock held. */
+int tly_tensor_plan(tally_comm *c, struct tensor *t, uint64_t bytes, struct tly_dealer *d);
 void tly_tensor_destroy(struct tensor *t);
 uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op);
 /* "'w' push_pull float32 [10, 3] sum" */

@@ -330,10 +330,10 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     return op;
 }
 
-static int make_parts(tally_comm *c, struct tally_op *op, const struct tensor *t)
+static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
     bool gather = op->kind == TALLY_ALLGATHER;
-    uint32_t n = gather || op->mark ? 1 : t->part_count;
+    uint32_t n = gather || op->mark ? 1 : cut->count;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
@@ -342,7 +342,7 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct tensor *t
         struct part *p = &op->parts[i];
         p->op = op;
         p->index = i;
-        p->owner = t->owners[i];
+        p->owner = cut->owners[i];
         p->dtype = op->dtype;
         p->root = op->root;
         if (op->mark)
@@ -389,10 +389,13 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
     int err = check_reduction(c, op);
-    if (!err)
-        err = tly_tensor_cut(c, t, r->kind == TALLY_ALLGATHER || r->reason ? 0 : op->bytes);
-    if (!err)
-        err = make_parts(c, op, t);
+    if (err)
+        return err;
+    /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
+    const struct cut *cut = tly_tensor_cut(c, t, r->kind == TALLY_ALLGATHER || r->reason ? 0 : op->bytes);
+    if (!cut)
+        return -ENOMEM;
+    err = make_parts(c, op, cut);
     if (err)
         return err;
     if (!r->name) {

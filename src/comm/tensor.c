@@ -33,7 +33,6 @@ struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, cons
     t->key = key;
     t->kind = (uint8_t)kind;
     t->space = (uint8_t)space;
-    t->cut_bytes = UINT64_MAX;
     return t;
 }
 
@@ -41,17 +40,16 @@ void tly_tensor_destroy(struct tensor *t)
 {
     if (!t)
         return;
-    free(t->owners);
+    free(t->cut.owners);
+    free(t->plan.owners);
     free(t->name);
     free(t);
 }
 
-/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
- * the spec must meet there. */
-int tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes)
+/* Deal the parts of so many bytes, but for the first `dealt`. */
+static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, uint32_t dealt, struct tly_dealer *d,
+                    struct cut *out)
 {
-    if (t->cut_bytes == bytes)
-        return 0;
     uint64_t count = bytes ? (bytes + c->part_bytes - 1) / c->part_bytes : 1;
     if (count > UINT32_MAX / 2)
         return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name, (unsigned long long)bytes,
@@ -59,20 +57,40 @@ int tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes)
     uint16_t *owners = malloc(count * sizeof *owners);
     if (!owners)
         return tly_fail(ENOMEM, "out of memory");
+    for (uint64_t i = dealt; i < count; i++) {
+        uint64_t left = bytes - i * c->part_bytes;
+        owners[i] = (uint16_t)tly_dealer_next(d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
+    }
+    free(out->owners);
+    *out = (struct cut){bytes, owners, (uint32_t)count};
+    return 0;
+}
+
+/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
+ * the spec must meet there.  The rest depends on the size too, and on nothing that this rank did before. */
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes)
+{
+    if (t->planned && t->plan.bytes == bytes)
+        return &t->plan;
+    if (t->cut.owners && t->cut.bytes == bytes)
+        return &t->cut;
     struct tly_dealer d;
     tly_dealer_init_at(&d, c->services, c->weight, t->key);
-    owners[0] = (uint16_t)tly_dealer_next(&d, c->part_bytes);
-    if (t->planned)
-        owners[0] = t->home;
-    for (uint64_t i = 1; i < count; i++) {
-        uint64_t left = bytes - i * c->part_bytes;
-        owners[i] = (uint16_t)tly_dealer_next(&d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
-    }
-    free(t->owners);
-    t->owners = owners;
-    t->home = owners[0];
-    t->part_count = (uint32_t)count;
-    t->cut_bytes = bytes;
+    uint16_t home = (uint16_t)tly_dealer_next(&d, c->part_bytes);
+    if (make_cut(c, t, bytes, 1, &d, &t->cut) != 0)
+        return NULL;
+    t->cut.owners[0] = t->planned ? t->plan.owners[0] : home;
+    return &t->cut;
+}
+
+int tly_tensor_plan(tally_comm *c, struct tensor *t, uint64_t bytes, struct tly_dealer *d)
+{
+    int err = make_cut(c, t, bytes, 0, d, &t->plan);
+    if (err)
+        return err;
+    t->planned = true;
+    free(t->cut.owners); /* its home may have moved */
+    t->cut = (struct cut){0};
     return 0;
 }
 

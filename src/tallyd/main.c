@@ -84,14 +84,6 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
 }
 
-/* Let what is still on its way get there: the workers close first. */
-static void linger(struct tly_loop *loop)
-{
-    int64_t until = tly_now() + 200 * TLY_MS;
-    while (tly_now() < until)
-        tly_loop_turn(loop, 50);
-}
-
 /* One job from joining to its end. */
 static int job(const struct tly_place *place, const struct tly_params *params)
 {
@@ -118,7 +110,6 @@ static int job(const struct tly_place *place, const struct tly_params *params)
         tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory", place->job,
                  (double)facts.bytes_summed / 1e9, (unsigned long long)facts.parts_summed,
                  (double)facts.bytes_peak / 1e6);
-        linger(&loop);
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());

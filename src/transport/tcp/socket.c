@@ -37,10 +37,22 @@ void tly_socket_tune(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 
-/* Must be set before connect() and listen() to count in the window scale. */
+/* Must be set before connect() and listen() to count in the window scale.  Where the system allows less
+ * (net.core.rmem_max), its own tuning does better than a fixed small buffer. */
 static void size_buffers(int fd)
 {
-    set(fd, SOL_SOCKET, SO_RCVBUF, RECEIVE_BUFFER);
+    int value = RECEIVE_BUFFER;
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &value, sizeof value) == 0)
+        return;
+    unsigned long long most = 0;
+    FILE *f = fopen("/proc/sys/net/core/rmem_max", "re");
+    if (f) {
+        if (fscanf(f, "%llu", &most) != 1)
+            most = 0;
+        fclose(f);
+    }
+    if (most >= RECEIVE_BUFFER)
+        set(fd, SOL_SOCKET, SO_RCVBUF, value);
 }
 
 int tly_socket_connect(const struct sockaddr_storage *to, int *out)
