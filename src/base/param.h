@@ -35,6 +35,7 @@
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 4, 1, 1000000, 1, "parts a rank may have at a service unanswered") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
+    X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
 /* clang-format on */

@@ -8,6 +8,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "reduce/reduce.h"
+#include "sum/crew.h"
 #include "sum/pool.h"
 #include "sum/service.h"
 #include "transport/transport.h"
@@ -46,6 +47,16 @@ struct answer {
     bool queued, done;
 };
 
+/* A range of a sum, for a thread of the crew. */
+struct piece {
+    struct tly_task task;
+    struct tly_service *service;
+    struct round *round;
+    uint32_t from, to;
+};
+
+enum { PIECES = 8 };
+
 /* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
 struct round {
     struct tly_list node; /* in service->incomplete by age while not summed */
@@ -54,6 +65,8 @@ struct round {
     uint32_t arrived;     /* ranks whose push has begun to come, refused ones too */
     uint32_t summed, length; /* of the result: bytes ready, bytes in all */
     bool complete;
+    struct piece piece[PIECES]; /* the crew's share of the work */
+    uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
     uint8_t *result;      /* one of the slots' data, or own */
     uint32_t result_room; /* what the pool gave for it */
     uint64_t order;       /* of the first byte summed */
@@ -115,7 +128,7 @@ struct tly_service {
     uint64_t part_bytes, window_bytes;
     struct session **by_rank;   /* owned array, borrowed sessions */
     struct tree tree[2];        /* [1] for 16-bit types */
-    const void **inputs;        /* scratch of `ranks` */
+    struct tly_crew crew;
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */

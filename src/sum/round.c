@@ -178,7 +178,7 @@ static uint8_t *take_memory(struct tly_service *s, struct round *r)
             struct round *young = tly_list_entry(n, struct round, node);
             if (young == r)
                 break;
-            if (young->summed)
+            if (young->summed || young->pieces_left)
                 continue; /* its sum has begun: it needs no more memory to end */
             for (uint32_t i = 0; i < s->ranks && !victim; i++)
                 if (young->slots[i].data)
@@ -276,8 +276,8 @@ void tly_round_cancel(struct session *p, struct round *r)
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state == SLOT_ABSENT || r->complete)
-        return; /* summed already: its answer is on the way */
+    if (slot->state == SLOT_ABSENT || r->complete || r->summed || r->pieces_left)
+        return; /* summed already, or about to be: its answer is on the way */
     free_slot_data(s, r, p->rank);
     give_back(s, p->rank, slot);
     slot->state = SLOT_ABSENT;
@@ -293,6 +293,13 @@ void tly_round_cancel(struct session *p, struct round *r)
 
 /* --- the sum ------------------------------------------------------------------------------------- */
 
+enum {
+    WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */
+    LEAST_PIECE = 64 << 10,     /* bytes of output */
+};
+
+static void advance(struct tly_service *s, struct round *r, uint32_t to);
+
 static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
@@ -303,12 +310,58 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
                                 .divisor = s->ranks,
                                 .prescale = h->prescale,
                                 .postscale = h->postscale};
+    static _Thread_local const void *inputs[TLY_MAX_RANKS];
     for (uint32_t i = 0; i < s->ranks; i++)
-        s->inputs[i] = r->slots[t->order[i]].data + from;
+        inputs[i] = r->slots[t->order[i]].data + from;
     if (t->groups == 1)
-        tly_reduce(&how, (int)s->ranks, s->inputs, r->result + from, (to - from) / element);
+        tly_reduce(&how, (int)s->ranks, inputs, r->result + from, (to - from) / element);
     else
-        tly_reduce_grouped(&how, t->groups, t->group_size, s->inputs, r->result + from, (to - from) / element);
+        tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
+}
+
+/* In a thread of the crew. */
+static void sum_piece(struct tly_task *t)
+{
+    struct piece *p = tly_list_entry(t, struct piece, task);
+    sum_range(p->service, p->round, p->from, p->to);
+}
+
+static void piece_done(struct tly_task *t)
+{
+    struct piece *p = tly_list_entry(t, struct piece, task);
+    struct round *r = p->round;
+    if (--r->pieces_left == 0) {
+        advance(p->service, r, r->summing_to);
+        tly_round_progress(p->service, r);
+    }
+}
+
+/* Leave [summed, to) to the crew, if there is one and that is worth it. */
+static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
+{
+    uint32_t length = to - r->summed, count = (uint32_t)s->crew.threads;
+    if (!count || (uint64_t)length * s->ranks < WORTH_A_THREAD)
+        return false;
+    if (count > length / LEAST_PIECE)
+        count = length / LEAST_PIECE;
+    if (count > PIECES)
+        count = PIECES;
+    if (count < 1)
+        count = 1;
+    uint32_t share = (length / count + TLY_ALIGN - 1) / TLY_ALIGN * TLY_ALIGN, from = r->summed;
+    r->summing_to = to;
+    r->pieces_left = (length + share - 1) / share;
+    for (uint32_t i = 0; from < to; i++, from += share) {
+        struct piece *p = &r->piece[i];
+        *p = (struct piece){.task = {.work = sum_piece, .done = piece_done},
+                            .service = s,
+                            .round = r,
+                            .from = from,
+                            .to = to - from < share ? to : from + share};
+        tly_list_init(&p->task.node);
+        tly_crew_post(&s->crew, &p->task);
+    }
+    return true;
 }
 
 /* How far the result can be had with what is there. */
@@ -384,10 +437,22 @@ static void finish_sum(struct tly_service *s, struct round *r)
     s->facts.parts_summed++;
 }
 
+/* The result reaches as far as `to`. */
+static void advance(struct tly_service *s, struct round *r, uint32_t to)
+{
+    r->summed = to;
+    bool whole = to == r->length;
+    if (whole)
+        finish_sum(s, r);
+    queue_answers(s, r);
+    if (whole && s->dropped_slots)
+        tly_round_ask_again(s);
+}
+
 /* Sum what has come from all, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
-    if (r->complete || r->verdict || r->mismatch_at || r->arrived < s->ranks)
+    if (r->complete || r->pieces_left || r->mismatch_at || r->arrived < s->ranks)
         return;
     uint32_t to = reach(s, r);
     bool whole = to == r->length;
@@ -401,17 +466,15 @@ void tly_round_progress(struct tly_service *s, struct round *r)
     if (r->summed == 0)
         r->order = s->next_order++;
     if (to > r->summed) {
-        if (r->head.kind == TALLY_PUSH_PULL)
+        if (r->head.kind == TALLY_PUSH_PULL) {
+            if (hand_to_crew(s, r, to))
+                return;
             sum_range(s, r, r->summed, to);
-        else if (!from_root(&r->head))
+        } else if (!from_root(&r->head)) {
             gather_list(s, r);
+        }
     }
-    r->summed = to;
-    if (whole)
-        finish_sum(s, r);
-    queue_answers(s, r);
-    if (whole && s->dropped_slots)
-        tly_round_ask_again(s);
+    advance(s, r, to);
 }
 
 /* --- answers ------------------------------------------------------------------------------------- */

@@ -15,6 +15,7 @@
 #include "base/thread.h"
 #include "join/place.h"
 #include "sum/internal.h"
+#include "topo/topo.h"
 #include "transport/tcp/socket.h"
 
 /* --- sessions ------------------------------------------------------------------------------------ */
@@ -387,6 +388,17 @@ static uint64_t default_memory(void)
     return all / 2;
 }
 
+/* How many threads sum.  A tallyd has its machine to itself; inside a rank most cores are the training's. */
+static int crew_size(const struct tly_params *params, bool alone)
+{
+    if (params->sum_threads >= 0)
+        return (int)params->sum_threads;
+    int cores = tly_topo_cores();
+    if (alone)
+        return cores >= 4 ? cores - 1 : 0;
+    return cores / 8;
+}
+
 static void *serve(void *arg)
 {
     struct tly_service *s = arg;
@@ -421,7 +433,9 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params, c
     if (!err) {
         tly_loop_lock(s->loop);
         tly_loop_hook(s->loop, &s->hook);
-        err = tly_tcp_listen(s->loop, &listen, &s->listener);
+        err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL));
+        if (!err)
+            err = tly_tcp_listen(s->loop, &listen, &s->listener);
         tly_loop_unlock(s->loop);
     }
     if (!err && !loop) {
@@ -462,8 +476,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     s->part_bytes = roster->part_bytes;
     s->window_bytes = roster->window_bytes;
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
-    s->inputs = calloc(roster->rank_count, sizeof *s->inputs);
-    int err = !s->by_rank || !s->inputs ? -ENOMEM : 0;
+    int err = s->by_rank ? 0 : -ENOMEM;
     for (int i = 0; i < 2 && !err; i++)
         err = plant(&s->tree[i], roster, i == 1);
     /* The oldest round must always find room: one part from each rank, and a result. */
@@ -510,6 +523,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         tly_loop_stop(s->loop);
         pthread_join(s->thread, NULL);
     }
+    tly_crew_stop(&s->crew);
     bool inside = s->loop->epoll_fd >= 0;
     if (inside)
         tly_loop_lock(s->loop);
@@ -527,6 +541,5 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         free(s->tree[i].order);
     }
     free(s->by_rank);
-    free(s->inputs);
     free(s);
 }

@@ -1,0 +1,113 @@
+/* crew.c - the threads that sum. */
+#include "sum/crew.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "topo/topo.h"
+
+struct hand {
+    struct tly_crew *crew;
+    int index, count;
+};
+
+static void *work(void *arg)
+{
+    struct hand me = *(struct hand *)arg;
+    struct tly_crew *c = me.crew;
+    free(arg);
+    tly_topo_spread(me.index, me.count);
+    pthread_mutex_lock(&c->lock);
+    while (!c->stop) {
+        if (tly_list_empty(&c->todo)) {
+            pthread_cond_wait(&c->more, &c->lock);
+            continue;
+        }
+        struct tly_task *t = tly_list_entry(c->todo.next, struct tly_task, node);
+        tly_list_remove(&t->node);
+        pthread_mutex_unlock(&c->lock);
+        t->work(t);
+        pthread_mutex_lock(&c->lock);
+        bool first = tly_list_empty(&c->finished);
+        tly_list_append(&c->finished, &t->node);
+        if (first) /* one wake-up fetches all that is finished by then */
+            tly_loop_wake(c->loop);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+static int64_t fetch(struct tly_hook *h)
+{
+    struct tly_crew *c = tly_list_entry(h, struct tly_crew, hook);
+    for (;;) {
+        pthread_mutex_lock(&c->lock);
+        struct tly_task *t = NULL;
+        if (!tly_list_empty(&c->finished)) {
+            t = tly_list_entry(c->finished.next, struct tly_task, node);
+            tly_list_remove(&t->node);
+        }
+        pthread_mutex_unlock(&c->lock);
+        if (!t)
+            return INT64_MAX;
+        t->done(t);
+    }
+}
+
+int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads)
+{
+    memset(c, 0, sizeof *c);
+    c->loop = loop;
+    tly_list_init(&c->todo);
+    tly_list_init(&c->finished);
+    tly_list_init(&c->hook.node);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->more, NULL);
+    c->thread = calloc((size_t)threads + 1, sizeof *c->thread);
+    if (!c->thread)
+        return tly_fail(ENOMEM, "out of memory");
+    c->hook.prepare = fetch;
+    tly_loop_hook(loop, &c->hook);
+    for (int i = 0; i < threads; i++) {
+        struct hand *h = malloc(sizeof *h);
+        if (!h)
+            return tly_fail(ENOMEM, "out of memory");
+        *h = (struct hand){c, i, threads};
+        int err = tly_thread_start(&c->thread[i], "tally-crew", work, h);
+        if (err) {
+            free(h);
+            return err;
+        }
+        c->threads++;
+    }
+    return 0;
+}
+
+void tly_crew_stop(struct tly_crew *c)
+{
+    if (!c->loop)
+        return;
+    pthread_mutex_lock(&c->lock);
+    c->stop = true;
+    pthread_cond_broadcast(&c->more);
+    pthread_mutex_unlock(&c->lock);
+    for (int i = 0; i < c->threads; i++)
+        pthread_join(c->thread[i], NULL);
+    tly_loop_unhook(c->loop, &c->hook);
+    pthread_cond_destroy(&c->more);
+    pthread_mutex_destroy(&c->lock);
+    free(c->thread);
+    c->loop = NULL;
+}
+
+void tly_crew_post(struct tly_crew *c, struct tly_task *t)
+{
+    pthread_mutex_lock(&c->lock);
+    tly_list_append(&c->todo, &t->node);
+    pthread_cond_signal(&c->more);
+    pthread_mutex_unlock(&c->lock);
+}
