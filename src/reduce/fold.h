@@ -28,11 +28,30 @@ enum tly_format {
     TLY_BOOL8 = TALLY_BOOL, /* only TLY_BAND, TLY_BOR, TLY_BXOR */
 };
 
+/* Bytes of an element. */
+static inline size_t tly_format_size(enum tly_format format)
+{
+    switch (format) {
+    case TLY_F64:
+    case TLY_S64:
+        return 8;
+    case TLY_F32:
+    case TLY_S32:
+        return 4;
+    case TLY_F16:
+    case TLY_BF16:
+    case TLY_S16:
+        return 2;
+    default:
+        return 1;
+    }
+}
+
 struct tly_fold {
-    enum tly_format from, to; /* equal, or one is TLY_F32 and the other a 16-bit float */
-    int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
-    int n;                    /* rows, 1 .. TLY_FOLD_MAX */
-    bool stream;              /* the result will not be read soon: write around the caches */
+    enum tly_format from, to;            /* equal, or one is TLY_F32 and the other a 16-bit float */
+    int op;                              /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
+    int n;                               /* rows, 1 .. TLY_FOLD_MAX */
+    bool stream;                         /* the result will not be read soon: write around the caches */
     double prescale, divisor, postscale; /* as in reduce.h; 1 does nothing */
 };
 
@@ -40,9 +59,9 @@ struct tly_fold {
  * floating-point mode must be the default one. */
 typedef void tly_fold_fn(const struct tly_fold *f, const void *const in[], void *out, size_t count);
 
-tly_fold_fn tly_fold_scalar;  /* the reference: plain C; also scales and averages integers for the others */
-tly_fold_fn tly_fold_avx2;    /* and F16C */
-tly_fold_fn tly_fold_avx512;  /* F, BW, DQ, VL */
+tly_fold_fn tly_fold_scalar; /* the reference: plain C; also scales and averages integers for the others */
+tly_fold_fn tly_fold_avx2;   /* and F16C */
+tly_fold_fn tly_fold_avx512; /* F, BW, DQ, VL */
 tly_fold_fn tly_fold_neon;
 
 #endif

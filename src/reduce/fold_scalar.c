@@ -3,10 +3,10 @@
  * Rows are taken 64 elements at a time: each input's piece is loaded into an accumulator row, and rows are
  * combined as a binary counter carries: after input j, as many as j + 1 has factors of two.  What is left
  * at the end is combined from the right.  That is T of reduce.h, and the inner loops vectorise. */
-#include "reduce/fold.h"
-
-#include <math.h>
+#include <assert.h>
 #include <string.h>
+
+#include "reduce/fold.h"
 
 enum { WIDTH = 64, DEPTH = 4 }; /* DEPTH: rows on the way for 8 inputs, log2 8 + 1 */
 
@@ -24,26 +24,24 @@ static float bits_float(uint32_t u)
     return x;
 }
 
+/* The conversions compute all cases and then choose, so that the compiler can vectorise them. */
 static float half_to_float(uint16_t h)
 {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-    if (rest >= 0x7c00) /* infinity, NaN */
-        return bits_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* The exponent moves from bias 15 to 127; multiplying by 2^112 does so for subnormals as well. */
-    return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
+    uint32_t normal = rest + (112 << 23); /* the exponent's bias goes from 15 to 127 */
+    uint32_t subnormal = float_bits(bits_float(rest | 113 << 23) - 0x1p-14f);
+    uint32_t finite = rest < 1 << 23 ? subnormal : normal;
+    return bits_float(sign | (rest >= 31 << 23 ? rest | 0x7f800000 : finite));
 }
 
 static uint16_t float_to_half(float x)
 {
-    uint32_t u = float_bits(x), sign = u >> 16 & 0x8000;
-    u &= 0x7fffffff;
-    if (u > 0x7f800000)
-        return 0x7e00;
-    if (u >= 0x477ff000) /* 65520 and more round to infinity */
-        return (uint16_t)(sign | 0x7c00);
-    if (u < 0x38800000) /* below 2^-14: adding 0.5 leaves multiples of 2^-24, the subnormals, rounded */
-        return (uint16_t)(sign | (float_bits(bits_float(u) + 0.5f) - 0x3f000000));
-    return (uint16_t)(sign | (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13);
+    uint32_t u = float_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+    uint32_t normal = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+    /* Below 2^-14: in a sum with 0.5 the last bit is worth 2^-24, the smallest subnormal. */
+    uint32_t subnormal = float_bits(bits_float(rest) + 0.5f) - 0x3f000000;
+    uint32_t half = sign | (rest < 0x38800000 ? subnormal : rest >= 0x477ff000 ? 0x7c00 : normal);
+    return (uint16_t)(rest > 0x7f800000 ? 0x7e00 : half);
 }
 
 static float bfloat_to_float(uint16_t b)
@@ -59,20 +57,24 @@ static uint16_t float_to_bfloat(float x)
 
 /* --- the steps, for each type of accumulation: load, combine, store ------------------------------- */
 
-#define ROW(expression)                        \
-    for (size_t i = 0; i < width; i++)         \
-        a[i] = (expression);                   \
+#define ROW(expression) \
+    for (size_t i = 0; i < width; i++) \
+        a[i] = (expression); \
     break
 
-#define FLOAT_COMBINE(T)                                                          \
+#define FLOAT_COMBINE(T) \
     static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width) \
-    {                                                                             \
-        switch (op) {                                                             \
-        case TALLY_SUM: ROW(a[i] + b[i]);                                         \
-        case TALLY_PRODUCT: ROW(a[i] * b[i]);                                     \
-        case TALLY_MIN: ROW(b[i] < a[i] || b[i] != b[i] ? b[i] : a[i]);           \
-        case TALLY_MAX: ROW(b[i] > a[i] || b[i] != b[i] ? b[i] : a[i]);           \
-        }                                                                         \
+    { \
+        switch (op) { \
+        case TALLY_SUM: \
+            ROW(a[i] + b[i]); \
+        case TALLY_PRODUCT: \
+            ROW(a[i] * b[i]); \
+        case TALLY_MIN: \
+            ROW(b[i] < a[i] || b[i] != b[i] ? b[i] : a[i]); \
+        case TALLY_MAX: \
+            ROW(b[i] > a[i] || b[i] != b[i] ? b[i] : a[i]); \
+        } \
     }
 FLOAT_COMBINE(float)
 FLOAT_COMBINE(double)
@@ -86,9 +88,12 @@ static void load_float(const struct tly_fold *f, const void *in, size_t at, floa
     else
         memcpy(half, from, width * sizeof *half);
     switch (f->from) {
-    case TLY_F16: ROW(half_to_float(half[i]));
-    case TLY_BF16: ROW(bfloat_to_float(half[i]));
-    default: break;
+    case TLY_F16:
+        ROW(half_to_float(half[i]));
+    case TLY_BF16:
+        ROW(bfloat_to_float(half[i]));
+    default:
+        break;
     }
     if (f->prescale != 1)
         for (size_t i = 0; i < width; i++)
@@ -141,42 +146,49 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
 
 /* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's.  A float64 is
  * held to [low, high); high is the power of two above the type's largest value, which float64 has exactly. */
-#define INTEGER(T, LOW, HIGH)                                                                       \
-    static T hold_##T(double x)                                                                     \
-    {                                                                                               \
-        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (T)((uint64_t)(HIGH)-1) : (T)x;                 \
-    }                                                                                               \
-    static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width)               \
-    {                                                                                               \
-        switch (op) {                                                                               \
-        case TALLY_SUM: ROW((T)((uint64_t)a[i] + (uint64_t)b[i]));                                  \
-        case TALLY_PRODUCT: ROW((T)((uint64_t)a[i] * (uint64_t)b[i]));                              \
-        case TALLY_MIN: ROW(b[i] < a[i] ? b[i] : a[i]);                                             \
-        case TALLY_MAX: ROW(b[i] > a[i] ? b[i] : a[i]);                                             \
-        case TLY_BAND: ROW((T)(a[i] & b[i]));                                                       \
-        case TLY_BOR: ROW((T)(a[i] | b[i]));                                                        \
-        case TLY_BXOR: ROW((T)(a[i] ^ b[i]));                                                       \
-        }                                                                                           \
-    }                                                                                               \
+#define INTEGER(T, LOW, HIGH) \
+    static T hold_##T(double x) \
+    { \
+        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (T)((uint64_t)(HIGH)-1) : (T)x; \
+    } \
+    static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width) \
+    { \
+        switch (op) { \
+        case TALLY_SUM: \
+            ROW((T)((uint64_t)a[i] + (uint64_t)b[i])); \
+        case TALLY_PRODUCT: \
+            ROW((T)((uint64_t)a[i] * (uint64_t)b[i])); \
+        case TALLY_MIN: \
+            ROW(b[i] < a[i] ? b[i] : a[i]); \
+        case TALLY_MAX: \
+            ROW(b[i] > a[i] ? b[i] : a[i]); \
+        case TLY_BAND: \
+            ROW((T)(a[i] & b[i])); \
+        case TLY_BOR: \
+            ROW((T)(a[i] | b[i])); \
+        case TLY_BXOR: \
+            ROW((T)(a[i] ^ b[i])); \
+        } \
+    } \
     static void load_##T(const struct tly_fold *f, const void *in, size_t at, T *restrict a, size_t width) \
-    {                                                                                               \
-        memcpy(a, (const unsigned char *)in + at * sizeof(T), width * sizeof(T));                   \
-        if (f->from == TLY_BOOL8)                                                                   \
-            for (size_t i = 0; i < width; i++)                                                      \
-                a[i] = a[i] != 0;                                                                   \
-        if (f->prescale != 1)                                                                       \
-            for (size_t i = 0; i < width; i++)                                                      \
-                a[i] = hold_##T((double)a[i] * f->prescale);                                        \
-    }                                                                                               \
+    { \
+        memcpy(a, (const unsigned char *)in + at * sizeof(T), width * sizeof(T)); \
+        if (f->from == TLY_BOOL8) \
+            for (size_t i = 0; i < width; i++) \
+                a[i] = a[i] != 0; \
+        if (f->prescale != 1) \
+            for (size_t i = 0; i < width; i++) \
+                a[i] = hold_##T((double)a[i] * f->prescale); \
+    } \
     static void store_##T(const struct tly_fold *f, T *restrict a, void *out, size_t at, size_t width) \
-    {                                                                                               \
-        if (f->postscale != 1)                                                                      \
-            for (size_t i = 0; i < width; i++)                                                      \
-                a[i] = hold_##T((double)a[i] / f->divisor * f->postscale);                          \
-        else if (f->divisor != 1)                                                                   \
-            for (size_t i = 0; i < width; i++)                                                      \
-                a[i] = (T)((int64_t)a[i] / (int64_t)f->divisor);                                    \
-        memcpy((unsigned char *)out + at * sizeof(T), a, width * sizeof(T));                        \
+    { \
+        if (f->postscale != 1) \
+            for (size_t i = 0; i < width; i++) \
+                a[i] = hold_##T((double)a[i] / f->divisor * f->postscale); \
+        else if (f->divisor != 1) \
+            for (size_t i = 0; i < width; i++) \
+                a[i] = (T)((int64_t)a[i] / (int64_t)f->divisor); \
+        memcpy((unsigned char *)out + at * sizeof(T), a, width * sizeof(T)); \
     }
 INTEGER(int8_t, -0x1p7, 0x1p7)
 INTEGER(uint8_t, 0.0, 0x1p8)
@@ -184,22 +196,22 @@ INTEGER(int16_t, -0x1p15, 0x1p15)
 INTEGER(int32_t, -0x1p31, 0x1p31)
 INTEGER(int64_t, -0x1p63, 0x1p63)
 
-#define FOLD(T)                                                                                     \
+#define FOLD(T) \
     static void fold_##T(const struct tly_fold *f, const void *const in[], void *out, size_t count) \
-    {                                                                                               \
-        T row[DEPTH][WIDTH];                                                                        \
-        for (size_t at = 0; at < count; at += WIDTH) {                                              \
-            size_t width = count - at < WIDTH ? count - at : WIDTH;                                 \
-            int top = 0;                                                                            \
-            for (int j = 0; j < f->n; j++) {                                                        \
-                load_##T(f, in[j], at, row[top++], width);                                          \
-                for (int carry = j + 1; carry % 2 == 0; carry /= 2, top--)                          \
-                    combine_##T(f->op, row[top - 2], row[top - 1], width);                          \
-            }                                                                                       \
-            for (; top > 1; top--)                                                                  \
-                combine_##T(f->op, row[top - 2], row[top - 1], width);                              \
-            store_##T(f, row[0], out, at, width);                                                   \
-        }                                                                                           \
+    { \
+        T row[DEPTH][WIDTH]; \
+        for (size_t at = 0; at < count; at += WIDTH) { \
+            size_t width = count - at < WIDTH ? count - at : WIDTH; \
+            int top = 0; \
+            for (int j = 0; j < f->n; j++) { \
+                load_##T(f, in[j], at, row[top++], width); \
+                for (int carry = j + 1; carry % 2 == 0; carry /= 2, top--) \
+                    combine_##T(f->op, row[top - 2], row[top - 1], width); \
+            } \
+            for (; top > 1; top--) \
+                combine_##T(f->op, row[top - 2], row[top - 1], width); \
+            store_##T(f, row[0], out, at, width); \
+        } \
     }
 FOLD(float)
 FOLD(double)
@@ -211,16 +223,31 @@ FOLD(int64_t)
 
 void tly_fold_scalar(const struct tly_fold *f, const void *const in[], void *out, size_t count)
 {
+    assert(f->n >= 1 && f->n <= TLY_FOLD_MAX);
     switch (f->from) {
     case TLY_F32:
     case TLY_F16:
-    case TLY_BF16: fold_float(f, in, out, count); break;
-    case TLY_F64: fold_double(f, in, out, count); break;
-    case TLY_S8: fold_int8_t(f, in, out, count); break;
+    case TLY_BF16:
+        fold_float(f, in, out, count);
+        break;
+    case TLY_F64:
+        fold_double(f, in, out, count);
+        break;
+    case TLY_S8:
+        fold_int8_t(f, in, out, count);
+        break;
     case TLY_U8:
-    case TLY_BOOL8: fold_uint8_t(f, in, out, count); break;
-    case TLY_S16: fold_int16_t(f, in, out, count); break;
-    case TLY_S32: fold_int32_t(f, in, out, count); break;
-    case TLY_S64: fold_int64_t(f, in, out, count); break;
+    case TLY_BOOL8:
+        fold_uint8_t(f, in, out, count);
+        break;
+    case TLY_S16:
+        fold_int16_t(f, in, out, count);
+        break;
+    case TLY_S32:
+        fold_int32_t(f, in, out, count);
+        break;
+    case TLY_S64:
+        fold_int64_t(f, in, out, count);
+        break;
     }
 }

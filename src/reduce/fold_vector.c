@@ -6,11 +6,13 @@
  * are constants where they are called, and of each combination one loop remains.  Elements before the first
  * aligned store and behind the last whole vector are left to the reference, whose results are the same by
  * contract, and so are integers that are scaled or divided. */
+#include <assert.h>
+
 #include "reduce/fold.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define VECTOR(T, name, bytes)                                 \
-    typedef T name __attribute__((vector_size(bytes)));        \
+#define VECTOR(T, name, bytes) \
+    typedef T name __attribute__((vector_size(bytes))); \
     typedef T name##_memory __attribute__((vector_size(bytes), aligned(1), may_alias))
 
 VECTOR(float, F, TLY_VECTOR);
@@ -36,39 +38,98 @@ struct how {
 
 /* --- this machine ------------------------------------------------------------------------------------- */
 
+/* clang-format off: a line for each instruction */
 #if defined __x86_64__
 #include <immintrin.h>
-/* Such stores are seen by others in no order; whoever hands the result on relies on one. */
-INLINE void stream_end(void) { _mm_sfence(); }
+/* Streamed stores are seen by others in no order; whoever hands the result on relies on one. */
+INLINE void stream_end(void)
+{
+    _mm_sfence();
+}
 #if TLY_VECTOR == 64
-INLINE W spread(HALF h) { return (W)_mm512_cvtepu16_epi32((__m256i)h); }
-INLINE HALF squeeze(W x) { return (HALF)_mm512_cvtepi32_epi16((__m512i)x); }
-INLINE F widen(HALF h) { return (F)_mm512_cvtph_ps((__m256i)h); }
-INLINE HALF narrow(F x) { return (HALF)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
-INLINE void stream_whole(void *p, W v) { _mm512_stream_si512(p, (__m512i)v); }
-INLINE void stream_half(void *p, HALF v) { _mm256_stream_si256(p, (__m256i)v); }
+INLINE W spread(HALF h)
+{
+    return (W)_mm512_cvtepu16_epi32((__m256i)h);
+}
+INLINE HALF squeeze(W x)
+{
+    return (HALF)_mm512_cvtepi32_epi16((__m512i)x);
+}
+INLINE F widen(HALF h)
+{
+    return (F)_mm512_cvtph_ps((__m256i)h);
+}
+INLINE HALF narrow(F x)
+{
+    return (HALF)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+}
+INLINE void stream_whole(void *p, W x)
+{
+    _mm512_stream_si512(p, (__m512i)x);
+}
+INLINE void stream_half(void *p, HALF h)
+{
+    _mm256_stream_si256(p, (__m256i)h);
+}
 #else
-INLINE W spread(HALF h) { return (W)_mm256_cvtepu16_epi32((__m128i)h); }
+INLINE W spread(HALF h)
+{
+    return (W)_mm256_cvtepu16_epi32((__m128i)h);
+}
 INLINE HALF squeeze(W x)
 {
     __m256i twice = _mm256_packus_epi32((__m256i)x, (__m256i)x); /* within each 128 bits */
     return (HALF)_mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0x8));
 }
-INLINE F widen(HALF h) { return (F)_mm256_cvtph_ps((__m128i)h); }
-INLINE HALF narrow(F x) { return (HALF)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT); }
-INLINE void stream_whole(void *p, W v) { _mm256_stream_si256(p, (__m256i)v); }
-INLINE void stream_half(void *p, HALF v) { _mm_stream_si128(p, (__m128i)v); }
+INLINE F widen(HALF h)
+{
+    return (F)_mm256_cvtph_ps((__m128i)h);
+}
+INLINE HALF narrow(F x)
+{
+    return (HALF)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+}
+INLINE void stream_whole(void *p, W x)
+{
+    _mm256_stream_si256(p, (__m256i)x);
+}
+INLINE void stream_half(void *p, HALF h)
+{
+    _mm_stream_si128(p, (__m128i)h);
+}
 #endif
 #elif defined __aarch64__
 #include <arm_neon.h>
-INLINE void stream_end(void) {}
-INLINE W spread(HALF h) { return (W)vmovl_u16((uint16x4_t)h); }
-INLINE HALF squeeze(W x) { return (HALF)vmovn_u32((uint32x4_t)x); }
-INLINE F widen(HALF h) { return (F)vcvt_f32_f16((float16x4_t)h); }
-INLINE HALF narrow(F x) { return (HALF)vcvt_f16_f32((float32x4_t)x); }
-INLINE void stream_whole(void *p, W v) { *(W_memory *)p = v; } /* C has no such store here */
-INLINE void stream_half(void *p, HALF v) { *(HALF_memory *)p = v; }
+INLINE W spread(HALF h)
+{
+    return (W)vmovl_u16((uint16x4_t)h);
+}
+INLINE HALF squeeze(W x)
+{
+    return (HALF)vmovn_u32((uint32x4_t)x);
+}
+INLINE F widen(HALF h)
+{
+    return (F)vcvt_f32_f16((float16x4_t)h);
+}
+INLINE HALF narrow(F x)
+{
+    return (HALF)vcvt_f16_f32((float32x4_t)x);
+}
+/* C has no streaming stores here. */
+INLINE void stream_end(void)
+{
+}
+INLINE void stream_whole(void *p, W x)
+{
+    *(W_memory *)p = x;
+}
+INLINE void stream_half(void *p, HALF h)
+{
+    *(HALF_memory *)p = h;
+}
 #endif
+/* clang-format on */
 
 INLINE void put_whole(unsigned char *p, W v, bool stream)
 {
@@ -115,6 +176,7 @@ INLINE void store_F(struct how h, F x, unsigned char *out, size_t i)
         x /= (float)h.divisor;
     if (h.scaled)
         x *= (float)h.postscale;
+    /* NOLINTNEXTLINE(misc-redundant-expression): only a NaN differs from itself */
     W nan = (W)(x != x), bits = ((W)x & ~nan) | (nan & 0x7fc00000);
     if (h.to == TLY_F32)
         put_whole(out + 4 * i, bits, h.stream);
@@ -136,46 +198,51 @@ INLINE void store_D(struct how h, D x, unsigned char *out, size_t i)
         x /= h.divisor;
     if (h.scaled)
         x *= h.postscale;
-    Q nan = (Q)(x != x);
+    Q nan = (Q)(x != x); /* NOLINT(misc-redundant-expression) */
     put_whole(out + 8 * i, (W)(((Q)x & ~nan) | (nan & 0x7ff8000000000000)), h.stream);
 }
 
-#define FLOAT_COMBINE(V, BITS)                                                      \
-    INLINE V combine_##V(struct how h, V a, V b)                                    \
-    {                                                                               \
-        if (h.op == TALLY_SUM)                                                      \
-            return a + b;                                                           \
-        if (h.op == TALLY_PRODUCT)                                                  \
-            return a * b;                                                           \
-        BITS take = (BITS)(h.op == TALLY_MIN ? b < a : b > a) | (BITS)(b != b);     \
-        return (V)(((BITS)b & take) | ((BITS)a & ~take));                           \
+#define FLOAT_COMBINE(V, BITS) \
+    INLINE V combine_##V(struct how h, V a, V b) \
+    { \
+        if (h.op == TALLY_SUM) \
+            return a + b; \
+        if (h.op == TALLY_PRODUCT) \
+            return a * b; \
+        BITS take = (BITS)(h.op == TALLY_MIN ? b < a : b > a) | (BITS)(b != b); \
+        return (V)(((BITS)b & take) | ((BITS)a & ~take)); \
     }
 FLOAT_COMBINE(F, W)
 FLOAT_COMBINE(D, Q)
 
-#define INTEGER(V, SIGNED)                                                          \
-    INLINE V load_##V(struct how h, const unsigned char *in, size_t i)              \
-    {                                                                               \
-        V x = *(const V##_memory *)ahead(in + sizeof(x[0]) * i);                    \
-        return h.from == TLY_BOOL8 ? (V)(x != 0) & 1 : x;                           \
-    }                                                                               \
-    INLINE void store_##V(struct how h, V x, unsigned char *out, size_t i)          \
-    {                                                                               \
-        put_whole(out + sizeof(x[0]) * i, (W)x, h.stream);                          \
-    }                                                                               \
-    INLINE V combine_##V(struct how h, V a, V b)                                    \
-    {                                                                               \
-        V less;                                                                     \
-        switch (h.op) {                                                             \
-        case TALLY_SUM: return a + b;                                               \
-        case TALLY_PRODUCT: return a * b;                                           \
-        case TLY_BAND: return a & b;                                                \
-        case TLY_BOR: return a | b;                                                 \
-        case TLY_BXOR: return a ^ b;                                                \
-        default:                                                                    \
-            less = h.from == TLY_U8 ? (V)(a < b) : (V)((SIGNED)a < (SIGNED)b);      \
+#define INTEGER(V, SIGNED) \
+    INLINE V load_##V(struct how h, const unsigned char *in, size_t i) \
+    { \
+        V x = *(const V##_memory *)ahead(in + sizeof(x[0]) * i); \
+        return h.from == TLY_BOOL8 ? (V)(x != 0) & 1 : x; \
+    } \
+    INLINE void store_##V(struct how h, V x, unsigned char *out, size_t i) \
+    { \
+        put_whole(out + sizeof(x[0]) * i, (W)x, h.stream); \
+    } \
+    INLINE V combine_##V(struct how h, V a, V b) \
+    { \
+        V less; \
+        switch (h.op) { \
+        case TALLY_SUM: \
+            return a + b; \
+        case TALLY_PRODUCT: \
+            return a * b; \
+        case TLY_BAND: \
+            return a & b; \
+        case TLY_BOR: \
+            return a | b; \
+        case TLY_BXOR: \
+            return a ^ b; \
+        default: \
+            less = h.from == TLY_U8 ? (V)(a < b) : (V)((SIGNED)a < (SIGNED)b); \
             return h.op == TALLY_MIN ? (a & less) | (b & ~less) : (b & less) | (a & ~less); \
-        }                                                                           \
+        } \
     }
 INTEGER(B, SB)
 INTEGER(H, SH)
@@ -185,42 +252,46 @@ INTEGER(Q, SQ)
 /* --- the tree ------------------------------------------------------------------------------------------- */
 
 /* tree_V is T of reduce.h for up to 8 rows, unrolled by the constant n. */
-#define TREE(V)                                                                                            \
-    INLINE V pair_##V(struct how h, int n, const unsigned char *const in[], size_t i)                      \
-    {                                                                                                      \
-        V a = load_##V(h, in[0], i);                                                                       \
-        return n == 1 ? a : combine_##V(h, a, load_##V(h, in[1], i));                                      \
-    }                                                                                                      \
-    INLINE V quad_##V(struct how h, int n, const unsigned char *const in[], size_t i)                      \
-    {                                                                                                      \
-        return n <= 2 ? pair_##V(h, n, in, i)                                                              \
-                      : combine_##V(h, pair_##V(h, 2, in, i), pair_##V(h, n - 2, in + 2, i));              \
-    }                                                                                                      \
-    INLINE V tree_##V(struct how h, int n, const unsigned char *const in[], size_t i)                      \
-    {                                                                                                      \
-        return n <= 4 ? quad_##V(h, n, in, i)                                                              \
-                      : combine_##V(h, quad_##V(h, 4, in, i), quad_##V(h, n - 4, in + 4, i));              \
-    }                                                                                                      \
-    INLINE void loop_##V(struct how h, int n, const void *const in[], unsigned char *out, size_t count)    \
-    {                                                                                                      \
-        const unsigned char *row[TLY_FOLD_MAX] = {0};                                                      \
-        for (int j = 0; j < n; j++)                                                                        \
-            row[j] = in[j];                                                                                \
-        for (size_t i = 0; i < count; i += sizeof(V) / sizeof((V){0}[0]))                                  \
-            store_##V(h, tree_##V(h, n, row, i), out, i);                                                  \
-    }                                                                                                      \
-    INLINE void fold_##V(struct how h, int n, const void *const in[], unsigned char *out, size_t count)    \
-    {                                                                                                      \
-        switch (n) {                                                                                       \
-        case 1: loop_##V(h, 1, in, out, count); break;                                                     \
-        case 2: loop_##V(h, 2, in, out, count); break;                                                     \
-        case 3: loop_##V(h, 3, in, out, count); break;                                                     \
-        case 4: loop_##V(h, 4, in, out, count); break;                                                     \
-        case 5: loop_##V(h, 5, in, out, count); break;                                                     \
-        case 6: loop_##V(h, 6, in, out, count); break;                                                     \
-        case 7: loop_##V(h, 7, in, out, count); break;                                                     \
-        case 8: loop_##V(h, 8, in, out, count); break;                                                     \
-        }                                                                                                  \
+#define ROWS(V, n) \
+    case n: \
+        loop_##V(h, n, in, out, count); \
+        break
+#define TREE(V) \
+    INLINE V pair_##V(struct how h, int n, const unsigned char *const in[], size_t i) \
+    { \
+        V a = load_##V(h, in[0], i); \
+        return n == 1 ? a : combine_##V(h, a, load_##V(h, in[1], i)); \
+    } \
+    INLINE V quad_##V(struct how h, int n, const unsigned char *const in[], size_t i) \
+    { \
+        return n <= 2 ? pair_##V(h, n, in, i) \
+                      : combine_##V(h, pair_##V(h, 2, in, i), pair_##V(h, n - 2, in + 2, i)); \
+    } \
+    INLINE V tree_##V(struct how h, int n, const unsigned char *const in[], size_t i) \
+    { \
+        return n <= 4 ? quad_##V(h, n, in, i) \
+                      : combine_##V(h, quad_##V(h, 4, in, i), quad_##V(h, n - 4, in + 4, i)); \
+    } \
+    INLINE void loop_##V(struct how h, int n, const void *const in[], unsigned char *out, size_t count) \
+    { \
+        const unsigned char *row[TLY_FOLD_MAX] = {0}; \
+        for (int j = 0; j < n; j++) \
+            row[j] = in[j]; \
+        for (size_t i = 0; i < count; i += sizeof(V) / sizeof((V){0}[0])) \
+            store_##V(h, tree_##V(h, n, row, i), out, i); \
+    } \
+    INLINE void fold_##V(struct how h, int n, const void *const in[], unsigned char *out, size_t count) \
+    { \
+        switch (n) { \
+            ROWS(V, 1); \
+            ROWS(V, 2); \
+            ROWS(V, 3); \
+            ROWS(V, 4); \
+            ROWS(V, 5); \
+            ROWS(V, 6); \
+            ROWS(V, 7); \
+            ROWS(V, 8); \
+        } \
     }
 TREE(F)
 TREE(D)
@@ -236,25 +307,28 @@ INLINE struct how how(const struct tly_fold *f, enum tly_format from, enum tly_f
     return (struct how){from, to, op, scaled, f->stream, f->prescale, f->divisor, f->postscale};
 }
 
-#define LOOPS(V, from, to, op, scaled) fold_##V(how(f, from, to, op, scaled), f->n, in, out, count)
 #define ARGUMENTS const struct tly_fold *f, const void *const in[], unsigned char *out, size_t count
+#define LOOPS(V, from, to, op, scaled) fold_##V(how(f, from, to, op, scaled), f->n, in, out, count)
+#define OP(V, from, to, op, scaled) \
+    case op: \
+        LOOPS(V, from, to, op, scaled); \
+        break
 
 /* Scaled sums have loops of their own; the rarer reductions always multiply: by 1 that changes nothing but
  * NaNs, which are stored as the canonical one anyway. */
-#define FLOATS(name, V, FROM, TO)                                                     \
-    static void name(ARGUMENTS)                                                       \
-    {                                                                                 \
-        bool scaled = f->prescale != 1 || f->divisor != 1 || f->postscale != 1;       \
-        switch (f->op) {                                                              \
-        case TALLY_PRODUCT: LOOPS(V, FROM, TO, TALLY_PRODUCT, true); break;           \
-        case TALLY_MIN: LOOPS(V, FROM, TO, TALLY_MIN, true); break;                   \
-        case TALLY_MAX: LOOPS(V, FROM, TO, TALLY_MAX, true); break;                   \
-        default:                                                                      \
-            if (scaled)                                                               \
-                LOOPS(V, FROM, TO, TALLY_SUM, true);                                  \
-            else                                                                      \
-                LOOPS(V, FROM, TO, TALLY_SUM, false);                                 \
-        }                                                                             \
+#define FLOATS(name, V, from, to) \
+    static void name(ARGUMENTS) \
+    { \
+        switch (f->op) { \
+            OP(V, from, to, TALLY_PRODUCT, true); \
+            OP(V, from, to, TALLY_MIN, true); \
+            OP(V, from, to, TALLY_MAX, true); \
+        case TALLY_SUM: \
+            if (f->prescale != 1 || f->divisor != 1 || f->postscale != 1) \
+                LOOPS(V, from, to, TALLY_SUM, true); \
+            else \
+                LOOPS(V, from, to, TALLY_SUM, false); \
+        } \
     }
 FLOATS(f32, F, TLY_F32, TLY_F32)
 FLOATS(f64, D, TLY_F64, TLY_F64)
@@ -265,15 +339,15 @@ FLOATS(bf16, F, TLY_BF16, TLY_BF16)
 FLOATS(bf16_partial, F, TLY_BF16, TLY_F32)
 FLOATS(partial_bf16, F, TLY_F32, TLY_BF16)
 
-#define INTEGERS(name, V, FORMAT)                                                     \
-    static void name(ARGUMENTS)                                                       \
-    {                                                                                 \
-        switch (f->op) {                                                              \
-        case TALLY_SUM: LOOPS(V, FORMAT, FORMAT, TALLY_SUM, false); break;            \
-        case TALLY_PRODUCT: LOOPS(V, FORMAT, FORMAT, TALLY_PRODUCT, false); break;    \
-        case TALLY_MIN: LOOPS(V, FORMAT, FORMAT, TALLY_MIN, false); break;            \
-        case TALLY_MAX: LOOPS(V, FORMAT, FORMAT, TALLY_MAX, false); break;            \
-        }                                                                             \
+#define INTEGERS(name, V, format) \
+    static void name(ARGUMENTS) \
+    { \
+        switch (f->op) { \
+            OP(V, format, format, TALLY_SUM, false); \
+            OP(V, format, format, TALLY_PRODUCT, false); \
+            OP(V, format, format, TALLY_MIN, false); \
+            OP(V, format, format, TALLY_MAX, false); \
+        } \
     }
 INTEGERS(s8, B, TLY_S8)
 INTEGERS(u8, B, TLY_U8)
@@ -281,50 +355,46 @@ INTEGERS(s16, H, TLY_S16)
 INTEGERS(s32, W, TLY_S32)
 INTEGERS(s64, Q, TLY_S64)
 
-#define BITS(name, FORMAT)                                                            \
-    static void name(ARGUMENTS)                                                       \
-    {                                                                                 \
-        switch (f->op) {                                                              \
-        case TLY_BAND: LOOPS(B, FORMAT, FORMAT, TLY_BAND, false); break;              \
-        case TLY_BOR: LOOPS(B, FORMAT, FORMAT, TLY_BOR, false); break;                \
-        case TLY_BXOR: LOOPS(B, FORMAT, FORMAT, TLY_BXOR, false); break;              \
-        }                                                                             \
+#define BITS(name, format) \
+    static void name(ARGUMENTS) \
+    { \
+        switch (f->op) { \
+            OP(B, format, format, TLY_BAND, false); \
+            OP(B, format, format, TLY_BOR, false); \
+            OP(B, format, format, TLY_BXOR, false); \
+        } \
     }
 BITS(bits, TLY_S8)
 BITS(booleans, TLY_BOOL8)
 
+typedef void whole_fn(ARGUMENTS);
+
 static void whole(ARGUMENTS)
 {
-    bool to_partial = f->to == TLY_F32;
-    if (f->from == TLY_BOOL8)
-        booleans(f, in, out, count);
-    else if (f->op >= TLY_BAND)
-        bits(f, in, out, count * tly_reduce_element_size((int)f->from));
+    static whole_fn *const same[] = {
+        [TLY_F32] = f32, [TLY_F64] = f64, [TLY_F16] = f16, [TLY_BF16] = bf16, [TLY_S8] = s8,
+        [TLY_U8] = u8,   [TLY_S16] = s16, [TLY_S32] = s32, [TLY_S64] = s64,   [TLY_BOOL8] = booleans};
+
+    if (f->from != f->to && f->to == TLY_F32)
+        (f->from == TLY_F16 ? f16_partial : bf16_partial)(f, in, out, count);
+    else if (f->from != f->to)
+        (f->to == TLY_F16 ? partial_f16 : partial_bf16)(f, in, out, count);
+    else if (f->op >= TLY_BAND && f->from != TLY_BOOL8) /* whatever the integers, these are bytes */
+        bits(f, in, out, count * tly_format_size(f->from));
     else
-        switch (f->from) {
-        case TLY_F32: (f->to == TLY_F16 ? partial_f16 : f->to == TLY_BF16 ? partial_bf16 : f32)(f, in, out, count); break;
-        case TLY_F64: f64(f, in, out, count); break;
-        case TLY_F16: (to_partial ? f16_partial : f16)(f, in, out, count); break;
-        case TLY_BF16: (to_partial ? bf16_partial : bf16)(f, in, out, count); break;
-        case TLY_S8: s8(f, in, out, count); break;
-        case TLY_U8: u8(f, in, out, count); break;
-        case TLY_S16: s16(f, in, out, count); break;
-        case TLY_S32: s32(f, in, out, count); break;
-        case TLY_S64: s64(f, in, out, count); break;
-        case TLY_BOOL8: break;
-        }
+        same[f->from](f, in, out, count);
 }
 
 void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, size_t count)
 {
     struct tly_fold f = *given;
-    size_t from = tly_reduce_element_size((int)f.from), to = tly_reduce_element_size((int)f.to);
-    size_t lanes = TLY_VECTOR / (from > to ? from : to), head = 0;
-    bool integer = f.from >= TLY_S8, widened = f.from == TLY_F16 || f.from == TLY_BF16;
+    size_t from = tly_format_size(f.from), to = tly_format_size(f.to), head = 0;
+    bool half = f.from == TLY_F16 || f.from == TLY_BF16 || f.from != f.to;
+    size_t lanes = TLY_VECTOR / (half ? sizeof(float) : from);
+    const void *part[TLY_FOLD_MAX] = {0};
 
-    if (widened)
-        lanes = TLY_VECTOR / sizeof(float);
-    if (integer && (f.prescale != 1 || f.divisor != 1 || f.postscale != 1)) {
+    assert(f.n >= 1 && f.n <= TLY_FOLD_MAX);
+    if (f.from >= TLY_S8 && (f.prescale != 1 || f.divisor != 1 || f.postscale != 1)) {
         tly_fold_scalar(&f, in, out, count);
         return;
     }
@@ -333,18 +403,18 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
         head = -(uintptr_t)out % TLY_VECTOR / to;
     if (head > count)
         head = count;
-
     size_t body = (count - head) / lanes * lanes;
-    const void *part[TLY_FOLD_MAX];
-    if (head) 
+
+    if (head > 0)
         tly_fold_scalar(&f, in, out, head);
     for (int j = 0; j < f.n; j++)
         part[j] = (const unsigned char *)in[j] + head * from;
     whole(&f, part, (unsigned char *)out + head * to, body);
     if (f.stream)
         stream_end();
+    if (head + body == count)
+        return;
     for (int j = 0; j < f.n; j++)
         part[j] = (const unsigned char *)part[j] + body * from;
-    if (head + body < count)
-        tly_fold_scalar(&f, part, (unsigned char *)out + (head + body) * to, count - head - body);
+    tly_fold_scalar(&f, part, (unsigned char *)out + (head + body) * to, count - head - body);
 }

@@ -9,6 +9,7 @@
 #include "reduce/fold.h"
 
 #if defined __x86_64__
+#include <cpuid.h>
 #include <xmmintrin.h>
 #endif
 
@@ -69,19 +70,21 @@ static bool cpu_any(void)
 #if defined __x86_64__
 static bool cpu_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c, d; /* clang's builtin does not know F16C */
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 static bool cpu_avx512(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
 
 static const struct {
     struct variant variant;
     bool (*works)(void);
-} variants[] = { /* the best first */
+} variants[] = {
+/* the best first */
 #if defined __x86_64__
     {{"avx512", tly_fold_avx512}, cpu_avx512},
     {{"avx2", tly_fold_avx2}, cpu_avx2},
@@ -174,16 +177,16 @@ enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
 enum { STREAM_BYTES = 3 << 20 };
 
 struct tree {
-    struct tly_fold step;              /* of the tree as a whole; n is unused */
+    struct tly_fold step; /* of the tree as a whole; n is unused */
     tly_fold_fn *fold;
-    enum tly_format partial;           /* how an unfinished sum is held */
+    enum tly_format partial; /* how an unfinished sum is held */
     int leaves;
     const unsigned char *const *input;
-    const unsigned char *const *next;  /* the first input of the next leaf: leaves are met in order */
-    struct tree *group;                /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
-    const int *group_size;             /* of each leaf */
+    const unsigned char *const *next; /* the first input of the next leaf: leaves are met in order */
+    struct tree *group;    /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
+    const int *group_size; /* of each leaf */
     const int *next_size;
-    unsigned char *leaf_rows;          /* borrowed: where groups' sums go, SCRATCH_BYTES */
+    unsigned char *leaf_rows; /* borrowed: where groups' sums go, SCRATCH_BYTES */
     size_t row_bytes;
     _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
 };
@@ -199,7 +202,7 @@ static const void *leaf(struct tree *t, int j, size_t at, size_t count)
 
     t->next += size;
     if (!g || (size == 1 && g->step.prescale == 1))
-        return *input + at * tly_reduce_element_size((int)t->step.from);
+        return *input + at * tly_format_size(t->step.from);
     g->next = input;
     walk(g, 0, size, at, count, true, t->leaf_rows + (size_t)j * t->row_bytes);
     return t->leaf_rows + (size_t)j * t->row_bytes;
@@ -245,9 +248,9 @@ static size_t row_bytes(int leaves)
 /* The whole tree, in blocks unless it is a single fold of its inputs. */
 static void reduce(struct tree *t, unsigned char *out, size_t count)
 {
-    size_t size = tly_reduce_element_size((int)t->step.to);
-    size_t block = t->leaves <= TLY_FOLD_MAX && !t->group ? count
-                 : t->row_bytes / tly_reduce_element_size((int)t->partial);
+    size_t size = tly_format_size(t->step.to);
+    size_t block =
+        t->leaves <= TLY_FOLD_MAX && !t->group ? count : t->row_bytes / tly_format_size(t->partial);
     for (size_t at = 0; at < count; at += block) {
         t->next = t->input;
         t->next_size = t->group_size;
@@ -260,8 +263,10 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
                   const void *const input[], const void *output, size_t *count)
 {
     bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
-    enum tly_format format = r->dtype == TLY_COMPLEX64 ? TLY_F32 : r->dtype == TLY_COMPLEX128 ? TLY_F64
-                           : (enum tly_format)r->dtype;
+    enum tly_format format =
+        r->dtype == TLY_COMPLEX64    ? TLY_F32
+        : r->dtype == TLY_COMPLEX128 ? TLY_F64
+                                     : (enum tly_format)r->dtype;
     int op = r->op == TALLY_AVERAGE ? TALLY_SUM : r->op;
     if (format == TLY_BOOL8) {
         if (op == TALLY_SUM || op == TALLY_MAX)
@@ -272,10 +277,14 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     if (complex)
         *count *= 2;
     t->step = (struct tly_fold){
-        .from = format, .to = format, .op = op, .prescale = r->prescale, .postscale = r->postscale,
+        .from = format,
+        .to = format,
+        .op = op,
+        .prescale = r->prescale,
+        .postscale = r->postscale,
         .divisor = r->op == TALLY_AVERAGE ? r->divisor : 1,
     };
-    t->step.stream = (size_t)(leaves + 1) * *count * tly_reduce_element_size((int)format) >= STREAM_BYTES;
+    t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(format) >= STREAM_BYTES;
     for (int j = 0; j < inputs; j++)
         if (input[j] == output)
             t->step.stream = false;

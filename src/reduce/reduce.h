@@ -42,11 +42,11 @@ enum { TLY_COMPLEX64 = 10, TLY_COMPLEX128 = 11, TLY_DTYPE_COUNT = 12 };
 enum { TLY_BAND = 5, TLY_BOR = 6, TLY_BXOR = 7, TLY_REDUCTION_COUNT = 8 };
 
 struct tly_reduction {
-    uint8_t dtype;     /* enum tally_dtype or TLY_COMPLEX* */
-    uint8_t op;        /* enum tally_reduction or TLY_B* */
-    uint32_t divisor;  /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
-    double prescale;   /* 1: nothing.  Applied to each input as it is read */
-    double postscale;  /* 1: nothing.  Applied to the result (after the division) as it is stored */
+    uint8_t dtype;    /* enum tally_dtype or TLY_COMPLEX* */
+    uint8_t op;       /* enum tally_reduction or TLY_B* */
+    uint32_t divisor; /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
+    double prescale;  /* 1: nothing.  Applied to each input as it is read */
+    double postscale; /* 1: nothing.  Applied to the result (after the division) as it is stored */
 };
 
 /* Bytes of an element; 0 for an unknown type. */
@@ -63,8 +63,9 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why);
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count);
 
 /* As tly_reduce, but leaves grouped: group g is the next group_size[g] inputs, 1 or more; each group is
- * reduced by its own tree (and for 16-bit types rounded once: a hop), then the tree over the groups.  Prescale
- * at the leaves, division and postscale at the end.  A group of one that is prescaled is rounded, too. */
+ * reduced by its own tree (and for 16-bit types rounded once: a hop), then the tree over the groups.
+ * Prescale at the leaves, division and postscale at the end.  A group of one that is prescaled is rounded,
+ * too. */
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
                         const void *const input[], void *output, size_t count);
 

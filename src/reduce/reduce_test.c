@@ -16,8 +16,39 @@
 
 #include "reduce/reduce.h"
 
+/* The floating-point mode, and modes that change sums: FTZ and DAZ, rounding up, both. */
 #if defined __x86_64__
 #include <xmmintrin.h>
+static const uint64_t modes[] = {0x9fc0, 0x1f80 | 0x4000, 0x9fc0 | 0x4000};
+static uint64_t get_mode(void)
+{
+    return _mm_getcsr();
+}
+static void set_mode(uint64_t mode)
+{
+    _mm_setcsr((unsigned)mode);
+}
+#elif defined __aarch64__
+static const uint64_t modes[] = {1 << 24, 1 << 22, 1 << 24 | 1 << 22};
+static uint64_t get_mode(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void set_mode(uint64_t mode)
+{
+    __asm__ volatile("msr fpcr, %0" ::"r"(mode));
+}
+#else
+static const uint64_t modes[] = {0};
+static uint64_t get_mode(void)
+{
+    return 0;
+}
+static void set_mode(uint64_t mode)
+{
+}
 #endif
 
 /* --- random numbers: xorshift*, the seed is printed with a failure --------------------------------- */
@@ -102,11 +133,21 @@ static bool is_float(int dtype)
 static void range(int dtype, double *low, double *high, int64_t *most)
 {
     switch (dtype) {
-    case TALLY_INT8: *low = -128, *high = 128, *most = INT8_MAX; break;
-    case TALLY_UINT8: *low = 0, *high = 256, *most = UINT8_MAX; break;
-    case TALLY_INT16: *low = -32768, *high = 32768, *most = INT16_MAX; break;
-    case TALLY_INT32: *low = INT32_MIN, *high = 0x1p31, *most = INT32_MAX; break;
-    default: *low = -0x1p63, *high = 0x1p63, *most = INT64_MAX; break;
+    case TALLY_INT8:
+        *low = -128, *high = 128, *most = INT8_MAX;
+        break;
+    case TALLY_UINT8:
+        *low = 0, *high = 256, *most = UINT8_MAX;
+        break;
+    case TALLY_INT16:
+        *low = -32768, *high = 32768, *most = INT16_MAX;
+        break;
+    case TALLY_INT32:
+        *low = INT32_MIN, *high = 0x1p31, *most = INT32_MAX;
+        break;
+    default:
+        *low = -0x1p63, *high = 0x1p63, *most = INT64_MAX;
+        break;
     }
 }
 
@@ -121,11 +162,16 @@ static int64_t hold(int dtype, double x)
 static int64_t wrap(int dtype, uint64_t x)
 {
     switch (dtype) {
-    case TALLY_INT8: return (int8_t)x;
-    case TALLY_UINT8: return (uint8_t)x;
-    case TALLY_INT16: return (int16_t)x;
-    case TALLY_INT32: return (int32_t)x;
-    default: return (int64_t)x;
+    case TALLY_INT8:
+        return (int8_t)x;
+    case TALLY_UINT8:
+        return (uint8_t)x;
+    case TALLY_INT16:
+        return (int16_t)x;
+    case TALLY_INT32:
+        return (int32_t)x;
+    default:
+        return (int64_t)x;
     }
 }
 
@@ -137,16 +183,34 @@ static union value read_leaf(const struct tly_reduction *r, const unsigned char 
     int16_t i16;
     int32_t i32;
     switch (r->dtype) {
-    case TALLY_FLOAT32: memcpy(&v.f, at, 4); break;
-    case TALLY_FLOAT64: memcpy(&v.d, at, 8); break;
+    case TALLY_FLOAT32:
+        memcpy(&v.f, at, 4);
+        break;
+    case TALLY_FLOAT64:
+        memcpy(&v.d, at, 8);
+        break;
     case TALLY_FLOAT16:
-    case TALLY_BFLOAT16: memcpy(&half, at, 2), v.f = widen(r->dtype, half); break;
-    case TALLY_INT8: memcpy(&i8, at, 1), v.i = i8; break;
-    case TALLY_UINT8: v.i = *at; break;
-    case TALLY_INT16: memcpy(&i16, at, 2), v.i = i16; break;
-    case TALLY_INT32: memcpy(&i32, at, 4), v.i = i32; break;
-    case TALLY_INT64: memcpy(&v.i, at, 8); break;
-    case TALLY_BOOL: v.i = *at ? 1 : 0; break;
+    case TALLY_BFLOAT16:
+        memcpy(&half, at, 2), v.f = widen(r->dtype, half);
+        break;
+    case TALLY_INT8:
+        memcpy(&i8, at, 1), v.i = i8;
+        break;
+    case TALLY_UINT8:
+        v.i = *at;
+        break;
+    case TALLY_INT16:
+        memcpy(&i16, at, 2), v.i = i16;
+        break;
+    case TALLY_INT32:
+        memcpy(&i32, at, 4), v.i = i32;
+        break;
+    case TALLY_INT64:
+        memcpy(&v.i, at, 8);
+        break;
+    case TALLY_BOOL:
+        v.i = *at ? 1 : 0;
+        break;
     }
     if (scale && r->prescale != 1) {
         if (is_float(r->dtype))
@@ -166,23 +230,28 @@ static union value combine(const struct tly_reduction *r, union value a, union v
     union value v = a;
     bool sum = r->op == TALLY_SUM || r->op == TALLY_AVERAGE;
     if (is_float(r->dtype)) {
-        v.f = sum ? a.f + b.f : r->op == TALLY_PRODUCT ? a.f * b.f
-            : r->op == TALLY_MIN ? EXTREME(a.f, b.f, <) : EXTREME(a.f, b.f, >);
+        v.f = sum                      ? a.f + b.f
+              : r->op == TALLY_PRODUCT ? a.f * b.f
+              : r->op == TALLY_MIN     ? EXTREME(a.f, b.f, <)
+                                       : EXTREME(a.f, b.f, >);
     } else if (r->dtype == TALLY_FLOAT64) {
-        v.d = sum ? a.d + b.d : r->op == TALLY_PRODUCT ? a.d * b.d
-            : r->op == TALLY_MIN ? EXTREME(a.d, b.d, <) : EXTREME(a.d, b.d, >);
+        v.d = sum                      ? a.d + b.d
+              : r->op == TALLY_PRODUCT ? a.d * b.d
+              : r->op == TALLY_MIN     ? EXTREME(a.d, b.d, <)
+                                       : EXTREME(a.d, b.d, >);
     } else if (r->dtype == TALLY_BOOL) {
         v.i = r->op == TALLY_SUM || r->op == TALLY_MAX || r->op == TLY_BOR ? (a.i || b.i)
-            : r->op == TLY_BXOR ? a.i != b.i : (a.i && b.i);
+              : r->op == TLY_BXOR                                          ? a.i != b.i
+                                                                           : (a.i && b.i);
     } else {
         uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
-        v.i = sum                       ? wrap(r->dtype, x + y)
-            : r->op == TALLY_PRODUCT    ? wrap(r->dtype, x * y)
-            : r->op == TALLY_MIN        ? (b.i < a.i ? b.i : a.i)
-            : r->op == TALLY_MAX        ? (b.i > a.i ? b.i : a.i)
-            : r->op == TLY_BAND         ? (a.i & b.i)
-            : r->op == TLY_BOR          ? (a.i | b.i)
-                                        : (a.i ^ b.i);
+        v.i = sum                      ? wrap(r->dtype, x + y)
+              : r->op == TALLY_PRODUCT ? wrap(r->dtype, x * y)
+              : r->op == TALLY_MIN     ? (b.i < a.i ? b.i : a.i)
+              : r->op == TALLY_MAX     ? (b.i > a.i ? b.i : a.i)
+              : r->op == TLY_BAND      ? (a.i & b.i)
+              : r->op == TLY_BOR       ? (a.i | b.i)
+                                       : (a.i ^ b.i);
     }
     return v;
 }
@@ -264,20 +333,31 @@ static void reference(const struct tly_reduction *given, int n, int groups, cons
 
 /* --- inputs ------------------------------------------------------------------------------------------- */
 
-/* Random bits, ordinary numbers and what breaks kernels: NaN, infinities, zeros, subnormals, ends of ranges. */
+/* Random bits, ordinary numbers and what breaks kernels: NaN, infinity, zero, subnormals, ends of ranges. */
 static void fill(int dtype, unsigned char *at, size_t count)
 {
     if (dtype == TLY_COMPLEX64 || dtype == TLY_COMPLEX128) {
         dtype = dtype == TLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
         count *= 2;
     }
-    static const uint16_t odd16[] = {0, 0x8000, 1, 0x8001, 0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe01, 0x7f80,
-                                     0xff80, 0x7fc0, 0x7f81, 0x3c00, 0x3f80, 0x7bff, 0x7f7f, 0x0400, 0x0080};
-    static const uint32_t odd32[] = {0, 0x80000000, 1, 0x80000001, 0x7f800000, 0xff800000, 0x7fc00000,
-                                     0x7f800001, 0xffc12345, 0x3f800000, 0x7f7fffff, 0x00800000, 0x007fffff};
-    static const uint64_t odd64[] = {0, 1ull << 63, 1, 0x7ff0000000000000, 0xfff0000000000000,
-                                     0x7ff8000000000000, 0x7ff0000000000001, 0x0010000000000000,
-                                     0x7fefffffffffffff, 0x3ff0000000000000, 0x000fffffffffffff};
+    static const uint16_t odd16[] = {0,      0x8000, 1,      0x8001, 0x7c00, 0xfc00, 0x7e00,
+                                     0x7c01, 0xfe01, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0x3c00,
+                                     0x3f80, 0x7bff, 0x7f7f, 0x0400, 0x0080};
+    static const uint32_t odd32[] = {0,          0x80000000, 1,          0x80000001, 0x7f800000,
+                                     0xff800000, 0x7fc00000, 0x7f800001, 0xffc12345, 0x3f800000,
+                                     0x7f7fffff, 0x00800000, 0x007fffff};
+    static const uint64_t odd64[] = {
+        0,
+        1ull << 63,
+        1,
+        0x7ff0000000000000,
+        0xfff0000000000000,
+        0x7ff8000000000000,
+        0x7ff0000000000001,
+        0x0010000000000000,
+        0x7fefffffffffffff,
+        0x3ff0000000000000,
+        0x000fffffffffffff};
     size_t size = tly_reduce_element_size(dtype);
     int style = (int)below(4);
     for (size_t i = 0; i < count; i++, at += size) {
@@ -285,9 +365,10 @@ static void fill(int dtype, unsigned char *at, size_t count)
         float f = (float)((double)(int64_t)(random64() >> 20) / 0x1p40 - 2.0);
         double d = f * 1.000000001;
         if (style == 0 && below(4) == 0) {
-            bits = size == 2 ? odd16[below(sizeof odd16 / 2)]
-                 : size == 4 ? odd32[below(sizeof odd32 / 4)]
-                 : size == 8 ? odd64[below(sizeof odd64 / 8)] : below(2) * 255;
+            bits = size == 2   ? odd16[below(sizeof odd16 / 2)]
+                   : size == 4 ? odd32[below(sizeof odd32 / 4)]
+                   : size == 8 ? odd64[below(sizeof odd64 / 8)]
+                               : below(2) * 255;
         } else if (style == 1 && below(2) == 0) /* subnormals and their neighbours */
             bits &= size == 2 ? 0x83ff : size == 4 ? 0x80ffffff : size == 8 ? 0x801fffffffffffff : 1;
         else if (style >= 2 && is_16bit_float(dtype))
@@ -300,8 +381,9 @@ static void fill(int dtype, unsigned char *at, size_t count)
     }
 }
 
-static const char *const dtype_name[] = {"float32", "float64", "float16", "bfloat16", "int8", "uint8",
-                                         "int16", "int32", "int64", "bool", "complex64", "complex128"};
+static const char *const dtype_name[] = {"float32", "float64", "float16",   "bfloat16",
+                                         "int8",    "uint8",   "int16",     "int32",
+                                         "int64",   "bool",    "complex64", "complex128"};
 static const char *const op_name[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
 /* --- tests: each runs for every variant ----------------------------------------------------------------- */
@@ -321,7 +403,8 @@ static void check_case(const struct tly_reduction *r, int n, int groups, const i
         in[j] = at;
     }
     bool in_place = below(3) == 0;
-    unsigned char *out = in_place ? (unsigned char *)in[below((size_t)n)] : memory[MOST] + 64 + below(2) * below(66);
+    unsigned char *out =
+        in_place ? (unsigned char *)in[below((size_t)n)] : memory[MOST] + 64 + below(2) * below(66);
     unsigned char guard[64];
     memcpy(guard, out + bytes, sizeof guard);
     reference(r, n, groups, group_size, in, want, count);
@@ -331,10 +414,12 @@ static void check_case(const struct tly_reduction *r, int n, int groups, const i
         tly_reduce(r, n, in, out, count);
     for (size_t i = 0; i < bytes; i++)
         if (out[i] != want[i])
-            fail_msg("%s: %s of %s, n %d, groups %d, %zu elements, %s, divisor %u, factors %g, %g: element %zu "
-                     "differs (seed %llu)", tly_reduce_variant(), op_name[r->op], dtype_name[r->dtype], n, groups,
-                     count, in_place ? "in place" : "apart", r->divisor, r->prescale, r->postscale, i / size,
-                     (unsigned long long)start);
+            fail_msg(
+                "%s: %s of %s, n %d, groups %d, %zu elements, %s, divisor %u, factors %g, %g: element %zu "
+                "differs (seed %llu)",
+                tly_reduce_variant(), op_name[r->op], dtype_name[r->dtype], n, groups, count,
+                in_place ? "in place" : "apart", r->divisor, r->prescale, r->postscale, i / size,
+                (unsigned long long)start);
     assert_memory_equal(guard, out + bytes, sizeof guard);
     free(want);
 }
@@ -418,14 +503,38 @@ static void test_many_inputs(void **state)
     free(in);
 }
 
+/* Results so large that they are written around the caches: aligned, behind by elements, and by a byte. */
+static void test_large(void **state)
+{
+    static const uint8_t types[] = {TALLY_FLOAT32, TALLY_FLOAT64, TALLY_FLOAT16, TALLY_BFLOAT16, TALLY_INT8};
+    enum { N = 3, BYTES = 1 << 20 };
+    unsigned char *arena = malloc((N + 2) * (BYTES + 256));
+    for (int k = 0; k < 15; k++) {
+        struct tly_reduction r = {types[k % 5], TALLY_SUM, 1, 1, 1};
+        size_t size = tly_reduce_element_size(r.dtype), count = BYTES / size - (size_t)k;
+        const void *in[N];
+        for (int j = 0; j < N; j++) {
+            unsigned char *at = arena + (size_t)j * (BYTES + 256);
+            fill(r.dtype, at, count);
+            in[j] = at;
+        }
+        unsigned char *want = arena + N * (BYTES + 256), *out = want + BYTES + 256;
+        out += -(uintptr_t)out % 64 + (k < 5 ? 0 : k < 10 ? 5 * size : 1);
+        reference(&r, N, 0, NULL, in, want, count);
+        out[count * size] = 0xa5;
+        tly_reduce(&r, N, in, out, count);
+        assert_memory_equal(out, want, count * size);
+        assert_int_equal(out[count * size], 0xa5);
+    }
+    free(arena);
+}
+
 /* The caller's FTZ and DAZ (and rounding mode) change nothing and are there afterwards. */
 static void test_float_mode(void **state)
 {
-#if defined __x86_64__
-    static const unsigned modes[] = {0x9fc0, 0x1f80 | 0x6000, 0x9fc0 | 0x2000, 0x1f80};
     static const uint8_t types[] = {TALLY_FLOAT32, TALLY_FLOAT64, TALLY_FLOAT16, TALLY_BFLOAT16};
     static const uint8_t ops[] = {TALLY_SUM, TALLY_AVERAGE, TALLY_MIN, TALLY_PRODUCT};
-    for (size_t m = 0; m < 4; m++)
+    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++)
         for (size_t k = 0; k < 16; k++) {
             struct tly_reduction r = {types[k % 4], ops[k / 4], 3, 1, 0.3};
             enum { N = 3, COUNT = 300 };
@@ -435,22 +544,21 @@ static void test_float_mode(void **state)
             for (int j = 0; j < N; j++) {
                 in[j] = memory[j];
                 for (size_t i = 0; i < COUNT; i++) {
-                    uint64_t bits = random64() & (size == 2 ? 0x80ff : size == 4 ? 0x80ffffff : 0x801fffffffffffff);
+                    uint64_t bits = random64() & (size == 2   ? 0x80ff
+                                                  : size == 4 ? 0x80ffffff
+                                                              : 0x801fffffffffffff);
                     memcpy(memory[j] + i * size, &bits, size);
                 }
             }
             reference(&r, N, 0, NULL, in, want, COUNT);
-            unsigned saved = _mm_getcsr();
-            _mm_setcsr(modes[m]);
+            uint64_t saved = get_mode();
+            set_mode(modes[m]);
             tly_reduce(&r, N, in, memory[MOST], COUNT);
-            unsigned after = _mm_getcsr();
-            _mm_setcsr(saved);
+            uint64_t after = get_mode();
+            set_mode(saved);
             assert_int_equal(after, modes[m]);
             assert_memory_equal(memory[MOST], want, COUNT * size);
         }
-#else
-    skip();
-#endif
 }
 
 static void test_check(void **state)
@@ -477,8 +585,8 @@ static void test_check(void **state)
             bool integer = dtype >= TALLY_INT8 && dtype <= TALLY_INT64;
             bool complex = dtype >= TLY_COMPLEX64;
             bool bitwise = op >= TLY_BAND;
-            bool fine = integer || (dtype == TALLY_BOOL && op != TALLY_AVERAGE)
-                     || (complex && op <= TALLY_AVERAGE) || (dtype <= TALLY_BFLOAT16 && !bitwise);
+            bool fine = integer || (dtype == TALLY_BOOL && op != TALLY_AVERAGE) ||
+                        (complex && op <= TALLY_AVERAGE) || (dtype <= TALLY_BFLOAT16 && !bitwise);
             r = (struct tly_reduction){dtype, op, 2, 1, 1};
             assert_int_equal(tly_reduce_check(&r, &why), fine ? 0 : -ENOTSUP);
         }
@@ -542,9 +650,9 @@ int main(void)
 {
     static const char *const variants[] = {"scalar", "avx2", "avx512", "neon"};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check), cmocka_unit_test(test_by_hand), cmocka_unit_test(test_all),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_grouped), cmocka_unit_test(test_many_inputs),
-        cmocka_unit_test(test_float_mode),
+        cmocka_unit_test(test_check),  cmocka_unit_test(test_by_hand),    cmocka_unit_test(test_all),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_grouped),    cmocka_unit_test(test_many_inputs),
+        cmocka_unit_test(test_large),  cmocka_unit_test(test_float_mode),
     };
     int failed = 0;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
