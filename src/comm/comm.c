@@ -13,7 +13,7 @@
 #include "comm/internal.h"
 #include "transport/tcp/socket.h"
 
-enum { CLOSE_S = 10, CONNECT_S = 20 };
+enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
 const char *tally_version(void)
 {
@@ -172,15 +172,6 @@ static int coordinate(tally_comm *c, struct sockaddr_storage *address)
     return err;
 }
 
-static int explain_holder(tally_comm *c, int err, const char *address)
-{
-    if (c->place.rank == 0 && !c->coordinator)
-        return tly_fail(err == -EACCES || err == -EPROTO || err == -ESTALE ? EADDRINUSE : -err,
-                        "%s is in use, and not by this job's coordinator (%s): end that one, or set TALLY_PORT",
-                        address, tly_error());
-    return err;
-}
-
 static int start_service(tally_comm *c, struct sockaddr_storage *at)
 {
     *at = c->member.here;
@@ -304,27 +295,63 @@ static void destroy(tally_comm *c, int64_t deadline)
     free(c);
 }
 
+/* Leave what an attempt has made, before the next one. */
+static void step_back(tally_comm *c)
+{
+    tly_service_destroy(c->service, 0);
+    c->service = NULL;
+    tly_loop_lock(&c->loop);
+    tly_member_finish(&c->member);
+    tly_loop_unlock(&c->loop);
+    struct timespec pause = {.tv_nsec = 50 * TLY_MS};
+    nanosleep(&pause, NULL);
+}
+
+/* Become known to the coordinator and learn the roster.  An earlier start that is about to end is waited for:
+ * its coordinator holds the address, or says that it is not done yet (-EAGAIN). */
+static int enter(tally_comm *c, struct sockaddr_storage *coordinator)
+{
+    struct sockaddr_storage service;
+    int64_t start = tly_now(), patience = start + HOLDER_S * TLY_SEC;
+    int64_t deadline = start + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
+    for (;;) {
+        int err = coordinate(c, coordinator);
+        if (err)
+            return err;
+        bool held = c->place.rank == 0 && !c->coordinator && tly_place_is_own(coordinator);
+        tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
+        err = tly_member_connect(&c->member, coordinator, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
+        if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
+            return tly_fail(EADDRINUSE, "%s is in use, and not by a coordinator of this job (%s): end what holds it, "
+                                        "or set TALLY_PORT",
+                            c->member.coordinator, tly_error());
+        if (err && !held)
+            return err;
+        if (!err)
+            err = start_service(c, &service);
+        if (!err)
+            err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service));
+        if (!err)
+            return 0;
+        if (!(held && err == -ETIMEDOUT) && err != -EAGAIN)
+            return err;
+        if (tly_now() > deadline)
+            return err;
+        step_back(c);
+    }
+}
+
 static int join(tally_comm *c)
 {
-    struct sockaddr_storage coordinator, service;
+    struct sockaddr_storage coordinator;
     int err = resolve(c, &coordinator);
     if (err)
         return err;
     if (!c->place.has_secret && !tly_address_is_loopback(&coordinator))
-        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: "
-                                "mkdir -p ~/.config/tally && (umask 77; tally secret > ~/.config/tally/secret), "
-                                "or set TALLY_SECRET_FILE or TALLY_SECRET");
-    err = coordinate(c, &coordinator);
-    if (err)
-        return err;
-    tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
-    err = tly_member_connect(&c->member, &coordinator, c->params.join_timeout);
-    if (err)
-        return explain_holder(c, err, c->member.coordinator);
-    err = start_service(c, &service);
-    if (err)
-        return err;
-    err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service));
+        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
+                                "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
+                                "TALLY_SECRET_FILE or TALLY_SECRET");
+    err = enter(c, &coordinator);
     if (!err)
         err = take_roster(c);
     if (err)

@@ -316,6 +316,8 @@ static void on_member_info(struct member *m)
     if (c->state != GATHERING) {
         if (m->info.role == TLY_ROLE_TALLYD)
             post_verdict(m, EAGAIN, "the job has started without this tallyd: it waits for the next one");
+        else if (m->info.rank < c->size && (!c->ranks[m->info.rank] || c->ranks[m->info.rank]->left))
+            post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
         else
             post_verdict(m, EEXIST, "the job is running already: give this one another TALLY_PORT, or end that one");
         return;

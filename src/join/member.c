@@ -220,6 +220,7 @@ int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, 
                                     .peer_name = "coordinator",
                                     .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC)};
         m->state = TLY_MEMBER_CONNECTING;
+        snprintf(m->sentence, sizeof m->sentence, "no answer");
         tly_loop_lock(m->loop);
         int err = tly_tcp_connect(m->loop, to, &c, &m->link);
         tly_loop_unlock(m->loop);

@@ -55,8 +55,9 @@ static int check_secret(const struct tly_place *place, const struct sockaddr_sto
 {
     if (place->has_secret || tly_address_is_loopback(coordinator))
         return 0;
-    return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: set TALLY_SECRET_FILE, "
-                            "TALLY_SECRET or write ~/.config/tally/secret (`tally secret` makes one)");
+    return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
+                            "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
+                            "TALLY_SECRET_FILE or TALLY_SECRET");
 }
 
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
