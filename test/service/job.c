@@ -1,0 +1,332 @@
+/* job.c - starting, watching and ending the processes of a test's jobs. */
+#include "job.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* Longer than anything a test waits for, also under a sanitizer on a busy machine: who is not there by then hangs. */
+enum { PATIENCE_S = 150, LONGEST_LOG = 1 << 20 };
+
+static pid_t test_pid; /* of the test program; anything else is a rank */
+
+/* --- in ranks ------------------------------------------------------------------------------------ */
+
+void rank_fails(const char *file, int line, const char *what)
+{
+    fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", file, line, what, tally_error());
+    fflush(stderr);
+    _exit(99);
+}
+
+void rank_must_hold(const char *file, int line, const char *text, const char *part)
+{
+    if (strstr(text, part))
+        return;
+    fprintf(stderr, "%s:%d: \"%s\" is not in \"%s\"\n", file, line, part, text);
+    fflush(stderr);
+    _exit(99);
+}
+
+uint64_t job_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15ull); /* splitmix64 */
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+void job_sleep_ms(int ms)
+{
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l};
+    nanosleep(&t, NULL);
+}
+
+void job_await(atomic_int *value, int target)
+{
+    for (int i = 0; atomic_load(value) < target; i++) {
+        if (i > PATIENCE_S * 500) {
+            if (getpid() != test_pid)
+                rank_fails(__FILE__, __LINE__, "the others come in time");
+            fail_msg("a rank did not come to stage %d", target);
+        }
+        job_sleep_ms(2);
+    }
+}
+
+void *job_shared(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(p, MAP_FAILED);
+    return p;
+}
+
+/* --- starting ------------------------------------------------------------------------------------ */
+
+int job_free_port(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    close(fd);
+    return ntohs(a.sin_port);
+}
+
+static void log_path(const struct job *j, int index, char *out, size_t len)
+{
+    snprintf(out, len, "%s/%s%d", j->folder, index < JOB_MOST_RANKS ? "rank" : "tallyd",
+             index % JOB_MOST_RANKS);
+}
+
+static void set_number(const char *name, int value)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+/* In the new process. */
+static void become(struct job *j, int index)
+{
+    char path[128];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    log_path(j, index, path, sizeof path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0)
+        _exit(98);
+    close(fd);
+    setvbuf(stderr, NULL, _IOLBF, 4096); /* a line at a time, or ranks' lines and a sanitizer's mix */
+    for (char **e = environ; *e;) {
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
+        if (strncmp(name, "TALLY_", 6) == 0)
+            unsetenv(name);
+        else
+            e++;
+    }
+    snprintf(path, sizeof path, "127.0.0.1:%d", j->port);
+    setenv("TALLY_COORD", path, 1);
+    setenv("XDG_CONFIG_HOME", j->folder, 1);
+    snprintf(path, sizeof path, "m%d",
+             index >= JOB_MOST_RANKS ? 1000 + index
+             : j->machine            ? j->machine[index]
+                                     : index);
+    setenv("TALLY_HOST_ID", path, 1);
+    if (j->tallyds)
+        set_number("TALLY_SERVERS", j->tallyds);
+    for (const char *const *s = j->settings; *s; s++) {
+        char text[256];
+        snprintf(text, sizeof text, "%s", *s);
+        char *eq = strchr(text, '=');
+        *eq = '\0';
+        setenv(text, eq + 1, 1);
+    }
+}
+
+static void start(struct job *j, int index)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        become(j, index);
+        if (index < JOB_MOST_RANKS) {
+            set_number("RANK", index);
+            set_number("WORLD_SIZE", j->ranks);
+            exit(j->main(index, j->arg));
+        }
+        const char *program = getenv("TEST_TALLYD");
+        const char *argv[8] = {"tallyd", "--once"};
+        for (int i = 0; i < 4 && j->tallyd_options[i]; i++)
+            argv[2 + i] = j->tallyd_options[i];
+        execv(program ? program : "tallyd", (char *const *)argv);
+        perror("tallyd (TEST_TALLYD names it)");
+        _exit(97);
+    }
+    if (index < JOB_MOST_RANKS) {
+        j->rank_pid[index] = pid;
+        j->rank_status[index] = -1;
+    } else {
+        j->tallyd_pid[index - JOB_MOST_RANKS] = pid;
+        j->tallyd_status[index - JOB_MOST_RANKS] = -1;
+    }
+}
+
+void job_start_rank(struct job *j, int rank)
+{
+    start(j, rank);
+}
+
+void job_start_tallyd(struct job *j, int index)
+{
+    start(j, JOB_MOST_RANKS + index);
+}
+
+void job_start(struct job *j)
+{
+    test_pid = getpid();
+    const char *tmp = getenv("TMPDIR");
+    snprintf(j->folder, sizeof j->folder, "%.40s/tally-test-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(j->folder));
+    if (!j->port)
+        j->port = job_free_port();
+    for (int i = 0; i < j->tallyds; i++)
+        job_start_tallyd(j, i);
+    for (int i = 0; i < (j->start_first ? j->start_first : j->ranks); i++)
+        job_start_rank(j, i);
+}
+
+/* --- ending -------------------------------------------------------------------------------------- */
+
+const char *job_log(const struct job *j, int index)
+{
+    static char text[LONGEST_LOG];
+    char path[128];
+    log_path(j, index, path, sizeof path);
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    text[n] = '\0';
+    if (f)
+        fclose(f);
+    return text;
+}
+
+static void show(const struct job *j, int index)
+{
+    const char *text = job_log(j, index);
+    size_t len = strlen(text);
+    print_message("# --- %s %d ---\n", index < JOB_MOST_RANKS ? "rank" : "tallyd", index % JOB_MOST_RANKS);
+    for (const char *line = text + (len > 6000 ? len - 6000 : 0); *line; line += strcspn(line, "\n") + 1) {
+        print_message("# %.*s\n", (int)strcspn(line, "\n"), line);
+        if (!line[strcspn(line, "\n")])
+            break;
+    }
+}
+
+static void show_all(const struct job *j)
+{
+    for (int i = 0; i < j->ranks; i++)
+        show(j, i);
+    for (int i = 0; i < j->tallyds; i++)
+        show(j, JOB_MOST_RANKS + i);
+}
+
+static void fail_job(struct job *j, const char *what)
+{
+    show_all(j);
+    job_clear(j);
+    fail_msg("%s", what);
+}
+
+static int ended(int status)
+{
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int wait_one(struct job *j, pid_t pid, int *status, const char *what, int index)
+{
+    char text[100];
+    for (int i = 0; *status == -1; i++) {
+        int s;
+        pid_t r = waitpid(pid, &s, WNOHANG);
+        if (r == pid) {
+            *status = s;
+        } else if (i > PATIENCE_S * 500) {
+            snprintf(text, sizeof text, "%s %d hangs", what, index);
+            fail_job(j, text);
+        } else {
+            job_sleep_ms(2);
+        }
+    }
+    return ended(*status);
+}
+
+int job_wait_rank(struct job *j, int rank)
+{
+    return wait_one(j, j->rank_pid[rank], &j->rank_status[rank], "rank", rank);
+}
+
+int job_wait_tallyd(struct job *j, int index)
+{
+    return wait_one(j, j->tallyd_pid[index], &j->tallyd_status[index], "tallyd", index);
+}
+
+void job_finish(struct job *j)
+{
+    char text[100];
+    /* Whoever fails first ends the wait for the others. */
+    for (int left = 1, i = 0; left; i++) {
+        left = 0;
+        for (int r = 0; r < j->ranks; r++) {
+            int s;
+            if (j->rank_pid[r] && j->rank_status[r] == -1 &&
+                waitpid(j->rank_pid[r], &s, WNOHANG) == j->rank_pid[r])
+                j->rank_status[r] = s;
+            if (j->rank_pid[r] && j->rank_status[r] == -1)
+                left++;
+            else if (j->rank_pid[r] && j->rank_status[r] != 0) {
+                snprintf(text, sizeof text, "rank %d ends with status %d", r, ended(j->rank_status[r]));
+                fail_job(j, text);
+            }
+        }
+        if (i > PATIENCE_S * 500)
+            fail_job(j, "the job hangs");
+        if (left)
+            job_sleep_ms(2);
+    }
+    for (int t = 0; t < j->tallyds; t++)
+        if (j->tallyd_pid[t] && job_wait_tallyd(j, t) != 0) {
+            snprintf(text, sizeof text, "tallyd %d ends with status %d", t, ended(j->tallyd_status[t]));
+            fail_job(j, text);
+        }
+}
+
+void job_clear(struct job *j)
+{
+    for (int i = 0; i < JOB_MOST_RANKS; i++)
+        if (j->rank_pid[i] && j->rank_status[i] == -1) {
+            kill(j->rank_pid[i], SIGKILL);
+            waitpid(j->rank_pid[i], &j->rank_status[i], 0);
+        }
+    for (int i = 0; i < JOB_MOST_TALLYDS; i++)
+        if (j->tallyd_pid[i] && j->tallyd_status[i] == -1) {
+            kill(j->tallyd_pid[i], SIGKILL);
+            waitpid(j->tallyd_pid[i], &j->tallyd_status[i], 0);
+        }
+    for (int i = 0; i < JOB_MOST_RANKS + JOB_MOST_TALLYDS; i++) {
+        char path[128];
+        log_path(j, i, path, sizeof path);
+        unlink(path);
+    }
+    rmdir(j->folder);
+}
+
+void job_log_holds(const struct job *j, int index, const char *part)
+{
+    if (!strstr(job_log(j, index), part)) {
+        show_all(j);
+        fail_msg("%s %d does not say \"%s\"", index < JOB_MOST_RANKS ? "rank" : "tallyd",
+                 index % JOB_MOST_RANKS, part);
+    }
+}
+
+void job_log_lacks(const struct job *j, int index, const char *part)
+{
+    if (strstr(job_log(j, index), part)) {
+        show_all(j);
+        fail_msg("%s %d says \"%s\"", index < JOB_MOST_RANKS ? "rank" : "tallyd", index % JOB_MOST_RANKS,
+                 part);
+    }
+}

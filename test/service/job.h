@@ -1,0 +1,81 @@
+/* job.h - jobs for tests: ranks forked from the test program, tallyd beside them, all on this machine.  What each
+ * process says on standard error goes to a file, which a failing test shows. */
+#ifndef JOB_H
+#define JOB_H
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "tally/tally.h"
+
+enum { JOB_MOST_RANKS = 16, JOB_MOST_TALLYDS = 8 };
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { UNDER_SANITIZER = 1 };
+#else
+enum { UNDER_SANITIZER = 0 };
+#endif
+
+/* In a rank: end the process if `cond` does not hold. */
+#define CHECK(cond) \
+    do { \
+        if (!(cond)) \
+            rank_fails(__FILE__, __LINE__, #cond); \
+    } while (0)
+void rank_fails(const char *file, int line, const char *what) __attribute__((noreturn));
+/* In a rank: `text` must hold `part`. */
+#define CHECK_HOLDS(text, part) rank_must_hold(__FILE__, __LINE__, text, part)
+void rank_must_hold(const char *file, int line, const char *text, const char *part);
+
+struct job {
+    /* filled in by the test */
+    int ranks, tallyds;
+    const int *machine;       /* of each rank; NULL: each rank is a machine of its own */
+    const char *settings[12]; /* "NAME=value" for ranks and tallyd */
+    const char *tallyd_options[4];
+    int (*main)(int rank, void *arg); /* in the rank's process; its result is the exit status */
+    void *arg;
+    int start_first; /* ranks that job_start() starts; 0: all */
+    int port;        /* of the coordinator; 0: a free one */
+
+    /* filled in by job_start() */
+    char folder[64];
+    pid_t rank_pid[JOB_MOST_RANKS], tallyd_pid[JOB_MOST_TALLYDS];
+    int rank_status[JOB_MOST_RANKS], tallyd_status[JOB_MOST_TALLYDS]; /* of waitpid; -1: still running */
+};
+
+int job_free_port(void);
+void job_start(struct job *j);
+void job_start_rank(struct job *j, int rank);
+void job_start_tallyd(struct job *j, int index);
+
+/* Wait for all ranks and tallyd that still run; all of them must have ended well. */
+void job_finish(struct job *j);
+/* Wait for one rank; returns its exit status, or 128 + the signal that ended it. */
+int job_wait_rank(struct job *j, int rank);
+int job_wait_tallyd(struct job *j, int index);
+/* Kill what is left of it and remove its files. */
+void job_clear(struct job *j);
+/* What rank `index` (tallyd: JOB_MOST_RANKS + index) has said so far; freed with the job. */
+const char *job_log(const struct job *j, int index);
+/* Fail the test unless that holds `part`. */
+void job_log_holds(const struct job *j, int index, const char *part);
+void job_log_lacks(const struct job *j, int index, const char *part);
+
+/* Memory that the test and all its ranks share, zeroed. */
+void *job_shared(size_t bytes);
+/* Wait until *value >= target; patience runs out as everywhere. */
+void job_await(atomic_int *value, int target);
+void job_sleep_ms(int ms);
+
+/* random numbers */
+uint64_t job_random(uint64_t *state);
+
+#endif
