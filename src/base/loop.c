@@ -36,6 +36,7 @@ int tly_loop_init(struct tly_loop *l)
     pthread_mutex_init(&l->lock, NULL);
     l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = drain_wake};
     l->now = l->last_tick = tly_now();
+    l->awake = TLY_SEC; /* never 0: users take 0 for "not yet" */
     return tly_loop_add(l, &l->wake, EPOLLIN);
 }
 

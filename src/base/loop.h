@@ -5,7 +5,8 @@
  * sleeping loop run its prepare step again.
  *
  * Two clocks: `now` is the monotonic clock at the last wake-up; `awake` counts only the time in which this
- * loop ran (a tick that comes late counts as one tick), so a peer is never judged for our own pause. */
+ * loop ran (a tick that comes late counts as one tick), so a peer is never judged for our own pause.  It starts at 1 s, so that 0 can stand
+ * for "never". */
 #ifndef TLY_LOOP_H
 #define TLY_LOOP_H
 

@@ -212,7 +212,7 @@ static int take_roster(tally_comm *c)
     for (int i = 0; i < c->services; i++) {
         c->peers[i].comm = c;
         c->peers[i].index = (uint32_t)i;
-        tly_list_init(&c->peers[i].outbox);
+        tly_outbox_init(&c->peers[i].outbox);
     }
     if (tly_plan_weights(c->machines, c->services - c->machines, c->weight) != 0)
         return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines, c->services - c->machines);

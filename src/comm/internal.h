@@ -23,6 +23,7 @@
 #include "plan/plan.h"
 #include "sum/service.h"
 #include "tally/tally.h"
+#include "transport/outbox.h"
 #include "transport/transport.h"
 
 enum part_state {
@@ -103,12 +104,6 @@ struct tally_op {
     bool listed;          /* the list has come */
 };
 
-struct letter {
-    struct tly_list node;
-    struct tly_frame frame;
-    uint8_t *data; /* owned */
-};
-
 /* The connection to one summation service.  Owner: the loop. */
 struct peer {
     tally_comm *comm;
@@ -117,11 +112,10 @@ struct peer {
     char name[200];
     struct tly_heap waiting;        /* of parts */
     struct part *first, *last;      /* admitted */
-    struct tly_list outbox;
+    struct tly_outbox outbox;
     uint64_t pushed, granted;       /* window, charge bytes */
     uint64_t accepted;              /* of what was handed over */
     uint64_t received;              /* results landed */
-    uint8_t *control;               /* owned */
     bool open;
     bool reported;                  /* answer to tally_comm_report */
     uint64_t report[7];

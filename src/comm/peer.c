@@ -13,17 +13,8 @@ enum { EXPLAIN_MS = 1500 };
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
 {
-    struct letter *l = calloc(1, sizeof *l);
-    if (!l || (len && !(l->data = malloc(len)))) {
-        free(l);
+    if (tly_outbox_post(&p->outbox, f, data, len, NULL) != 0)
         tly_comm_fail(p->comm, ENOMEM, "out of memory");
-        return;
-    }
-    if (len)
-        memcpy(l->data, data, len);
-    l->frame = *f;
-    l->frame.payload = (uint32_t)len;
-    tly_list_append(&p->outbox, &l->node);
 }
 
 void tly_peer_head(const struct part *p, struct tly_frame *f)
@@ -62,13 +53,8 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct peer *peer = user;
-    if (!tly_list_empty(&peer->outbox)) {
-        struct letter *l = tly_list_entry(peer->outbox.next, struct letter, node);
-        tly_list_remove(&l->node);
-        *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
-        free(l);
+    if (tly_outbox_next(&peer->outbox, out, NULL))
         return true;
-    }
     tly_queue_admit(peer->comm);
     struct part *p = peer->first;
     if (!p)
@@ -144,13 +130,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         *why = "no frame for a worker";
         return -EPROTO;
     }
-    free(peer->control);
-    peer->control = NULL;
-    if (f->payload && !(peer->control = malloc(f->payload))) {
-        *why = "out of memory";
-        return -ENOMEM;
-    }
-    land->to = peer->control;
+    land->control = true;
     return 0;
 }
 
@@ -313,12 +293,5 @@ void tly_peer_finish(struct peer *p)
     tly_heap_finish(&p->waiting);
     p->waiting = (struct tly_heap){0};
     p->first = p->last = NULL;
-    while (!tly_list_empty(&p->outbox)) {
-        struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
-        tly_list_remove(&l->node);
-        free(l->data);
-        free(l);
-    }
-    free(p->control);
-    p->control = NULL;
+    tly_outbox_finish(&p->outbox, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "join/roster.h"
+#include "transport/outbox.h"
 #include "transport/tcp/socket.h"
 
 enum state { GATHERING, PROVING, INVITING, RUNNING, FAILED, ENDED };
@@ -26,17 +27,10 @@ struct member {
     struct tly_list node;
     struct tly_coordinator *c;
     struct tly_link *link;
-    struct tly_list outbox; /* of struct letter */
+    struct tly_outbox outbox;
     struct tly_member_info info;
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
-    uint8_t *payload; /* of the frame that is coming in */
-};
-
-struct letter {
-    struct tly_list node;
-    struct tly_frame frame;
-    uint8_t *data; /* owned */
 };
 
 /* All fields but the first three belong to the loop. */
@@ -65,29 +59,15 @@ struct tly_coordinator {
 
 static void post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
 {
-    if (!m->link)
-        return;
-    struct letter *l = calloc(1, sizeof *l);
-    if (!l || (len && !(l->data = malloc(len)))) {
-        free(l);
-        return; /* out of memory: the member will notice the silence */
-    }
-    if (len)
-        memcpy(l->data, data, len);
-    l->frame = (struct tly_frame){.type = (uint8_t)type, .flags = flags, .payload = (uint32_t)len};
-    tly_list_append(&m->outbox, &l->node);
+    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
+    if (m->link) /* out of memory: the member will notice the silence */
+        tly_outbox_post(&m->outbox, &f, data, len, NULL);
 }
 
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct member *m = user;
-    if (tly_list_empty(&m->outbox))
-        return false;
-    struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
-    tly_list_remove(&l->node);
-    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
-    free(l);
-    return true;
+    return tly_outbox_next(&m->outbox, out, NULL);
 }
 
 static void post_verdict(struct member *m, int err, const char *sentence)
@@ -348,7 +328,6 @@ static void on_member_info(struct member *m)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
-    struct member *m = user;
     switch (f->type) {
     case TLY_ROSTER:
     case TLY_BEGUN:
@@ -361,16 +340,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "no frame for a coordinator";
         return -EPROTO;
     }
-    free(m->payload);
-    m->payload = NULL;
-    if (f->payload) {
-        m->payload = malloc(f->payload);
-        if (!m->payload) {
-            *why = "out of memory";
-            return -ENOMEM;
-        }
-    }
-    land->to = m->payload;
+    land->control = true;
     return 0;
 }
 
@@ -429,13 +399,7 @@ static void drop(struct member *m)
     if (tly_list_empty(&m->c->members))
         tly_event_set(&m->c->quiet);
     tly_link_destroy(m->link);
-    while (!tly_list_empty(&m->outbox)) {
-        struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
-        tly_list_remove(&l->node);
-        free(l->data);
-        free(l);
-    }
-    free(m->payload);
+    tly_outbox_finish(&m->outbox, NULL, NULL);
     free(m);
 }
 
@@ -494,7 +458,7 @@ static int accepting(void *user, struct tly_link_config *config)
     if (!m)
         return -ENOMEM;
     m->c = c;
-    tly_list_init(&m->outbox);
+    tly_outbox_init(&m->outbox);
     tly_list_append(&c->members, &m->node);
     config->user_calls = &calls;
     config->user = m;
@@ -513,17 +477,25 @@ static void tick(struct tly_hook *h)
     char missing[512];
     if (c->complaint_due && now >= c->complaint_due)
         fail_job(c, ECONNRESET, "%s", c->complaint);
-    if (c->state == GATHERING && c->complete_at && now - c->complete_at >= c->servers_ns) {
-        tly_warn("join", "only %u of %u tallyd are there after %.0f s: starting without the rest", c->tallyds_here,
-                 c->servers, (double)c->servers_ns / TLY_SEC);
-        ask_for_proofs(c);
+    bool tell = now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC;
+    if (c->state == GATHERING && c->complete_at) {
+        if (now - c->complete_at >= c->servers_ns) {
+            tly_warn("join", "only %u of %u tallyd are there after %.0f s (TALLY_SERVERS_TIMEOUT): starting without "
+                             "the rest",
+                     c->tallyds_here, c->servers, (double)c->servers_ns / TLY_SEC);
+            ask_for_proofs(c);
+        } else if (tell) {
+            c->asked_missing = now;
+            tly_warn("join", "all ranks are there; waiting for tallyd: %u of %u have come (TALLY_SERVERS)",
+                     c->tallyds_here, c->servers);
+        }
     }
     if (c->state == GATHERING && !c->complete_at && c->size) {
         missing_text(c, missing, sizeof missing);
         if (now - c->born >= c->join_ns) {
             fail_job(c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT)", missing,
                      (double)c->join_ns / TLY_SEC);
-        } else if (now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC) {
+        } else if (tell) {
             c->asked_missing = now;
             tly_warn("join", "waiting for rank %s", missing);
         }
@@ -567,6 +539,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     if (c->window_bytes > 1u << 30)
         c->window_bytes = 1u << 30;
     c->hook.tick = tick;
+    c->born = c->asked_missing = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
     struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
     err = tly_tcp_listen(&c->loop, &listen, &c->listener);

@@ -12,36 +12,17 @@
 #include "base/log.h"
 #include "transport/tcp/socket.h"
 
-struct letter {
-    struct tly_list node;
-    struct tly_frame frame;
-    uint8_t *data; /* owned */
-};
-
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
-    size_t len = w ? w->len : 0;
-    struct letter *l = calloc(1, sizeof *l);
-    if (!l || (w && w->failed) || (len && !(l->data = malloc(len)))) {
-        free(l);
-        return; /* out of memory: the coordinator will notice the silence */
-    }
-    if (len)
-        memcpy(l->data, w->data, len);
-    l->frame = (struct tly_frame){.type = (uint8_t)type, .flags = flags, .payload = (uint32_t)len};
-    tly_list_append(&m->outbox, &l->node);
+    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
+    if (!w || !w->failed) /* out of memory: the coordinator will notice the silence */
+        tly_outbox_post(&m->outbox, &f, w ? w->data : NULL, w ? w->len : 0, NULL);
 }
 
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct tly_member *m = user;
-    if (tly_list_empty(&m->outbox))
-        return false;
-    struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
-    tly_list_remove(&l->node);
-    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
-    free(l);
-    return true;
+    return tly_outbox_next(&m->outbox, out, NULL);
 }
 
 static void end(struct tly_member *m, int err, const char *sentence)
@@ -66,14 +47,7 @@ static void opened(void *user, struct tly_link *l)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
-    struct tly_member *m = user;
-    free(m->payload);
-    m->payload = NULL;
-    if (f->payload && !(m->payload = malloc(f->payload))) {
-        *why = "out of memory";
-        return -ENOMEM;
-    }
-    land->to = m->payload;
+    land->control = true;
     return 0;
 }
 
@@ -155,7 +129,7 @@ void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct t
     m->identity.rank = place->rank;
     memcpy(m->identity.secret, place->secret, sizeof place->secret);
     memcpy(m->identity.job, place->job, sizeof place->job);
-    tly_list_init(&m->outbox);
+    tly_outbox_init(&m->outbox);
 }
 
 void tly_member_finish(struct tly_member *m)
@@ -165,13 +139,7 @@ void tly_member_finish(struct tly_member *m)
     tly_link_destroy(m->link);
     tly_door_close(&m->door);
     tly_roster_finish(&m->roster);
-    while (!tly_list_empty(&m->outbox)) {
-        struct letter *l = tly_list_entry(m->outbox.next, struct letter, node);
-        tly_list_remove(&l->node);
-        free(l->data);
-        free(l);
-    }
-    free(m->payload);
+    tly_outbox_finish(&m->outbox, NULL, NULL);
     m->loop = NULL;
 }
 

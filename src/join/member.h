@@ -13,6 +13,7 @@
 #include "join/door.h"
 #include "join/place.h"
 #include "join/roster.h"
+#include "transport/outbox.h"
 #include "transport/transport.h"
 
 enum tly_member_state { TLY_MEMBER_CONNECTING, TLY_MEMBER_KNOWN, TLY_MEMBER_INVITED, TLY_MEMBER_RUNNING, TLY_MEMBER_OVER };
@@ -32,8 +33,7 @@ struct tly_member {
     bool left;                           /* the coordinator has said goodbye: all ranks have */
     int error;                           /* errno of what ended it */
     char sentence[TLY_SENTENCE];
-    struct tly_list outbox;
-    uint8_t *payload;
+    struct tly_outbox outbox;
     bool (*cancelled)(void *user);       /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
     void (*goodbye)(void *user);         /* all ranks have left; may be NULL */

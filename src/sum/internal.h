@@ -11,6 +11,7 @@
 #include "sum/crew.h"
 #include "sum/pool.h"
 #include "sum/service.h"
+#include "transport/outbox.h"
 #include "transport/transport.h"
 
 /* A push costs its window at least this: bookkeeping is memory too. */
@@ -80,14 +81,6 @@ struct round {
     struct slot slots[];
 };
 
-/* A frame that waits to be sent, not part of a result. */
-struct letter {
-    struct tly_list node;
-    struct tly_frame frame;
-    uint8_t *data;       /* owned */
-    struct round *verdict; /* this letter is that round's answer (a reference), or NULL */
-};
-
 /* One rank's connection. */
 struct session {
     struct tly_list node;
@@ -98,11 +91,10 @@ struct session {
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking; /* incomplete rounds that wait for a push of this rank */
     struct tly_heap ready; /* of answers with bytes to send */
-    struct tly_list outbox;
+    struct tly_outbox outbox; /* tags: rounds whose verdict a letter is (references) */
     struct round **deliveries; /* owned ring of those sent whole and not yet stable; references */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint32_t ring_room;
-    uint8_t *control; /* owned: payload of a control frame that is coming */
 };
 
 struct tree {

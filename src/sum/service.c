@@ -20,31 +20,19 @@
 
 /* --- sessions ------------------------------------------------------------------------------------ */
 
-static void free_letter(struct tly_service *s, struct letter *l)
+static void drop_letter(void *service, void *verdict)
 {
-    if (l->verdict)
-        tly_round_unref(s, l->verdict);
-    free(l->data);
-    free(l);
+    tly_round_unref(service, verdict);
 }
 
+/* verdict: the round whose answer this is, or NULL. */
 int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
                      struct round *verdict)
 {
-    struct letter *l = calloc(1, sizeof *l);
-    if (!l || (len && !(l->data = malloc(len)))) {
-        free(l);
-        return -ENOMEM;
-    }
-    if (len)
-        memcpy(l->data, data, len);
-    l->frame = *f;
-    l->frame.payload = (uint32_t)len;
-    l->verdict = verdict;
-    if (verdict)
+    int err = tly_outbox_post(&p->outbox, f, data, len, verdict);
+    if (!err && verdict)
         verdict->references++;
-    tly_list_append(&p->outbox, &l->node);
-    return 0;
+    return err;
 }
 
 /* `bytes`: how much of news for the peer this is. */
@@ -57,15 +45,13 @@ void tly_session_counts(struct session *p, uint32_t bytes)
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct session *p = user;
-    if (tly_list_empty(&p->outbox))
+    void *verdict;
+    if (!tly_outbox_next(&p->outbox, out, &verdict))
         return tly_round_answer(p, out);
-    struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
-    tly_list_remove(&l->node);
-    *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
-    l->data = NULL;
-    if (l->verdict)
-        tly_round_delivered(p, l->verdict);
-    free_letter(p->service, l);
+    if (verdict) {
+        tly_round_delivered(p, verdict);
+        tly_round_unref(p->service, verdict);
+    }
     return true;
 }
 
@@ -76,16 +62,11 @@ static void destroy_session(struct session *p)
     tly_list_remove(&p->node);
     if (p->rank < s->ranks && s->by_rank[p->rank] == p)
         s->by_rank[p->rank] = NULL;
-    while (!tly_list_empty(&p->outbox)) {
-        struct letter *l = tly_list_entry(p->outbox.next, struct letter, node);
-        tly_list_remove(&l->node);
-        free_letter(s, l);
-    }
+    tly_outbox_finish(&p->outbox, drop_letter, s);
     for (; p->stable < p->delivered; p->stable++)
         tly_round_unref(s, p->deliveries[p->stable % p->ring_room]);
     free(p->deliveries);
     tly_heap_finish(&p->ready);
-    free(p->control);
     free(p);
     if (tly_list_empty(&s->sessions))
         tly_event_set(&s->quiet);
@@ -224,13 +205,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "no frame for a service";
         return -EPROTO;
     }
-    free(p->control);
-    p->control = NULL;
-    if (f->payload && !(p->control = malloc(f->payload))) {
-        *why = "out of memory";
-        return -ENOMEM;
-    }
-    *land = (struct tly_landing){.to = p->control};
+    *land = (struct tly_landing){.control = true};
     return 0;
 }
 
@@ -339,7 +314,7 @@ static int accepting(void *user, struct tly_link_config *config)
         return -ENOMEM;
     p->service = s;
     p->rank = TLY_NO_RANK;
-    tly_list_init(&p->outbox);
+    tly_outbox_init(&p->outbox);
     tly_list_append(&s->sessions, &p->node);
     config->user_calls = &calls;
     config->user = p;

@@ -100,7 +100,7 @@ static void ask(struct tly_service *s, struct round *r, uint32_t rank)
 /* Two specs for one round.  Home asks all for theirs; another service just waits to be told to forget it. */
 void tly_verdict_differs(struct tly_service *s, struct round *r)
 {
-    r->mismatch_at = s->loop->awake + 1; /* 0 stands for none */
+    r->mismatch_at = s->loop->awake;
     s->mismatches++;
     if (r->head.part != 0)
         return;

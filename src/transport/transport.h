@@ -24,6 +24,7 @@ struct tly_landing {
     void *to;       /* NULL: nobody wants it, it is read and dropped */
     void *token;    /* for tly_link_sink() */
     bool in_blocks; /* land whole 64-byte blocks only (but for the payload's end): never tear an element */
+    bool control;   /* in a buffer of the link's own, there until frame() returns; instead of `to` */
 };
 
 /* A frame to send. */

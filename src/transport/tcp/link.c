@@ -69,7 +69,7 @@ struct tly_link {
     bool landing;
     uint32_t receive_seq;
     int low_water; /* SO_RCVLOWAT now */
-    uint8_t *control; /* owned: payload of HELLO */
+    uint8_t *control; /* owned: payload that has no other place */
 
     struct outgoing out[BATCH];
     int out_from, out_to; /* [from, to) wait for the kernel */
@@ -404,8 +404,6 @@ static void become_open(struct tly_link *l)
 {
     l->state = OPEN;
     l->last_heard = l->loop->awake;
-    free(l->control);
-    l->control = NULL;
     l->calls->opened(l->user, l);
 }
 
@@ -449,11 +447,7 @@ static int begin_frame(struct tly_link *l, const char **why)
             *why = "no handshake";
             return -EPROTO;
         }
-        if (!l->control && !(l->control = malloc(TLY_HELLO_BYTES))) {
-            *why = "out of memory";
-            return -ENOMEM;
-        }
-        l->land.to = l->control;
+        l->land.control = true;
     } else {
         if (l->in.type == TLY_HELLO) {
             *why = "a second handshake";
@@ -463,6 +457,14 @@ static int begin_frame(struct tly_link *l, const char **why)
         if (err)
             return err;
     }
+    if (l->land.control && l->in.payload) {
+        l->control = malloc(l->in.payload);
+        if (!l->control) {
+            *why = "out of memory";
+            return -ENOMEM;
+        }
+        l->land.to = l->control;
+    }
     l->landing = true;
     return 0;
 }
@@ -470,12 +472,15 @@ static int begin_frame(struct tly_link *l, const char **why)
 /* All of the frame is there. */
 static int complete_frame(struct tly_link *l, const char **why)
 {
+    int err = 0;
     l->landing = false;
-    if (l->state == SHAKING) {
+    if (l->state == SHAKING)
         on_hello(l);
-        return 0;
-    }
-    return l->calls->frame(l->user, l, &l->in, l->land.to, why);
+    else
+        err = l->calls->frame(l->user, l, &l->in, l->land.to, why);
+    free(l->control);
+    l->control = NULL;
+    return err;
 }
 
 /* Use up what the stage holds.  0, or -errno with *why. */

@@ -1,0 +1,20 @@
+/* outbox.h - frames that wait for their link to ask for them: control frames with their payloads. */
+#ifndef TLY_OUTBOX_H
+#define TLY_OUTBOX_H
+
+#include "base/list.h"
+#include "transport/transport.h"
+
+struct tly_outbox {
+    struct tly_list letters;
+};
+
+void tly_outbox_init(struct tly_outbox *o);
+/* Copies frame and payload.  `tag` comes back when the frame goes out.  -ENOMEM. */
+int tly_outbox_post(struct tly_outbox *o, const struct tly_frame *f, const void *data, size_t len, void *tag);
+/* The oldest into *out; false if there is none.  tag may be NULL. */
+bool tly_outbox_next(struct tly_outbox *o, struct tly_outgoing *out, void **tag);
+/* Drop all; `drop` (may be NULL) gets the tags that are not. */
+void tly_outbox_finish(struct tly_outbox *o, void (*drop)(void *user, void *tag), void *user);
+
+#endif
