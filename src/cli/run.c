@@ -53,7 +53,7 @@ const char tly_cli_run_usage[] =
     "      --tallyd PROGRAM the tallyd to start (the one beside this program)\n";
 
 enum { MOST_CHILDREN = 1000, LONGEST_LINE = 1 << 20, CHUNK = 4096 };
-enum { GRACE_SECONDS = 5, SERVERS_GRACE_SECONDS = 10 };
+enum { GRACE_SECONDS = 5 };
 
 struct options {
     int ranks, servers, machines, port;
@@ -87,7 +87,6 @@ struct child {
 
 enum phase {
     RUNNING,
-    LEAVING, /* the ranks are done, the services have SERVERS_GRACE_SECONDS to see that */
     ENDING,  /* SIGTERM was sent, GRACE_SECONDS until SIGKILL */
     KILLING, /* SIGKILL is sent to all there is and all that turns up */
 };
@@ -308,7 +307,9 @@ static void child_ended(struct job *job, struct child *c, int wait_status)
     job->left--;
     if (!c->server)
         job->ranks_left--;
-    if (status && job->phase < ENDING) {
+    /* A service that we ended ourselves must end well too, unless the signal found it without a handler. */
+    bool badly = c->server && !killed && !job->failed;
+    if (status && (job->phase < ENDING || badly)) {
         if (killed)
             say(job, "%s was ended by signal %d (%s)%s", title(c, name), WTERMSIG(wait_status),
                 strsignal(WTERMSIG(wait_status)), job->left ? "; ending the others" : "");
@@ -317,8 +318,7 @@ static void child_ended(struct job *job, struct child *c, int wait_status)
                 job->left ? "; ending the others" : "");
         fail(job, status);
     } else if (!job->ranks_left && job->phase == RUNNING) {
-        job->phase = LEAVING;
-        job->deadline = tly_now() + SERVERS_GRACE_SECONDS * TLY_SEC;
+        end_all(job); /* the services wait for the next job, and whatever the ranks have left behind */
     }
 }
 
@@ -334,9 +334,7 @@ static bool reap(struct job *job)
             if (job->children[i].pid == pid)
                 child_ended(job, &job->children[i], wait_status);
     }
-    if (job->phase == LEAVING && job->left == 0)
-        end_all(job);                     /* whatever ranks have left behind */
-    else if (job->phase >= ENDING && any) /* its children are ours now */
+    if (job->phase >= ENDING && any) /* its children are ours now */
         signal_adopted(job, job->phase == KILLING ? SIGKILL : SIGTERM);
     return pid == 0;
 }
@@ -485,7 +483,7 @@ static int open_pipe(struct stream *s, struct sink *sink, int *child_end)
 static _Noreturn void become(const struct job *job, const struct child *c, pid_t guard, int out, int err)
 {
     const struct options *o = job->options;
-    char port[32], *server[] = {o->tallyd, "--coord", port, "--once", NULL};
+    char port[32], *server[] = {o->tallyd, "--coord", port, NULL};
     char **argv = c->server ? server : o->command;
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != guard)
         _exit(CLI_FAILED);
@@ -587,13 +585,7 @@ static void wait_and_handle(struct job *job, struct pollfd *fds, struct child **
     if (fds[0].revents)
         take_signals(job);
     if (job->deadline && tly_now() >= job->deadline) {
-        if (job->phase == LEAVING) {
-            say(job, "the ranks are done, but not all tallyd ended within %d s; ending them",
-                SERVERS_GRACE_SECONDS);
-            end_all(job);
-        } else {
-            kill_all(job);
-        }
+        kill_all(job);
     }
 }
 
