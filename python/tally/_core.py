@@ -26,6 +26,9 @@ logger = logging.getLogger("tally")
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
 
+# How long the thread on the completion queue sleeps at most, and shutdown() waits for it.
+LISTEN_MS = 100
+
 # Name spaces.  A user's names never meet those that the package makes up.
 USER, GRADIENT, STATE = 0, 1, 2
 
@@ -58,7 +61,7 @@ _facts = None              # (rank, size, local rank, local size, machine, machi
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
 _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
-_listener = None           # the thread on the completion queue
+_listener = None           # (the thread on the completion queue, the event that ends it)
 _orphans = []              # (operation, what it uses) of handles dropped in flight
 _finish_lock = threading.Lock()
 
@@ -126,8 +129,10 @@ def init(settings=None):
         _opener = os.getpid()
         _generation += 1
         lib.tally_comm_watch_log(comm, 1)
-        _listener = threading.Thread(target=_listen, args=(comm.value,), name="tally-log", daemon=True)
-        _listener.start()
+        leaving = threading.Event()
+        listener = threading.Thread(target=_listen, args=(comm.value, leaving), name="tally-log", daemon=True)
+        listener.start()
+        _listener = listener, leaving
         _comm = comm.value
 
 
@@ -140,11 +145,14 @@ def shutdown():
     with _lock:
         if _comm is None:
             return
-        comm, listener = _comm, _listener
+        comm, (listener, leaving) = _comm, _listener
+        if listener is threading.current_thread():
+            raise RuntimeError("shutdown() must not be called by a handler of log lines")
         _comm = _facts = _listener = None
+        lib.tally_comm_watch_log(comm, 0)  # what is said from here on goes where it went before
+        leaving.set()
+        listener.join()
         blocking.tally_comm_close(comm)
-        if listener is not threading.current_thread():
-            listener.join(10)
         _sweep()
 
 
@@ -153,15 +161,20 @@ def is_initialized():
     return _comm is not None
 
 
-def _listen(comm):
-    """Body of the thread on the completion queue: log lines to `logging`."""
+def _listen(comm, leaving):
+    """Body of the thread on the completion queue: log lines to `logging`, until `leaving` is set.
+
+    It must be out of the library before the communicator is freed, so it looks up now and then."""
     levels = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING,
               _lib.LOG_INFO: logging.INFO, _lib.LOG_DEBUG: logging.DEBUG}
     event = _lib.Event()
     place = ctypes.byref(event)
-    while blocking.tally_comm_next(comm, -1, place) >= 0 and event.kind != _lib.EVENT_CLOSE:
-        if event.kind == _lib.EVENT_LOG:
+    while True:
+        status = blocking.tally_comm_next(comm, 0 if leaving.is_set() else LISTEN_MS, place)
+        if status == 0 and event.kind == _lib.EVENT_LOG:
             logger.log(levels.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
+        elif leaving.is_set() or status not in (0, -errno.ETIMEDOUT):
+            return
 
 
 def _forget():

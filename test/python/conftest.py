@@ -1,8 +1,12 @@
 """Jobs that tests share.  Functions that run on the ranks are module-level and have no `test_` in their names."""
 
+import sys
+
 import pytest
 
 import jobs
+
+sys.path.insert(0, str(jobs.BUILD / "python"))
 
 
 def _job(ranks, services, **more):

@@ -5,6 +5,7 @@
 build/ of the sources.
 """
 
+import contextlib
 import importlib
 import os
 import pathlib
@@ -86,8 +87,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         self._log = open(os.path.join(self._folder.name, "log"), "w+")
         address = os.path.join(self._folder.name, "socket")
-        self._process = None
-        with Listener(address, "AF_UNIX", backlog=self.size) as listener:
+        with contextlib.closing(Listener(address, "AF_UNIX", backlog=self.size)) as listener:
             self._process = subprocess.Popen(
                 command(self.size, self.services, [HERE / "jobs.py", address], self._machines),
                 env=environment(self._env), stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -100,7 +100,9 @@ class Ranks:
                     self._connections.append(listener.accept())
                 except OSError:
                     if self._process.poll() is not None or time.monotonic() > deadline:
-                        self._fail("the ranks did not start")
+                        break
+        if len(self._connections) < self.size:
+            self._fail("the ranks did not start")
         ready = self._collect(60, "init()")
         by_rank = sorted(zip(ready, self._connections), key=lambda pair: pair[0])
         self._connections = [connection for _, connection in by_rank]
@@ -126,7 +128,9 @@ class Ranks:
         while places:
             ready = wait(list(places), max(0, deadline - time.monotonic()))
             if not ready:
-                self._fail("%s: no answer within %g s from rank %s" % (what, timeout, sorted(places.values())))
+                told = ["rank %d: %s" % (i, a[1]) for i, a in enumerate(answers) if a is not None and not a[0]]
+                self._fail("\n".join(["%s: no answer within %g s from ranks %s" % (what, timeout, sorted(places.values())),
+                                      *told]))
             for connection in ready:
                 index = places.pop(connection)
                 try:

@@ -59,15 +59,15 @@ def reduce_all(dtype, flush):
     """Sums, averages, minima ... of every size; the number of elements that are not the reference's."""
     import torch
     t = hvd()
+    own = {count: reference.make(dtype, count, t.rank(), 7, special=True) for count in SIZES}
     torch.set_flush_denormal(flush)
     try:
         handles = []
         for count in SIZES:
-            own = reference.make(dtype, count, t.rank(), 7, special=True)
             for op in ("Sum", "Average", "Min", "Max", "Product"):
                 if dtype == "bool" and op == "Average":
                     continue
-                handles.append((count, op, t.allreduce_async(to_torch(own, dtype), op=getattr(t, op),
+                handles.append((count, op, t.allreduce_async(to_torch(own[count], dtype), op=getattr(t, op),
                                                              name="%s.%s.%d" % (dtype, op, count))))
         results = [(count, op, to_numpy(t.synchronize(handle))) for count, op, handle in handles]
     finally:
@@ -342,6 +342,7 @@ def refuse(what):
             fails(kind, lambda: call(bad), word)
         else:
             fails(RuntimeError, lambda: call(torch.zeros(3, 3)), word)
+    t.barrier()
     assert t.allreduce(torch.ones(3), name="refused", op=t.Sum).eq(t.size()).all()
     assert t.allreduce(torch.ones(3), op=t.Sum).eq(t.size()).all()
 
@@ -444,7 +445,7 @@ def parameters():
     import torch
     t = hvd()
     torch.manual_seed(t.rank())
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(2, 2))
     model.to(memory_format=torch.channels_last)
     model(torch.randn(5, 3, 6, 4).to(memory_format=torch.channels_last))
     t.broadcast_parameters(model.state_dict(), root_rank=1)

@@ -43,7 +43,7 @@ def _reduction(op, average):
     if op is None:
         if average is None:
             return 1
-        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         return 1 if average else 0
     if average is not None:
         raise ValueError("op and average exclude each other; give op alone")
@@ -274,7 +274,7 @@ def _broadcast(tensor, target, root_rank, name, space=USER):
     finish = None
     if target is None:
         if _core.rank() == root_rank:
-            buffer = tensor.detach().clone(memory_format=torch.contiguous_format)
+            buffer = tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
         else:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
         target = buffer
