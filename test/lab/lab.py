@@ -53,6 +53,7 @@ QUEUE_SECONDS = 0.016
 LEAST_QUEUE_BYTES = 128 << 10
 
 SETTLE_S = 30  # for the cluster to come up, and to go
+GRACE_S = 15  # for a job's other processes to end when one has failed
 
 
 class LabError(Exception):
@@ -76,10 +77,9 @@ def parse_rate(rate):
 
 @dataclasses.dataclass
 class Host:
-    """One machine.  rate: its card's, both ways, else the lab's; second_card: has another on a network
-    of its own kind, which hosts with one card do not reach; docker0: has the bridge that Docker leaves, with the address that all such bridges
-    have; wrong_name: /etc/hosts says that its own name is 127.0.1.1,
-    and knows nobody else."""
+    """One machine.  rate: its card's, both ways, else the lab's; docker0: has the bridge that Docker leaves, with
+    the address that all such bridges have; wrong_name: /etc/hosts says that its own name is 127.0.1.1, and knows
+    nobody else; second_card: has one more, in a network that hosts with one card do not reach."""
 
     name: str
     rate: object = None
@@ -167,10 +167,10 @@ def mount_host(plan, host):
     in the file's mount alone, so nothing of the machine is covered."""
     execute(["mount", "-t", "sysfs", "sysfs", "/sys"])
     subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], capture_output=True, check=False)
-    execute(["mount", "-t", "tmpfs", "tally-lab", "/mnt"])
-    pathlib.Path("/mnt/hosts").write_text(hosts_file(plan, host), encoding="ascii")
-    execute(["mount", "--bind", "/mnt/hosts", "/etc/hosts"])
-    execute(["umount", "-l", "/mnt"])
+    execute(["mount", "-t", "tmpfs", "tally-lab", "/run"])
+    pathlib.Path("/run/hosts").write_text(hosts_file(plan, host), encoding="ascii")
+    execute(["mount", "--bind", "/run/hosts", "/etc/hosts"])
+    execute(["umount", "-l", "/run"])
 
 
 def configure_host(plan, host):
@@ -582,7 +582,7 @@ class Lab:
         folder=None,
     ):
         """Run argv as every rank on `workers`, and tallyd on `services`, to the end of all; a Job.  When a rank or
-        service ends badly, the others get 15 s more.  argv may be a function of the rank."""
+        service ends badly, the others get GRACE_S more.  argv may be a function of the rank."""
         rank_env, service_env = self.environment(workers, services, ranks_per_host, env, family)
         before = self.counters()
         command = argv if callable(argv) else lambda rank: argv
@@ -597,9 +597,7 @@ class Lab:
         everybody = running + running_services
         while any(p.poll() is None for p in everybody) and time.monotonic() < deadline:
             if any(p.poll() for p in everybody):
-                deadline = min(deadline, time.monotonic() + 15)
-                for p in everybody:
-                    p.wait(max(0, deadline - time.monotonic()))
+                deadline = min(deadline, time.monotonic() + GRACE_S)
                 break
             time.sleep(0.01)
         ranks = [p.wait(max(0, deadline - time.monotonic())) for p in running]
@@ -622,7 +620,7 @@ def add_shape(parser):
     parser.add_argument("-k", "--services", type=int, default=0, help="CPU machines, c0 c1 … (0)")
     parser.add_argument("--rate", default="1gbit", help="of each card, both ways (1gbit)")
     parser.add_argument("--rate-of", metavar="HOST=RATE", action="append", default=[], help="another for one host")
-    parser.add_argument("--odd", metavar="HOST", action="append", default=[], help="has docker0, a wrong name, two cards")
+    parser.add_argument("--odd", metavar="HOST", action="append", default=[], help="has docker0, a wrong name, 2 cards")
     parser.add_argument("--congestion", help="the hosts' default congestion control, such as cubic")
 
 
