@@ -184,7 +184,7 @@ int main(int argc, char **argv)
             late = 0;
         if (err == -EACCES || err == -EPROTO || err == -ESTALE)
             break; /* trying again would not help */
-        if (!asked_to_stop && (!once || turned_away)) {
+        if (err && !asked_to_stop && (!once || turned_away)) {
             struct timespec pause = {.tv_nsec = 500 * TLY_MS};
             nanosleep(&pause, NULL);
         }
