@@ -15,6 +15,7 @@
  *
  * An iteration lasts from the moment that the last rank had the one before to the moment that the last rank has
  * this one; the first of a block is not counted. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -46,6 +47,8 @@ enum {
     MOST_SERVICES = 64,
     MOST_ITERATIONS = 512, /* of a block */
     MOST_SAMPLES = 20000,
+    MOST_ROUNDS = 1000,
+    MOST_PROCESSES = 256,
     CHUNK = 128 << 10,  /* of the limit: this much at a time ... */
     WINDOW = 512 << 10, /* ... and for echo no more than this under way on a connection, or caches run over */
     RECEIVE_BUFFER = 4 << 20,
@@ -75,6 +78,8 @@ struct options {
 struct samples {
     double *time; /* owned */
     int count;
+    double cpu[MOST_ROUNDS]; /* CPU seconds of an iteration, over all processes; of each block */
+    int blocks;
 };
 
 static struct shared *shared;
@@ -487,6 +492,65 @@ static void run_tally(const char *name, const float *input, float *output, uint6
     }
 }
 
+/* --- CPU time ------------------------------------------------------------------------------------------ */
+
+static pid_t processes[MOST_PROCESSES]; /* of the job: ranks, tallyd and the limit's services; rank 0 */
+static int process_count;
+
+static pid_t parent_of(pid_t pid)
+{
+    char path[64], text[256], *end;
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    /* The name, in parentheses, may hold anything. */
+    if (f && fgets(text, sizeof text, f) && (end = strrchr(text, ')')))
+        sscanf(end, ") %*c %d", &parent);
+    if (f)
+        fclose(f);
+    return parent;
+}
+
+/* All that were started by who started this one, and their children. */
+static void find_processes(void)
+{
+    DIR *d = opendir("/proc");
+    pid_t launcher = getppid(), pid;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if ((pid = atoi(e->d_name)) <= 1)
+            continue;
+        pid_t parent = parent_of(pid);
+        if (process_count < MOST_PROCESSES && parent > 1 && (parent == launcher || parent_of(parent) == launcher))
+            processes[process_count++] = pid;
+    }
+    if (d)
+        closedir(d);
+}
+
+/* Seconds on a CPU so far, over all threads of the job. */
+static double cpu_time(void)
+{
+    double sum = 0;
+    for (int i = 0; i < process_count; i++) {
+        char path[320];
+        snprintf(path, sizeof path, "/proc/%d/task", processes[i]);
+        DIR *d = opendir(path);
+        for (struct dirent *e; d && (e = readdir(d));) {
+            double ns;
+            snprintf(path, sizeof path, "/proc/%d/task/%s/schedstat", processes[i], e->d_name);
+            FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+            if (!f)
+                continue;
+            if (fscanf(f, "%lf", &ns) == 1)
+                sum += ns * 1e-9;
+            fclose(f);
+        }
+        if (d)
+            closedir(d);
+    }
+    return sum;
+}
+
 /* --- measuring ----------------------------------------------------------------------------------------- */
 
 static double last_end(int i)
@@ -500,6 +564,7 @@ static double last_end(int i)
 static void run_block(enum way way, struct raw *w, const char *name, const float *input, float *output,
                       uint64_t bytes, int iterations, struct samples *s)
 {
+    double cpu = s ? cpu_time() : 0;
     barrier();
     if (way == TALLY)
         run_tally(name, input, output, bytes / sizeof *output, iterations);
@@ -508,6 +573,7 @@ static void run_block(enum way way, struct raw *w, const char *name, const float
     barrier();
     if (!s)
         return;
+    s->cpu[s->blocks++] = (cpu_time() - cpu) / iterations;
     for (int i = 1; i < iterations && s->count < MOST_SAMPLES; i++)
         s->time[s->count++] = last_end(i) - last_end(i - 1);
 }
@@ -519,11 +585,10 @@ static int by_size(const void *a, const void *b)
 }
 
 /* Sorts; p from 0 to 1. */
-static double quantile(struct samples *s, double p)
+static double quantile(double *x, int count, double p)
 {
-    qsort(s->time, (size_t)s->count, sizeof *s->time, by_size);
-    int i = (int)(p * (s->count - 1) + 0.5);
-    return s->time[i];
+    qsort(x, (size_t)count, sizeof *x, by_size);
+    return x[(int)(p * (count - 1) + 0.5)];
 }
 
 static void count_wrong(const float *output, uint64_t count)
@@ -536,18 +601,20 @@ static void count_wrong(const float *output, uint64_t count)
 
 static void print_row(FILE *json, uint64_t bytes, struct samples s[WAYS])
 {
-    double middle[WAYS], least[WAYS];
+    double middle[WAYS], least[WAYS], cpu[WAYS];
     for (int w = 0; w < WAYS; w++) {
-        middle[w] = quantile(&s[w], 0.5);
+        middle[w] = quantile(s[w].time, s[w].count, 0.5);
         least[w] = s[w].time[0];
+        cpu[w] = quantile(s[w].cpu, s[w].blocks, 0.5);
     }
     enum way best = middle[ECHO] < middle[STREAM] ? ECHO : STREAM;
-    double fraction = middle[best] / middle[TALLY], p99 = quantile(&s[TALLY], 0.99);
+    double fraction = middle[best] / middle[TALLY], p99 = quantile(s[TALLY].time, s[TALLY].count, 0.99);
     unsigned long wrong = atomic_load(&shared->wrong);
     static const char *const names[] = {"tally", "echo", "stream"};
-    printf("%12llu %11llu %8s %11.1f %11.1f %9.3f %11.1f %7s %9.3f %6lu\n", (unsigned long long)bytes,
+    printf("%12llu %11llu %8s %11.1f %11.1f %9.3f %11.1f %7s %9.3f %10.1f %10.1f %6lu\n", (unsigned long long)bytes,
            (unsigned long long)bytes / 4, "float32", middle[TALLY] * 1e6, p99 * 1e6,
-           (double)bytes / middle[TALLY] / 1e9, middle[best] * 1e6, names[best], fraction, wrong);
+           (double)bytes / middle[TALLY] / 1e9, middle[best] * 1e6, names[best], fraction, cpu[TALLY] * 1e6,
+           cpu[best] * 1e6, wrong);
     fflush(stdout);
     if (!json)
         return;
@@ -555,10 +622,10 @@ static void print_row(FILE *json, uint64_t bytes, struct samples s[WAYS])
             "{\"bench\": \"push_pull\", \"ranks\": %d, \"machines\": %d, \"tallyd\": %d, \"bytes\": %llu, \"count\": %llu, "
             "\"dtype\": \"float32\", \"time_us\": %.2f, \"p99_us\": %.2f, \"least_us\": %.2f, \"iterations\": %d, "
             "\"algbw_gb_s\": %.4f, \"limit_us\": %.2f, \"limit_least_us\": %.2f, \"limit_kind\": \"%s\", "
-            "\"limit_iterations\": %d, \"fraction\": %.4f, \"wrong\": %lu, \"tally\": \"%s\", \"settings\": %s}}\n",
+            "\"limit_iterations\": %d, \"fraction\": %.4f, \"cpu_us\": %.2f, \"limit_cpu_us\": %.2f, \"wrong\": %lu, \"tally\": \"%s\", \"settings\": %s}}\n",
             size, machines, services - machines, (unsigned long long)bytes, (unsigned long long)bytes / 4,
             middle[TALLY] * 1e6, p99 * 1e6, least[TALLY] * 1e6, s[TALLY].count, (double)bytes / middle[TALLY] / 1e9,
-            middle[best] * 1e6, least[best] * 1e6, names[best], s[best].count, fraction, wrong, tally_version(),
+            middle[best] * 1e6, least[best] * 1e6, names[best], s[best].count, fraction, cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong, tally_version(),
             settings);
     fflush(json);
 }
@@ -628,9 +695,9 @@ static void print_head(const struct options *o)
         *rest = 0;
     settings = report;
     printf("# settings: %s}\n", settings);
-    printf("# %d rounds of blocks in turn, about %.3g s a size; times are medians\n", o->rounds, o->seconds);
-    printf("%12s %11s %8s %11s %11s %9s %11s %7s %9s %6s\n", "bytes", "count", "dtype", "time us", "p99 us",
-           "algbw GB/s", "limit us", "limit", "fraction", "wrong");
+    printf("# %d rounds of blocks in turn, about %.3g s a size; times are medians; cpu is that of all processes\n", o->rounds, o->seconds);
+    printf("%12s %11s %8s %11s %11s %9s %11s %7s %9s %10s %10s %6s\n", "bytes", "count", "dtype", "time us", "p99 us",
+           "algbw GB/s", "limit us", "limit", "fraction", "cpu us", "limit cpu", "wrong");
     fflush(stdout);
 }
 
@@ -673,7 +740,7 @@ static struct options parse(int argc, char **argv)
             o.factor = (uint64_t)atoi(argv[++i]);
         else if (strcmp(argv[i], "--seconds") == 0 && value && atof(value) > 0)
             o.seconds = atof(argv[++i]);
-        else if (strcmp(argv[i], "--rounds") == 0 && value && atoi(value) > 0)
+        else if (strcmp(argv[i], "--rounds") == 0 && value && atoi(value) > 0 && atoi(value) <= MOST_ROUNDS)
             o.rounds = atoi(argv[++i]);
         else {
             fprintf(stderr, "usage: tally run -n N -k K -- push_pull [--quick] [--from BYTES] [--to BYTES] [--factor F] "
@@ -711,6 +778,7 @@ int main(int argc, char **argv)
     memset(output, 0, o.to);
     FILE *json = NULL;
     if (rank == 0) {
+        find_processes();
         if (o.json && !(json = fopen(o.json, "a")))
             fail(o.json, strerror(errno));
         print_head(&o);
