@@ -178,7 +178,8 @@ TALLY_API int tally_op_poll(const tally_op *op);
 
 /* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;
  * -ETIMEDOUT: the waiting ended, not the operation; else the operation's own -errno: -EINVAL the ranks
- * disagree, -ECONNRESET a rank or service is gone, -ESHUTDOWN closed. */
+ * disagree, -ECONNRESET a rank or service is gone, -ETIME a rank was late for longer than TALLY_TIMEOUT,
+ * -ESHUTDOWN closed. */
 TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 
 /* The sentence of a failed operation, "" for one that did not fail; lives as long as the handle. */

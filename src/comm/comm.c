@@ -80,6 +80,9 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
 {
     if (atomic_load_explicit(&c->failed, memory_order_relaxed))
         return;
+    /* To who waits for an operation -ETIMEDOUT means that the waiting has ended, not the operation. */
+    if (err == ETIMEDOUT && c->opened_at)
+        err = ECONNRESET;
     snprintf(c->sentence, sizeof c->sentence, "%s", sentence);
     atomic_store_explicit(&c->failed, err, memory_order_release);
     for (int i = 0; i < c->services; i++) {
@@ -129,7 +132,7 @@ static void tick(struct tly_hook *h)
         char text[400];
         snprintf(text, sizeof text, "'%.100s' has waited %.0f s for rank %s (TALLY_TIMEOUT)", oldest->tensor->name,
                  (double)(now - oldest->born) / TLY_SEC, oldest->late[0] ? oldest->late : "?");
-        tly_member_complain(&c->member, true, text);
+        tly_member_complain(&c->member, ETIME, text);
         /* The coordinator says it to all; if it does not answer, we end alone. */
         if (!c->doom_at) {
             c->doom_at = now + TLY_SEC;

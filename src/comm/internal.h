@@ -46,6 +46,7 @@ struct part {
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;
+    bool known; /* its service has heard of it */
     uint32_t root;
 };
 

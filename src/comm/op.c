@@ -192,7 +192,7 @@ void tly_op_landed(tally_comm *c, struct part *p)
             char text[200];
             snprintf(text, sizeof text, "rank %d cannot take the result of allgather '%.80s': %s", c->rank,
                      op->tensor->name, strerror(-err));
-            tly_member_complain(&c->member, true, text);
+            tly_member_complain(&c->member, -err, text);
             tly_comm_fail(c, -err, text);
             return;
         }
@@ -233,7 +233,8 @@ void tly_op_drain(tally_comm *c)
 /* What the caller asked for, before it is an operation. */
 struct request {
     const char *name;
-    uint8_t kind, dtype, reduction;
+    uint8_t kind, reduction;
+    unsigned dtype;
     uint32_t root;
     const void *input;
     void *output;
@@ -243,9 +244,9 @@ struct request {
 
 static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o)
 {
-    size_t element = tly_reduce_element_size(r->dtype);
     if (r->dtype > TALLY_BOOL)
-        return tly_fail(EINVAL, "%d is no dtype", r->dtype);
+        return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
+    size_t element = tly_reduce_element_size((int)r->dtype);
     if (r->count > UINT64_MAX / 16 / element)
         return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
     if (r->count && ((!r->input && r->kind != TALLY_BROADCAST) || (!r->output && r->kind != TALLY_ALLGATHER)))
@@ -262,14 +263,17 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
     if (o->shape && r->kind != TALLY_BARRIER) {
         uint64_t product = 1;
+        bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
             if (o->shape[i] < 0)
                 return tly_fail(EINVAL, "dimension %u is %lld", i, (long long)o->shape[i]);
-            product *= (uint64_t)o->shape[i];
+            empty |= o->shape[i] == 0;
+            overflow |= __builtin_mul_overflow(product, (uint64_t)o->shape[i], &product);
         }
-        if (product != r->count)
-            return tly_fail(EINVAL, "the shape holds %llu elements, count is %llu", (unsigned long long)product,
-                            (unsigned long long)r->count);
+        if (empty)
+            product = 0;
+        if ((overflow && !empty) || product != r->count)
+            return tly_fail(EINVAL, "the shape does not hold %llu elements", (unsigned long long)r->count);
     }
     return 0;
 }
@@ -294,11 +298,11 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->kind = r->kind;
-    op->dtype = r->dtype;
+    op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
     op->root = r->root;
     op->count = r->count;
-    op->bytes = r->count * tly_reduce_element_size(r->dtype);
+    op->bytes = r->count * tly_reduce_element_size(op->dtype);
     op->digest = r->digest;
     op->input = r->input;
     op->output = r->output;
@@ -461,7 +465,7 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
 {
     struct request r = {.name = name,
                         .kind = TALLY_PUSH_PULL,
-                        .dtype = (uint8_t)dtype,
+                        .dtype = (unsigned)dtype,
                         .reduction = (uint8_t)reduction,
                         .input = input,
                         .output = output,
@@ -476,7 +480,7 @@ int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t cou
 {
     struct request r = {.name = name,
                         .kind = TALLY_BROADCAST,
-                        .dtype = (uint8_t)dtype,
+                        .dtype = (unsigned)dtype,
                         .root = (uint32_t)root,
                         .input = buffer,
                         .output = buffer,
@@ -488,7 +492,7 @@ int tally_allgather(tally_comm *comm, const char *name, const void *input, size_
                     const struct tally_options *options, tally_op **op)
 {
     struct request r = {
-        .name = name, .kind = TALLY_ALLGATHER, .dtype = (uint8_t)dtype, .input = input, .count = count};
+        .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};
     return submit(comm, &r, options, op);
 }
 

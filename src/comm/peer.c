@@ -77,6 +77,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         done = p->sent + n;
     }
     p->sent = done;
+    p->known = true;
     if (done == p->length) {
         peer->first = p->next;
         if (!peer->first)
@@ -137,7 +138,8 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
 static void count_received(struct peer *peer)
 {
     struct tly_counts counts = {.received = ++peer->received};
-    tly_link_set_counts(peer->link, &counts, 0);
+    if (peer->link) /* what has come may just have failed the communicator */
+        tly_link_set_counts(peer->link, &counts, 0);
 }
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -268,7 +270,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
         c->doom_at = c->loop.awake + EXPLAIN_MS * TLY_MS;
         snprintf(c->doom, sizeof c->doom, "%s", sentence);
     }
-    tly_member_complain(&c->member, false, sentence);
+    tly_member_complain(&c->member, 0, sentence);
 }
 
 static const struct tly_link_user calls = {

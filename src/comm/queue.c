@@ -104,7 +104,6 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
     for (uint32_t i = 0; i < op->part_count; i++) {
         struct part *p = &op->parts[i];
         struct peer *peer = &c->peers[p->owner];
-        bool known = p->state == PART_SENT || (p->state == PART_ADMITTED && p->sent > 0);
         queued |= p->state == PART_QUEUED;
         if (p->state == PART_ADMITTED)
             retract(c, p);
@@ -113,7 +112,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
             tly_link_detach(peer->link, p);
         }
         /* At home the verdict is the answer; the others must be told. */
-        if (known && p->index != 0)
+        if (p->known && p->state != PART_LANDED && p->index != 0)
             cancel(c, p);
         p->state = PART_IDLE;
     }

@@ -369,13 +369,13 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_COMPLAIN: {
         char sentence[TLY_SENTENCE - 200], name[200];
-        uint32_t now = tly_read32(&r);
+        uint32_t err = tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
         if (!m->joined || r.failed)
             break;
         member_name(m, name, sizeof name);
-        if (now) {
-            fail_job(c, ETIMEDOUT, "%s: %s", name, sentence);
+        if (err) {
+            fail_job(c, err < 4096 ? (int)err : EPROTO, "%s: %s", name, sentence);
         } else if (!c->complaint_due) {
             /* Who cannot be reached may just have died: its own connection will tell, and names it better. */
             c->complaint_due = c->loop.awake + COMPLAINT_MS * TLY_MS;

@@ -136,6 +136,9 @@ void tly_member_finish(struct tly_member *m)
 {
     if (!m || !m->loop)
         return;
+    m->over = NULL;
+    if (m->link)
+        tly_link_flush(m->link); /* a complaint that waits is the others' best explanation */
     tly_link_destroy(m->link);
     tly_door_close(&m->door);
     tly_roster_finish(&m->roster);
@@ -290,12 +293,12 @@ void tly_member_goodbye(struct tly_member *m)
         post(m, TLY_GOODBYE, 0, NULL);
 }
 
-void tly_member_complain(struct tly_member *m, bool now, const char *sentence)
+void tly_member_complain(struct tly_member *m, int err, const char *sentence)
 {
     struct tly_writer w = {0};
     char text[TLY_SENTENCE - 256];
     snprintf(text, sizeof text, "%s", sentence);
-    tly_write32(&w, now);
+    tly_write32(&w, (uint32_t)err);
     tly_write_text(&w, text);
     if (m->link)
         post(m, TLY_COMPLAIN, 0, &w);

@@ -53,7 +53,7 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
 int tly_member_begin(struct tly_member *m);
 
 void tly_member_goodbye(struct tly_member *m);
-/* Something makes the job impossible.  now: fail at once, else give a better explanation a moment. */
-void tly_member_complain(struct tly_member *m, bool now, const char *sentence);
+/* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
+void tly_member_complain(struct tly_member *m, int err, const char *sentence);
 
 #endif

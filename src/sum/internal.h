@@ -119,6 +119,7 @@ struct tly_service {
     uint32_t left;  /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
     struct session **by_rank;   /* owned array, borrowed sessions */
+    bool *gone;                 /* owned array: ranks that have said goodbye, connected or not */
     struct tree tree[2];        /* [1] for 16-bit types */
     struct tly_crew crew;
 
@@ -152,7 +153,7 @@ void tly_verdict_differs(struct tly_service *s, struct round *r);
 void tly_verdict_arrived(struct session *p, struct round *r);
 void tly_verdict_text(struct session *p, struct round *r, char *text);
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
-void tly_verdict_left(struct session *p);
+void tly_verdict_left(struct tly_service *s, uint32_t rank);
 void tly_verdict_tick(struct tly_service *s);
 
 /* service.c */

@@ -253,6 +253,11 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
                 drop_slot(s, r, p->rank);
         }
         tly_round_grant(p);
+    } else if (f->offset == 0 && slot->state == SLOT_REFUSED) {
+        /* It was asked for again, and the round has failed meanwhile: nothing is kept, the window is as before. */
+        p->pushed += tly_charge(f->length);
+        p->answered += tly_charge(f->length);
+        tly_round_grant(p);
     }
     if (slot->state == SLOT_COMING && slot->data) {
         land->to = slot->data + f->offset;
@@ -289,6 +294,8 @@ void tly_round_cancel(struct session *p, struct round *r)
                 s->by_rank[i]->lacking--;
         remove_from_store(s, r);
     }
+    if (s->dropped_slots)
+        tly_round_ask_again(s);
 }
 
 /* --- the sum ------------------------------------------------------------------------------------- */

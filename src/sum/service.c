@@ -256,8 +256,8 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     /* Somebody has left already: this round will not be complete. */
     if (f->part == 0 && s->left)
         for (uint32_t i = 0; i < s->ranks; i++)
-            if (s->by_rank[i] && s->by_rank[i]->left)
-                tly_verdict_left(s->by_rank[i]);
+            if (s->gone[i])
+                tly_verdict_left(s, i);
 }
 
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
@@ -289,7 +289,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_GOODBYE:
         p->left = true;
         s->left++;
-        tly_verdict_left(p);
+        if (p->rank < s->ranks)
+            s->gone[p->rank] = true;
+        tly_verdict_left(s, p->rank);
         break;
     default:
         break;
@@ -451,7 +453,8 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     s->part_bytes = roster->part_bytes;
     s->window_bytes = roster->window_bytes;
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
-    int err = s->by_rank ? 0 : -ENOMEM;
+    s->gone = calloc(roster->rank_count, sizeof *s->gone);
+    int err = s->by_rank && s->gone ? 0 : -ENOMEM;
     for (int i = 0; i < 2 && !err; i++)
         err = plant(&s->tree[i], roster, i == 1);
     /* The oldest round must always find room: one part from each rank, and a result. */
@@ -516,5 +519,6 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         free(s->tree[i].order);
     }
     free(s->by_rank);
+    free(s->gone);
     free(s);
 }

@@ -87,6 +87,8 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
         else if (!p || p->left)
             r->received++; /* will never ask */
     }
+    if (s->dropped_slots)
+        tly_round_ask_again(s);
 }
 
 static void ask(struct tly_service *s, struct round *r, uint32_t rank)
@@ -161,15 +163,14 @@ void tly_verdict_refused(struct session *p, struct round *r, const char *reason)
 }
 
 /* A rank has left: rounds that lack it will never be complete. */
-void tly_verdict_left(struct session *p)
+void tly_verdict_left(struct tly_service *s, uint32_t rank)
 {
-    struct tly_service *s = p->service;
     char sentence[64];
-    snprintf(sentence, sizeof sentence, "rank %u has left the job", p->rank);
+    snprintf(sentence, sizeof sentence, "rank %u has left the job", rank);
     for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
-        if (r->head.part == 0 && r->slots[p->rank].state == SLOT_ABSENT)
+        if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT)
             decide(s, r, ESHUTDOWN, sentence);
     }
 }
