@@ -1,7 +1,7 @@
 """Jobs for the tests: ranks and tallyd on this machine, started by `tally run`, with a time limit.
 
 `Ranks` keeps a job running and calls functions of test modules on all its ranks, so that many tests share one start;
-`run` runs a program to its end.  Both take the programs and the package of the build in TALLY_TEST_BUILD, by default
+`run` runs a program to its end.  Both take the programs and the package of the build in TEST_BUILD, by default
 build/ of the sources.
 """
 
@@ -17,7 +17,7 @@ import time
 from multiprocessing.connection import Listener, wait
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("TALLY_TEST_BUILD", ROOT / "build"))
+BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
 HERE = pathlib.Path(__file__).resolve().parent
 
 

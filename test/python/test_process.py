@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import jobs
-import reference
-from test_ops import fails, hvd, reduce_all
+from test_ops import fails, hvd
 
 
 def python(code, *arguments, env=None, timeout=60):
@@ -55,10 +54,9 @@ def test_alone():
     assert status == 0 and "good" in output, output
 
 
-@pytest.mark.parametrize("services", (0, 1))
-def test_init_after_shutdown(services):
+def test_init_after_shutdown():
     """Three jobs one after the other in the same processes; an optimizer lives through them."""
-    status, output = jobs.run(2, services, ["-c", textwrap.dedent("""
+    status, output = jobs.run(2, 1, ["-c", textwrap.dedent("""
         import torch, tally.torch as hvd
         hvd.init()
         model = torch.nn.Linear(3, 1, bias=False)
@@ -77,18 +75,23 @@ def test_init_after_shutdown(services):
             assert hvd.poll(last) and not hvd.is_initialized()
         assert model.weight.tolist() == [[-6, -6, -6]]
         print("good")
-    """)], env={"TALLY_SERVERS_TIMEOUT": "2"})
+    """)])
     assert status == 0 and output.count("good") == 2, output
 
 
 def test_started_by_hand():
-    """torchrun's variables are enough."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = ("import torch, tally.torch as hvd; hvd.init(); "
-            "assert hvd.allreduce(torch.full((1000,), float(hvd.rank())), op=hvd.Sum).eq(3).all(); "
-            "print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())")
+    """torchrun's variables are enough: three ranks on one machine, without tallyd."""
+    port = free_port()
+    code = textwrap.dedent("""
+        import reference, tally
+        tally.init()
+        for dtype in ("float32", "int32"):
+            inputs = [reference.make(dtype, 10001, rank, 1, special=True) for rank in range(3)]
+            result = tally.push_pull(inputs[tally.rank()].copy(), op=tally.Sum)
+            assert reference.same(result, reference.reduce(dtype, "Sum", inputs)) == 0
+        print(tally.rank(), tally.size(), tally.local_rank(), tally.local_size(), tally.machine_count(),
+              tally.service_count())
+    """)
     ranks = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=jobs.environment({"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank),
                                                     "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
@@ -98,7 +101,7 @@ def test_started_by_hand():
         for rank, process in enumerate(ranks):
             output, errors = process.communicate(timeout=60)
             assert process.returncode == 0, errors
-            assert output.split() == [str(rank), "3", str(rank), "3"]
+            assert [int(word) for word in output.split()] == [rank, 3, rank, 3, 1, 1]
     finally:
         for process in ranks:
             process.kill()
@@ -108,14 +111,13 @@ def test_started_by_hand():
 def test_ending_without_shutdown():
     """The interpreter's end leaves the job; a rank's early end is told to those that wait for it."""
     status, output = jobs.run(3, 1, ["-c", textwrap.dedent("""
-        import torch, tally.torch as hvd
-        hvd.init()
-        hvd.allreduce(torch.ones(5), name="a")
-        if hvd.rank() == 2:
-            hvd.allreduce_async(torch.ones(5), name="b")
+        import numpy as np, tally
+        tally.init()
+        tally.push_pull(np.ones(5), "a")
+        if tally.rank() == 2:
             raise SystemExit
         try:
-            hvd.allreduce(torch.ones(5), name="c")
+            tally.push_pull(np.ones(5), "c")
         except RuntimeError as error:
             assert "2" in str(error), error
             print("good")
@@ -182,23 +184,6 @@ def test_links_neither_torch_nor_python():
                                 check=True).stdout
         assert "NEEDED" in needed
         assert "torch" not in needed and "python" not in needed, needed
-
-
-# --- layouts ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def together():
-    job = jobs.Ranks(4, 0)  # one machine of four ranks
-    yield job
-    job.close()
-
-
-def test_ranks_of_one_machine(together):
-    from test_ops import facts
-    assert together(facts) == [(True, rank, 4, rank, 4, 0, 1) for rank in range(4)]
-    for dtype in ("float32", "int32"):
-        assert together(reduce_all, dtype, False) == [{}] * 4
 
 
 # --- forks -----------------------------------------------------------------------------------------------------
@@ -388,21 +373,21 @@ def test_dropped_handles(four):
 def test_log_lines_go_to_logging():
     """A late rank is named in a warning of the logger `tally`."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
-        import logging, threading, torch, tally.torch as hvd
+        import logging, threading, numpy as np, tally
         warned = threading.Event()
         class Handler(logging.Handler):
             def emit(self, record):
                 if record.levelno == logging.WARNING and "slow.weight" in record.getMessage():
                     warned.set()
         logging.getLogger("tally").addHandler(Handler())
-        hvd.init()
-        if hvd.rank() == 0:
-            handle = hvd.allreduce_async(torch.ones(3), name="slow.weight", op=hvd.Sum)
+        tally.init()
+        if tally.rank() == 0:
+            operation = tally.push_pull_async(np.ones(3), "slow.weight", tally.Sum)
             assert warned.wait(30), "no warning"
-        hvd.allreduce(torch.ones(1), name="go")
-        if hvd.rank() == 1:
-            handle = hvd.allreduce_async(torch.ones(3), name="slow.weight", op=hvd.Sum)
-        assert hvd.synchronize(handle).eq(2).all()
+        tally.push_pull(np.ones(1), "go")
+        if tally.rank() == 1:
+            operation = tally.push_pull_async(np.ones(3), "slow.weight", tally.Sum)
+        assert (operation.wait() == 2).all()
         print("good")
     """)], env={"TALLY_LATE_WARNING": "0.3"})
     assert status == 0 and output.count("good") == 2, output
@@ -415,7 +400,7 @@ def test_horovod_style_script(tmp_path):
     """The example, with forked loaders, reaches the parameters that one process reaches."""
     import torch
     script = jobs.ROOT / "examples" / "horovod_style.py"
-    options = ["--epochs", "2"]
+    options = ["--epochs", "1"]
     status, output = jobs.run(4, 2, [script, *options, "--save", tmp_path / "four"], timeout=120)
     assert status == 0, output
     subprocess.run([sys.executable, str(script), *options, "--single", "4", "--save", str(tmp_path / "one")], check=True,
