@@ -1,0 +1,139 @@
+"""Summation: Tally's kernels beside the memory's limit, pairwise adding, OpenMPI and NumPy.
+
+    reduce.py [--quick] [--json FILE] [--plot FILE] [--program FILE]
+
+Runs the program reduce_bench (see reduce_bench.c for what is measured and how) over types, numbers of inputs,
+sizes and threads, times NumPy for the same rows, prints a table and writes the rows as JSON, one object a line.
+The plot needs matplotlib.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "build/meson/bench/reduce/reduce_bench"
+INPUTS = [2, 4, 8, 16, 32]
+NUMPY_TYPES = {"float32": numpy.float32, "float64": numpy.float64, "float16": numpy.float16}
+METHODS = ["tally", "limit", "pairwise", "mpi", "numpy"]
+
+
+def measure(program, dtype, size, inputs, threads, rounds, most):
+    """Rows of reduce_bench for one type and size."""
+    command = [program, "--types", dtype, "--bytes", str(size), "--inputs", ",".join(map(str, inputs)),
+               "--threads", ",".join(map(str, threads)), "--rounds", str(rounds), "--most", str(most)]
+    # The program is no MPI job; it only borrows a function, also as root in a container.
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def measure_numpy(rows, rounds):
+    """A row for NumPy beside each one-threaded row of Tally: the first input copied, each further one added."""
+    wanted = [r for r in rows if r["method"] == "tally" and r["threads"] == 1 and r["dtype"] in NUMPY_TYPES]
+    if not wanted:
+        return []
+    dtype, size = wanted[0]["dtype"], wanted[0]["bytes"]
+    inputs = [numpy.ones(size // numpy.dtype(dtype).itemsize, dtype=dtype)
+              for _ in range(max(r["inputs"] for r in wanted))]
+    output = numpy.empty_like(inputs[0])
+    added = []
+    for row in wanted:
+        limit = next(r for r in rows if r["method"] == "limit" and r["threads"] == 1
+                     and r["inputs"] == row["inputs"])
+        samples = []
+        for _ in range(rounds):
+            times, start = 0, time.thread_time()
+            while times == 0 or time.thread_time() - start < 2e-3:
+                numpy.copyto(output, inputs[0])
+                for x in inputs[1:row["inputs"]]:
+                    numpy.add(output, x, out=output)
+                times += 1
+            samples.append((time.thread_time() - start) / times)
+        seconds = statistics.median(samples)
+        rate = row["inputs"] * size / seconds
+        added.append(dict(row, method="numpy", variant=numpy.__version__, seconds=seconds,
+                          input_GBps=round(rate * 1e-9, 3), Gbitps_per_core=round(rate * 8e-9, 2),
+                          fraction_of_limit=round(limit["seconds"] / seconds, 4),
+                          tally_over_this=round(seconds / row["seconds"], 3)))
+    return added
+
+
+def human(size):
+    for unit in ("B", "KB", "MB"):
+        if size < 1024 or unit == "MB":
+            return f"{size:g} {unit}"
+        size /= 1024
+
+
+def print_table(rows):
+    """A line for each (type, inputs, size, threads): GB/s of input of each method, then Tally in proportion."""
+    keys = sorted({(r["dtype"], r["bytes"], r["inputs"], r["threads"]) for r in rows})
+    print(f"{'type':9}{'bytes':>9}{'inputs':>7}{'threads':>8}  GB/s of input:"
+          + "".join(f"{m:>9}" for m in METHODS) + f"{'Gbit/s/core':>13}{'of limit':>9}{'x pairwise':>11}")
+    for dtype, size, inputs, threads in keys:
+        cell = {r["method"]: r for r in rows
+                if (r["dtype"], r["bytes"], r["inputs"], r["threads"]) == (dtype, size, inputs, threads)}
+        rates = "".join(f"{cell[m]['input_GBps']:9.2f}" if m in cell else f"{'-':>9}" for m in METHODS)
+        tally = cell["tally"]
+        print(f"{dtype:9}{human(size):>9}{inputs:7}{threads:8}  {'':14}{rates}{tally['Gbitps_per_core']:13.1f}"
+              f"{tally['fraction_of_limit']:9.2f}{cell['pairwise']['tally_over_this']:11.2f}")
+
+
+def plot(rows, path):
+    """GB/s of input over the size, a panel for each type, 8 inputs and one thread."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        sys.exit("reduce.py: --plot needs matplotlib (pip install matplotlib)")
+    types = list(dict.fromkeys(r["dtype"] for r in rows))
+    figure, panels = pyplot.subplots(1, len(types), figsize=(5 * len(types), 4), squeeze=False)
+    for panel, dtype in zip(panels[0], types):
+        for method in METHODS:
+            points = sorted((r["bytes"], r["input_GBps"]) for r in rows if r["dtype"] == dtype
+                            and r["method"] == method and r["inputs"] == 8 and r["threads"] == 1)
+            if points:
+                panel.loglog(*zip(*points), marker="o", label=method, base=2)
+        panel.set(title=f"{dtype}, 8 inputs, 1 thread", xlabel="bytes of an input", ylabel="GB/s of input")
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rows, fewer rounds")
+    parser.add_argument("--json", metavar="FILE", help="write the rows, one JSON object a line")
+    parser.add_argument("--plot", metavar="FILE", help="draw GB/s over size (.svg, .png, ...)")
+    parser.add_argument("--program", default=PROGRAM, help="reduce_bench (default: %(default)s)")
+    arguments = parser.parse_args()
+
+    cores = len(os.sched_getaffinity(0))
+    threads = sorted({1 << k for k in range(cores.bit_length()) if 1 << k <= cores} | {cores})
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if arguments.quick:
+        sizes, inputs, rounds, threads = [64 << 10, 1 << 20, 32 << 20], [2, 8], 5, [1]
+    else:
+        sizes, inputs, rounds = [64 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20], INPUTS, 9
+    rows = []
+    for dtype in ("float32", "float16", "bfloat16"):
+        for size in sizes:
+            got = measure(arguments.program, dtype, size, inputs, threads, rounds, min(available // 2, 9 << 30))
+            rows += got + measure_numpy(got, 3)
+    print_table(rows)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    if arguments.plot:
+        plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
