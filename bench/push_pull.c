@@ -13,8 +13,10 @@
  *                    keeps 512 KB under way on a connection, which fit into caches
  *            stream  both directions flow independently, once the first byte of an iteration has come
  *
- * An iteration lasts from the moment that the last rank had the one before to the moment that the last rank has
- * this one; the first of a block is not counted. */
+ * A block's first iteration is not counted; the others last from the moment that the last rank has ended the first to
+ * the moment that the last rank has ended the last.  That, by their number, is the block's time; `time` and `limit`
+ * are medians over blocks.  (Single iterations of the limit say little: its workers do not wait for each other.)
+ * p99 is over single iterations, each from the last rank's end of the one before to the last rank's end. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -75,10 +77,12 @@ struct options {
     const char *json;
 };
 
+/* Seconds of an iteration. */
 struct samples {
-    double *time; /* owned */
+    double *single; /* owned */
     int count;
-    double cpu[MOST_ROUNDS]; /* CPU seconds of an iteration, over all processes; of each block */
+    double time[MOST_ROUNDS]; /* of each block, and CPU time over all processes */
+    double cpu[MOST_ROUNDS];
     int blocks;
 };
 
@@ -573,9 +577,10 @@ static void run_block(enum way way, struct raw *w, const char *name, const float
     barrier();
     if (!s)
         return;
-    s->cpu[s->blocks++] = (cpu_time() - cpu) / iterations;
+    s->cpu[s->blocks] = (cpu_time() - cpu) / iterations;
+    s->time[s->blocks++] = (last_end(iterations - 1) - last_end(0)) / (iterations - 1);
     for (int i = 1; i < iterations && s->count < MOST_SAMPLES; i++)
-        s->time[s->count++] = last_end(i) - last_end(i - 1);
+        s->single[s->count++] = last_end(i) - last_end(i - 1);
 }
 
 static int by_size(const void *a, const void *b)
@@ -603,12 +608,12 @@ static void print_row(FILE *json, uint64_t bytes, struct samples s[WAYS])
 {
     double middle[WAYS], least[WAYS], cpu[WAYS];
     for (int w = 0; w < WAYS; w++) {
-        middle[w] = quantile(s[w].time, s[w].count, 0.5);
+        middle[w] = quantile(s[w].time, s[w].blocks, 0.5);
         least[w] = s[w].time[0];
         cpu[w] = quantile(s[w].cpu, s[w].blocks, 0.5);
     }
     enum way best = middle[ECHO] < middle[STREAM] ? ECHO : STREAM;
-    double fraction = middle[best] / middle[TALLY], p99 = quantile(s[TALLY].time, s[TALLY].count, 0.99);
+    double fraction = middle[best] / middle[TALLY], p99 = quantile(s[TALLY].single, s[TALLY].count, 0.99);
     unsigned long wrong = atomic_load(&shared->wrong);
     static const char *const names[] = {"tally", "echo", "stream"};
     printf("%12llu %11llu %8s %11.1f %11.1f %9.3f %11.1f %7s %9.3f %10.1f %10.1f %6lu\n", (unsigned long long)bytes,
@@ -620,12 +625,12 @@ static void print_row(FILE *json, uint64_t bytes, struct samples s[WAYS])
         return;
     fprintf(json,
             "{\"bench\": \"push_pull\", \"ranks\": %d, \"machines\": %d, \"tallyd\": %d, \"bytes\": %llu, \"count\": %llu, "
-            "\"dtype\": \"float32\", \"time_us\": %.2f, \"p99_us\": %.2f, \"least_us\": %.2f, \"iterations\": %d, "
+            "\"dtype\": \"float32\", \"time_us\": %.2f, \"p99_us\": %.2f, \"least_us\": %.2f, \"iterations\": %d, \"blocks\": %d, "
             "\"algbw_gb_s\": %.4f, \"limit_us\": %.2f, \"limit_least_us\": %.2f, \"limit_kind\": \"%s\", "
-            "\"limit_iterations\": %d, \"fraction\": %.4f, \"cpu_us\": %.2f, \"limit_cpu_us\": %.2f, \"wrong\": %lu, \"tally\": \"%s\", \"settings\": %s}}\n",
+            "\"fraction\": %.4f, \"cpu_us\": %.2f, \"limit_cpu_us\": %.2f, \"wrong\": %lu, \"tally\": \"%s\", \"settings\": %s}}\n",
             size, machines, services - machines, (unsigned long long)bytes, (unsigned long long)bytes / 4,
-            middle[TALLY] * 1e6, p99 * 1e6, least[TALLY] * 1e6, s[TALLY].count, (double)bytes / middle[TALLY] / 1e9,
-            middle[best] * 1e6, least[best] * 1e6, names[best], s[best].count, fraction, cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong, tally_version(),
+            middle[TALLY] * 1e6, p99 * 1e6, least[TALLY] * 1e6, s[TALLY].count, s[TALLY].blocks, (double)bytes / middle[TALLY] / 1e9,
+            middle[best] * 1e6, least[best] * 1e6, names[best], fraction, cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong, tally_version(),
             settings);
     fflush(json);
 }
@@ -642,9 +647,10 @@ static void measure(const struct options *o, struct raw *w, FILE *json, uint64_t
 {
     uint64_t count = bytes / sizeof *input;
     char name[64];
-    struct samples s[WAYS] = {0};
+    static struct samples s[WAYS];
+    memset(s, 0, sizeof s);
     for (int i = 0; i < WAYS && rank == 0; i++)
-        if (!(s[i].time = malloc(MOST_SAMPLES * sizeof *s[i].time)))
+        if (!(s[i].single = malloc(MOST_SAMPLES * sizeof *s[i].single)))
             fail("malloc", strerror(errno));
     snprintf(name, sizeof name, "bench.%llu", (unsigned long long)bytes);
     const char *const names[] = {name};
@@ -674,7 +680,7 @@ static void measure(const struct options *o, struct raw *w, FILE *json, uint64_t
     if (rank == 0)
         print_row(json, bytes, s);
     for (int i = 0; i < WAYS; i++)
-        free(s[i].time);
+        free(s[i].single);
 }
 
 /* --- main ---------------------------------------------------------------------------------------------- */
