@@ -1,8 +1,8 @@
 """Summation: Tally's kernels beside the memory's limit, pairwise adding, OpenMPI and NumPy.
 
-    reduce.py [--quick] [--json FILE] [--plot FILE] [--program FILE]
+    reduce.py [--quick] [--json FILE] [--plot FILE] [--build DIR]
 
-Runs the program reduce_bench (see reduce_bench.c for what is measured and how) over types, numbers of inputs,
+Runs the program bench_reduce (see reduce_bench.c for what is measured and how) over types, numbers of inputs,
 sizes and threads, times NumPy for the same rows, prints a table and writes the rows as JSON, one object a line.
 The plot needs matplotlib.
 """
@@ -19,14 +19,13 @@ from pathlib import Path
 import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "build/meson/bench/reduce/reduce_bench"
 INPUTS = [2, 4, 8, 16, 32]
 NUMPY_TYPES = {"float32": numpy.float32, "float64": numpy.float64, "float16": numpy.float16}
 METHODS = ["tally", "limit", "pairwise", "mpi", "numpy"]
 
 
 def measure(program, dtype, size, inputs, threads, rounds, most):
-    """Rows of reduce_bench for one type and size."""
+    """Rows of bench_reduce for one type and size."""
     command = [program, "--types", dtype, "--bytes", str(size), "--inputs", ",".join(map(str, inputs)),
                "--threads", ",".join(map(str, threads)), "--rounds", str(rounds), "--most", str(most)]
     # The program is no MPI job; it only borrows a function, also as root in a container.
@@ -112,8 +111,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rows, fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="write the rows, one JSON object a line")
     parser.add_argument("--plot", metavar="FILE", help="draw GB/s over size (.svg, .png, ...)")
-    parser.add_argument("--program", default=PROGRAM, help="reduce_bench (default: %(default)s)")
+    parser.add_argument("--build", metavar="DIR", type=Path, default=ROOT / "build/meson", help="Meson's folder")
     arguments = parser.parse_args()
+    program = arguments.build / "bench/reduce/bench_reduce"
 
     cores = len(os.sched_getaffinity(0))
     threads = sorted({1 << k for k in range(cores.bit_length()) if 1 << k <= cores} | {cores})
@@ -125,8 +125,10 @@ def main():
     rows = []
     for dtype in ("float32", "float16", "bfloat16"):
         for size in sizes:
-            got = measure(arguments.program, dtype, size, inputs, threads, rounds, min(available // 2, 9 << 30))
+            got = measure(program, dtype, size, inputs, threads, rounds, min(available // 2, 9 << 30))
             rows += got + measure_numpy(got, 3)
+    versions = {m: next((r["variant"] for r in rows if r["method"] == m), "absent") for m in ("tally", "mpi", "numpy")}
+    print(f"# kernels {versions['tally']}, {cores} cores, MPI: {versions['mpi']}, NumPy: {versions['numpy']}")
     print_table(rows)
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -11,7 +11,7 @@
  * Threads split the elements evenly.  Prints one JSON object a row; reduce.py beside this file
  * makes the table.
  *
- *   reduce_bench [--types float32,..] [--inputs 2,4,..] [--bytes N,..] [--threads 1,..] [--rounds N]
+ *   bench_reduce [--types float32,..] [--inputs 2,4,..] [--bytes N,..] [--threads 1,..] [--rounds N]
  *                [--variant NAME] [--skew BYTES] [--most BYTES]
  * --skew: bytes by which each input starts later than a whole number of pages after the one before.
  * --most: rows whose inputs need more memory are left out. */
@@ -70,6 +70,7 @@ static void run_pairwise(const struct job *j)
 }
 
 static int (*mpi_reduce_local)(const void *, void *, int, void *, void *);
+static char mpi_version[256]; /* "Open MPI v4.1.4" */
 static void *mpi_float, *mpi_double, *mpi_int, *mpi_sum;
 
 static void *mpi_type(int dtype)
@@ -99,6 +100,11 @@ static void open_mpi(void)
     mpi_double = dlsym(mpi, "ompi_mpi_double");
     mpi_int = dlsym(mpi, "ompi_mpi_int");
     mpi_sum = dlsym(mpi, "ompi_mpi_op_sum");
+    int (*version)(char *, int *) = (int (*)(char *, int *))dlsym(mpi, "MPI_Get_library_version");
+    char text[4096] = ""; /* MPI_MAX_LIBRARY_VERSION_STRING is 256 there */
+    int length;
+    if (version && version(text, &length) == 0)
+        snprintf(mpi_version, sizeof mpi_version, "%.*s", (int)strcspn(text, ",\""), text);
     if (mpi_float && mpi_double && mpi_int && mpi_sum && init(NULL, NULL) == 0)
         mpi_reduce_local = (int (*)(const void *, void *, int, void *, void *))dlsym(mpi, "MPI_Reduce_local");
 }
@@ -326,8 +332,8 @@ static void print_row(const char *type, const struct job *j, int threads, const 
             "{\"bench\": \"reduce\", \"method\": \"%s\", \"dtype\": \"%s\", \"inputs\": %d, \"bytes\": %zu, "
             "\"threads\": %d, \"variant\": \"%s\", \"seconds\": %.9f, \"input_GBps\": %.3f, "
             "\"Gbitps_per_core\": %.2f, \"fraction_of_limit\": %.4f, \"tally_over_this\": %.3f}\n",
-            methods[m].name, type, j->n, j->bytes, threads, tly_reduce_variant(), s, input / s * 1e-9,
-            input / s * 8e-9 / threads, best / s, s / seconds[TALLY]);
+            methods[m].name, type, j->n, j->bytes, threads, m == MPI ? mpi_version : tly_reduce_variant(), s,
+            input / s * 1e-9, input / s * 8e-9 / threads, best / s, s / seconds[TALLY]);
     }
     fflush(stdout);
 }
@@ -360,7 +366,7 @@ static int find_type(const char *name)
     for (int i = 0; i < (int)(sizeof type_name / sizeof *type_name); i++)
         if (!strcmp(name, type_name[i]))
             return i;
-    fprintf(stderr, "reduce_bench: no type %s\n", name);
+    fprintf(stderr, "bench_reduce: no type %s\n", name);
     exit(2);
 }
 
@@ -397,7 +403,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--most"))
             most = strtoull(value, NULL, 0);
         else if (strcmp(argv[i], "--variant") || tly_reduce_choose(value) != 0) {
-            fprintf(stderr, "reduce_bench: cannot do %s %s\n", argv[i], value);
+            fprintf(stderr, "bench_reduce: cannot do %s %s\n", argv[i], value);
             return 2;
         }
     }
@@ -416,7 +422,7 @@ int main(int argc, char **argv)
             for (int k = 0; k < input_count; k++) {
                 int n = atoi(inputs[k]);
                 if (n < 2 || n > MOST_INPUTS || n % 2) {
-                    fprintf(stderr, "reduce_bench: inputs must be even, 2 to %d\n", MOST_INPUTS);
+                    fprintf(stderr, "bench_reduce: inputs must be even, 2 to %d\n", MOST_INPUTS);
                     return 2;
                 }
                 if ((size_t)(n + 1) * stride <= most && n > widest)
