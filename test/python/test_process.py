@@ -125,6 +125,26 @@ def test_ending_without_shutdown():
     assert status == 0 and output.count("good") == 2, output
 
 
+def test_a_rank_that_dies():
+    """os._exit says no goodbye: the others' operations fail, and name the dead."""
+    status, output = jobs.run(3, 1, ["-c", textwrap.dedent("""
+        import os, numpy as np, tally
+        tally.init()
+        tally.push_pull(np.ones(5), "a")
+        if tally.rank() == 1:
+            os._exit(0)
+        for name in ("b", "c"):
+            try:
+                tally.push_pull(np.ones(5), name)
+                raise SystemExit("not failed")
+            except tally.Error as error:
+                assert "rank 1" in str(error), error
+        tally.shutdown()
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
+
+
 def test_settings_and_errors_of_init():
     status, output = python("""
         import tally
