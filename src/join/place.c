@@ -94,7 +94,8 @@ static void find_job(struct tly_place *p, const struct tly_params *params)
     const char *job = params->job;
     if (!job)
         job = getenv("TORCHELASTIC_RUN_ID");
-    if (!job || !*job)
+    /* torchrun's word for "no --rdzv-id was given": it tells no job from another. */
+    if (!job || !*job || (!params->job && strcmp(job, "none") == 0))
         job = getenv("SLURM_JOB_ID");
     snprintf(p->job, sizeof p->job, "%s", job && *job ? job : "default");
 }
@@ -153,7 +154,7 @@ static int find_secret(struct tly_place *p, const struct tly_params *params)
 int tly_place_first_host(const char *list, char *out, size_t len)
 {
     size_t n = strcspn(list, "[,");
-    if (n == 0 || n >= len)
+    if ((n == 0 && *list != '[') || n >= len)
         return -EINVAL;
     if (list[n] != '[') {
         memcpy(out, list, n);

@@ -1,0 +1,248 @@
+/* place_test.c - launchers' variables, addresses, secrets, lists of hosts and ports. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <sodium.h>
+
+#include "base/error.h"
+#include "join/place.h"
+#include "transport/tcp/socket.h"
+
+static const char *const variables[] = {"RANK",
+                                        "WORLD_SIZE",
+                                        "MASTER_ADDR",
+                                        "OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "SLURM_PROCID",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_STEP_ID",
+                                        "SLURM_STEP_NODELIST",
+                                        "SLURM_JOB_ID",
+                                        "TORCHELASTIC_RUN_ID",
+                                        "TORCHELASTIC_RESTART_COUNT",
+                                        "TALLY_SECRET"};
+
+static char home[] = "/tmp/tally-place-XXXXXX";
+
+static int clean(void **state)
+{
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        unsetenv(variables[i]);
+    unsetenv("XDG_CONFIG_HOME");
+    setenv("HOME", home, 1);
+    return 0;
+}
+
+static int find(struct tly_place *p, const char *const settings[], bool is_rank)
+{
+    struct tly_params params;
+    char why[TLY_SENTENCE];
+    if (tly_params_load(&params, settings, why, sizeof why) != 0)
+        fail_msg("%s", why);
+    int err = tly_place_find(p, &params, is_rank);
+    tly_params_finish(&params);
+    return err;
+}
+
+static void assert_rank(uint32_t rank, uint32_t size, const char *coordinator)
+{
+    struct tly_place p;
+    if (find(&p, NULL, true) != 0)
+        fail_msg("%s", tly_error());
+    assert_int_equal(p.rank, rank);
+    assert_int_equal(p.size, size);
+    assert_string_equal(p.coord_host, coordinator);
+}
+
+static void launchers(void **state)
+{
+    assert_rank(0, 1, ""); /* started by nobody */
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "8", 1);
+    assert_rank(0, 1, ""); /* a batch shell, no step */
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_STEP_NODELIST", "gpu[07-09,12]", 1);
+    assert_rank(3, 8, "gpu07");
+    setenv("MASTER_ADDR", "10.0.0.1", 1);
+    setenv("PMI_RANK", "2", 1);
+    setenv("PMI_SIZE", "4", 1);
+    assert_rank(2, 4, "10.0.0.1");
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
+    assert_rank(1, 5, "10.0.0.1");
+    setenv("RANK", "6", 1);
+    setenv("WORLD_SIZE", "7", 1);
+    assert_rank(6, 7, "10.0.0.1");
+}
+
+static void assert_refused(const char *named)
+{
+    struct tly_place p;
+    assert_int_equal(find(&p, NULL, true), -EINVAL);
+    if (!strstr(tly_error(), named))
+        fail_msg("'%s' does not name %s", tly_error(), named);
+}
+
+static void nonsense_is_refused_by_name(void **state)
+{
+    setenv("RANK", "0", 1);
+    assert_refused("WORLD_SIZE");
+    setenv("WORLD_SIZE", "2", 1);
+    assert_refused("TALLY_COORD");
+    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("RANK", "2", 1);
+    assert_refused("RANK=2");
+    setenv("RANK", "1x", 1);
+    assert_refused("RANK=1x");
+    setenv("RANK", "1", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "-1", 1);
+    assert_refused("TORCHELASTIC_RESTART_COUNT");
+}
+
+static void job_names(void **state)
+{
+    struct tly_place p;
+    const char *const named[] = {"TALLY_JOB=none", NULL};
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_string_equal(p.job, "default");
+    setenv("TORCHELASTIC_RUN_ID", "none", 1); /* what torchrun says when it was told nothing */
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_string_equal(p.job, "default");
+    setenv("SLURM_JOB_ID", "77", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_string_equal(p.job, "77");
+    setenv("TORCHELASTIC_RUN_ID", "run1", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_string_equal(p.job, "run1");
+    assert_int_equal(find(&p, named, true), 0);
+    assert_string_equal(p.job, "none");
+}
+
+static void coordinator_addresses(void **state)
+{
+    static const struct {
+        const char *text, *host;
+        int port; /* 0: refused */
+    } cases[] = {{"TALLY_COORD=a.b", "a.b", 29777},   {"TALLY_COORD=a.b:5", "a.b", 5},
+                 {"TALLY_COORD=[::1]:7", "::1", 7},    {"TALLY_COORD=[fe80::1]", "fe80::1", 29777},
+                 {"TALLY_COORD=::1", "::1", 29777},    {"TALLY_COORD=a:0", "", 0},
+                 {"TALLY_COORD=a:70000", "", 0},       {"TALLY_COORD=a:", "", 0},
+                 {"TALLY_COORD=[::1", "", 0},          {"TALLY_COORD=:5", "", 0},
+                 {"TALLY_COORD=[::1]5", "", 0},        {"TALLY_COORD=a:5x", "", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_place p;
+        const char *const settings[] = {cases[i].text, NULL};
+        int err = find(&p, settings, true);
+        if (!cases[i].port) {
+            assert_int_equal(err, -EINVAL);
+            continue;
+        }
+        assert_int_equal(err, 0);
+        assert_string_equal(p.coord_host, cases[i].host);
+        assert_int_equal(p.coord_port, cases[i].port);
+    }
+    struct tly_place p;
+    assert_int_equal(find(&p, NULL, false), -EINVAL); /* a tallyd must be told */
+}
+
+static void node_lists(void **state)
+{
+    static const char *const cases[][2] = {{"n1", "n1"},          {"n1,n2", "n1"},       {"n[1-3]", "n1"},
+                                           {"n[08,11]", "n08"},   {"a[3]b,c", "a3b"},    {"rack-2-[10-12]", "rack-2-10"},
+                                           {"[1-2]x", "1x"},      {"", NULL},            {",a", NULL},
+                                           {"n[", NULL},          {"n[]", NULL},         {"n[a-b]", NULL},
+                                           {"n[1-2", NULL},       {"n[1-2][3]", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char out[32];
+        int err = tly_place_first_host(cases[i][0], out, sizeof out);
+        assert_int_equal(err, cases[i][1] ? 0 : -EINVAL);
+        if (!err)
+            assert_string_equal(out, cases[i][1]);
+    }
+}
+
+static void port_ranges(void **state)
+{
+    uint16_t a, b;
+    assert_int_equal(tly_place_ports("100-200", &a, &b), 0);
+    assert_int_equal(a, 100);
+    assert_int_equal(b, 200);
+    assert_int_equal(tly_place_ports(NULL, &a, &b), 0);
+    assert_int_equal(a, 0);
+    static const char *const bad[] = {"", "5", "7-3", "0-9", "1-70000", "1-2x", "a-b"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(tly_place_ports(bad[i], &a, &b), -EINVAL);
+}
+
+static void secrets(void **state)
+{
+    struct tly_place p, q;
+    char path[128], setting[160];
+    const char *const given[] = {"TALLY_SECRET=sixteen bytes ok", NULL};
+    const char *const file[] = {setting, NULL};
+    snprintf(path, sizeof path, "%s/secret", home);
+    snprintf(setting, sizeof setting, "TALLY_SECRET_FILE=%s", path);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_false(p.has_secret);
+    assert_int_equal(find(&p, given, true), 0);
+    assert_true(p.has_secret);
+
+    assert_int_equal(find(&q, file, true), -EINVAL); /* no such file */
+    FILE *f = fopen(path, "w");
+    fputs("sixteen bytes ok\n", f);
+    fclose(f);
+    chmod(path, 0644);
+    assert_int_equal(find(&q, file, true), -EINVAL);
+    assert_non_null(strstr(tly_error(), "chmod 600"));
+    chmod(path, 0600);
+    assert_int_equal(find(&q, file, true), 0);
+    assert_memory_equal(p.secret, q.secret, sizeof p.secret); /* the line's end is not part of it */
+    f = fopen(path, "w");
+    fputs("too short\n", f);
+    fclose(f);
+    assert_int_equal(find(&q, file, true), -EINVAL);
+    unlink(path);
+}
+
+static void own_addresses(void **state)
+{
+    struct sockaddr_storage a;
+    assert_int_equal(tly_address_parse("127.0.0.1", 1, &a), 0);
+    assert_true(tly_place_is_own(&a));
+    assert_int_equal(tly_address_parse("192.0.2.1", 1, &a), 0); /* reserved for documents */
+    assert_false(tly_place_is_own(&a));
+    assert_int_equal(tly_place_iface("no-such-interface", &a, &a), -ENODEV);
+    assert_int_equal(tly_place_iface("127.0.0.0/8", &a, &a), -ENODEV); /* loopback must be named */
+    assert_int_equal(tly_place_iface("lo", &a, &a), 0);
+    assert_true(tly_address_is_loopback(&a));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(launchers, clean),
+        cmocka_unit_test_setup(nonsense_is_refused_by_name, clean),
+        cmocka_unit_test_setup(job_names, clean),
+        cmocka_unit_test_setup(coordinator_addresses, clean),
+        cmocka_unit_test_setup(node_lists, clean),
+        cmocka_unit_test_setup(port_ranges, clean),
+        cmocka_unit_test_setup(secrets, clean),
+        cmocka_unit_test_setup(own_addresses, clean),
+    };
+    if (sodium_init() < 0 || !mkdtemp(home))
+        return 1;
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(home);
+    return failed;
+}

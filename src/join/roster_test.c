@@ -1,0 +1,171 @@
+/* roster_test.c - encoding, grouping into machines, and which tree a layout is summed along. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "join/roster.h"
+
+enum { MOST = 16 };
+
+/* machine_of[i] for n ranks. */
+static void group(struct tly_roster *r, struct tly_roster_rank *room, const int *machine_of, uint32_t n)
+{
+    uint32_t same[MOST];
+    for (uint32_t i = 0; i < n; i++)
+        for (same[i] = 0; machine_of[same[i]] != machine_of[i];)
+            same[i]++;
+    memset(r, 0, sizeof *r);
+    r->ranks = room;
+    tly_roster_group(r, n, same);
+}
+
+static void machines_are_numbered_by_their_lowest_rank(void **state)
+{
+    struct tly_roster_rank room[MOST];
+    struct tly_roster r;
+    group(&r, room, (const int[]){5, 2, 5, 2, 9}, 5);
+    assert_int_equal(r.machine_count, 3);
+    static const struct tly_roster_rank expected[] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {2, 0}};
+    assert_memory_equal(room, expected, sizeof expected);
+}
+
+static void trees(void **state)
+{
+    static const struct {
+        const char *layout; /* a letter a rank: its machine */
+        bool flat, flat16;
+        const char *order; /* of leaves when not flat */
+    } cases[] = {
+        {"a", true, true, NULL},
+        {"abcdefgh", true, true, NULL},
+        {"aaaaaaaa", true, false, "01234567"},
+        {"aabbccdd", true, false, "01234567"},
+        {"aaaabbbb", true, false, "01234567"},
+        {"aaaabbcc", true, false, "01234567"}, /* 4 + 2 + 2: nodes of the ranks' tree */
+        {"aaabbb", false, false, "012345"},    /* 2 x 3: 3 is no node of T(0, 6) */
+        {"abab", false, false, "0213"},        /* not neighbours */
+        {"aab", true, false, "012"},
+        {"abb", false, false, "012"},          /* T(0, 3) is (0 + 1) + 2 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_roster_rank room[MOST];
+        struct tly_roster r;
+        int machine_of[MOST], groups, sizes[MOST], total = 0;
+        uint32_t order[MOST], n = (uint32_t)strlen(cases[i].layout);
+        for (uint32_t j = 0; j < n; j++)
+            machine_of[j] = cases[i].layout[j];
+        group(&r, room, machine_of, n);
+        assert_int_equal(tly_roster_tree(&r, false, &groups, sizes, order), cases[i].flat);
+        assert_int_equal(groups, cases[i].flat ? 1 : (int)r.machine_count);
+        assert_int_equal(tly_roster_tree(&r, true, &groups, sizes, order), cases[i].flat16);
+        assert_int_equal(groups, cases[i].flat16 ? 1 : (int)r.machine_count);
+        for (int g = 0; g < groups; g++)
+            total += sizes[g];
+        assert_int_equal(total, n);
+        for (uint32_t j = 0; j < n; j++)
+            assert_int_equal(order[j], cases[i].order ? (uint32_t)(cases[i].order[j] - '0') : j);
+    }
+}
+
+static void fill(struct tly_roster *r)
+{
+    *r = (struct tly_roster){.epoch = 1, .rank_count = 3, .machine_count = 2, .service_count = 3,
+                             .part_bytes = 1 << 20, .window_bytes = 4 << 20};
+    r->ranks = calloc(3, sizeof *r->ranks);
+    r->services = calloc(3, sizeof *r->services);
+    r->ranks[1].local_rank = 1;
+    r->ranks[2].machine = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        r->services[i].role = i < 2 ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
+        r->services[i].rank = i == 1 ? 2 : 0;
+        r->services[i].port = 1000 + i;
+        snprintf(r->services[i].address, sizeof r->services[i].address, "10.0.0.%u", i);
+    }
+}
+
+static void round_trip_and_every_truncation(void **state)
+{
+    struct tly_roster r, back;
+    struct tly_writer w = {0};
+    fill(&r);
+    tly_roster_write(&w, &r);
+    struct tly_reader rd = {w.data, w.len, false};
+    assert_int_equal(tly_roster_read(&rd, &back), 0);
+    assert_int_equal(back.rank_count, 3);
+    assert_int_equal(back.ranks[2].machine, 1);
+    assert_string_equal(back.services[2].address, "10.0.0.2");
+    tly_roster_finish(&back);
+    for (size_t n = 0; n < w.len; n++) {
+        struct tly_reader cut = {w.data, n, false};
+        assert_int_equal(tly_roster_read(&cut, &back), -EPROTO);
+    }
+    free(w.data);
+    tly_roster_finish(&r);
+}
+
+static void nonsense_is_refused(void **state)
+{
+    for (int i = 0; i < 7; i++) {
+        struct tly_roster r, back;
+        struct tly_writer w = {0};
+        fill(&r);
+        switch (i) {
+        case 0: r.ranks[0].machine = 2; break;
+        case 1: r.services[0].rank = 3; break;
+        case 2: r.services[2].role = TLY_ROLE_RANK; break;
+        case 3: r.part_bytes = 100; break;
+        case 4: r.window_bytes = r.part_bytes - 64; break;
+        case 5: r.services[1].port = 65536; break;
+        case 6: r.epoch = 0; break;
+        }
+        tly_roster_write(&w, &r);
+        struct tly_reader rd = {w.data, w.len, false};
+        int err = tly_roster_read(&rd, &back);
+        assert_int_equal(err, i == 6 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
+        if (!err)
+            tly_roster_finish(&back);
+        free(w.data);
+        tly_roster_finish(&r);
+    }
+}
+
+static void members(void **state)
+{
+    struct tly_member_info m = {.role = TLY_ROLE_RANK, .rank = 1, .size = 2, .port = 5, .nonce = 7}, back;
+    struct tly_writer w = {0};
+    snprintf(m.host, sizeof m.host, "h");
+    tly_member_write(&w, &m);
+    struct tly_reader rd = {w.data, w.len, false};
+    assert_int_equal(tly_member_read(&rd, &back), 0);
+    assert_memory_equal(&m, &back, sizeof m);
+    for (size_t n = 0; n < w.len; n++) {
+        struct tly_reader cut = {w.data, n, false};
+        assert_int_equal(tly_member_read(&cut, &back), -EPROTO);
+    }
+    free(w.data);
+    w = (struct tly_writer){0};
+    m.rank = 2; /* of 2 */
+    tly_member_write(&w, &m);
+    rd = (struct tly_reader){w.data, w.len, false};
+    assert_int_equal(tly_member_read(&rd, &back), -EPROTO);
+    free(w.data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(machines_are_numbered_by_their_lowest_rank),
+        cmocka_unit_test(trees),
+        cmocka_unit_test(round_trip_and_every_truncation),
+        cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(members),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
