@@ -39,7 +39,10 @@ static void end(struct tly_member *m, int err, const char *sentence)
 static void opened(void *user, struct tly_link *l)
 {
     struct tly_member *m = user;
-    m->identity.incarnation = tly_link_peer(l)->incarnation;
+    const struct tly_identity *peer = tly_link_peer(l);
+    m->identity.incarnation = peer->incarnation;
+    if (!m->identity.job[0])
+        memcpy(m->identity.job, peer->job, sizeof peer->job);
     m->state = TLY_MEMBER_KNOWN;
     tly_link_address(l, false, &m->here);
 }

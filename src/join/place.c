@@ -89,7 +89,8 @@ static void find_machine(struct tly_place *p, const struct tly_params *params)
     p->host_id[strcspn(p->host_id, "\n")] = '\0';
 }
 
-static void find_job(struct tly_place *p, const struct tly_params *params)
+/* A rank belongs to a job; a tallyd that is told none serves whichever its coordinator runs: "". */
+static void find_job(struct tly_place *p, const struct tly_params *params, bool is_rank)
 {
     const char *job = params->job;
     if (!job)
@@ -97,7 +98,11 @@ static void find_job(struct tly_place *p, const struct tly_params *params)
     /* torchrun's word for "no --rdzv-id was given": it tells no job from another. */
     if (!job || !*job || (!params->job && strcmp(job, "none") == 0))
         job = getenv("SLURM_JOB_ID");
-    snprintf(p->job, sizeof p->job, "%s", job && *job ? job : "default");
+    if (!is_rank)
+        job = params->job ? params->job : "";
+    else if (!job || !*job)
+        job = "default";
+    snprintf(p->job, sizeof p->job, "%s", job);
 }
 
 /* --- secret -------------------------------------------------------------------------------------- */
@@ -246,7 +251,7 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
     if (has && is_rank)
         p->restart = (int)restart;
     find_machine(p, params);
-    find_job(p, params);
+    find_job(p, params, is_rank);
     if (!err)
         err = find_secret(p, params);
     if (!err)

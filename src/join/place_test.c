@@ -127,6 +127,9 @@ static void job_names(void **state)
     assert_string_equal(p.job, "run1");
     assert_int_equal(find(&p, named, true), 0);
     assert_string_equal(p.job, "none");
+    const char *const daemon[] = {"TALLY_COORD=localhost", NULL};
+    assert_int_equal(find(&p, daemon, false), 0);
+    assert_string_equal(p.job, "");
 }
 
 static void coordinator_addresses(void **state)

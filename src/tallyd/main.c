@@ -36,7 +36,7 @@ static void usage(FILE *out)
                  "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
                  "  --once               exit when the job ends (default: wait for the next one)\n"
                  "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
-                 "  --job NAME           the job to serve (TALLY_JOB; default: \"default\")\n"
+                 "  --job NAME           serve this job only (TALLY_JOB; default: any)\n"
                  "  --help, --version\n\n"
                  "The job secret is read from TALLY_SECRET_FILE, TALLY_SECRET or ~/.config/tally/secret.\n"
                  "`tally params` lists all settings.\n");
@@ -76,7 +76,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
         err = tly_member_begin(m);
     if (err)
         return err;
-    tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->place->job, m->roster.rank_count,
+    tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->identity.job, m->roster.rank_count,
              m->roster.machine_count, m->roster.service_count - m->roster.machine_count);
     while (!asked_to_stop && !m->left && m->state == TLY_MEMBER_RUNNING)
         tly_loop_turn(loop, -1);
@@ -108,7 +108,7 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     if (!err) {
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
-        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory", place->job,
+        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory", member.identity.job,
                  (double)facts.bytes_summed / 1e9, (unsigned long long)facts.parts_summed,
                  (double)facts.bytes_peak / 1e6);
     }
@@ -177,18 +177,18 @@ int main(int argc, char **argv)
     unsigned late = 0;
     do {
         err = job(&place, &params);
-        bool turned_away = err == -EAGAIN;
+        bool turned_away = err == -EAGAIN || err == -ESTALE; /* another job's turn */
         if (err && !asked_to_stop && (!turned_away || late++ == 0))
             tly_warn("tallyd", "%s", tly_error());
         if (!turned_away)
             late = 0;
-        if (err == -EACCES || err == -EPROTO || err == -ESTALE)
+        if (err == -EACCES || err == -EPROTO)
             break; /* trying again would not help */
         if (err && !asked_to_stop && (!once || turned_away)) {
             struct timespec pause = {.tv_nsec = 500 * TLY_MS};
             nanosleep(&pause, NULL);
         }
-    } while (!asked_to_stop && (!once || err == -EAGAIN));
+    } while (!asked_to_stop && (!once || err == -EAGAIN || err == -ESTALE));
     tly_params_finish(&params);
     return err && !asked_to_stop ? 1 : 0;
 }

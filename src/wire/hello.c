@@ -121,7 +121,7 @@ static int read_identity(struct tly_hello *h, const uint8_t *in)
 static int check_job(struct tly_hello *h)
 {
     char text[160];
-    /* A daemon that serves whatever job comes says no name; tallyd looks for "" too. */
+    /* A tallyd that serves whichever job comes names none. */
     if (h->me.job[0] && h->peer.job[0] && strcmp(h->me.job, h->peer.job) != 0) {
         snprintf(text, sizeof text, "job '%.40s' here, job '%.40s' there (TALLY_JOB)", h->me.job, h->peer.job);
         return refuse(h, ESTALE, text);
