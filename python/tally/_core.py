@@ -153,6 +153,7 @@ def shutdown():
         leaving.set()
         listener.join()
         blocking.tally_comm_close(comm)
+        _refused.clear()
         _sweep()
 
 
@@ -414,10 +415,33 @@ def _rejected(status, name, kind, space):
     return Error(sentence, -status)
 
 
+# (kind, name, space) of what this process has refused under a name.  Until the other ranks have got it the name is
+# in flight, and nobody holds a handle to wait for: so the next call under that name does.
+_refused = set()
+
+
+def _submitted(status, kind, name, space, submit):
+    """The status of a submission, made again by submit() for as long as an earlier refusal of the name is under way."""
+    key = (kind, name, space)
+    if key in _refused:
+        while status == -errno.EBUSY:
+            time.sleep(0.001)
+            status = submit()
+        if status == 0:
+            _refused.discard(key)
+    return status
+
+
 def refuse(kind, name, space, reason):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
-    if _comm is not None:
-        lib.tally_refuse(_comm, _encode(name), kind, space, str(reason).encode())
+    if _comm is None:
+        return
+    arguments = (_comm, _encode(name), kind, space, str(reason).encode())
+    status = lib.tally_refuse(*arguments)
+    if _refused:
+        status = _submitted(status, kind, name, space, lambda: lib.tally_refuse(*arguments))
+    if status == 0 and name is not None:
+        _refused.add((kind, name, space))
 
 
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
@@ -430,6 +454,9 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
     options = _options.get(key) or _make_options(key)
     op = _pointer()
     status = _submit(_comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op))
+    if _refused:
+        status = _submitted(status, PUSH_PULL, name, space, lambda: _submit(
+            _comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op)))
     if status < 0:
         raise _rejected(status, name, PUSH_PULL, space)
     if _orphans:
@@ -444,7 +471,10 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
     key = (shape, 0, 1.0, 1.0, space)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
-    status = lib.tally_broadcast(_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
+    arguments = (_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
+    status = lib.tally_broadcast(*arguments)
+    if _refused:
+        status = _submitted(status, BROADCAST, name, space, lambda: lib.tally_broadcast(*arguments))
     if status < 0:
         raise _rejected(status, name, BROADCAST, space)
     if _orphans:
@@ -459,7 +489,10 @@ def allgather(name, source, count, dtype, shape, space=USER, keep=None):
     key = (shape, 0, 1.0, 1.0, space)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
-    status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
+    arguments = (_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
+    status = lib.tally_allgather(*arguments)
+    if _refused:
+        status = _submitted(status, ALLGATHER, name, space, lambda: lib.tally_allgather(*arguments))
     if status < 0:
         raise _rejected(status, name, ALLGATHER, space)
     if _orphans:

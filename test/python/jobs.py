@@ -129,8 +129,8 @@ class Ranks:
             ready = wait(list(places), max(0, deadline - time.monotonic()))
             if not ready:
                 told = ["rank %d: %s" % (i, a[1]) for i, a in enumerate(answers) if a is not None and not a[0]]
-                self._fail("\n".join(["%s: no answer within %g s from ranks %s" % (what, timeout, sorted(places.values())),
-                                      *told]))
+                silent = "%s: no answer within %g s from ranks %s" % (what, timeout, sorted(places.values()))
+                self._fail("\n".join([silent, *told]))
             for connection in ready:
                 index = places.pop(connection)
                 try:

@@ -106,7 +106,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("kind, options", CASES, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v)) or "plain")
+@pytest.mark.parametrize("kind, options", CASES, ids=["-".join([kind, *map(str, sum(options.items(), ()))])
+                                                      for kind, options in CASES])
 def test_same_parameters_as_one_process(four, kind, options):
     results = four(train, kind, options)
     for own, single, states in results:

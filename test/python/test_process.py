@@ -437,7 +437,8 @@ allreduce(tensor, average=None, name=None, compression=none, op=None, prescale_f
 allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
 allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
 allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-grouped_allreduce(tensors, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0)
+grouped_allreduce(tensors, average=None, name=None, compression=none, op=None, prescale_factor=1.0, \
+postscale_factor=1.0)
 grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
 grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
 grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
@@ -461,21 +462,21 @@ local_size()
 local_rank()
 cross_size()
 cross_rank()
-DistributedOptimizer(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False)
+DistributedOptimizer(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, \
+gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False)
 """
 
 
 def describe(name, function):
+    """The signature as above; what is keyword-only is an addition to Horovod's."""
     from tally import torch as t
-    words = {t.Compression.none: "none", t.Average: "Average"}
-    parameters = []
-    for p in inspect.signature(function).parameters.values():
-        if p.kind is not p.KEYWORD_ONLY:
-            default = "" if p.default is p.empty else "=%s" % (words.get(p.default, p.default)
-                                                               if not isinstance(p.default, (int, float)) or
-                                                               isinstance(p.default, type(t.Average)) else p.default)
-            parameters.append(p.name + default)
-    return "%s(%s)" % (name, ", ".join(parameters))
+
+    def default(value):
+        return "none" if value is t.Compression.none else "Average" if value is t.Average else repr(value)
+
+    return "%s(%s)" % (name, ", ".join(
+        p.name if p.default is p.empty else "%s=%s" % (p.name, default(p.default))
+        for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY))
 
 
 @pytest.mark.parametrize("line", SIGNATURES.split("\n")[1:-1], ids=lambda line: line.split("(")[0])
