@@ -423,8 +423,8 @@ def test_horovod_style_script(tmp_path):
     options = ["--epochs", "1"]
     status, output = jobs.run(4, 2, [script, *options, "--save", tmp_path / "four"], timeout=120)
     assert status == 0, output
-    subprocess.run([sys.executable, str(script), *options, "--single", "4", "--save", str(tmp_path / "one")], check=True,
-                   env=jobs.environment(), timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, str(script), *options, "--single", "4", "--save", str(tmp_path / "one")],
+                   check=True, env=jobs.environment(), timeout=120, stdout=subprocess.DEVNULL)
     four, one = torch.load(tmp_path / "four"), torch.load(tmp_path / "one")
     assert four.keys() == one.keys()
     for name in one:  # the order of additions differs
