@@ -13,7 +13,7 @@
 #include "comm/internal.h"
 #include "transport/tcp/socket.h"
 
-enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
+enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
 const char *tally_version(void)
 {
@@ -128,16 +128,19 @@ static void tick(struct tly_hook *h)
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
         return;
     struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
-    if ((double)(now - oldest->born) / TLY_SEC >= c->params.timeout) {
-        char text[400];
-        snprintf(text, sizeof text, "'%.100s' has waited %.0f s for rank %s (TALLY_TIMEOUT)", oldest->tensor->name,
-                 (double)(now - oldest->born) / TLY_SEC, oldest->late[0] ? oldest->late : "?");
-        tly_member_complain(&c->member, ETIME, text);
+    double waited = (double)(now - oldest->born) / TLY_SEC;
+    double last_call = c->params.timeout / 2 < LAST_CALL_S ? c->params.timeout / 2 : LAST_CALL_S;
+    if (waited >= c->params.timeout - last_call && !oldest->asked) {
+        oldest->asked = true;
+        tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
+    }
+    if (waited >= c->params.timeout && !c->doom_at) {
+        const char *late = oldest->late;
+        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT)", oldest->tensor->name,
+                 waited, late[0] ? " for rank " : "", late);
+        tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
-        if (!c->doom_at) {
-            c->doom_at = now + TLY_SEC;
-            snprintf(c->doom, sizeof c->doom, "%s", text);
-        }
+        c->doom_at = now + TLY_SEC;
     }
 }
 

@@ -95,7 +95,8 @@ struct tally_op {
     struct part *parts; /* owned */
     uint32_t part_count, parts_left;
     int64_t born; /* awake clock */
-    char late[160];
+    char late[160]; /* ranks that home waits for, as it last said */
+    bool asked;     /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
     /* allgather */
     int64_t first_dim;    /* ours, as it goes out */
@@ -216,6 +217,8 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted);
 /* peer.c */
 int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const struct tly_identity *id);
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
+/* Ask an operation's home for whom it waits; the answer goes to op->late. */
+void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
 void tly_peer_finish(struct peer *p);
 void tly_peer_head(const struct part *p, struct tly_frame *f);
 

@@ -195,6 +195,16 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
         tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
 }
 
+void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
+{
+    struct tly_frame f;
+    tly_peer_head(&op->parts[0], &f);
+    f.type = TLY_STATUS;
+    f.flags = TLY_REQUEST;
+    f.length = 0;
+    tly_peer_post(p, &f, NULL, 0);
+}
+
 static void on_report(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};

@@ -154,6 +154,8 @@ void tly_verdict_arrived(struct session *p, struct round *r);
 void tly_verdict_text(struct session *p, struct round *r, char *text);
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
 void tly_verdict_left(struct tly_service *s, uint32_t rank);
+/* Say who is late: to all who wait, or to one who asks. */
+void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);
 void tly_verdict_tick(struct tly_service *s);
 
 /* service.c */

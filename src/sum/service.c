@@ -284,7 +284,11 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             tly_round_cancel(p, r);
         break;
     case TLY_STATUS:
-        report(p);
+        r = f->flags & TLY_REQUEST ? tly_round_find(s, f) : NULL;
+        if (r)
+            tly_verdict_late(s, r, p);
+        else if (!(f->flags & TLY_REQUEST))
+            report(p);
         break;
     case TLY_GOODBYE:
         p->left = true;

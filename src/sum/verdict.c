@@ -175,7 +175,7 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank)
     }
 }
 
-static void warn_late(struct tly_service *s, struct round *r)
+void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker)
 {
     char late[200];
     struct tly_frame f = about(r, TLY_STATUS);
@@ -186,11 +186,11 @@ static void warn_late(struct tly_service *s, struct round *r)
         return;
     tly_write64(&w, (uint64_t)(s->loop->awake - r->born));
     tly_write_text(&w, late);
-    /* All who wait learn for whom; the lowest of them says it aloud. */
+    /* All who wait learn for whom; the lowest of them says it aloud.  Who asks learns it alone. */
     for (uint32_t i = 0; i < s->ranks && !w.failed; i++) {
-        if (r->slots[i].state == SLOT_ABSENT || !s->by_rank[i])
+        if (r->slots[i].state == SLOT_ABSENT || !s->by_rank[i] || (asker && s->by_rank[i] != asker))
             continue;
-        f.flags = named ? 0 : TLY_MARK;
+        f.flags = named || asker ? 0 : TLY_MARK;
         named = true;
         tly_session_post(s->by_rank[i], &f, w.data, w.len, NULL);
     }
@@ -207,7 +207,7 @@ void tly_verdict_tick(struct tly_service *s)
             continue;
         if (now >= r->warn_at) {
             r->warn_at += r->warn_at - r->born; /* at each doubling */
-            warn_late(s, r);
+            tly_verdict_late(s, r, NULL);
         }
         if (r->mismatch_at && now - r->mismatch_at >= WAIT_FOR_TEXTS_MS * TLY_MS)
             compose(s, r);

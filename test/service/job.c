@@ -148,9 +148,9 @@ static void start(struct job *j, int index)
             exit(j->main(index, j->arg));
         }
         const char *program = getenv("TEST_TALLYD");
-        const char *argv[8] = {"tallyd", "--once"};
-        for (int i = 0; i < 4 && j->tallyd_options[i]; i++)
-            argv[2 + i] = j->tallyd_options[i];
+        const char *argv[8] = {"tallyd", j->tallyd_stays ? NULL : "--once"};
+        for (int i = 0, at = j->tallyd_stays ? 1 : 2; i < 4 && j->tallyd_options[i]; i++)
+            argv[at++] = j->tallyd_options[i];
         execv(program ? program : "tallyd", (char *const *)argv);
         perror("tallyd (TEST_TALLYD names it)");
         _exit(97);
@@ -286,7 +286,7 @@ void job_finish(struct job *j)
         if (left)
             job_sleep_ms(2);
     }
-    for (int t = 0; t < j->tallyds; t++)
+    for (int t = 0; t < j->tallyds && !j->tallyd_stays; t++)
         if (j->tallyd_pid[t] && job_wait_tallyd(j, t) != 0) {
             snprintf(text, sizeof text, "tallyd %d ends with status %d", t, ended(j->tallyd_status[t]));
             fail_job(j, text);

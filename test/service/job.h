@@ -40,6 +40,7 @@ struct job {
     const int *machine;       /* of each rank; NULL: each rank is a machine of its own */
     const char *settings[12]; /* "NAME=value" for ranks and tallyd */
     const char *tallyd_options[4];
+    bool tallyd_stays;                /* without --once: it ends when job_clear() kills it */
     int (*main)(int rank, void *arg); /* in the rank's process; its result is the exit status */
     void *arg;
     int start_first; /* ranks that job_start() starts; 0: all */
