@@ -1,0 +1,320 @@
+/* start_test.c - starting a job: who is missing, comes twice, brings another secret or other settings, finds the
+ * address taken, comes too late.  Each gets an error that names what was waited for, and nobody hangs. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "job.h"
+
+#include <cmocka.h>
+
+/* What each rank sets before it opens, and what it must get. */
+struct expectation {
+    const char *set[JOB_MOST_RANKS]; /* "NAME=value" */
+    int err[JOB_MOST_RANKS];
+    const char *says[JOB_MOST_RANKS][2];
+};
+
+static int opens(int rank, void *arg)
+{
+    const struct expectation *e = arg;
+    tally_comm *c = NULL;
+    if (e->set[rank]) {
+        char text[200];
+        snprintf(text, sizeof text, "%s", e->set[rank]);
+        char *eq = strchr(text, '=');
+        *eq = '\0';
+        setenv(text, eq + 1, 1);
+    }
+    int err = tally_comm_open(NULL, &c);
+    fprintf(stderr, "open: %d %s\n", err, err ? tally_error() : "");
+    CHECK(err == e->err[rank]);
+    for (int i = 0; i < 2 && e->says[rank][i]; i++)
+        CHECK_HOLDS(tally_error(), e->says[rank][i]);
+    if (err) {
+        CHECK(c == NULL);
+        return 0;
+    }
+    tally_op *op;
+    float x[100];
+    for (int i = 0; i < 100; i++)
+        x[i] = (float)(i + rank);
+    CHECK(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_MAX, NULL, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == 0);
+    for (int i = 0; i < 100; i++)
+        CHECK(x[i] == (float)(i + tally_comm_size(c) - 1));
+    tally_op_free(op);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void run_job(struct job j)
+{
+    j.main = opens;
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* --- secrets ------------------------------------------------------------------------------------- */
+
+static void test_secret(void **state)
+{
+    struct expectation e = {{0}};
+    run_job((struct job){
+        .ranks = 3, .tallyds = 1, .arg = &e, .settings = {"TALLY_SECRET=sixteen bytes and more", NULL}});
+}
+
+static void test_wrong_secret(void **state)
+{
+    struct expectation e = {
+        .set = {NULL, "TALLY_SECRET=another secret of this job"},
+        .err = {-ETIMEDOUT, -EACCES, -ETIMEDOUT},
+        .says = {{"rank 1 did not join"}, {"the job secret differs"}, {"rank 1 did not join"}}};
+    run_job((struct job){.ranks = 3,
+                         .arg = &e,
+                         .settings = {"TALLY_SECRET=sixteen bytes and more", "TALLY_JOIN_TIMEOUT=4"}});
+}
+
+static void test_no_secret_here(void **state)
+{
+    struct expectation e = {.set = {NULL, "TALLY_SECRET="},
+                            .err = {-ETIMEDOUT, -EACCES},
+                            .says = {{"rank 1 did not join"}, {"the job secret differs"}}};
+    run_job((struct job){.ranks = 2,
+                         .arg = &e,
+                         .settings = {"TALLY_SECRET=sixteen bytes and more", "TALLY_JOIN_TIMEOUT=3"}});
+}
+
+static void test_secret_needed(void **state)
+{
+    /* An address for documentation (RFC 5737): no machine's own. */
+    struct expectation e = {.err = {-EACCES, -EACCES},
+                            .says = {{"needs a secret"}, {"tally secret", "needs a secret"}}};
+    run_job((struct job){.ranks = 2, .arg = &e, .settings = {"TALLY_COORD=192.0.2.1:29777"}});
+}
+
+static void test_short_secret(void **state)
+{
+    struct expectation e = {.err = {-EINVAL}, .says = {{"TALLY_SECRET", "16"}}};
+    run_job((struct job){.ranks = 1, .arg = &e, .settings = {"TALLY_SECRET=fifteen bytes.."}});
+}
+
+/* It is refused, says why and gives up; the job goes on. */
+static void test_tallyd_with_wrong_secret(void **state)
+{
+    struct expectation e = {{0}};
+    struct job j = {.ranks = 2,
+                    .start_first = 1,
+                    .main = opens,
+                    .arg = &e,
+                    .settings = {"TALLY_SECRET=sixteen bytes and more"}};
+    job_start(&j);
+    struct job stranger = {.tallyds = 1,
+                           .port = j.port,
+                           .settings = {"TALLY_SECRET=a stranger's own secret"}};
+    job_start(&stranger);
+    assert_int_equal(job_wait_tallyd(&stranger, 0), 1);
+    job_log_holds(&stranger, JOB_MOST_RANKS, "the job secret differs");
+    job_clear(&stranger);
+    job_start_rank(&j, 1);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* --- who comes ----------------------------------------------------------------------------------- */
+
+static void test_missing_rank(void **state)
+{
+    struct expectation e = {.err = {-ETIMEDOUT, -ETIMEDOUT},
+                            .says = {{"rank 2, 3 did not join", "TALLY_JOIN_TIMEOUT"},
+                                     {"rank 2, 3 did not join"}}};
+    run_job((struct job){.ranks = 4, .start_first = 2, .arg = &e, .settings = {"TALLY_JOIN_TIMEOUT=1"}});
+}
+
+static void test_rank_twice(void **state)
+{
+    struct expectation e = {
+        .set = {NULL, NULL, "RANK=1"},
+        .err = {-EEXIST, -EEXIST, -EEXIST},
+        .says = {{"rank 1 has come twice"}, {"rank 1 has come twice"}, {"rank 1 has come twice"}}};
+    run_job((struct job){.ranks = 3, .arg = &e});
+}
+
+static void test_other_world_size(void **state)
+{
+    struct expectation e = {.set = {NULL, "WORLD_SIZE=3"},
+                            .err = {-EPROTO, -EPROTO},
+                            .says = {{"was started for", "ranks"}, {"was started for", "for 3"}}};
+    run_job((struct job){.ranks = 2, .arg = &e});
+}
+
+static void test_other_settings(void **state)
+{
+    struct expectation e = {.set = {NULL, "TALLY_PART_BYTES=8192"},
+                            .err = {-EPROTO, -EPROTO},
+                            .says = {{"TALLY_PART_BYTES=8192", "TALLY_PART_BYTES=1048576"},
+                                     {"TALLY_PART_BYTES=8192", "TALLY_PART_BYTES=1048576"}}};
+    run_job((struct job){.ranks = 2, .arg = &e});
+}
+
+static void test_other_restart(void **state)
+{
+    struct expectation e = {.set = {"TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RESTART_COUNT=1"},
+                            .err = {-EPROTO, -EPROTO},
+                            .says = {{"TORCHELASTIC_RESTART_COUNT"}, {"restart 0", "restart 1"}}};
+    run_job((struct job){.ranks = 2, .arg = &e});
+}
+
+static void test_other_job(void **state)
+{
+    struct expectation e = {.set = {NULL, "TALLY_JOB=mine"},
+                            .err = {-ETIMEDOUT, -ESTALE},
+                            .says = {{"rank 1 did not join"}, {"'mine'", "TALLY_JOB"}}};
+    run_job((struct job){.ranks = 2, .arg = &e, .settings = {"TALLY_JOIN_TIMEOUT=3"}});
+}
+
+static void test_bad_ranks(void **state)
+{
+    struct expectation e = {.set = {"RANK=5", "WORLD_SIZE="},
+                            .err = {-EINVAL, -EINVAL},
+                            .says = {{"RANK=5", "WORLD_SIZE=2"}, {"WORLD_SIZE is not"}}};
+    run_job((struct job){.ranks = 2, .arg = &e});
+}
+
+/* --- addresses ----------------------------------------------------------------------------------- */
+
+static void test_no_coordinator(void **state)
+{
+    struct expectation e = {.set = {"RANK=1"},
+                            .err = {-ETIMEDOUT},
+                            .says = {{"no coordinator at 127.0.0.1", "rank 0"}}};
+    run_job((struct job){.ranks = 2, .start_first = 1, .arg = &e, .settings = {"TALLY_JOIN_TIMEOUT=1"}});
+}
+
+static void test_bad_address(void **state)
+{
+    struct expectation e = {.err = {-EINVAL}, .says = {{"TALLY_COORD=host:99999", "HOST"}}};
+    run_job((struct job){.ranks = 1, .arg = &e, .settings = {"TALLY_COORD=host:99999"}});
+}
+
+/* Something else listens there, and speaks first. */
+static void test_port_taken(void **state)
+{
+    struct expectation e = {.err = {-EADDRINUSE}, .says = {{"is in use", "TALLY_PORT"}}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), port = job_free_port();
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    pid_t holder = fork();
+    if (holder == 0) {
+        static const char banner[] =
+            "220 mail.example.org ESMTP, which has nothing at all to do with sums of gradients, "
+            "and more than one header's worth of text\r\n";
+        for (;;) {
+            int guest = accept(fd, NULL, NULL);
+            send(guest, banner, sizeof banner, MSG_NOSIGNAL);
+            job_sleep_ms(100);
+            close(guest);
+        }
+    }
+    close(fd);
+    struct job j = {.ranks = 2, .start_first = 1, .port = port, .main = opens, .arg = &e};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+    kill(holder, SIGKILL);
+}
+
+/* --- tallyd -------------------------------------------------------------------------------------- */
+
+static void test_missing_tallyd(void **state)
+{
+    struct expectation e = {{0}};
+    struct job j = {.ranks = 2,
+                    .tallyds = 1,
+                    .main = opens,
+                    .arg = &e,
+                    .settings = {"TALLY_SERVERS=2", "TALLY_SERVERS_TIMEOUT=1"}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, "only 1 of 2 tallyd are there");
+    job_log_holds(&j, 0, ", 1 tallyd;");
+    job_clear(&j);
+}
+
+static atomic_int *gate;
+
+static int holds_on(int rank, void *arg)
+{
+    tally_comm *c;
+    tally_op *op;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_comm_service_count(c) == tally_comm_size(c));
+    atomic_fetch_add(gate, 1);
+    job_await(gate, 3);
+    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
+    tally_op_free(op);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* It is told so, disturbs nobody, and serves the next job. */
+static void test_late_tallyd(void **state)
+{
+    struct expectation e = {{0}};
+    struct job j = {.ranks = 2, .main = holds_on}, late = {.tallyds = 1, .settings = {"TALLY_SERVERS=0"}};
+    gate = job_shared(sizeof *gate);
+    job_start(&j);
+    job_await(gate, 2);
+    late.port = j.port;
+    job_start(&late);
+    for (int i = 0; !strstr(job_log(&late, JOB_MOST_RANKS), "started without this tallyd"); i++) {
+        assert_true(i < 20000);
+        job_sleep_ms(5);
+    }
+    atomic_fetch_add(gate, 1);
+    job_finish(&j);
+    job_clear(&j);
+    struct job next = {
+        .ranks = 2, .port = late.port, .main = opens, .arg = &e, .settings = {"TALLY_SERVERS=1"}};
+    job_start(&next);
+    job_finish(&next);
+    job_log_holds(&next, 0, ", 1 tallyd;");
+    job_clear(&next);
+    job_finish(&late);
+    job_clear(&late);
+}
+
+/* A service that nobody needs any more goes when asked. */
+static void test_idle_tallyd_ends(void **state)
+{
+    struct job j = {.tallyds = 1};
+    job_start(&j);
+    job_sleep_ms(300);
+    kill(j.tallyd_pid[0], SIGTERM);
+    assert_int_equal(job_wait_tallyd(&j, 0), 0);
+    job_clear(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_secret),           cmocka_unit_test(test_wrong_secret),
+        cmocka_unit_test(test_no_secret_here),   cmocka_unit_test(test_secret_needed),
+        cmocka_unit_test(test_short_secret),     cmocka_unit_test(test_tallyd_with_wrong_secret),
+        cmocka_unit_test(test_missing_rank),     cmocka_unit_test(test_rank_twice),
+        cmocka_unit_test(test_other_world_size), cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_other_restart),    cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_bad_ranks),        cmocka_unit_test(test_no_coordinator),
+        cmocka_unit_test(test_bad_address),      cmocka_unit_test(test_port_taken),
+        cmocka_unit_test(test_missing_tallyd),   cmocka_unit_test(test_late_tallyd),
+        cmocka_unit_test(test_idle_tallyd_ends),
+    };
+    return cmocka_run_group_tests_name("start", tests, NULL, NULL);
+}
