@@ -15,7 +15,8 @@
 
 #include "reduce/reduce.h"
 
-#if defined __x86_64__ && defined __GNUC__ && !defined __clang__
+/* Not under TSan: what chooses a clone runs before the sanitizer is ready. */
+#if defined __x86_64__ && defined __GNUC__ && !defined __clang__ && !defined __SANITIZE_THREAD__
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define CLONES

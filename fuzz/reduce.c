@@ -1,4 +1,4 @@
-/* reduce_fuzz.c - every variant of src/reduce/ against the scalar one, bit for bit.
+/* reduce.c - every variant of src/reduce/ against the scalar one, bit for bit.
  *
  * The input's first 16 bytes choose type, operation, number of inputs, elements, offsets, grouping, factors
  * and whether the result goes over an input; the rest, over and over, is the data.  Guard bytes around the
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz.h"
 #include "reduce/reduce.h"
 
 enum { MOST_INPUTS = 80, MOST_BYTES = 6000, GUARD = 64, HEAD = 16 };
