@@ -23,9 +23,10 @@ build="libc6-dev meson ninja-build pkg-config libsodium-dev libhwloc-dev libxxha
 python=yes
 case $target in
 build) packages=$build python=no ;;
-test) packages="$build libcmocka-dev iproute2" ;;
+# The arm64 compiler and emulator are for the NEON sums.
+test) packages="$build libcmocka-dev iproute2 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
 demo) packages="$build dataset-fashion-mnist" ;;
-bench) packages="$build iproute2" ;;
+bench) packages="$build iproute2 libopenmpi-dev" ;;
 lint) packages="$build libcmocka-dev clang-format clang-tidy" python=no ;;
 fuzz) packages="$build clang llvm libclang-rt-14-dev" python=no ;;
 *) fail "unknown target '$target'; there are build, test, demo, bench, lint and fuzz" ;;
