@@ -1,7 +1,8 @@
 """What the ranks must get, to the last bit: the balanced tree over ranks in plain NumPy.
 
-float16 and bfloat16 are added in float32 and rounded once; bfloat16 travels here as its bits, uint16.  Holds for one
-rank a machine.
+float16 and bfloat16 are added in float32 and rounded once; bfloat16 travels here as its bits, uint16.  With several
+ranks a machine each machine's ranks are a tree of their own, rounded too, and then the machines; one machine alone is
+the tree over its ranks, rounded once.
 """
 
 import numpy as np
@@ -69,16 +70,22 @@ def tree(inputs, combine):
     return combine(tree(inputs[:m], combine), tree(inputs[m:], combine))
 
 
-def reduce(dtype, op, inputs, prescale=1.0, postscale=1.0):
-    """The result of `op` ("Sum", ...) over the ranks' inputs."""
+def reduce(dtype, op, inputs, prescale=1.0, postscale=1.0, machines=None):
+    """The result of `op` ("Sum", ...) over the ranks' inputs.  machines: their numbers of ranks; None: one each."""
     n = len(inputs)
+    cuts = np.cumsum([0, *(machines if machines and len(machines) > 1 else [1] * n)])
+
+    def total_of(values, combine, round_hop=lambda x: x):
+        groups = [values[a:b] for a, b in zip(cuts, cuts[1:])]
+        return tree([tree(g, combine) if len(g) == 1 else round_hop(tree(g, combine)) for g in groups], combine)
+
     with np.errstate(all="ignore"):
         if dtype == "bool":
-            return tree(inputs, np.logical_or if op in ("Sum", "Max") else np.logical_and)
+            return total_of(inputs, np.logical_or if op in ("Sum", "Max") else np.logical_and)
         if dtype in INTEGERS:
             if prescale != 1 or postscale != 1:
                 raise NotImplementedError("scaled integers")
-            total = tree(inputs, _COMBINE[op])
+            total = total_of(inputs, _COMBINE[op])
             if op == "Average":
                 total = np.array([int(abs(int(x)) // n) * (1 if x >= 0 else -1) for x in total],
                                  dtype).reshape(total.shape)
@@ -87,7 +94,9 @@ def reduce(dtype, op, inputs, prescale=1.0, postscale=1.0):
         values = [(widen(x) if dtype == "bfloat16" else x.astype(wide)) for x in inputs]
         if prescale != 1:
             values = [x * wide(prescale) for x in values]
-        total = tree(values, _COMBINE[op]).astype(wide)
+        hop = {"bfloat16": lambda x: widen(narrow(x)),
+               "float16": lambda x: x.astype(np.float16).astype(np.float32)}.get(dtype, lambda x: x)
+        total = total_of(values, _COMBINE[op], hop).astype(wide)
         if op == "Average":
             total = total / wide(n)
         if postscale != 1:

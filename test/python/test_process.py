@@ -206,6 +206,28 @@ def test_links_neither_torch_nor_python():
         assert "torch" not in needed and "python" not in needed, needed
 
 
+# --- layouts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks, machines", ((6, [3, 3]), (5, [3, 2]), (4, [4])), ids=("3+3", "3+2", "4"))
+def test_several_ranks_a_machine(ranks, machines):
+    """A machine's ranks are added first, where they are no node of the tree over ranks too."""
+    status, output = jobs.run(ranks, 0, ["-c", textwrap.dedent("""
+        import sys, numpy as np, reference, tally
+        machines = eval(sys.argv[1])
+        tally.init()
+        assert (tally.machine_count(), tally.local_size()) == (len(machines), machines[tally.machine()])
+        for dtype in ("float32", "float64", "float16", "int32"):
+            for op in (tally.Sum, tally.Average, tally.Max, tally.Product):
+                inputs = [reference.make(dtype, 4099, rank, 9, special=True) for rank in range(tally.size())]
+                result = tally.push_pull(inputs[tally.rank()].copy(), op=op)
+                wanted = reference.reduce(dtype, op.name, inputs, machines=machines)
+                assert reference.same(result, wanted) == 0, (dtype, op)
+        print("good")
+    """), str(machines)], machines=len(machines))
+    assert status == 0 and output.count("good") == ranks, output
+
+
 # --- forks -----------------------------------------------------------------------------------------------------
 
 
