@@ -48,9 +48,10 @@ PR_SET_NAME = 15
 # make packets small enough to fit, else the bucket cuts each one up.
 BURST_BYTES_AT_GBIT = 96 << 10
 LEAST_BURST_BYTES = 24 << 10
-# What a port of the switch, and a card, can hold: 16 ms at full rate.
+# What a port of the switch, and a card, can hold: 16 ms at full rate.  Not less on slow links: what meets at a port
+# is as many bytes there, and what a shallow port drops is a matter of its own (queue_bytes).
 QUEUE_SECONDS = 0.016
-LEAST_QUEUE_BYTES = 128 << 10
+LEAST_QUEUE_BYTES = 2000000
 
 SETTLE_S = 30  # for the cluster to come up, and to go
 GRACE_S = 15  # for a job's other processes to end when one has failed
@@ -417,7 +418,8 @@ class Job:
 
 class Lab:
     """The cluster.  `hosts`: Host objects or names; `rate`: of the cards that have none of their own.  congestion:
-    the hosts' default congestion control, else this machine's.  queue_bytes: what a port holds, else 16 ms' worth.
+    the hosts' default congestion control, else this machine's.  queue_bytes: what a port holds, else 16 ms' worth and
+    at least 2 MB.
     Hosts are numbered from 1 in the addresses 10.77.0.x and fd77::x; second cards are in 10.78.0.x and fd77:1::x.
     Raises LabError."""
 
