@@ -118,11 +118,12 @@ def main():
         open(arguments.json, "w").close()
     environment = dict(os.environ, TALLY_LOG="warning", OMP_NUM_THREADS="1")
     for machines, servers in LAYOUTS:
-        command = [os.path.join(arguments.build, "src", "cli", "tally"), "run", "--no-prefix", "-n", "2", "-k", str(servers),
-                   "--tallyd", os.path.join(arguments.build, "src", "tallyd", "tallyd"), "--",
+        command = [os.path.join(arguments.build, "src", "cli", "tally"), "run", "--no-prefix", "-n", "2",
+                   "-k", str(servers), "--tallyd", os.path.join(arguments.build, "src", "tallyd", "tallyd"), "--",
                    sys.executable, os.path.abspath(__file__), "--build", os.path.abspath(arguments.build),
                    "--machines", str(machines), "--servers", str(servers)]
-        command += ["--quick"] * arguments.quick + (["--json", os.path.abspath(arguments.json)] if arguments.json else [])
+        command += ["--quick"] * arguments.quick
+        command += ["--json", os.path.abspath(arguments.json)] if arguments.json else []
         subprocess.run(command, check=True, env=environment)
     return 0
 

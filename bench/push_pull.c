@@ -20,8 +20,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -294,7 +294,8 @@ static bool serve(struct end *e)
     size_t n = 0;
     if (e->order_filled < sizeof e->order) {
         if (e->readable)
-            e->order_filled += n = get(e, (uint8_t *)&e->order + e->order_filled, sizeof e->order - e->order_filled);
+            e->order_filled += n =
+                get(e, (uint8_t *)&e->order + e->order_filled, sizeof e->order - e->order_filled);
         if (e->order_filled < sizeof e->order)
             return n > 0;
         e->sent = e->received = 0;
@@ -490,7 +491,8 @@ static void run_tally(const char *name, const float *input, float *output, uint6
 {
     for (int i = 0; i < iterations; i++) {
         tally_op *op;
-        check(tally_push_pull(comm, name, input, output, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op), "push_pull");
+        check(tally_push_pull(comm, name, input, output, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op),
+              "push_pull");
         wait_for(op);
         shared->ended[rank][i] = now();
     }
@@ -524,7 +526,8 @@ static void find_processes(void)
         if ((pid = atoi(e->d_name)) <= 1)
             continue;
         pid_t parent = parent_of(pid);
-        if (process_count < MOST_PROCESSES && parent > 1 && (parent == launcher || parent_of(parent) == launcher))
+        if (process_count < MOST_PROCESSES && parent > 1 &&
+            (parent == launcher || parent_of(parent) == launcher))
             processes[process_count++] = pid;
     }
     if (d)
@@ -616,22 +619,25 @@ static void print_row(FILE *json, uint64_t bytes, struct samples s[WAYS])
     double fraction = middle[best] / middle[TALLY], p99 = quantile(s[TALLY].single, s[TALLY].count, 0.99);
     unsigned long wrong = atomic_load(&shared->wrong);
     static const char *const names[] = {"tally", "echo", "stream"};
-    printf("%12llu %11llu %8s %11.1f %11.1f %9.3f %11.1f %7s %9.3f %10.1f %10.1f %6lu\n", (unsigned long long)bytes,
-           (unsigned long long)bytes / 4, "float32", middle[TALLY] * 1e6, p99 * 1e6,
-           (double)bytes / middle[TALLY] / 1e9, middle[best] * 1e6, names[best], fraction, cpu[TALLY] * 1e6,
-           cpu[best] * 1e6, wrong);
+    printf("%12llu %11llu %8s %11.1f %11.1f %9.3f %11.1f %7s %9.3f %10.1f %10.1f %6lu\n",
+           (unsigned long long)bytes, (unsigned long long)bytes / 4, "float32", middle[TALLY] * 1e6,
+           p99 * 1e6, (double)bytes / middle[TALLY] / 1e9, middle[best] * 1e6, names[best], fraction,
+           cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong);
     fflush(stdout);
     if (!json)
         return;
     fprintf(json,
-            "{\"bench\": \"push_pull\", \"ranks\": %d, \"machines\": %d, \"tallyd\": %d, \"bytes\": %llu, \"count\": %llu, "
-            "\"dtype\": \"float32\", \"time_us\": %.2f, \"p99_us\": %.2f, \"least_us\": %.2f, \"iterations\": %d, \"blocks\": %d, "
+            "{\"bench\": \"push_pull\", \"ranks\": %d, \"machines\": %d, \"tallyd\": %d, \"bytes\": %llu, "
+            "\"count\": %llu, "
+            "\"dtype\": \"float32\", \"time_us\": %.2f, \"p99_us\": %.2f, \"least_us\": %.2f, "
+            "\"iterations\": %d, \"blocks\": %d, "
             "\"algbw_gb_s\": %.4f, \"limit_us\": %.2f, \"limit_least_us\": %.2f, \"limit_kind\": \"%s\", "
-            "\"fraction\": %.4f, \"cpu_us\": %.2f, \"limit_cpu_us\": %.2f, \"wrong\": %lu, \"tally\": \"%s\", \"settings\": %s}}\n",
+            "\"fraction\": %.4f, \"cpu_us\": %.2f, \"limit_cpu_us\": %.2f, \"wrong\": %lu, \"tally\": "
+            "\"%s\", \"settings\": %s}}\n",
             size, machines, services - machines, (unsigned long long)bytes, (unsigned long long)bytes / 4,
-            middle[TALLY] * 1e6, p99 * 1e6, least[TALLY] * 1e6, s[TALLY].count, s[TALLY].blocks, (double)bytes / middle[TALLY] / 1e9,
-            middle[best] * 1e6, least[best] * 1e6, names[best], fraction, cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong, tally_version(),
-            settings);
+            middle[TALLY] * 1e6, p99 * 1e6, least[TALLY] * 1e6, s[TALLY].count, s[TALLY].blocks,
+            (double)bytes / middle[TALLY] / 1e9, middle[best] * 1e6, least[best] * 1e6, names[best], fraction,
+            cpu[TALLY] * 1e6, cpu[best] * 1e6, wrong, tally_version(), settings);
     fflush(json);
 }
 
@@ -643,7 +649,8 @@ static float *take(uint64_t bytes)
     return p;
 }
 
-static void measure(const struct options *o, struct raw *w, FILE *json, uint64_t bytes, float *input, float *output)
+static void measure(const struct options *o, struct raw *w, FILE *json, uint64_t bytes, float *input,
+                    float *output)
 {
     uint64_t count = bytes / sizeof *input;
     char name[64];
@@ -691,8 +698,9 @@ static void print_head(const struct options *o)
     char *report = NULL;
     uname(&u);
     check(tally_comm_report(comm, 10000, &report), "report");
-    printf("# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s over TCP\n", size,
-           machines, services - machines, tally_version());
+    printf(
+        "# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s over TCP\n",
+        size, machines, services - machines, tally_version());
     printf("# limit: the same bytes over TCP alone, Linux %s %s, cubic, TCP_NODELAY, SO_RCVBUF %d MB, "
            "TCP_NOTSENT_LOWAT %d KB; the faster of echo (%d KB under way) and stream, %d KB at a time\n",
            u.release, u.machine, RECEIVE_BUFFER >> 20, NOT_SENT_LOW_WATER >> 10, WINDOW >> 10, CHUNK >> 10);
@@ -701,9 +709,11 @@ static void print_head(const struct options *o)
         *rest = 0;
     settings = report;
     printf("# settings: %s}\n", settings);
-    printf("# %d rounds of blocks in turn, about %.3g s a size; times are medians; cpu is that of all processes\n", o->rounds, o->seconds);
-    printf("%12s %11s %8s %11s %11s %9s %11s %7s %9s %10s %10s %6s\n", "bytes", "count", "dtype", "time us", "p99 us",
-           "algbw GB/s", "limit us", "limit", "fraction", "cpu us", "limit cpu", "wrong");
+    printf("# %d rounds of blocks in turn, about %.3g s a size; times are medians; cpu is that of all "
+           "processes\n",
+           o->rounds, o->seconds);
+    printf("%12s %11s %8s %11s %11s %9s %11s %7s %9s %10s %10s %6s\n", "bytes", "count", "dtype", "time us",
+           "p99 us", "algbw GB/s", "limit us", "limit", "fraction", "cpu us", "limit cpu", "wrong");
     fflush(stdout);
 }
 
@@ -749,8 +759,10 @@ static struct options parse(int argc, char **argv)
         else if (strcmp(argv[i], "--rounds") == 0 && value && atoi(value) > 0 && atoi(value) <= MOST_ROUNDS)
             o.rounds = atoi(argv[++i]);
         else {
-            fprintf(stderr, "usage: tally run -n N -k K -- push_pull [--quick] [--from BYTES] [--to BYTES] [--factor F] "
-                            "[--seconds PER_SIZE] [--rounds N] [--json FILE]\n");
+            fprintf(
+                stderr,
+                "usage: tally run -n N -k K -- push_pull [--quick] [--from BYTES] [--to BYTES] [--factor F] "
+                "[--seconds PER_SIZE] [--rounds N] [--json FILE]\n");
             exit(2);
         }
     }

@@ -33,7 +33,8 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
     parser.add_argument("--layouts", default="2x2,4x2,2x0,4x0", help="ranks x tallyd, by comma (%(default)s)")
     parser.add_argument("--build", metavar="DIR", default=os.path.join(ROOT, "build", "meson"), help="Meson's folder")
-    parser.add_argument("more", nargs="*", metavar="OPTION", help="behind --: --from, --to, --factor, --seconds, --rounds")
+    parser.add_argument("more", nargs="*", metavar="OPTION",
+                        help="behind --: --from, --to, --factor, --seconds, --rounds")
     arguments = parser.parse_args()
     layouts = [tuple(map(int, layout.split("x"))) for layout in arguments.layouts.split(",")]
 
