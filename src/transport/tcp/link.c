@@ -531,15 +531,20 @@ static void set_low_water(struct tly_link *l, uint32_t bytes)
  * -1 with errno EAGAIN: wait, the low-water mark is set so that epoll does not spin on less than a block. */
 static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
 {
-    int available = 0;
-    ioctl(l->watch.fd, FIONREAD, &available);
-    if ((uint32_t)available >= left)
-        return left;
-    if (available >= TLY_ALIGN)
-        return available - available % TLY_ALIGN;
-    struct pollfd p = {.fd = l->watch.fd, .events = POLLRDHUP};
-    if (poll(&p, 1, 0) > 0)
-        return 0; /* what is missing will never come */
+    for (bool ended = false;; ended = true) {
+        int available = 0;
+        ioctl(l->watch.fd, FIONREAD, &available);
+        if ((uint32_t)available >= left)
+            return left;
+        if (available >= TLY_ALIGN)
+            return available - available % TLY_ALIGN;
+        if (ended)
+            return 0; /* what is missing will never come */
+        struct pollfd p = {.fd = l->watch.fd, .events = POLLRDHUP};
+        if (poll(&p, 1, 0) <= 0)
+            break;
+        /* The peer has ended; the rest may have come with that, after the first look. */
+    }
     set_low_water(l, left < TLY_ALIGN ? left : TLY_ALIGN);
     errno = EAGAIN;
     return -1;
