@@ -528,12 +528,14 @@ class Lab:
 
     # --- work
 
-    def start(self, host, argv, env=None, folder=None, apart=False):
-        """Start a command on a host; a Process.  env: added to this process's; apart: keep standard error apart."""
+    def start(self, host, argv, env=None, folder=None, apart=False, inherit=True):
+        """Start a command on a host; a Process.  env: added to this process's, or all of it unless `inherit`; folder:
+        to run in, else this process's; apart: keep standard error apart."""
         if host not in self._pid:
             raise LabError(f"there is no host {host}, or the cluster is down")
         self._running = [p for p in self._running if p.poll() is None]
-        process = Process(host, argv, self._pid[host], {**os.environ, **(env or {})}, folder, apart)
+        environment = {**(os.environ if inherit else {}), **(env or {})}
+        process = Process(host, argv, self._pid[host], environment, folder, apart)
         self._running.append(process)
         return process
 
@@ -588,12 +590,11 @@ class Lab:
         rank_env, service_env = self.environment(workers, services, ranks_per_host, env, family)
         before = self.counters()
         command = argv if callable(argv) else lambda rank: argv
-        running_services = [
-            self._start_clean(host, [tallyd, "--once"], service_env[host], folder, apart) for host in services
-        ]
+        how = {"folder": folder, "apart": apart, "inherit": False}
+        running_services = [self.start(h, [tallyd, "--once"], service_env[h], **how) for h in services]
         running = [
-            self._start_clean(workers[i // ranks_per_host], command(i), e, folder, apart)
-            for i, e in enumerate(rank_env)
+            self.start(workers[rank // ranks_per_host], command(rank), rank_env[rank], **how)
+            for rank in range(len(rank_env))
         ]
         deadline = time.monotonic() + timeout_s
         everybody = running + running_services
@@ -607,11 +608,6 @@ class Lab:
         after = self.counters()
         traffic = {h: (after[h][0] - before[h][0], after[h][1] - before[h][1]) for h in after}
         return Job(ranks, ended, traffic)
-
-    def _start_clean(self, host, argv, env, folder, apart):
-        process = Process(host, argv, self._pid[host], env, folder, apart)
-        self._running.append(process)
-        return process
 
 
 # --- command line ------------------------------------------------------------------------------------
