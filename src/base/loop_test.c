@@ -1,0 +1,170 @@
+/* loop_test.c - the loop's promises: a removed watch or hook is not called again, not even in the batch being handled;
+ * wake-ups and stops from other threads are never lost; and the event that threads wait on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/event.h"
+#include "base/loop.h"
+
+#include <cmocka.h>
+
+static struct tly_loop loop;
+
+struct pair {
+    struct tly_watch watch;
+    struct pair *other;
+    int calls;
+};
+
+static void remove_both(struct tly_watch *w, uint32_t events)
+{
+    struct pair *p = tly_list_entry(w, struct pair, watch);
+    p->calls++;
+    tly_loop_remove(&loop, &p->watch);
+    tly_loop_remove(&loop, &p->other->watch);
+}
+
+static void test_removed_in_the_batch(void **state)
+{
+    assert_int_equal(tly_loop_init(&loop), 0);
+    struct pair a = {.watch = {.fd = eventfd(1, 0), .ready = remove_both}},
+                b = {.watch = {.fd = eventfd(1, 0), .ready = remove_both}};
+    a.other = &b;
+    b.other = &a;
+    tly_loop_lock(&loop);
+    assert_int_equal(tly_loop_add(&loop, &a.watch, EPOLLIN), 0);
+    assert_int_equal(tly_loop_add(&loop, &b.watch, EPOLLIN), 0);
+    tly_loop_unlock(&loop);
+    for (int i = 0; i < 5; i++)
+        tly_loop_turn(&loop, 1);
+    assert_int_equal(a.calls + b.calls, 1);
+    close(a.watch.fd);
+    close(b.watch.fd);
+    tly_loop_finish(&loop);
+}
+
+struct counted {
+    struct tly_hook hook;
+    struct counted *removes; /* in its prepare */
+    int prepared, ticked;
+};
+
+static int64_t prepare(struct tly_hook *h)
+{
+    struct counted *c = tly_list_entry(h, struct counted, hook);
+    c->prepared++;
+    if (c->removes)
+        tly_loop_unhook(&loop, &c->removes->hook);
+    return INT64_MAX;
+}
+
+static void tick(struct tly_hook *h)
+{
+    tly_list_entry(h, struct counted, hook)->ticked++;
+}
+
+/* A hook may take out itself, the one behind it, the one before it, while they are walked. */
+static void test_unhooked_in_the_walk(void **state)
+{
+    for (int who = 0; who < 3; who++)
+        for (int whom = 0; whom < 3; whom++) {
+            struct counted c[3] = {{.prepared = 0}};
+            assert_int_equal(tly_loop_init(&loop), 0);
+            for (int i = 0; i < 3; i++) {
+                c[i].hook = (struct tly_hook){.prepare = prepare, .tick = tick};
+                tly_loop_hook(&loop, &c[i].hook);
+            }
+            c[who].removes = &c[whom];
+            for (int i = 0; i < 3; i++)
+                tly_loop_turn(&loop, 0);
+            for (int i = 0; i < 3; i++)
+                assert_int_equal(c[i].prepared, i == whom ? (whom <= who) : 3);
+            while (!c[whom == 0].ticked)
+                tly_loop_turn(&loop, -1);
+            assert_int_equal(c[whom].ticked, 0);
+            tly_loop_finish(&loop);
+        }
+}
+
+static struct tly_event event;
+static atomic_int asked;
+
+static int64_t answer(struct tly_hook *h)
+{
+    if (atomic_load(&asked))
+        tly_event_set(&event);
+    return INT64_MAX;
+}
+
+static void *run(void *arg)
+{
+    tly_loop_run(&loop);
+    return NULL;
+}
+
+/* Each wake-up runs the prepare step, whatever the loop was doing just then. */
+static void test_wake(void **state)
+{
+    struct tly_hook h = {.prepare = answer};
+    pthread_t thread;
+    assert_int_equal(tly_loop_init(&loop), 0);
+    tly_loop_hook(&loop, &h);
+    assert_int_equal(pthread_create(&thread, NULL, run, NULL), 0);
+    for (int i = 0; i < 2000; i++) {
+        event = (struct tly_event){0};
+        atomic_store(&asked, 1);
+        tly_loop_wake(&loop);
+        assert_true(tly_event_wait(&event, -1));
+        assert_true(tly_event_is_set(&event));
+        tly_loop_lock(&loop);
+        atomic_store(&asked, 0);
+        tly_loop_unlock(&loop);
+    }
+    tly_loop_stop(&loop);
+    pthread_join(thread, NULL);
+    tly_loop_finish(&loop);
+}
+
+static void *wait_for_it(void *e)
+{
+    return tly_event_wait(e, -1) ? e : NULL;
+}
+
+static void test_event(void **state)
+{
+    struct tly_event e = {0};
+    pthread_t thread[4];
+    assert_false(tly_event_is_set(&e));
+    assert_false(tly_event_wait(&e, tly_now() + TLY_MS));
+    assert_false(tly_event_wait(&e, 1)); /* long past */
+    assert_false(tly_event_is_set(&e));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, wait_for_it, &e), 0);
+    tly_event_set(&e);
+    for (int i = 0; i < 4; i++) {
+        void *woken;
+        pthread_join(thread[i], &woken);
+        assert_ptr_equal(woken, &e);
+    }
+    assert_true(tly_event_wait(&e, 1));
+    tly_event_set(&e);
+    assert_true(tly_event_is_set(&e));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_removed_in_the_batch),
+        cmocka_unit_test(test_unhooked_in_the_walk),
+        cmocka_unit_test(test_wake),
+        cmocka_unit_test(test_event),
+    };
+    return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
+}
