@@ -70,6 +70,7 @@ enum tally_event_kind {
     TALLY_EVENT_OP = 1,    /* `op` ended; `status` is 0 or -errno */
     TALLY_EVENT_LOG = 2,   /* a log line in `text`, of level `status` */
     TALLY_EVENT_CLOSE = 3, /* the communicator is closing: nothing more will come */
+    TALLY_EVENT_LOG_END = 4, /* tally_comm_watch_log() was turned off and all lines have been delivered */
 };
 
 enum tally_log_level { TALLY_LOG_ERROR = 1, TALLY_LOG_WARNING = 2, TALLY_LOG_INFO = 3, TALLY_LOG_DEBUG = 4 };
@@ -127,7 +128,8 @@ TALLY_API int tally_comm_status(const tally_comm *comm, const char **sentence);
  * timeout_ms < 0 waits for ever.  -ETIMEDOUT: none came. */
 TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_event *event);
 
-/* Deliver this process's log lines through tally_comm_next() instead of the sink.  on: 0 or 1. */
+/* Deliver this process's log lines through tally_comm_next() instead of the sink.  on: 0 or 1.  Turned off, it
+ * ends with TALLY_EVENT_LOG_END, so that a thread that waits for lines knows when to go. */
 TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
 
 /* Facts of the communicator and its services as a JSON object: part size, and for each service its

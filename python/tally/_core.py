@@ -26,9 +26,6 @@ logger = logging.getLogger("tally")
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
 
-# How long the thread on the completion queue sleeps at most, and shutdown() waits for it.
-LISTEN_MS = 100
-
 # Name spaces.  A user's names never meet those that the package makes up.
 USER, GRADIENT, STATE = 0, 1, 2
 
@@ -61,7 +58,7 @@ _facts = None              # (rank, size, local rank, local size, machine, machi
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
 _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
-_listener = None           # (the thread on the completion queue, the event that ends it)
+_listener = None           # the thread on the completion queue
 _orphans = []              # (operation, what it uses) of handles dropped in flight
 _finish_lock = threading.Lock()
 
@@ -129,10 +126,8 @@ def init(settings=None):
         _opener = os.getpid()
         _generation += 1
         lib.tally_comm_watch_log(comm, 1)
-        leaving = threading.Event()
-        listener = threading.Thread(target=_listen, args=(comm.value, leaving), name="tally-log", daemon=True)
-        listener.start()
-        _listener = listener, leaving
+        _listener = threading.Thread(target=_listen, args=(comm.value,), name="tally-log", daemon=True)
+        _listener.start()
         _comm = comm.value
 
 
@@ -145,15 +140,13 @@ def shutdown():
     with _lock:
         if _comm is None:
             return
-        comm, (listener, leaving) = _comm, _listener
+        comm, listener = _comm, _listener
         if listener is threading.current_thread():
             raise RuntimeError("shutdown() must not be called by a handler of log lines")
         _comm = _facts = _listener = None
         lib.tally_comm_watch_log(comm, 0)  # what is said from here on goes where it went before
-        leaving.set()
         listener.join()
         blocking.tally_comm_close(comm)
-        _refused.clear()
         _sweep()
 
 
@@ -162,20 +155,17 @@ def is_initialized():
     return _comm is not None
 
 
-def _listen(comm, leaving):
-    """Body of the thread on the completion queue: log lines to `logging`, until `leaving` is set.
-
-    It must be out of the library before the communicator is freed, so it looks up now and then."""
+def _listen(comm):
+    """Body of the thread on the completion queue: log lines to `logging`, until no more are watched for."""
     levels = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING,
               _lib.LOG_INFO: logging.INFO, _lib.LOG_DEBUG: logging.DEBUG}
     event = _lib.Event()
     place = ctypes.byref(event)
     while True:
-        status = blocking.tally_comm_next(comm, 0 if leaving.is_set() else LISTEN_MS, place)
-        if status == 0 and event.kind == _lib.EVENT_LOG:
-            logger.log(levels.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
-        elif leaving.is_set() or status not in (0, -errno.ETIMEDOUT):
+        status = blocking.tally_comm_next(comm, -1, place)
+        if status != 0 or event.kind != _lib.EVENT_LOG:
             return
+        logger.log(levels.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
 
 
 def _forget():
@@ -415,33 +405,11 @@ def _rejected(status, name, kind, space):
     return Error(sentence, -status)
 
 
-# (kind, name, space) of what this process has refused under a name.  Until the other ranks have got it the name is
-# in flight, and nobody holds a handle to wait for: so the next call under that name does.
-_refused = set()
-
-
-def _submitted(status, kind, name, space, submit):
-    """The status of a submission, made again by submit() for as long as an earlier refusal of the name is under way."""
-    key = (kind, name, space)
-    if key in _refused:
-        while status == -errno.EBUSY:
-            time.sleep(0.001)
-            status = submit()
-        if status == 0:
-            _refused.discard(key)
-    return status
-
-
 def refuse(kind, name, space, reason):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
     if _comm is None:
         return
-    arguments = (_comm, _encode(name), kind, space, str(reason).encode())
-    status = lib.tally_refuse(*arguments)
-    if _refused:
-        status = _submitted(status, kind, name, space, lambda: lib.tally_refuse(*arguments))
-    if status == 0 and name is not None:
-        _refused.add((kind, name, space))
+    lib.tally_refuse(_comm, _encode(name), kind, space, str(reason).encode())
 
 
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
@@ -454,9 +422,6 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
     options = _options.get(key) or _make_options(key)
     op = _pointer()
     status = _submit(_comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op))
-    if _refused:
-        status = _submitted(status, PUSH_PULL, name, space, lambda: _submit(
-            _comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op)))
     if status < 0:
         raise _rejected(status, name, PUSH_PULL, space)
     if _orphans:
@@ -471,10 +436,7 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
     key = (shape, 0, 1.0, 1.0, space)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
-    arguments = (_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
-    status = lib.tally_broadcast(*arguments)
-    if _refused:
-        status = _submitted(status, BROADCAST, name, space, lambda: lib.tally_broadcast(*arguments))
+    status = lib.tally_broadcast(_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
     if status < 0:
         raise _rejected(status, name, BROADCAST, space)
     if _orphans:
@@ -489,10 +451,7 @@ def allgather(name, source, count, dtype, shape, space=USER, keep=None):
     key = (shape, 0, 1.0, 1.0, space)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
-    arguments = (_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
-    status = lib.tally_allgather(*arguments)
-    if _refused:
-        status = _submitted(status, ALLGATHER, name, space, lambda: lib.tally_allgather(*arguments))
+    status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
     if status < 0:
         raise _rejected(status, name, ALLGATHER, space)
     if _orphans:

@@ -50,7 +50,11 @@ int tally_comm_watch_log(tally_comm *c, int on)
     if (err == -ECHILD)
         return err;
     tly_log_divert(on ? take_line : NULL, c);
+    pthread_mutex_lock(&c->events_lock);
+    c->log_ended = c->watching && !on;
     c->watching = on;
+    pthread_cond_broadcast(&c->events_more);
+    pthread_mutex_unlock(&c->events_lock);
     return 0;
 }
 
@@ -116,6 +120,11 @@ static bool take(tally_comm *c, struct tally_event *e)
         e->tag = op->tag;
         snprintf(e->text, sizeof e->text, "%s", op->sentence ? op->sentence : "");
         tly_op_unref(op);
+        return true;
+    }
+    if (c->log_ended) {
+        c->log_ended = false;
+        e->kind = TALLY_EVENT_LOG_END;
         return true;
     }
     if (c->events_closed) {

@@ -176,7 +176,7 @@ struct tally_comm {
     struct tly_list events;      /* ended operations */
     struct tly_list logs;
     uint32_t log_count;
-    bool events_closed, watching;
+    bool events_closed, watching, log_ended;
     int events_waiting;          /* threads inside tally_comm_next() */
 };
 

@@ -8,10 +8,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/internal.h"
 #include "reduce/reduce.h"
 
-enum { SEND_BY_CALLER = 64 << 10 };
+enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 
 /* --- handles ------------------------------------------------------------------------------------- */
 
@@ -75,9 +76,11 @@ struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
     return op && op->round == f->round ? op : NULL;
 }
 
-static void forget_tensor(tally_comm *c, struct tensor *t)
+static void forget_tensor(tally_comm *c, struct tensor *t, bool mark)
 {
     if (!t->unnamed) {
+        if (mark)
+            return; /* the name was free all the time */
         /* Pairs with the acquire in submission: its next operation sees all that this one wrote. */
         atomic_store_explicit(&t->busy, false, memory_order_release);
         return;
@@ -90,9 +93,10 @@ static void forget_tensor(tally_comm *c, struct tensor *t)
 
 static void complete(tally_comm *c, struct tally_op *op)
 {
-    tly_map_take(&c->active, op->key);
+    if (!op->mark)
+        tly_map_take(&c->active, op->key);
     tly_list_remove(&op->node);
-    forget_tensor(c, op->tensor);
+    forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     c->ops_done++;
     c->bytes_done += op->bytes;
@@ -221,7 +225,7 @@ void tly_op_drain(tally_comm *c)
         op->born = c->loop.awake;
         if (failed) {
             tly_op_end(c, op, failed, c->sentence);
-        } else if (tly_map_put(&c->active, op->key, op) != 0 || queue_parts(c, op, 0) != 0) {
+        } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || queue_parts(c, op, 0) != 0) {
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;
         }
@@ -389,7 +393,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     if (!t)
         return -ENOMEM;
     /* Pairs with the release in forget_tensor(). */
-    if (atomic_load_explicit(&t->busy, memory_order_acquire))
+    if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
     int err = check_reduction(c, op);
@@ -410,8 +414,21 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     op->round = t->round++;
     op->sequence = c->sequence++;
     op->spec = tly_spec_hash(c, op);
-    atomic_store_explicit(&t->busy, true, memory_order_relaxed);
+    if (!r->reason)
+        atomic_store_explicit(&t->busy, true, memory_order_relaxed);
     return 0;
+}
+
+/* The loop's lock, unless the loop is busy for longer than the few microseconds in which it goes back to sleep
+ * after it has woken us. */
+static bool take_loop(tally_comm *c)
+{
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (pthread_mutex_trylock(&c->loop.lock) == 0)
+            return true;
+        tly_pause();
+    }
+    return false;
 }
 
 static void hand_over(tally_comm *c, struct tally_op *op)
@@ -420,7 +437,7 @@ static void hand_over(tally_comm *c, struct tally_op *op)
     pthread_mutex_lock(&c->inbox_lock);
     tly_list_append(&c->inbox, &op->node);
     pthread_mutex_unlock(&c->inbox_lock);
-    if (bytes > SEND_BY_CALLER || pthread_mutex_trylock(&c->loop.lock) != 0) {
+    if (bytes > SEND_BY_CALLER || !take_loop(c)) {
         tly_loop_wake(&c->loop);
         return;
     }

@@ -83,6 +83,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         if (!peer->first)
             peer->last = NULL;
         p->state = PART_SENT;
+        if (p->op->mark)
+            tly_op_landed(peer->comm, p); /* the verdict that it brings is the others' */
     }
     return true;
 }
