@@ -79,7 +79,8 @@ static int until_failure(int rank, void *arg)
 static void test_rank_killed(void **state)
 {
     struct board *b = new_board();
-    struct job j = {.ranks = 4, .tallyds = 1, .main = until_failure, .arg = b};
+    struct job j = {
+        .ranks = 4, .tallyds = 1, .main = until_failure, .arg = b, .settings = {"TALLY_SUM_THREADS=2"}};
     strcpy(b->name, "rank 2 on");
     job_start(&j);
     job_await(&b->stage, 20);

@@ -174,6 +174,8 @@ static void test_every_disagreement(void **state)
 {
     run_job(&(
         struct job){.ranks = 3, .tallyds = 1, .main = in_every_way, .settings = {"TALLY_PART_BYTES=65536"}});
+    run_job(
+        &(struct job){.ranks = 3, .tallyds = 1, .main = in_every_way, .settings = {"TALLY_SUM_THREADS=2"}});
 }
 
 /* The verdict does not wait for ever for the third rank, which gets the same one when it comes, and which must push

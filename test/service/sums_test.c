@@ -38,7 +38,7 @@ struct run {
     uint64_t seed;
     int ops;
     bool verify;
-    bool huge; /* the list is one operation of 10^7 elements */
+    bool huge; /* the list is one operation of 10^7 elements for each of a few types */
     bool expect_drops;
     uint64_t (*hash)[JOB_MOST_RANKS]; /* shared: [op][rank] */
 };
@@ -55,7 +55,7 @@ static size_t random_count(uint64_t *s)
     case 2:
         return edges[job_random(s) % (sizeof edges / sizeof *edges)];
     case 3:
-        return job_random(s) % (UNDER_SANITIZER ? 60000 : 300000);
+        return job_random(s) % (job_random(s) % 4 ? 60000 : 1000000);
     default:
         return job_random(s) % 5000;
     }
@@ -89,11 +89,12 @@ static struct operation make(const struct run *run, int index)
         o.reduction = TALLY_SUM;
     if (run->huge)
         o = (struct operation){.kind = TALLY_PUSH_PULL,
-                               .dtype = TALLY_FLOAT32,
+                               .dtype = (int[]){TALLY_FLOAT32, TALLY_BFLOAT16, TALLY_INT8}[index],
                                .reduction = TALLY_SUM,
                                .prescale = 1,
                                .postscale = 1,
                                .mode = 1,
+                               .in_place = index == 1,
                                .count = UNDER_SANITIZER ? 1000003 : 10000000};
     return o;
 }
@@ -496,7 +497,7 @@ static void compare_variants(const struct layout *layout, uint64_t seed, int ops
 static int rounds(void)
 {
     const char *soak = getenv("SERVICE_SOAK");
-    return soak && atoi(soak) > 0 ? atoi(soak) : 1;
+    return soak && atoi(soak) > 0 ? atoi(soak) : UNDER_SANITIZER ? 1 : 3;
 }
 
 static const struct variant variants[] = {
@@ -504,6 +505,7 @@ static const struct variant variants[] = {
     {0, {"TALLY_PART_BYTES=4096", "TALLY_FRAGMENT_BYTES=4096"}},
     {2, {"TALLY_PART_BYTES=65536", "TALLY_FRAGMENT_BYTES=8192", "TALLY_WINDOW_PARTS=1"}},
     {1, {"TALLY_PART_BYTES=4160", "TALLY_CREDIT_BYTES=4160", "TALLY_WINDOW_PARTS=2"}},
+    {2, {"TALLY_SUM_THREADS=3", "TALLY_PART_BYTES=4M"}},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
@@ -551,13 +553,15 @@ static void test_machines_as_nodes(void **state)
 
 static void test_ten_million(void **state)
 {
+    static const char *const threads[] = {"TALLY_SUM_THREADS=2", NULL};
     struct run run = {.layout = &two,
                       .seed = 9,
-                      .ops = 1,
+                      .ops = 3,
                       .verify = true,
                       .huge = true,
                       .hash = job_shared(MOST_OPS * sizeof *run.hash)};
     work_through(&run, 2, NULL);
+    work_through(&run, 1, threads);
 }
 
 /* Too little memory at the services: they drop the youngest slots and ask again, and the sums stay right. */
