@@ -63,6 +63,7 @@ static size_t count_wrong(const struct tensor *t, int size, int iteration)
     return wrong;
 }
 
+/* All ranks are here. */
 static void barrier(tally_comm *comm)
 {
     tally_op *op;
@@ -136,6 +137,7 @@ int main(int argc, char **argv)
             times[2 * it] = seconds() - begin;
             times[2 * it + 1] = cpu_seconds() - cpu;
         }
+        barrier(comm); /* who is done early must not take the cores from the others by looking */
         for (int i = 0; i < count; i++)
             wrong += count_wrong(&tensors[i], size, it + warm_up);
     }
