@@ -239,6 +239,10 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (first) {
             r->arrived++;
             p->lacking--;
+            /* Who lacks a new round may have been waiting for window behind what only that round can free. */
+            for (uint32_t i = 0; i < s->ranks && r->arrived == 1; i++)
+                if (s->by_rank[i] && s->by_rank[i] != p)
+                    tly_round_grant(s->by_rank[i]);
         }
         if (r->verdict || r->mismatch_at || f->spec != r->head.spec || (f->flags & TLY_MARK)) {
             slot->state = SLOT_REFUSED;
