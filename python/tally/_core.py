@@ -412,16 +412,28 @@ def refuse(kind, name, space, reason):
     lib.tally_refuse(_comm, _encode(name), kind, space, str(reason).encode())
 
 
+def _unfit(error, name, kind, space):
+    """The exception for an argument that could not even be handed over; the other ranks learn the reason."""
+    if isinstance(error, ctypes.ArgumentError):
+        error = TypeError("an argument is of the wrong type: %s" % error)
+    refuse(kind, name, space, error)
+    return error
+
+
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
               space=USER, keep=None, result=None, finish=None,
               _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
     if _comm is None:
         raise _unusable()
+    encoded = _encode(name)
     key = (shape, priority, prescale, postscale, space)
-    options = _options.get(key) or _make_options(key)
     op = _pointer()
-    status = _submit(_comm, _encode(name), source, target, count, dtype, reduction, options[0], _byref(op))
+    try:
+        options = _options.get(key) or _make_options(key)
+        status = _submit(_comm, encoded, source, target, count, dtype, reduction, options[0], _byref(op))
+    except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
+        raise _unfit(error, name, PUSH_PULL, space) from None
     if status < 0:
         raise _rejected(status, name, PUSH_PULL, space)
     if _orphans:
@@ -433,10 +445,14 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
     """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
     if _comm is None:
         raise _unusable()
+    encoded = _encode(name)
     key = (shape, 0, 1.0, 1.0, space)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
-    status = lib.tally_broadcast(_comm, _encode(name), buffer, count, dtype, root, options[0], ctypes.byref(op))
+    try:
+        status = lib.tally_broadcast(_comm, encoded, buffer, count, dtype, root, options[0], ctypes.byref(op))
+    except ctypes.ArgumentError as error:  # a root that is no number
+        raise _unfit(error, name, BROADCAST, space) from None
     if status < 0:
         raise _rejected(status, name, BROADCAST, space)
     if _orphans:

@@ -333,6 +333,8 @@ def refuse(what):
         "sparse": (torch.eye(3).to_sparse(), TypeError, "sparse"),
         "complex": (torch.zeros(3, dtype=torch.complex64), TypeError, "complex64"),
         "device": (torch.zeros(3, device="meta"), NotImplementedError, "meta"),
+        "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.strided), TypeError,
+                   "nested"),
         "object": ([1, 2, 3], TypeError, "list"),
     }[what]
     for call in (lambda x: t.allreduce(x, name="refused", op=t.Sum), lambda x: t.allreduce(x, op=t.Sum),
@@ -352,9 +354,33 @@ def refuse(what):
     assert t.allreduce(torch.ones(3), op=t.Sum).eq(t.size()).all()
 
 
-@pytest.mark.parametrize("what", ("sparse", "complex", "device", "object"))
+@pytest.mark.parametrize("what", ("sparse", "complex", "device", "nested", "object"))
 def test_refused_tensors(four, what):
     four(refuse, what)
+
+
+def refuse_argument(what):
+    """Rank 1 has an argument that makes no sense: it says so, and the others get that instead of waiting."""
+    import torch
+    t = hvd()
+    odd = t.rank() == 1
+    x = torch.ones(3)
+    call, kind, word = {
+        "factor": (lambda name: t.allreduce(x, name=name, prescale_factor=0.0 if odd else 1.0), ValueError,
+                   "prescale_factor"),
+        "priority": (lambda name: t.allreduce(x, name=name, priority=1.5 if odd else 1), TypeError, "float"),
+        "root": (lambda name: t.broadcast(x, "0" if odd else 0, name=name), TypeError, "argument"),
+        "no rank": (lambda name: t.broadcast(x, 17 if odd else 0, name=name), ValueError, "17"),
+    }[what]
+    for name in ("refused argument", None):
+        fails(kind if odd else RuntimeError, lambda: call(name), word)
+    assert t.allreduce(x, name="refused argument", op=t.Sum).eq(t.size()).all()
+    assert t.allreduce(x, op=t.Sum).eq(t.size()).all()
+
+
+@pytest.mark.parametrize("what", ("factor", "priority", "root", "no rank"))
+def test_refused_arguments(four, what):
+    four(refuse_argument, what)
 
 
 def arguments():

@@ -10,7 +10,8 @@ per kind.  All raise
     tally.Error          (a RuntimeError) on every rank, where ranks disagree on shape, dtype, op or root, where one
                          of them refused its tensor, or the job has failed
 
-and a rank that raises before it has submitted tells the others why, so that theirs fail too instead of waiting.
+and a rank that raises over its tensor, root, priority or factors tells the others why, so that theirs fail too
+instead of waiting.
 After an error a tensor's contents are undefined; the communicator works on unless the job has failed.
 
 SPDX-License-Identifier: Apache-2.0
@@ -59,6 +60,8 @@ def _check(tensor):
         raise TypeError("expected a torch.Tensor, got %s" % type(tensor).__name__)
     if hasattr(tensor, "device_mesh"):
         raise TypeError("a DTensor cannot be reduced as a whole; hand over its local tensor (to_local())")
+    if tensor.is_nested:
+        raise TypeError("a nested tensor cannot be summed as a whole; hand over its tensors (unbind())")
     if tensor.layout is not _STRIDED:
         raise TypeError("a tensor of layout %s cannot be summed; use its dense form, or gather indices and values"
                         % tensor.layout)
@@ -73,7 +76,8 @@ def _dtype_code(tensor, kind, name, space):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
     try:
         code = _DTYPES.get(tensor.dtype)
-        if code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN:
+        if (code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN
+                or tensor.is_nested):
             _check(tensor)
         return code
     except AttributeError:  # no tensor at all
