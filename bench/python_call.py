@@ -92,6 +92,7 @@ def main():
     cases += [(name + ", submit", call, settle) for name, call in calls.items()]
     cases += [("tally.torch.allreduce_, to the end", lambda i: hvd.allreduce_(tensors[i], name=names[i]), nothing)]
     rows = []
+    print("# one rank; Tally %s, PyTorch %s, NumPy %s" % (tally.__version__, torch.__version__, np.__version__))
     print("%-42s %10s %10s %8s %8s" % ("call", "median us", "p99 us", "batches", "calls"))
     for call, function, after in cases:
         with without_library() if after is forget else contextlib.nullcontext():

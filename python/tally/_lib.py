@@ -16,7 +16,7 @@ from ctypes import (CDLL, POINTER, PyDLL, Structure, c_char, c_char_p, c_double,
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
-EVENT_OP, EVENT_LOG, EVENT_CLOSE = 1, 2, 3
+EVENT_OP, EVENT_LOG, EVENT_CLOSE, EVENT_LOG_END = 1, 2, 3, 4
 LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG = 1, 2, 3, 4
 
 
