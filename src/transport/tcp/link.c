@@ -527,13 +527,14 @@ static void set_low_water(struct tly_link *l, uint32_t bytes)
     setsockopt(l->watch.fd, SOL_SOCKET, SO_RCVLOWAT, &l->low_water, sizeof l->low_water);
 }
 
-/* How much of `left` bytes can be read now without ending inside a block.  0: the connection ended;
- * -1 with errno EAGAIN: wait, the low-water mark is set so that epoll does not spin on less than a block. */
+/* How much of `left` bytes can land now without ending inside a block, what the stage holds included.
+ * 0: the connection ended; -1 with errno EAGAIN: wait. */
 static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
 {
     for (bool ended = false;; ended = true) {
         int available = 0;
         ioctl(l->watch.fd, FIONREAD, &available);
+        available += (int)l->stage_to;
         if ((uint32_t)available >= left)
             return left;
         if (available >= TLY_ALIGN)
@@ -545,47 +546,68 @@ static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
             break;
         /* The peer has ended; the rest may have come with that, after the first look. */
     }
-    set_low_water(l, left < TLY_ALIGN ? left : TLY_ALIGN);
     errno = EAGAIN;
     return -1;
 }
 
-static ssize_t receive(struct tly_link *l)
+/* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
+static uint32_t least_wanted(const struct tly_link *l)
+{
+    uint32_t left = l->landing ? l->in.payload - l->landed : TLY_FRAME_BYTES;
+    left -= l->stage_to; /* less than a block or a header, else it would have been used up */
+    return left < TLY_ALIGN ? left : TLY_ALIGN;
+}
+
+/* As readv(), and *drained says whether that was all there was. */
+static ssize_t read_some(struct tly_link *l, const struct iovec *iov, int n, bool *drained)
+{
+    ssize_t r;
+    size_t room = iov[0].iov_len + (n > 1 ? iov[1].iov_len : 0);
+    do
+        r = readv(l->watch.fd, iov, n);
+    while (r < 0 && errno == EINTR);
+    *drained |= r > 0 && (size_t)r < room;
+    return r;
+}
+
+static ssize_t receive(struct tly_link *l, bool *drained)
 {
     static _Thread_local uint8_t sink[64 << 10];
     struct iovec iov[2];
     int n = 0;
     uint32_t direct = 0;
-    if (l->landing && l->stage_to == 0) {
+    /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
+    if (l->landing) {
         uint32_t left = l->in.payload - l->landed;
-        direct = left;
+        if (l->land.in_blocks && l->land.to) {
+            ssize_t blocks = whole_blocks(l, left);
+            if (blocks <= 0)
+                return blocks;
+            *drained = (uint32_t)blocks < left;
+            memcpy((uint8_t *)l->land.to + l->landed, l->stage, l->stage_to);
+            direct = (uint32_t)blocks;
+        } else {
+            direct = left;
+        }
+        left -= l->stage_to;
+        direct -= l->stage_to;
+        l->landed += l->stage_to;
+        l->stage_to = 0;
         if (!l->land.to) {
             direct = left < sizeof sink ? left : (uint32_t)sizeof sink;
             iov[n++] = (struct iovec){sink, direct};
         } else {
-            if (l->land.in_blocks) {
-                ssize_t blocks = whole_blocks(l, left);
-                if (blocks <= 0)
-                    return blocks;
-                direct = (uint32_t)blocks;
-            }
             iov[n++] = (struct iovec){(uint8_t *)l->land.to + l->landed, direct};
         }
         if (direct < left) {
-            ssize_t r;
-            do
-                r = readv(l->watch.fd, iov, n);
-            while (r < 0 && errno == EINTR);
+            ssize_t r = read_some(l, iov, n, drained);
             if (r > 0)
                 l->landed += (uint32_t)r;
             return r;
         }
     }
     iov[n++] = (struct iovec){l->stage + l->stage_to, STAGE_BYTES - l->stage_to};
-    ssize_t r;
-    do
-        r = readv(l->watch.fd, iov, n);
-    while (r < 0 && errno == EINTR);
+    ssize_t r = read_some(l, iov, n, drained);
     if (r <= 0)
         return r;
     uint32_t placed = (uint32_t)r < direct ? (uint32_t)r : direct;
@@ -598,9 +620,10 @@ static void receive_more(struct tly_link *l)
 {
     const char *why = NULL;
     uint32_t turn = 0;
+    bool drained = false;
     enter(l);
-    while (l->state != CLOSED && turn < TURN_BYTES) {
-        ssize_t n = receive(l);
+    while (l->state != CLOSED && turn < TURN_BYTES && !drained) {
+        ssize_t n = receive(l, &drained);
         if (n < 0) {
             if (errno != EAGAIN && errno != EWOULDBLOCK)
                 end(l, ECONNRESET, strerror(errno));
@@ -613,7 +636,6 @@ static void receive_more(struct tly_link *l)
         turn += (uint32_t)n;
         l->bytes_received += (uint64_t)n;
         l->last_heard = l->loop->awake;
-        set_low_water(l, 1);
         int err = 0;
         if (l->landing && l->landed == l->in.payload)
             err = complete_frame(l, &why);
@@ -624,6 +646,9 @@ static void receive_more(struct tly_link *l)
             end(l, EPROTO, why ? why : strerror(-err));
         }
     }
+    /* Nearly always a block: the mark is moved for the small ends of small messages alone. */
+    if (l->state != CLOSED)
+        set_low_water(l, least_wanted(l));
     leave(l);
 }
 
