@@ -103,9 +103,10 @@ TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 
 /* Join the job and wait until all ranks and services have.  `settings` is NULL or a NULL-terminated list
  * of "NAME=value" that go before the environment and the configuration file (`tally params` lists the
- * names).  Errors: -EINVAL a setting or variable is unknown or out of range; -ETIMEDOUT somebody is
- * missing (named); -EACCES the secret differs or is needed; -EADDRINUSE; -EPROTO versions or agreed
- * settings differ; -ECONNREFUSED, -ENOENT no coordinator. */
+ * names).  Errors: -EINVAL a setting or variable is unknown, out of range or missing; -ETIMEDOUT no
+ * coordinator, or a rank is missing (named); -EACCES the secret differs or is needed; -EADDRINUSE; -EEXIST
+ * a rank has come twice; -EPROTO versions or agreed settings differ; -ESTALE another job's coordinator;
+ * -EAGAIN, -ENOENT its host's name is unknown; -ENODEV no such interface; -ECONNRESET somebody died. */
 TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
 
 /* Leave the job: wait (at most 10 s) for what was submitted, say goodbye and free the communicator.
@@ -168,8 +169,8 @@ TALLY_API int tally_allgather(tally_comm *comm, const char *name, const void *in
 TALLY_API int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options,
                             tally_op **op);
 
-/* Push an error mark for `name`: the operation of kind push_pull, broadcast or allgather that the other
- * ranks have submitted under it fails on all ranks with `reason`.  For a rank that must refuse what it
+/* Push an error mark for `name`: the operation of `kind` (an enum tally_kind) that the other ranks submit
+ * under it fails on all ranks with `reason`.  For a rank that must refuse what it
  * was asked to do and cannot submit it. */
 TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, uint32_t space,
                            const char *reason);
