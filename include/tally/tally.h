@@ -67,9 +67,9 @@ struct tally_options {
 
 /* What tally_comm_next() returns. */
 enum tally_event_kind {
-    TALLY_EVENT_OP = 1,    /* `op` ended; `status` is 0 or -errno */
-    TALLY_EVENT_LOG = 2,   /* a log line in `text`, of level `status` */
-    TALLY_EVENT_CLOSE = 3, /* the communicator is closing: nothing more will come */
+    TALLY_EVENT_OP = 1,      /* `op` ended; `status` is 0 or -errno */
+    TALLY_EVENT_LOG = 2,     /* a log line in `text`, of level `status` */
+    TALLY_EVENT_CLOSE = 3,   /* the communicator is closing: nothing more will come */
     TALLY_EVENT_LOG_END = 4, /* tally_comm_watch_log() was turned off and all lines have been delivered */
 };
 
