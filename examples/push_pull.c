@@ -40,7 +40,8 @@ int main(void)
         wrong += gradient[i] != expected;
     if (rank == 0)
         printf("%d ranks on %d machines, %d services: each of %d sums is %g, %d are wrong\n", size,
-               tally_comm_machine_count(comm), tally_comm_service_count(comm), COUNT, (double)expected, wrong);
+               tally_comm_machine_count(comm), tally_comm_service_count(comm), COUNT, (double)expected,
+               wrong);
     check(tally_comm_close(comm));
     return wrong != 0;
 }
