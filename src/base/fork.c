@@ -34,7 +34,8 @@ int tly_fd_own(int fd)
 {
     pthread_once(&once, install);
     if (fd >= 0 && fd < MOST)
-        atomic_fetch_or_explicit(&owned[(unsigned)fd / BITS], 1ul << (unsigned)fd % BITS, memory_order_relaxed);
+        atomic_fetch_or_explicit(&owned[(unsigned)fd / BITS], 1ul << (unsigned)fd % BITS,
+                                 memory_order_relaxed);
     return fd;
 }
 
@@ -43,7 +44,8 @@ void tly_fd_close(int fd)
     if (fd < 0)
         return;
     if (fd < MOST)
-        atomic_fetch_and_explicit(&owned[(unsigned)fd / BITS], ~(1ul << (unsigned)fd % BITS), memory_order_relaxed);
+        atomic_fetch_and_explicit(&owned[(unsigned)fd / BITS], ~(1ul << (unsigned)fd % BITS),
+                                  memory_order_relaxed);
     close(fd);
 }
 

@@ -9,8 +9,11 @@ struct tly_list {
     struct tly_list *prev, *next; /* of a head: last and first; of a node: its neighbours */
 };
 
-#define TLY_LIST_INIT(head) {.prev = &(head), .next = &(head)}
-#define tly_list_entry(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
+#define TLY_LIST_INIT(head) \
+    { \
+        .prev = &(head), .next = &(head) \
+    }
+#define tly_list_entry(node, type, member) ((type *)((char *)(node)-offsetof(type, member)))
 
 static inline void tly_list_init(struct tly_list *l)
 {

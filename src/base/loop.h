@@ -33,7 +33,7 @@ struct tly_hook {
 
 struct tly_loop {
     int epoll_fd, wake_fd;
-    pthread_mutex_t lock;   /* guards all below, and what the callbacks own */
+    pthread_mutex_t lock; /* guards all below, and what the callbacks own */
     struct tly_list hooks;
     int64_t now, awake, last_tick;
     bool stop;

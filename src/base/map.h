@@ -24,8 +24,8 @@ int tly_map_put(struct tly_map *m, uint64_t key, void *value);
 void *tly_map_take(struct tly_map *m, uint64_t key);
 
 /* for each value; the body must not put or take. */
-#define tly_map_each(m, v)                                                                                   \
-    for (size_t i_##v = 0; i_##v < (m)->room; i_##v++)                                                       \
+#define tly_map_each(m, v) \
+    for (size_t i_##v = 0; i_##v < (m)->room; i_##v++) \
         if (((v) = (m)->slots[i_##v].value) != NULL)
 
 #endif

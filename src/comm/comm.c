@@ -136,8 +136,8 @@ static void tick(struct tly_hook *h)
     }
     if (waited >= c->params.timeout && !c->doom_at) {
         const char *late = oldest->late;
-        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT)", oldest->tensor->name,
-                 waited, late[0] ? " for rank " : "", late);
+        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT)",
+                 oldest->tensor->name, waited, late[0] ? " for rank " : "", late);
         tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
         c->doom_at = now + TLY_SEC;
@@ -221,7 +221,8 @@ static int take_roster(tally_comm *c)
         tly_outbox_init(&c->peers[i].outbox);
     }
     if (tly_plan_weights(c->machines, c->services - c->machines, c->weight) != 0)
-        return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines, c->services - c->machines);
+        return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines,
+                        c->services - c->machines);
     uint64_t active = 0;
     for (int i = 0; i < c->services; i++)
         active += c->weight[i] > 0;
@@ -263,7 +264,8 @@ static void greet(tally_comm *c)
     free(sizes);
     free(order);
     snprintf(text, sizeof text,
-             "Tally %s: rank %d of %d, machine %d of %d, %d tallyd; coordinator %s, tcp to all; parts of %u KB, sums "
+             "Tally %s: rank %d of %d, machine %d of %d, %d tallyd; coordinator %s, tcp to all; parts of %u "
+             "KB, sums "
              "along the tree over %s",
              TALLY_VERSION, c->rank, c->size, c->machine, c->machines, c->services - c->machines,
              c->member.coordinator, c->part_bytes >> 10, flat ? "ranks" : "machines");
@@ -289,8 +291,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_loop_finish(&c->loop);
     tly_events_finish(c);
     struct tensor *t;
-    tly_map_each(&c->names, t)
-        tly_tensor_destroy(t);
+    tly_map_each(&c->names, t) tly_tensor_destroy(t);
     tly_map_finish(&c->names);
     tly_map_finish(&c->active);
     pthread_mutex_destroy(&c->names_lock);
@@ -326,10 +327,12 @@ static int enter(tally_comm *c, struct sockaddr_storage *coordinator)
             return err;
         bool held = c->place.rank == 0 && !c->coordinator && tly_place_is_own(coordinator);
         tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
-        err = tly_member_connect(&c->member, coordinator, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
+        err =
+            tly_member_connect(&c->member, coordinator, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
-            return tly_fail(EADDRINUSE, "%s is in use, and not by a coordinator of this job (%s): end what holds it, "
-                                        "or set TALLY_PORT",
+            return tly_fail(EADDRINUSE,
+                            "%s is in use, and not by a coordinator of this job (%s): end what holds it, "
+                            "or set TALLY_PORT",
                             c->member.coordinator, tly_error());
         if (err && !held)
             return err;
@@ -495,7 +498,8 @@ static uint64_t list_digest(uint32_t space, size_t count, const char *const name
 }
 
 /* Deal the whole list in one sequence; names_lock held. */
-static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
+static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *const names[],
+                     const uint64_t bytes[])
 {
     struct tly_dealer d;
     tly_dealer_init(&d, c->services, c->weight);

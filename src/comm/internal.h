@@ -31,7 +31,7 @@ enum part_state {
     PART_QUEUED,   /* in its service's heap */
     PART_ADMITTED, /* credit and window are taken; goes out in turn */
     PART_SENT,
-    PART_LANDED,   /* the answer is in place */
+    PART_LANDED, /* the answer is in place */
 };
 
 /* Unit of assignment, priority and preemption. */
@@ -53,17 +53,17 @@ struct part {
 /* A name in use. */
 struct tensor {
     uint64_t key;
-    char *name;      /* owned */
+    char *name; /* owned */
     uint8_t kind, space;
-    bool unnamed;    /* used once */
+    bool unnamed; /* used once */
     bool planned;
-    uint32_t round;  /* next round's number */
+    uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
     struct cut {
         uint64_t bytes;   /* size for which it was made */
         uint16_t *owners; /* owned: service of each part */
         uint32_t count;
-    } cut, plan;          /* for the size last used; for the size agreed on in a plan */
+    } cut, plan; /* for the size last used; for the size agreed on in a plan */
 };
 
 struct tally_op {
@@ -94,16 +94,16 @@ struct tally_op {
 
     struct part *parts; /* owned */
     uint32_t part_count, parts_left;
-    int64_t born; /* awake clock */
+    int64_t born;   /* awake clock */
     char late[160]; /* ranks that home waits for, as it last said */
     bool asked;     /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
     /* allgather */
-    int64_t first_dim;    /* ours, as it goes out */
-    int64_t *first_dims;  /* owned: all ranks' */
-    uint8_t *gathered;    /* owned */
+    int64_t first_dim;   /* ours, as it goes out */
+    int64_t *first_dims; /* owned: all ranks' */
+    uint8_t *gathered;   /* owned */
     uint64_t gathered_bytes;
-    bool listed;          /* the list has come */
+    bool listed; /* the list has come */
 };
 
 /* The connection to one summation service.  Owner: the loop. */
@@ -112,14 +112,14 @@ struct peer {
     uint32_t index;
     struct tly_link *link;
     char name[200];
-    struct tly_heap waiting;        /* of parts */
-    struct part *first, *last;      /* admitted */
+    struct tly_heap waiting;   /* of parts */
+    struct part *first, *last; /* admitted */
     struct tly_outbox outbox;
-    uint64_t pushed, granted;       /* window, charge bytes */
-    uint64_t accepted;              /* of what was handed over */
-    uint64_t received;              /* results landed */
+    uint64_t pushed, granted; /* window, charge bytes */
+    uint64_t accepted;        /* of what was handed over */
+    uint64_t received;        /* results landed */
     bool open;
-    bool reported;                  /* answer to tally_comm_report */
+    bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
 };
 
@@ -158,9 +158,9 @@ struct tally_comm {
     uint64_t in_flight;         /* charge bytes admitted and not accepted */
     struct tly_event idle;      /* set when the last operation has ended while closing */
     bool draining;
-    struct tly_event left;      /* all ranks have said goodbye */
+    struct tly_event left; /* all ranks have said goodbye */
     bool goodbye_said;
-    int64_t doom_at;            /* awake clock: a lost service fails us then, if nobody explains it better */
+    int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
     uint32_t reports_missing;
     struct tly_event *report_done;
@@ -173,11 +173,11 @@ struct tally_comm {
 
     pthread_mutex_t events_lock; /* guards the next six */
     pthread_cond_t events_more;
-    struct tly_list events;      /* ended operations */
+    struct tly_list events; /* ended operations */
     struct tly_list logs;
     uint32_t log_count;
     bool events_closed, watching, log_ended;
-    int events_waiting;          /* threads inside tally_comm_next() */
+    int events_waiting; /* threads inside tally_comm_next() */
 };
 
 /* comm.c */

@@ -140,7 +140,8 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
     }
     for (int i = 0; i < c->size; i++) {
         uint64_t piece = (uint64_t)op->first_dims[i] * row;
-        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) || total + piece < total)
+        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) ||
+            total + piece < total)
             return -EOVERFLOW;
         total += piece;
         parts += (piece + c->part_bytes - 1) / c->part_bytes;
@@ -163,16 +164,17 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
         for (uint64_t place = 0; place < piece; place += c->part_bytes) {
             uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
             bool mine = i == c->rank;
-            op->parts[at] = (struct part){.op = op,
-                                          .landing = op->gathered + start + place,
-                                          .input = mine ? op->input + place : NULL,
-                                          .place = place,
-                                          .index = at,
-                                          .length = length,
-                                          .result_length = mine ? 0 : length,
-                                          .owner = (uint16_t)tly_dealer_next(&d, length),
-                                          .dtype = op->dtype,
-                                          .root = (uint32_t)i};
+            op->parts[at] = (struct part){
+                .op = op,
+                .landing = op->gathered + start + place,
+                .input = mine ? op->input + place : NULL,
+                .place = place,
+                .index = at,
+                .length = length,
+                .result_length = mine ? 0 : length,
+                .owner = (uint16_t)tly_dealer_next(&d, length),
+                .dtype = op->dtype,
+                .root = (uint32_t)i};
             at++;
         }
         if (i == c->rank && piece)
@@ -386,7 +388,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     if (!name) {
-        snprintf(made, sizeof made, "unnamed %s %llu", kinds[r->kind], (unsigned long long)c->unnamed[r->kind]);
+        snprintf(made, sizeof made, "unnamed %s %llu", kinds[r->kind],
+                 (unsigned long long)c->unnamed[r->kind]);
         name = made;
     }
     struct tensor *t = tly_tensor_get(c, r->kind, op->space, name);
@@ -477,8 +480,8 @@ static int submit(tally_comm *c, const struct request *r, const struct tally_opt
 }
 
 int tally_push_pull(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
-                    enum tally_dtype dtype, enum tally_reduction reduction, const struct tally_options *options,
-                    tally_op **op)
+                    enum tally_dtype dtype, enum tally_reduction reduction,
+                    const struct tally_options *options, tally_op **op)
 {
     struct request r = {.name = name,
                         .kind = TALLY_PUSH_PULL,
@@ -492,8 +495,8 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
     return submit(comm, &r, options, op);
 }
 
-int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype, int root,
-                    const struct tally_options *options, tally_op **op)
+int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype,
+                    int root, const struct tally_options *options, tally_op **op)
 {
     struct request r = {.name = name,
                         .kind = TALLY_BROADCAST,
@@ -505,8 +508,8 @@ int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t cou
     return submit(comm, &r, options, op);
 }
 
-int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count, enum tally_dtype dtype,
-                    const struct tally_options *options, tally_op **op)
+int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count,
+                    enum tally_dtype dtype, const struct tally_options *options, tally_op **op)
 {
     struct request r = {
         .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};

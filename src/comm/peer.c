@@ -20,23 +20,24 @@ void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, 
 void tly_peer_head(const struct part *p, struct tly_frame *f)
 {
     const struct tally_op *op = p->op;
-    *f = (struct tly_frame){.type = TLY_PUSH,
-                            .epoch = op->comm->member.roster.epoch,
-                            .key = op->key,
-                            .spec = op->spec,
-                            .count = op->count,
-                            .kind = op->kind,
-                            .dtype = p->dtype,
-                            .op = op->reduction,
-                            .part = p->index,
-                            .place = p->place,
-                            .length = p->length,
-                            .round = op->round,
-                            .rank = (uint32_t)op->comm->rank,
-                            .root = p->root,
-                            .priority = op->priority,
-                            .prescale = op->prescale,
-                            .postscale = op->postscale};
+    *f = (struct tly_frame){
+        .type = TLY_PUSH,
+        .epoch = op->comm->member.roster.epoch,
+        .key = op->key,
+        .spec = op->spec,
+        .count = op->count,
+        .kind = op->kind,
+        .dtype = p->dtype,
+        .op = op->reduction,
+        .part = p->index,
+        .place = p->place,
+        .length = p->length,
+        .round = op->round,
+        .rank = (uint32_t)op->comm->rank,
+        .root = p->root,
+        .priority = op->priority,
+        .prescale = op->prescale,
+        .postscale = op->postscale};
 }
 
 /* --- out ----------------------------------------------------------------------------------------- */

@@ -27,17 +27,19 @@ static void write_json(const tally_comm *c, FILE *out)
     for (int i = 0; i < c->services; i++)
         total += c->weight[i];
     fprintf(out,
-            "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, \"part_bytes\": %u, "
+            "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
+            "\"part_bytes\": %u, "
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", \"services\": [",
-            TALLY_VERSION, c->rank, c->size, c->machines, c->services - c->machines, c->part_bytes, c->credit_bytes,
-            c->ops_done);
+            TALLY_VERSION, c->rank, c->size, c->machines, c->services - c->machines, c->part_bytes,
+            c->credit_bytes, c->ops_done);
     for (int i = 0; i < c->services; i++) {
         const struct tly_roster_service *s = &c->member.roster.services[i];
         const uint64_t *v = c->peers[i].report;
         fprintf(out,
-                "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, \"share\": %.9g, \"bytes_summed\": %" PRIu64
-                ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64 ", \"bytes_in_use\": %" PRIu64
-                ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64 ", \"slots_dropped\": %" PRIu64 "}",
+                "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, \"share\": %.9g, \"bytes_summed\": "
+                "%" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
+                ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
+                ", \"slots_dropped\": %" PRIu64 "}",
                 i ? ", " : "", s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port,
                 (double)c->weight[i] / (double)total, v[0], v[1], v[2], v[3], v[4], v[5], v[6]);
     }

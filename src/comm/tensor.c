@@ -47,13 +47,13 @@ void tly_tensor_destroy(struct tensor *t)
 }
 
 /* Deal the parts of so many bytes, but for the first `dealt`. */
-static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, uint32_t dealt, struct tly_dealer *d,
-                    struct cut *out)
+static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, uint32_t dealt,
+                    struct tly_dealer *d, struct cut *out)
 {
     uint64_t count = bytes ? (bytes + c->part_bytes - 1) / c->part_bytes : 1;
     if (count > UINT32_MAX / 2)
-        return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name, (unsigned long long)bytes,
-                        c->part_bytes);
+        return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name,
+                        (unsigned long long)bytes, c->part_bytes);
     uint16_t *owners = malloc(count * sizeof *owners);
     if (!owners)
         return tly_fail(ENOMEM, "out of memory");

@@ -51,7 +51,7 @@ struct tly_coordinator {
     uint32_t ranks_here, tallyds_here;
     int64_t born, complete_at, asked_missing; /* awake clock */
     char complaint[TLY_SENTENCE];
-    int64_t complaint_due; /* awake clock; 0: none */
+    int64_t complaint_due;  /* awake clock; 0: none */
     struct tly_event quiet; /* set when the last member has gone */
 };
 
@@ -202,7 +202,8 @@ static void invite(struct tly_coordinator *c)
         return;
     }
     if (r.machine_count > TLY_MAX_MACHINES || r.service_count > TLY_MAX_MACHINES) {
-        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r.service_count, TLY_MAX_MACHINES);
+        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r.service_count,
+                 TLY_MAX_MACHINES);
     } else {
         tly_roster_write(&w, &r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
@@ -267,8 +268,8 @@ static bool fits(struct tly_coordinator *c, const struct member *m)
             return false;
         }
         if (other->rank == me->rank) {
-            fail_job(c, EEXIST, "rank %u has come twice: process %u on %s and process %u on %s", me->rank, other->pid,
-                     other->host, me->pid, me->host);
+            fail_job(c, EEXIST, "rank %u has come twice: process %u on %s and process %u on %s", me->rank,
+                     other->pid, other->host, me->pid, me->host);
             return false;
         }
         if (other->restart && me->restart && other->restart != me->restart) {
@@ -279,8 +280,8 @@ static bool fits(struct tly_coordinator *c, const struct member *m)
             return false;
         }
         if (other->digest != me->digest) {
-            fail_job(c, EPROTO, "the settings of rank %u on %s (%s) differ from those of rank %u on %s (%s)", me->rank,
-                     me->host, me->settings, other->rank, other->host, other->settings);
+            fail_job(c, EPROTO, "the settings of rank %u on %s (%s) differ from those of rank %u on %s (%s)",
+                     me->rank, me->host, me->settings, other->rank, other->host, other->settings);
             return false;
         }
     }
@@ -299,7 +300,8 @@ static void on_member_info(struct member *m)
         else if (m->info.rank < c->size && (!c->ranks[m->info.rank] || c->ranks[m->info.rank]->left))
             post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
         else
-            post_verdict(m, EEXIST, "the job is running already: give this one another TALLY_PORT, or end that one");
+            post_verdict(m, EEXIST,
+                         "the job is running already: give this one another TALLY_PORT, or end that one");
         return;
     }
     if (!fits(c, m))
@@ -480,8 +482,9 @@ static void tick(struct tly_hook *h)
     bool tell = now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC;
     if (c->state == GATHERING && c->complete_at) {
         if (now - c->complete_at >= c->servers_ns) {
-            tly_warn("join", "only %u of %u tallyd are there after %.0f s (TALLY_SERVERS_TIMEOUT): starting without "
-                             "the rest",
+            tly_warn("join",
+                     "only %u of %u tallyd are there after %.0f s (TALLY_SERVERS_TIMEOUT): starting without "
+                     "the rest",
                      c->tallyds_here, c->servers, (double)c->servers_ns / TLY_SEC);
             ask_for_proofs(c);
         } else if (tell) {

@@ -28,7 +28,8 @@ static void pass(int to, int fd)
 {
     char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
     struct iovec iov = {&byte, 1};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
@@ -99,7 +100,8 @@ int tly_door_knock(const char *name, uint64_t *nonce)
     struct timeval patience = {.tv_sec = 2};
     char byte, control[CMSG_SPACE(sizeof(int))];
     struct iovec iov = {&byte, 1};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     int memfd = -1, err = -ENOENT;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -109,7 +111,8 @@ int tly_door_knock(const char *name, uint64_t *nonce)
     socklen_t len = abstract(name, &a);
     if (connect(fd, (struct sockaddr *)&a, len) == 0 && recvmsg(fd, &m, MSG_CMSG_CLOEXEC) == 1) {
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof memfd))
+        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+            c->cmsg_len == CMSG_LEN(sizeof memfd))
             memcpy(&memfd, CMSG_DATA(c), sizeof memfd);
     }
     uint64_t value;

@@ -65,7 +65,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         uint64_t nonce = 0;
         tly_read_text(&r, name, sizeof name);
         if (name[0] && tly_door_knock(name, &nonce) != 0)
-            tly_warn("join", "a rank with the same host id is not reachable on this machine: taken for another one");
+            tly_warn("join",
+                     "a rank with the same host id is not reachable on this machine: taken for another one");
         tly_write64(&w, nonce);
         post(m, TLY_ROSTER, TLY_REQUEST, &w);
         free(w.data);
@@ -211,7 +212,8 @@ int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, 
         if (err != -ETIMEDOUT && !worth_trying_again(-err))
             return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
         if (deadline >= 0 && tly_now() > deadline)
-            return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %s (is rank 0 started? TALLY_COORD)",
+            return tly_fail(ETIMEDOUT,
+                            "no coordinator at %s within %.0f s: %s (is rank 0 started? TALLY_COORD)",
                             m->coordinator, timeout_s, m->sentence);
         if (tly_now() - told > 10 * TLY_SEC) {
             told = tly_now();
@@ -245,15 +247,16 @@ static int joined(struct tly_member *m, int err, const char *what)
 
 int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation)
 {
-    struct tly_member_info info = {.role = m->identity.role,
-                                   .rank = m->place->rank,
-                                   .size = m->place->size,
-                                   .restart = (uint32_t)(m->place->restart + 1),
-                                   .pid = (uint32_t)getpid(),
-                                   .port = tly_address_port(service),
-                                   .netns = m->place->netns,
-                                   .digest = tly_params_digest(m->params),
-                                   .incarnation = incarnation};
+    struct tly_member_info info = {
+        .role = m->identity.role,
+        .rank = m->place->rank,
+        .size = m->place->size,
+        .restart = (uint32_t)(m->place->restart + 1),
+        .pid = (uint32_t)getpid(),
+        .port = tly_address_port(service),
+        .netns = m->place->netns,
+        .digest = tly_params_digest(m->params),
+        .incarnation = incarnation};
     char text[96];
     tly_address_text(service, text, sizeof text);
     char *host = text[0] == '[' ? text + 1 : text;

@@ -16,27 +16,33 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-enum tly_member_state { TLY_MEMBER_CONNECTING, TLY_MEMBER_KNOWN, TLY_MEMBER_INVITED, TLY_MEMBER_RUNNING, TLY_MEMBER_OVER };
+enum tly_member_state {
+    TLY_MEMBER_CONNECTING,
+    TLY_MEMBER_KNOWN,
+    TLY_MEMBER_INVITED,
+    TLY_MEMBER_RUNNING,
+    TLY_MEMBER_OVER
+};
 
 /* Owner: the loop. */
 struct tly_member {
-    struct tly_loop *loop;               /* borrowed */
-    const struct tly_place *place;       /* borrowed */
-    const struct tly_params *params;     /* borrowed */
-    struct tly_link *link;               /* owned */
-    struct tly_identity identity;        /* with the job's incarnation once KNOWN */
+    struct tly_loop *loop;           /* borrowed */
+    const struct tly_place *place;   /* borrowed */
+    const struct tly_params *params; /* borrowed */
+    struct tly_link *link;           /* owned */
+    struct tly_identity identity;    /* with the job's incarnation once KNOWN */
     enum tly_member_state state;
-    struct tly_roster roster;            /* once INVITED */
-    struct sockaddr_storage here;        /* our address as the coordinator sees it */
-    char coordinator[96];                /* its address, for messages */
+    struct tly_roster roster;     /* once INVITED */
+    struct sockaddr_storage here; /* our address as the coordinator sees it */
+    char coordinator[96];         /* its address, for messages */
     struct tly_door door;
-    bool left;                           /* the coordinator has said goodbye: all ranks have */
-    int error;                           /* errno of what ended it */
+    bool left; /* the coordinator has said goodbye: all ranks have */
+    int error; /* errno of what ended it */
     char sentence[TLY_SENTENCE];
     struct tly_outbox outbox;
-    bool (*cancelled)(void *user);       /* asked while waiting; may be NULL */
+    bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
-    void (*goodbye)(void *user);         /* all ranks have left; may be NULL */
+    void (*goodbye)(void *user);                             /* all ranks have left; may be NULL */
     void *user;
 };
 

@@ -57,11 +57,13 @@ static int find_rank(struct tly_place *p)
         if (!has_rank && !has_size)
             continue;
         if (!has_rank || !has_size)
-            return tly_fail(EINVAL, "%s is set but %s is not: set both, or start with a launcher such as torchrun",
+            return tly_fail(EINVAL,
+                            "%s is set but %s is not: set both, or start with a launcher such as torchrun",
                             has_rank ? launchers[i].rank : launchers[i].size,
                             has_rank ? launchers[i].size : launchers[i].rank);
         if (size < 1 || rank >= size)
-            return tly_fail(EINVAL, "%s=%ld is not below %s=%ld", launchers[i].rank, rank, launchers[i].size, size);
+            return tly_fail(EINVAL, "%s=%ld is not below %s=%ld", launchers[i].rank, rank, launchers[i].size,
+                            size);
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
         return 0;
@@ -110,7 +112,8 @@ static void find_job(struct tly_place *p, const struct tly_params *params, bool 
 static int use_secret(struct tly_place *p, const char *text, const char *from)
 {
     if (strlen(text) < 16)
-        return tly_fail(EINVAL, "%s: the job secret has %zu bytes, it needs at least 16 (`tally secret` makes one)",
+        return tly_fail(EINVAL,
+                        "%s: the job secret has %zu bytes, it needs at least 16 (`tally secret` makes one)",
                         from, strlen(text));
     tly_hello_secret(text, p->secret);
     p->has_secret = true;
@@ -232,8 +235,9 @@ static int find_coordinator(struct tly_place *p, const struct tly_params *params
         return 0;
     }
     if (p->size > 1)
-        return tly_fail(EINVAL, "no coordinator: set MASTER_ADDR, or TALLY_COORD=HOST[:PORT], to a host of rank 0 "
-                                "that all can reach (mpirun -x MASTER_ADDR=HOST)");
+        return tly_fail(EINVAL,
+                        "no coordinator: set MASTER_ADDR, or TALLY_COORD=HOST[:PORT], to a host of rank 0 "
+                        "that all can reach (mpirun -x MASTER_ADDR=HOST)");
     p->coord_host[0] = '\0';
     return 0;
 }
@@ -270,8 +274,8 @@ int tly_place_resolve(const struct tly_place *p, struct sockaddr_storage *out)
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list, *best = NULL;
     int r = getaddrinfo(p->coord_host, NULL, &hints, &list);
     if (r != 0)
-        return tly_fail(r == EAI_AGAIN || r == EAI_NONAME ? EAGAIN : ENOENT, "cannot find the coordinator's host %s: %s",
-                        p->coord_host, gai_strerror(r));
+        return tly_fail(r == EAI_AGAIN || r == EAI_NONAME ? EAGAIN : ENOENT,
+                        "cannot find the coordinator's host %s: %s", p->coord_host, gai_strerror(r));
     /* All ranks must pick the same one: the first IPv4 address, else the first. */
     for (struct addrinfo *a = list; a && !best; a = a->ai_next)
         if (a->ai_family == AF_INET)

@@ -10,28 +10,29 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <sodium.h>
+#include <cmocka.h>
 
 #include "base/error.h"
 #include "join/place.h"
 #include "transport/tcp/socket.h"
 
-static const char *const variables[] = {"RANK",
-                                        "WORLD_SIZE",
-                                        "MASTER_ADDR",
-                                        "OMPI_COMM_WORLD_RANK",
-                                        "OMPI_COMM_WORLD_SIZE",
-                                        "PMI_RANK",
-                                        "PMI_SIZE",
-                                        "SLURM_PROCID",
-                                        "SLURM_STEP_NUM_TASKS",
-                                        "SLURM_STEP_ID",
-                                        "SLURM_STEP_NODELIST",
-                                        "SLURM_JOB_ID",
-                                        "TORCHELASTIC_RUN_ID",
-                                        "TORCHELASTIC_RESTART_COUNT",
-                                        "TALLY_SECRET"};
+static const char *const variables[] = {
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_ID",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TALLY_SECRET"};
 
 static char home[] = "/tmp/tally-place-XXXXXX";
 
@@ -137,12 +138,12 @@ static void coordinator_addresses(void **state)
     static const struct {
         const char *text, *host;
         int port; /* 0: refused */
-    } cases[] = {{"TALLY_COORD=a.b", "a.b", 29777},   {"TALLY_COORD=a.b:5", "a.b", 5},
-                 {"TALLY_COORD=[::1]:7", "::1", 7},    {"TALLY_COORD=[fe80::1]", "fe80::1", 29777},
-                 {"TALLY_COORD=::1", "::1", 29777},    {"TALLY_COORD=a:0", "", 0},
-                 {"TALLY_COORD=a:70000", "", 0},       {"TALLY_COORD=a:", "", 0},
-                 {"TALLY_COORD=[::1", "", 0},          {"TALLY_COORD=:5", "", 0},
-                 {"TALLY_COORD=[::1]5", "", 0},        {"TALLY_COORD=a:5x", "", 0}};
+    } cases[] = {{"TALLY_COORD=a.b", "a.b", 29777}, {"TALLY_COORD=a.b:5", "a.b", 5},
+                 {"TALLY_COORD=[::1]:7", "::1", 7}, {"TALLY_COORD=[fe80::1]", "fe80::1", 29777},
+                 {"TALLY_COORD=::1", "::1", 29777}, {"TALLY_COORD=a:0", "", 0},
+                 {"TALLY_COORD=a:70000", "", 0},    {"TALLY_COORD=a:", "", 0},
+                 {"TALLY_COORD=[::1", "", 0},       {"TALLY_COORD=:5", "", 0},
+                 {"TALLY_COORD=[::1]5", "", 0},     {"TALLY_COORD=a:5x", "", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_place p;
         const char *const settings[] = {cases[i].text, NULL};
@@ -161,11 +162,12 @@ static void coordinator_addresses(void **state)
 
 static void node_lists(void **state)
 {
-    static const char *const cases[][2] = {{"n1", "n1"},          {"n1,n2", "n1"},       {"n[1-3]", "n1"},
-                                           {"n[08,11]", "n08"},   {"a[3]b,c", "a3b"},    {"rack-2-[10-12]", "rack-2-10"},
-                                           {"[1-2]x", "1x"},      {"", NULL},            {",a", NULL},
-                                           {"n[", NULL},          {"n[]", NULL},         {"n[a-b]", NULL},
-                                           {"n[1-2", NULL},       {"n[1-2][3]", NULL}};
+    static const char *const cases[][2] = {
+        {"n1", "n1"},        {"n1,n2", "n1"},    {"n[1-3]", "n1"},
+        {"n[08,11]", "n08"}, {"a[3]b,c", "a3b"}, {"rack-2-[10-12]", "rack-2-10"},
+        {"[1-2]x", "1x"},    {"", NULL},         {",a", NULL},
+        {"n[", NULL},        {"n[]", NULL},      {"n[a-b]", NULL},
+        {"n[1-2", NULL},     {"n[1-2][3]", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char out[32];
         int err = tly_place_first_host(cases[i][0], out, sizeof out);
@@ -234,14 +236,10 @@ static void own_addresses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(launchers, clean),
-        cmocka_unit_test_setup(nonsense_is_refused_by_name, clean),
-        cmocka_unit_test_setup(job_names, clean),
-        cmocka_unit_test_setup(coordinator_addresses, clean),
-        cmocka_unit_test_setup(node_lists, clean),
-        cmocka_unit_test_setup(port_ranges, clean),
-        cmocka_unit_test_setup(secrets, clean),
-        cmocka_unit_test_setup(own_addresses, clean),
+        cmocka_unit_test_setup(launchers, clean),  cmocka_unit_test_setup(nonsense_is_refused_by_name, clean),
+        cmocka_unit_test_setup(job_names, clean),  cmocka_unit_test_setup(coordinator_addresses, clean),
+        cmocka_unit_test_setup(node_lists, clean), cmocka_unit_test_setup(port_ranges, clean),
+        cmocka_unit_test_setup(secrets, clean),    cmocka_unit_test_setup(own_addresses, clean),
     };
     if (sodium_init() < 0 || !mkdtemp(home))
         return 1;

@@ -92,9 +92,10 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     r.part_bytes = tly_read64(rd);
     r.window_bytes = tly_read64(rd);
     if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
-        r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES || r.service_count < r.machine_count ||
-        r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN || r.part_bytes > TLY_MAX_PART ||
-        r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes || r.window_bytes > 1u << 30)
+        r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES ||
+        r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN ||
+        r.part_bytes > TLY_MAX_PART || r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes ||
+        r.window_bytes > 1u << 30)
         return -EPROTO;
     r.ranks = calloc(r.rank_count, sizeof *r.ranks);
     r.services = calloc(r.service_count, sizeof *r.services);
@@ -162,7 +163,8 @@ static bool is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
     return true;
 }
 
-bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size, uint32_t *order)
+bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
+                     uint32_t *order)
 {
     uint32_t n = r->rank_count;
     bool flat = !sixteen_bit || r->machine_count == n;
@@ -200,7 +202,9 @@ void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, s
 {
     const struct tly_roster_service *s = &r->services[service];
     if (s->role == TLY_ROLE_RANK)
-        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, s->address, s->port);
+        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, s->address,
+                 s->port);
     else
-        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, s->address, s->port);
+        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, s->address,
+                 s->port);
 }

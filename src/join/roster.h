@@ -17,9 +17,9 @@ struct tly_member_info {
     uint32_t rank, size;
     uint32_t restart; /* + 1; 0: none */
     uint32_t pid;
-    uint32_t port;    /* of its summation service */
+    uint32_t port; /* of its summation service */
     uint64_t netns, digest, nonce, incarnation;
-    char address[64]; /* of its service: numeric, without port */
+    char address[64];                     /* of its service: numeric, without port */
     char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
     char settings[256];                   /* the agreed ones, for messages */
 };
@@ -32,8 +32,8 @@ struct tly_roster_rank {
 };
 
 struct tly_roster_service {
-    uint32_t role;      /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
-    uint32_t rank;      /* embedded: its rank */
+    uint32_t role; /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
+    uint32_t rank; /* embedded: its rank */
     uint32_t port;
     uint64_t incarnation;
     char address[64], host[64];
@@ -61,7 +61,8 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in
  * their order ("flat", return true); else a group for each machine.  `once` rounded types (16 bit) are flat
  * only with one rank a machine.  group_size and order have room for rank_count; *groups is set. */
-bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size, uint32_t *order);
+bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
+                     uint32_t *order);
 
 /* "rank 3 on host" / "tallyd 1 on host (address:port)", for messages. */
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len);

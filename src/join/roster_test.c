@@ -52,7 +52,7 @@ static void trees(void **state)
         {"aaabbb", false, false, "012345"},    /* 2 x 3: 3 is no node of T(0, 6) */
         {"abab", false, false, "0213"},        /* not neighbours */
         {"aab", true, false, "012"},
-        {"abb", false, false, "012"},          /* T(0, 3) is (0 + 1) + 2 */
+        {"abb", false, false, "012"}, /* T(0, 3) is (0 + 1) + 2 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_roster_rank room[MOST];
@@ -76,8 +76,12 @@ static void trees(void **state)
 
 static void fill(struct tly_roster *r)
 {
-    *r = (struct tly_roster){.epoch = 1, .rank_count = 3, .machine_count = 2, .service_count = 3,
-                             .part_bytes = 1 << 20, .window_bytes = 4 << 20};
+    *r = (struct tly_roster){.epoch = 1,
+                             .rank_count = 3,
+                             .machine_count = 2,
+                             .service_count = 3,
+                             .part_bytes = 1 << 20,
+                             .window_bytes = 4 << 20};
     r->ranks = calloc(3, sizeof *r->ranks);
     r->services = calloc(3, sizeof *r->services);
     r->ranks[1].local_rank = 1;
@@ -117,13 +121,27 @@ static void nonsense_is_refused(void **state)
         struct tly_writer w = {0};
         fill(&r);
         switch (i) {
-        case 0: r.ranks[0].machine = 2; break;
-        case 1: r.services[0].rank = 3; break;
-        case 2: r.services[2].role = TLY_ROLE_RANK; break;
-        case 3: r.part_bytes = 100; break;
-        case 4: r.window_bytes = r.part_bytes - 64; break;
-        case 5: r.services[1].port = 65536; break;
-        case 6: r.epoch = 0; break;
+        case 0:
+            r.ranks[0].machine = 2;
+            break;
+        case 1:
+            r.services[0].rank = 3;
+            break;
+        case 2:
+            r.services[2].role = TLY_ROLE_RANK;
+            break;
+        case 3:
+            r.part_bytes = 100;
+            break;
+        case 4:
+            r.window_bytes = r.part_bytes - 64;
+            break;
+        case 5:
+            r.services[1].port = 65536;
+            break;
+        case 6:
+            r.epoch = 0;
+            break;
         }
         tly_roster_write(&w, &r);
         struct tly_reader rd = {w.data, w.len, false};

@@ -20,7 +20,7 @@ struct tly_crew {
     struct tly_loop *loop; /* borrowed */
     struct tly_hook hook;
     int threads;
-    pthread_t *thread; /* owned array */
+    pthread_t *thread;    /* owned array */
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t more;
     struct tly_list todo, finished;

@@ -23,12 +23,12 @@ static inline uint32_t tly_charge(uint32_t length)
 }
 
 enum slot_state {
-    SLOT_ABSENT,    /* nothing has come */
-    SLOT_COMING,    /* some fragments are there */
-    SLOT_WHOLE,     /* all of it, or a request */
-    SLOT_REFUSED,   /* came, but is not kept: mark, mismatch, verdict */
-    SLOT_DROPPED,   /* was dropped for want of memory: to be asked for again */
-    SLOT_AGAIN,     /* has been asked for again */
+    SLOT_ABSENT,  /* nothing has come */
+    SLOT_COMING,  /* some fragments are there */
+    SLOT_WHOLE,   /* all of it, or a request */
+    SLOT_REFUSED, /* came, but is not kept: mark, mismatch, verdict */
+    SLOT_DROPPED, /* was dropped for want of memory: to be asked for again */
+    SLOT_AGAIN,   /* has been asked for again */
 };
 
 /* One rank's part of a round. */
@@ -60,23 +60,23 @@ enum { PIECES = 8 };
 
 /* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
 struct round {
-    struct tly_list node; /* in service->incomplete by age while not summed */
-    uint64_t id;          /* key of the store */
-    struct tly_frame head; /* of the first push: what all must agree on */
-    uint32_t arrived;     /* ranks whose push has begun to come, refused ones too */
+    struct tly_list node;    /* in service->incomplete by age while not summed */
+    uint64_t id;             /* key of the store */
+    struct tly_frame head;   /* of the first push: what all must agree on */
+    uint32_t arrived;        /* ranks whose push has begun to come, refused ones too */
     uint32_t summed, length; /* of the result: bytes ready, bytes in all */
     bool complete;
-    struct piece piece[PIECES]; /* the crew's share of the work */
+    struct piece piece[PIECES];       /* the crew's share of the work */
     uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
-    uint8_t *result;      /* one of the slots' data, or own */
-    uint32_t result_room; /* what the pool gave for it */
-    uint64_t order;       /* of the first byte summed */
-    uint32_t received;    /* ranks that have the answer */
-    uint32_t references;  /* deliveries that point here, and the store */
+    uint8_t *result;                  /* one of the slots' data, or own */
+    uint32_t result_room;             /* what the pool gave for it */
+    uint64_t order;                   /* of the first byte summed */
+    uint32_t received;                /* ranks that have the answer */
+    uint32_t references;              /* deliveries that point here, and the store */
     int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
-    bool asked;           /* for texts */
+    bool asked;                         /* for texts */
     int verdict_err;
-    char *verdict;        /* owned */
+    char *verdict; /* owned */
     struct answer *answers;
     struct slot slots[];
 };
@@ -87,20 +87,20 @@ struct session {
     struct tly_service *service;
     struct tly_link *link;
     uint32_t rank;
-    bool left; /* has said goodbye */
+    bool left;                                    /* has said goodbye */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
-    uint32_t lacking; /* incomplete rounds that wait for a push of this rank */
-    struct tly_heap ready; /* of answers with bytes to send */
-    struct tly_outbox outbox; /* tags: rounds whose verdict a letter is (references) */
-    struct round **deliveries; /* owned ring of those sent whole and not yet stable; references */
+    uint32_t lacking;                             /* incomplete rounds that wait for a push of this rank */
+    struct tly_heap ready;                        /* of answers with bytes to send */
+    struct tly_outbox outbox;                     /* tags: rounds whose verdict a letter is (references) */
+    struct round **deliveries;            /* owned ring of those sent whole and not yet stable; references */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint32_t ring_room;
 };
 
 struct tree {
     int groups;
-    int *group_size;  /* owned */
-    uint32_t *order;  /* owned: rank of each leaf */
+    int *group_size; /* owned */
+    uint32_t *order; /* owned: rank of each leaf */
 };
 
 struct tly_service {
@@ -118,9 +118,9 @@ struct tly_service {
     uint32_t ranks; /* 0: no epoch yet */
     uint32_t left;  /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
-    struct session **by_rank;   /* owned array, borrowed sessions */
-    bool *gone;                 /* owned array: ranks that have said goodbye, connected or not */
-    struct tree tree[2];        /* [1] for 16-bit types */
+    struct session **by_rank; /* owned array, borrowed sessions */
+    bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
+    struct tree tree[2];      /* [1] for 16-bit types */
     struct tly_crew crew;
 
     struct tly_map store;       /* rounds by id */

@@ -9,9 +9,9 @@ enum { TLY_POOL_SMALLEST = 8, TLY_POOL_CLASSES = 20 }; /* 256 bytes to 128 MB */
 
 /* Owner: the service's loop. */
 struct tly_pool {
-    uint64_t limit;                   /* most bytes that may be in use */
+    uint64_t limit; /* most bytes that may be in use */
     uint64_t in_use, peak, kept;
-    void *free[TLY_POOL_CLASSES];     /* chains through the buffers' first words */
+    void *free[TLY_POOL_CLASSES]; /* chains through the buffers' first words */
 };
 
 /* NULL if that would pass the limit or memory has run out. */

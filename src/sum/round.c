@@ -228,7 +228,8 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
-    if (f->offset == 0 && (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
+    if (f->offset == 0 &&
+        (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
         bool first = slot->state == SLOT_ABSENT;
         if (slot->state == SLOT_DROPPED)
             s->dropped_slots--;

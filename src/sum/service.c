@@ -84,8 +84,7 @@ static void admit(struct session *p)
     p->granted = s->window_bytes; /* both ends know it from the roster */
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
-    tly_map_each(&s->store, r)
-        p->lacking += r->slots[p->rank].state == SLOT_ABSENT;
+    tly_map_each(&s->store, r) p->lacking += r->slots[p->rank].state == SLOT_ABSENT;
 }
 
 static void opened(void *user, struct tly_link *l)
@@ -228,8 +227,8 @@ static void report(struct session *p)
     struct tly_writer w = {0};
     struct tly_frame f = {.type = TLY_STATUS};
     tly_service_facts(p->service, &facts);
-    const uint64_t values[] = {facts.bytes_summed, facts.parts_summed, facts.rounds_open, facts.bytes_in_use,
-                               facts.bytes_peak, facts.memory_limit, facts.slots_dropped};
+    const uint64_t values[] = {facts.bytes_summed, facts.parts_summed, facts.rounds_open,  facts.bytes_in_use,
+                               facts.bytes_peak,   facts.memory_limit, facts.slots_dropped};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         tly_write64(&w, values[i]);
     if (!w.failed)
@@ -364,7 +363,8 @@ static uint64_t default_memory(void)
     uint64_t all = UINT64_MAX;
     if (sysinfo(&info) == 0)
         all = (uint64_t)info.totalram * info.mem_unit;
-    static const char *const limits[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    static const char *const limits[] = {"/sys/fs/cgroup/memory.max",
+                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (int i = 0; i < 2; i++) {
         uint64_t v = read_limit(limits[i]);
         if (v && v < all)
@@ -391,8 +391,9 @@ static void *serve(void *arg)
     return NULL;
 }
 
-int tly_service_create(struct tly_loop *loop, const struct tly_params *params, const struct tly_identity *identity,
-                       const struct sockaddr_storage *address, struct tly_service **out)
+int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
+                       const struct tly_identity *identity, const struct sockaddr_storage *address,
+                       struct tly_service **out)
 {
     struct tly_service *s = calloc(1, sizeof *s);
     if (!s)

@@ -22,8 +22,9 @@ struct tly_service_facts {
 
 /* Listen at `address` (port 0: any within TALLY_PORTS) for members of the job that `identity` names.  `loop`
  * NULL: a thread is started. */
-int tly_service_create(struct tly_loop *loop, const struct tly_params *params, const struct tly_identity *identity,
-                       const struct sockaddr_storage *address, struct tly_service **out);
+int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
+                       const struct tly_identity *identity, const struct sockaddr_storage *address,
+                       struct tly_service **out);
 uint16_t tly_service_port(const struct tly_service *s);
 uint64_t tly_service_incarnation(const struct tly_service *s);
 

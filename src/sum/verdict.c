@@ -23,9 +23,10 @@ static struct tly_frame about(const struct round *r, int type)
 }
 
 /* "2, 4-6" of the ranks for which `is` holds.  Returns how many there are. */
-static uint32_t ranks_text(struct tly_service *s, const struct round *r,
-                           bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text),
-                           const char *text, char *out, size_t len)
+static uint32_t ranks_text(
+    struct tly_service *s, const struct round *r,
+    bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text),
+    const char *text, char *out, size_t len)
 {
     uint32_t count = 0;
     size_t at = 0;

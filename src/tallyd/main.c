@@ -76,8 +76,9 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
         err = tly_member_begin(m);
     if (err)
         return err;
-    tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->identity.job, m->roster.rank_count,
-             m->roster.machine_count, m->roster.service_count - m->roster.machine_count);
+    tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->identity.job,
+             m->roster.rank_count, m->roster.machine_count,
+             m->roster.service_count - m->roster.machine_count);
     while (!asked_to_stop && !m->left && m->state == TLY_MEMBER_RUNNING)
         tly_loop_turn(loop, -1);
     if (m->state == TLY_MEMBER_OVER)
@@ -108,9 +109,9 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     if (!err) {
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
-        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory", member.identity.job,
-                 (double)facts.bytes_summed / 1e9, (unsigned long long)facts.parts_summed,
-                 (double)facts.bytes_peak / 1e6);
+        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory",
+                 member.identity.job, (double)facts.bytes_summed / 1e9,
+                 (unsigned long long)facts.parts_summed, (double)facts.bytes_peak / 1e6);
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());
@@ -122,13 +123,14 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     return err ? tly_fail(-err, "%s", sentence) : 0;
 }
 
-static const struct option options[] = {{"coord", required_argument, NULL, 'c'},
-                                        {"once", no_argument, NULL, 'o'},
-                                        {"memory", required_argument, NULL, 'm'},
-                                        {"job", required_argument, NULL, 'j'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {"version", no_argument, NULL, 'v'},
-                                        {0}};
+static const struct option options[] = {
+    {"coord", required_argument, NULL, 'c'},
+    {"once", no_argument, NULL, 'o'},
+    {"memory", required_argument, NULL, 'm'},
+    {"job", required_argument, NULL, 'j'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {0}};
 
 int main(int argc, char **argv)
 {
@@ -137,7 +139,11 @@ int main(int argc, char **argv)
     int count = 0, o;
     bool once = false;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
-        const char *name = o == 'c' ? "TALLY_COORD" : o == 'm' ? "TALLY_MEMORY" : o == 'j' ? "TALLY_JOB" : NULL;
+        const char *name =
+            o == 'c'   ? "TALLY_COORD"
+            : o == 'm' ? "TALLY_MEMORY"
+            : o == 'j' ? "TALLY_JOB"
+                       : NULL;
         if (name && count < 3) {
             snprintf(text[count], sizeof text[count], "%s=%s", name, optarg);
             settings[count] = text[count];

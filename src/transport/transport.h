@@ -62,10 +62,10 @@ struct tly_link_config {
     const struct tly_link_user *user_calls;
     void *user;
     struct tly_identity identity;
-    const char *peer_name;   /* for messages; copied */
-    int64_t silence_ns;      /* close after so long without a sign of life; 0: never */
-    uint32_t counts_bytes;   /* counts go alone after so much landed (0: 256 KB) ... */
-    int64_t counts_ns;       /* ... or so long (0: 1 ms) */
+    const char *peer_name; /* for messages; copied */
+    int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
+    uint32_t counts_bytes; /* counts go alone after so much landed (0: 256 KB) ... */
+    int64_t counts_ns;     /* ... or so long (0: 1 ms) */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
 };
 

@@ -24,35 +24,35 @@ enum {
     TLY_FRAME_BYTES = 128,
     TLY_PROTOCOL_LOWEST = 1,
     TLY_PROTOCOL_HIGHEST = 1,
-    TLY_MAX_FRAGMENT = 256 << 10,       /* payload of one data frame */
-    TLY_MAX_CONTROL = 1 << 20,          /* payload of any other frame */
+    TLY_MAX_FRAGMENT = 256 << 10, /* payload of one data frame */
+    TLY_MAX_CONTROL = 1 << 20,    /* payload of any other frame */
     TLY_MAX_PART = 64 << 20,
-    TLY_ALIGN = 64,                     /* parts and fragments begin at multiples of this in the tensor */
+    TLY_ALIGN = 64, /* parts and fragments begin at multiples of this in the tensor */
     TLY_FRAME_KEY_BYTES = 16,
     TLY_MAX_RANKS = 4096,
 };
 
 enum tly_frame_type {
-    TLY_HELLO = 1,  /* proof of the secret; payload struct of hello.h */
-    TLY_ROSTER,     /* member -> coordinator: who I am; back: candidates for one machine */
-    TLY_INVITE,     /* coordinator -> member: the epoch; connect to all its services */
-    TLY_PREPARE,    /* change of epoch: begin no new rounds */
-    TLY_BEGUN,      /* member -> coordinator: connected; rounds begun */
-    TLY_COMMIT,     /* coordinator -> member: the epoch holds from here */
-    TLY_COMPLAIN,   /* member -> coordinator: sentence that fails the job */
-    TLY_PUSH,       /* worker -> service: input, request or error mark */
-    TLY_RESULT,     /* service -> worker */
-    TLY_SPEC,       /* home -> worker: tell your spec; back: its text */
-    TLY_VERDICT,    /* home -> worker: this round fails with this sentence; key 0: the job does */
-    TLY_CANCEL,     /* worker -> service: forget my push of this part */
-    TLY_AGAIN,      /* service -> worker: push this part again from an offset */
-    TLY_HAVE,       /* redo: how much of a result has landed */
-    TLY_DONE,       /* redo: stable here */
-    TLY_FINAL,      /* redo: result as landed */
-    TLY_COUNTS,     /* nothing but counts */
-    TLY_BEAT,       /* nothing but a sign of life and counts */
-    TLY_STATUS,     /* question about, or news of, a service or a round */
-    TLY_GOODBYE,    /* an orderly end */
+    TLY_HELLO = 1, /* proof of the secret; payload struct of hello.h */
+    TLY_ROSTER,    /* member -> coordinator: who I am; back: candidates for one machine */
+    TLY_INVITE,    /* coordinator -> member: the epoch; connect to all its services */
+    TLY_PREPARE,   /* change of epoch: begin no new rounds */
+    TLY_BEGUN,     /* member -> coordinator: connected; rounds begun */
+    TLY_COMMIT,    /* coordinator -> member: the epoch holds from here */
+    TLY_COMPLAIN,  /* member -> coordinator: sentence that fails the job */
+    TLY_PUSH,      /* worker -> service: input, request or error mark */
+    TLY_RESULT,    /* service -> worker */
+    TLY_SPEC,      /* home -> worker: tell your spec; back: its text */
+    TLY_VERDICT,   /* home -> worker: this round fails with this sentence; key 0: the job does */
+    TLY_CANCEL,    /* worker -> service: forget my push of this part */
+    TLY_AGAIN,     /* service -> worker: push this part again from an offset */
+    TLY_HAVE,      /* redo: how much of a result has landed */
+    TLY_DONE,      /* redo: stable here */
+    TLY_FINAL,     /* redo: result as landed */
+    TLY_COUNTS,    /* nothing but counts */
+    TLY_BEAT,      /* nothing but a sign of life and counts */
+    TLY_STATUS,    /* question about, or news of, a service or a round */
+    TLY_GOODBYE,   /* an orderly end */
     TLY_FRAME_TYPES
 };
 

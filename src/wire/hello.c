@@ -14,8 +14,17 @@
 
 #include "wire/pack.h"
 
-enum { at_step = 8, at_refusal = 12, at_rank = 16, at_incarnation = 24, at_job = 32, at_release = 96,
-       at_nonce = 128, at_sentence = 160, at_mac = 288 };
+enum {
+    at_step = 8,
+    at_refusal = 12,
+    at_rank = 16,
+    at_incarnation = 24,
+    at_job = 32,
+    at_release = 96,
+    at_nonce = 128,
+    at_sentence = 160,
+    at_mac = 288
+};
 
 void tly_hello_secret(const char *text, uint8_t out[TLY_SECRET_BYTES])
 {
@@ -106,9 +115,9 @@ static int read_identity(struct tly_hello *h, const uint8_t *in)
     read_field(in + at_release, sizeof release, release);
     read_field(in + at_job, sizeof job, job);
     if (in[at_step + 2] > TLY_PROTOCOL_HIGHEST || in[at_step + 3] < TLY_PROTOCOL_LOWEST) {
-        snprintf(text, sizeof text, "the peer speaks protocol %d to %d (Tally %s), this is %d to %d (Tally %s)",
-                 in[at_step + 2], in[at_step + 3], release, TLY_PROTOCOL_LOWEST, TLY_PROTOCOL_HIGHEST,
-                 TALLY_VERSION);
+        snprintf(text, sizeof text,
+                 "the peer speaks protocol %d to %d (Tally %s), this is %d to %d (Tally %s)", in[at_step + 2],
+                 in[at_step + 3], release, TLY_PROTOCOL_LOWEST, TLY_PROTOCOL_HIGHEST, TALLY_VERSION);
         return refuse(h, EPROTO, text);
     }
     h->peer.role = in[at_step + 1];
@@ -123,7 +132,8 @@ static int check_job(struct tly_hello *h)
     char text[160];
     /* A tallyd that serves whichever job comes names none. */
     if (h->me.job[0] && h->peer.job[0] && strcmp(h->me.job, h->peer.job) != 0) {
-        snprintf(text, sizeof text, "job '%.40s' here, job '%.40s' there (TALLY_JOB)", h->me.job, h->peer.job);
+        snprintf(text, sizeof text, "job '%.40s' here, job '%.40s' there (TALLY_JOB)", h->me.job,
+                 h->peer.job);
         return refuse(h, ESTALE, text);
     }
     if (h->me.incarnation && h->peer.incarnation && h->me.incarnation != h->peer.incarnation)
@@ -148,7 +158,8 @@ int tly_hello_consume(struct tly_hello *h, const uint8_t in[TLY_HELLO_BYTES])
         if (refused) {
             char text[160];
             read_field(in + at_sentence, 128, text);
-            return refuse(h, refused == EAGAIN || refused == EPROTO || refused == ESTALE ? refused : EACCES, text);
+            return refuse(h, refused == EAGAIN || refused == EPROTO || refused == ESTALE ? refused : EACCES,
+                          text);
         }
         memcpy(h->second, in, TLY_HELLO_BYTES);
         mac(h, "acceptor", expected, 32);

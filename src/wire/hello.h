@@ -33,11 +33,11 @@ struct tly_identity {
 struct tly_hello {
     struct tly_identity me;
     bool connector;
-    uint8_t step;                                  /* messages gone both ways so far; 3: done */
+    uint8_t step; /* messages gone both ways so far; 3: done */
     uint8_t first[TLY_HELLO_BYTES], second[TLY_HELLO_BYTES];
-    struct tly_identity peer;                      /* no secret; believed only when done */
+    struct tly_identity peer; /* no secret; believed only when done */
     uint8_t send_key[TLY_FRAME_KEY_BYTES], receive_key[TLY_FRAME_KEY_BYTES];
-    char refusal[160];                             /* sentence, set when produce or consume fails */
+    char refusal[160]; /* sentence, set when produce or consume fails */
     int refusal_err;
 };
 

@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
 #include <sodium.h>
+#include <cmocka.h>
 
 #include "wire/frame.h"
 #include "wire/hello.h"
@@ -18,10 +18,32 @@ static const uint8_t key[16] = "0123456789abcde";
 static struct tly_frame sample(void)
 {
     return (struct tly_frame){
-        .type = TLY_PUSH, .flags = TLY_LAST, .seq = 7, .epoch = 3, .key = 0x1122334455667788, .spec = ~0ull,
-        .count = 1ull << 40, .kind = 1, .dtype = 2, .op = 3, .part = 9, .place = 1ull << 41, .length = 1 << 20,
-        .offset = 4096, .payload = 1000, .round = 5, .group = 6, .rank = 11, .root = 12, .priority = -4,
-        .prescale = 0.5, .postscale = -0.0, .accepted = 1, .granted = 2, .received = 3, .stable = 0xffffffff};
+        .type = TLY_PUSH,
+        .flags = TLY_LAST,
+        .seq = 7,
+        .epoch = 3,
+        .key = 0x1122334455667788,
+        .spec = ~0ull,
+        .count = 1ull << 40,
+        .kind = 1,
+        .dtype = 2,
+        .op = 3,
+        .part = 9,
+        .place = 1ull << 41,
+        .length = 1 << 20,
+        .offset = 4096,
+        .payload = 1000,
+        .round = 5,
+        .group = 6,
+        .rank = 11,
+        .root = 12,
+        .priority = -4,
+        .prescale = 0.5,
+        .postscale = -0.0,
+        .accepted = 1,
+        .granted = 2,
+        .received = 3,
+        .stable = 0xffffffff};
 }
 
 static void round_trip(void **state)
@@ -173,9 +195,12 @@ static void reflection_and_replay_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),          cmocka_unit_test(every_flipped_bit_is_found),
-        cmocka_unit_test(limits_hold),         cmocka_unit_test(counts_wrap),
-        cmocka_unit_test(payloads_are_bounded), cmocka_unit_test(handshake),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(limits_hold),
+        cmocka_unit_test(counts_wrap),
+        cmocka_unit_test(payloads_are_bounded),
+        cmocka_unit_test(handshake),
         cmocka_unit_test(reflection_and_replay_fail)};
     return sodium_init() < 0 || cmocka_run_group_tests(tests, NULL, NULL);
 }

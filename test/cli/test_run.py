@@ -391,7 +391,9 @@ def test_ctrl_c_at_a_terminal():
 def test_signals_reach_ranks_as_usual():
     """What the launcher blocks and ignores for itself, its children do not."""
     done = run("-n", 1, script="grep -E 'Sig(Blk|Ign)' /proc/self/status")
-    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["0" * 16, "0" * 16]
+    masks = [int(line.split()[-1], 16) for line in done.stdout.splitlines()]
+    internal = 1 << 31 | 1 << 32  # signals 32 and 33 are the C library's; make passes them on as ignored
+    assert [mask & ~internal for mask in masks] == [0, 0]
 
 
 def test_no_files_are_left(tmp_path):

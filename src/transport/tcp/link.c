@@ -25,9 +25,9 @@
 
 enum {
     STAGE_BYTES = 4096,
-    BATCH = 32,                 /* frames a sendmsg */
-    BATCH_BYTES = 256 << 10,    /* ... and about so many bytes */
-    TURN_BYTES = 2 << 20,       /* received for one wake-up; then others have their turn */
+    BATCH = 32,              /* frames a sendmsg */
+    BATCH_BYTES = 256 << 10, /* ... and about so many bytes */
+    TURN_BYTES = 2 << 20,    /* received for one wake-up; then others have their turn */
     HANDSHAKE_NS_MS = 5000,
     CONNECT_MS = 10000,
     BEAT_MS = 1000,
@@ -56,7 +56,7 @@ struct tly_link {
     int depth;       /* callbacks in progress */
 
     struct tly_hello hello;
-    int64_t deadline;    /* of the handshake, on the loop's awake clock */
+    int64_t deadline; /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
     int64_t last_heard;  /* awake clock */
     int64_t last_spoken; /* monotonic clock */
@@ -68,14 +68,14 @@ struct tly_link {
     uint32_t landed; /* of in.payload */
     bool landing;
     uint32_t receive_seq;
-    int low_water; /* SO_RCVLOWAT now */
+    int low_water;    /* SO_RCVLOWAT now */
     uint8_t *control; /* owned: payload that has no other place */
 
     struct outgoing out[BATCH];
     int out_from, out_to; /* [from, to) wait for the kernel */
     uint32_t out_done;    /* bytes of out[out_from] that it has */
     uint32_t send_seq;
-    bool wants_room;      /* the kernel was full */
+    bool wants_room; /* the kernel was full */
 
     struct tly_counts counts;
     uint32_t owed_bytes; /* landed since the peer last heard of counts */
@@ -390,7 +390,9 @@ static void start_handshake_step(struct tly_link *l)
         return;
     }
     tly_hello_produce(&l->hello, m);
-    struct tly_outgoing o = {.frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES}, .payload = m, .owned = m};
+    struct tly_outgoing o = {.frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES},
+                             .payload = m,
+                             .owned = m};
     /* The proof itself goes under the zero key: append() uses send_key, which produce() may just have set. */
     uint8_t key[TLY_FRAME_KEY_BYTES];
     memcpy(key, l->hello.send_key, sizeof key);
@@ -415,8 +417,9 @@ static void on_hello(struct tly_link *l)
             uint8_t *m = malloc(TLY_HELLO_BYTES);
             if (m) {
                 tly_hello_refuse(&l->hello, -err, l->hello.refusal, m);
-                struct tly_outgoing o = {
-                    .frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES}, .payload = m, .owned = m};
+                struct tly_outgoing o = {.frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES},
+                                         .payload = m,
+                                         .owned = m};
                 append(l, &o);
                 send_more(l);
             }

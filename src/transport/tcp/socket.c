@@ -216,9 +216,10 @@ bool tly_address_same_host(const struct sockaddr_storage *a, const struct sockad
     if (a->ss_family != b->ss_family)
         return false;
     if (a->ss_family == AF_INET6)
-        return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
-                      16) == 0;
-    return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+        return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+                      &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
+    return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
+           ((const struct sockaddr_in *)b)->sin_addr.s_addr;
 }
 
 int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *out)
