@@ -33,7 +33,7 @@
     X(TALLY_PART_BYTES, SIZE, part_bytes, 1048576, 4096, 67108864, 1, "largest part of a tensor that is sent as one") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 262144, 4096, 262144, 0, "largest piece of a part, between which others may pass") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
-    X(TALLY_WINDOW_PARTS, INT, window_parts, 4, 1, 1000000, 1, "parts a rank may have at a service unanswered") \
+    X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \

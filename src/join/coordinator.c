@@ -15,12 +15,20 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "join/roster.h"
+#include "plan/plan.h"
 #include "transport/outbox.h"
 #include "transport/tcp/socket.h"
 
 enum state { GATHERING, PROVING, INVITING, RUNNING, FAILED, ENDED };
 
-enum { TALLYD_SILENCE_S = 5, MISSING_EVERY_S = 10, COMPLAINT_MS = 300 };
+/* CONNECT_S: longer than members take to find out themselves what they cannot reach. */
+enum {
+    TALLYD_SILENCE_S = 5,
+    MISSING_EVERY_S = 10,
+    COMPLAINT_MS = 300,
+    CONNECT_S = 30,
+    LARGEST_WINDOW = 1 << 30
+};
 
 /* One connection.  Owner: the coordinator's loop. */
 struct member {
@@ -43,13 +51,14 @@ struct tly_coordinator {
     struct tly_identity identity;
     uint32_t servers;
     int64_t servers_ns, join_ns, dead_ns;
-    uint64_t part_bytes, window_bytes;
+    uint64_t part_bytes, credit_bytes;
+    uint32_t window_parts;
     struct tly_list members;
     enum state state;
     uint32_t size;         /* ranks; 0 until the first has joined */
     struct member **ranks; /* owned array of size, of borrowed */
     uint32_t ranks_here, tallyds_here;
-    int64_t born, complete_at, asked_missing; /* awake clock */
+    int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
     char complaint[TLY_SENTENCE];
     int64_t complaint_due;  /* awake clock; 0: none */
     struct tly_event quiet; /* set when the last member has gone */
@@ -134,6 +143,7 @@ static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
 static void ask_for_proofs(struct tly_coordinator *c)
 {
     c->state = PROVING;
+    c->proving_at = c->loop.awake;
     for (uint32_t i = 0; i < c->size; i++) {
         const struct tly_member_info *me = &c->ranks[i]->info;
         const char *door = "";
@@ -150,10 +160,23 @@ static void ask_for_proofs(struct tly_coordinator *c)
     }
 }
 
+/* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
+ * that is passed over because its service's window is shut leaves the order common to all ranks. */
+static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
+{
+    uint64_t bytes = c->part_bytes * c->window_parts;
+    int active = tly_plan_active((int)r->machine_count, (int)c->tallyds_here);
+    if (!bytes)
+        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * (unsigned)active * c->part_bytes);
+    if (bytes < c->part_bytes)
+        bytes = c->part_bytes;
+    return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
+}
+
 static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
 {
     uint32_t *same = calloc(c->size, sizeof *same);
-    *r = (struct tly_roster){.epoch = 1, .part_bytes = c->part_bytes, .window_bytes = c->window_bytes};
+    *r = (struct tly_roster){.epoch = 1, .part_bytes = c->part_bytes};
     r->ranks = calloc(c->size, sizeof *r->ranks);
     r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
     if (!same || !r->ranks || !r->services) {
@@ -168,6 +191,7 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
                 same[i] = j;
     }
     tly_roster_group(r, c->size, same);
+    r->window_bytes = window(c, r);
     free(same);
     for (uint32_t i = 0; i < c->size; i++)
         if (r->ranks[i].local_rank == 0) {
@@ -413,7 +437,8 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     member_name(m, name, sizeof name);
     if (err == EACCES)
         tly_warn("join", "%s was not let in: %s", tly_link_name(l), why);
-    bool lost = m->joined && !m->left;
+    /* A goodbye counts once the job runs; before that it leaves a hole in the roster like any other end. */
+    bool lost = m->joined && (!m->left || c->state < RUNNING);
     bool is_rank = m->info.role == TLY_ROLE_RANK;
     if (m->joined && is_rank) {
         c->ranks[m->info.rank] = NULL;
@@ -472,11 +497,26 @@ static int accepting(void *user, struct tly_link_config *config)
 
 /* --- time ---------------------------------------------------------------------------------------- */
 
+/* The first member that has not done what the start waits for. */
+static const char *unready(const struct tly_coordinator *c, char *out, size_t len)
+{
+    snprintf(out, len, "a member");
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        bool ready = c->state == PROVING ? m->proved || m->info.role != TLY_ROLE_RANK : m->begun;
+        if (m->joined && !ready) {
+            member_name(m, out, len);
+            break;
+        }
+    }
+    return out;
+}
+
 static void tick(struct tly_hook *h)
 {
     struct tly_coordinator *c = tly_list_entry(h, struct tly_coordinator, hook);
     int64_t now = c->loop.awake;
-    char missing[512];
+    char missing[512], name[200];
     if (c->complaint_due && now >= c->complaint_due)
         fail_job(c, ECONNRESET, "%s", c->complaint);
     bool tell = now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC;
@@ -503,8 +543,10 @@ static void tick(struct tly_hook *h)
             tly_warn("join", "waiting for rank %s", missing);
         }
     }
-    if ((c->state == PROVING || c->state == INVITING) && now - c->born >= c->join_ns + 10 * TLY_SEC)
-        fail_job(c, ETIMEDOUT, "not all members have connected to all services");
+    /* Not from the beginning: the last rank may have come just in time, and tallyd been waited for after that. */
+    if ((c->state == PROVING || c->state == INVITING) && now - c->proving_at >= CONNECT_S * TLY_SEC)
+        fail_job(c, ETIMEDOUT, "%s has not connected to all services within %d s",
+                 unready(c, name, sizeof name), CONNECT_S);
 }
 
 static void *serve(void *arg)
@@ -538,9 +580,8 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->join_ns = (int64_t)(params->join_timeout * (double)TLY_SEC);
     c->dead_ns = (int64_t)(params->dead_timeout * (double)TLY_SEC);
     c->part_bytes = params->part_bytes;
-    c->window_bytes = params->part_bytes * (uint64_t)params->window_parts;
-    if (c->window_bytes > 1u << 30)
-        c->window_bytes = 1u << 30;
+    c->window_parts = (uint32_t)params->window_parts;
+    c->credit_bytes = params->credit_bytes;
     c->hook.tick = tick;
     c->born = c->asked_missing = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
