@@ -75,6 +75,7 @@ void tly_loop_remove(struct tly_loop *l, struct tly_watch *w)
 {
     struct epoll_event e = {0};
     epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, &e);
+    l->removals++;
     for (int i = 0; i < l->batch_left; i++)
         if (l->batch[i].data.ptr == w)
             l->batch[i].data.ptr = NULL;
@@ -145,15 +146,20 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
         wait = max_ms * TLY_MS;
     if (wait < 0 || l->stop)
         wait = 0;
+    uint64_t removals = l->removals;
     tly_loop_unlock(l);
 
     struct timespec t = {.tv_sec = wait / TLY_SEC, .tv_nsec = wait % TLY_SEC};
     int n = epoll_pwait2(l->epoll_fd, events, room, &t, NULL);
-    if (n < 0 && errno == ENOSYS) /* before Linux 5.11 */
+    if (n < 0 && (errno == ENOSYS || errno == EPERM)) /* before Linux 5.11, or a container's filter older than that */
         n = epoll_wait(l->epoll_fd, events, room, (int)((wait + TLY_MS - 1) / TLY_MS));
 
     tly_loop_lock(l);
     l->now = tly_now();
+    /* While we waited for the lock its holder may have removed, even freed, a watch of this batch: forget the batch,
+     * what is still ready is reported again. */
+    if (l->removals != removals)
+        n = 0;
     l->batch = events;
     for (l->batch_left = n; l->batch_left > 0;) {
         struct epoll_event e = *l->batch++;

@@ -158,9 +158,46 @@ static void test_event(void **state)
     assert_true(tly_event_is_set(&e));
 }
 
+/* A second thread that holds the lock may remove a watch whose event the loop has fetched already. */
+struct doomed {
+    struct tly_watch watch;
+    atomic_bool called;
+};
+
+static void must_not_be_called(struct tly_watch *w, uint32_t events)
+{
+    tly_list_entry(w, struct doomed, watch)->called = true;
+}
+
+static void *one_turn(void *arg)
+{
+    tly_loop_turn(&loop, 1000);
+    return NULL;
+}
+
+static void test_removed_while_the_loop_waits_for_the_lock(void **state)
+{
+    pthread_t thread;
+    struct doomed gone = {{.fd = eventfd(0, EFD_CLOEXEC), .ready = must_not_be_called}, false};
+    assert_int_equal(tly_loop_init(&loop), 0);
+    assert_int_equal(tly_loop_add(&loop, &gone.watch, EPOLLIN), 0);
+    assert_int_equal(pthread_create(&thread, NULL, one_turn, NULL), 0);
+    usleep(50000); /* asleep by then; if not, the test sees less */
+    tly_loop_lock(&loop);
+    assert_int_equal(eventfd_write(gone.watch.fd, 1), 0);
+    usleep(50000); /* awake, and waiting for us */
+    tly_loop_remove(&loop, &gone.watch);
+    tly_loop_unlock(&loop);
+    pthread_join(thread, NULL);
+    assert_false(gone.called);
+    close(gone.watch.fd);
+    tly_loop_finish(&loop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_removed_while_the_loop_waits_for_the_lock),
         cmocka_unit_test(test_removed_in_the_batch),
         cmocka_unit_test(test_unhooked_in_the_walk),
         cmocka_unit_test(test_wake),
