@@ -28,7 +28,8 @@ def main():
         wrong += sum(int((t != size * (size + 1) / 2).sum()) for t in tensors)
     dist.barrier()
     dist.destroy_process_group()
-    print(json.dumps({"rank": rank, "wrong": wrong, "report": None, "seconds": seconds, "cpu_seconds": cpu}))
+    report = {"version": torch.__version__}
+    print(json.dumps({"rank": rank, "wrong": wrong, "report": report, "seconds": seconds, "cpu_seconds": cpu}))
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ def measure(lab, system, n, k, total, arguments, settings):
     return {
         "bench": "goodput",
         "system": system,
+        "version": ranks[0]["report"]["version"],
         "n": n,
         "k": k,
         "bytes": total,
@@ -161,7 +162,7 @@ def measure(lab, system, n, k, total, arguments, settings):
 
 HEADER = (
     f"{'bytes':>10} {'n':>3} {'k':>3} {'system':7} {'median s':>9} {'optimum s':>9} {'fraction':>8} {'least':>7} "
-    f"{'worst':>6} {'traffic':>7} {'cpu':>6}"
+    f"{'worst':>6} {'traffic':>7} {'cpu':>6}  version"
 )
 
 
@@ -169,7 +170,7 @@ def show(row):
     print(
         f"{row['bytes']:10} {row['n']:3} {row['k']:3} {row['system']:7} {row['time_s']:9.4f} {row['optimum_s']:9.4f} "
         f"{row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} {row['worst']:6.2f} {row['traffic']:7.4f} "
-        f"{row['cpu_s_per_gb']:6.2f}",
+        f"{row['cpu_s_per_gb']:6.2f}  {row['version']}",
         flush=True,
     )
     if row["warnings"]:
