@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -55,9 +56,28 @@ static void size_buffers(int fd)
         set(fd, SOL_SOCKET, SO_RCVBUF, value);
 }
 
+/* With many ranks the usual 1024 descriptors do not do.  The application's limit is left alone until then. */
+static bool raise_limit(int err)
+{
+    struct rlimit files;
+    if (err != EMFILE || getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max)
+        return false;
+    files.rlim_cur = files.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &files) == 0;
+}
+
+static int open_socket(int family)
+{
+    int fd;
+    do
+        fd = tly_fd_own(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    while (fd < 0 && raise_limit(errno));
+    return fd;
+}
+
 int tly_socket_connect(const struct sockaddr_storage *to, int *out)
 {
-    int fd = tly_fd_own(socket(to->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = open_socket(to->ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     size_buffers(fd);
@@ -77,9 +97,29 @@ int tly_socket_connect(const struct sockaddr_storage *to, int *out)
 struct tly_listener {
     struct tly_loop *loop;
     struct tly_watch watch;
+    struct tly_hook hook; /* in the loop while `resting` */
     struct tly_listener_config config;
+    bool resting, told;   /* out of descriptors or memory; and that has been said */
     uint16_t port;
 };
+
+/* Nothing can be accepted now, and epoll would report that again and again: until the next tick it is not asked. */
+static void rest(struct tly_listener *l, int err)
+{
+    if (!l->told)
+        tly_warn("transport", "cannot accept connections on port %u for now: %s", l->port, strerror(err));
+    l->told = l->resting = true;
+    tly_loop_change(l->loop, &l->watch, 0);
+    tly_loop_hook(l->loop, &l->hook);
+}
+
+static void resume(struct tly_hook *h)
+{
+    struct tly_listener *l = tly_list_entry(h, struct tly_listener, hook);
+    l->resting = false;
+    tly_loop_unhook(l->loop, &l->hook);
+    tly_loop_change(l->loop, &l->watch, EPOLLIN);
+}
 
 static void on_connection(struct tly_watch *w, uint32_t events)
 {
@@ -89,16 +129,24 @@ static void on_connection(struct tly_watch *w, uint32_t events)
         socklen_t len = sizeof from;
         int fd = tly_fd_own(accept4(w->fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd < 0) {
-            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-                tly_warn("transport", "cannot accept a connection: %s", strerror(errno));
-            return;
+            int err = errno;
+            if (raise_limit(err))
+                continue;
+            if (err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM)
+                rest(l, err);
+            return; /* all else concerns one connection, or none */
         }
         tly_socket_tune(fd);
         char name[80];
         tly_address_text(&from, name, sizeof name);
         struct tly_link_config c = {.peer_name = name};
-        if (l->config.accepting(l->config.user, &c) != 0 || tly_tcp_accept(l->loop, fd, &c) != 0)
+        int err = l->config.accepting(l->config.user, &c);
+        if (err) {
             tly_fd_close(fd);
+        } else if (tly_tcp_accept(l->loop, fd, &c) != 0) {
+            tly_fd_close(fd);
+            c.user_calls->closed(c.user, NULL, ENOMEM, "out of memory"); /* accepting() counts on it */
+        }
     }
 }
 
@@ -124,7 +172,7 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
     char text[80];
     struct sockaddr_storage a = c->address;
     tly_address_text(&a, text, sizeof text);
-    int fd = tly_fd_own(socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = open_socket(a.ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -142,7 +190,10 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
         err = tly_fail(ENOMEM, "out of memory");
         goto fail;
     }
-    *l = (struct tly_listener){.loop = loop, .watch = {.fd = fd, .ready = on_connection}, .config = *c};
+    *l = (struct tly_listener){.loop = loop,
+                               .watch = {.fd = fd, .ready = on_connection},
+                               .hook = {.tick = resume},
+                               .config = *c};
     l->port = tly_address_port(&a);
     err = tly_loop_add(loop, &l->watch, EPOLLIN);
     if (err)
@@ -164,6 +215,8 @@ void tly_listener_destroy(struct tly_listener *l)
 {
     if (!l)
         return;
+    if (l->resting)
+        tly_loop_unhook(l->loop, &l->hook);
     tly_loop_remove(l->loop, &l->watch);
     tly_fd_close(l->watch.fd);
     free(l);
