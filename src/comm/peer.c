@@ -114,7 +114,8 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         struct part *p = find_part(peer, f);
         if (!p || (p->state != PART_SENT && p->state != PART_ADMITTED))
             return 0; /* of something that has failed meanwhile */
-        if (f->length != p->result_length || f->offset != p->landed) {
+        bool ends = f->offset + f->payload == f->length;
+        if (f->length != p->result_length || f->offset != p->landed || ends != !!(f->flags & TLY_LAST)) {
             *why = "a result that does not fit its part";
             return -EPROTO;
         }

@@ -195,7 +195,7 @@ static uint8_t *take_memory(struct tly_service *s, struct round *r)
 /* Ask for what was dropped, oldest round first, as far as memory goes. */
 void tly_round_ask_again(struct tly_service *s)
 {
-    uint64_t room = s->pool.limit - s->pool.in_use;
+    uint64_t room = s->pool.limit > s->pool.in_use ? s->pool.limit - s->pool.in_use : 0;
     for (struct tly_list *n = s->incomplete.next; n != &s->incomplete && s->dropped_slots; n = n->next) {
         struct round *r = tly_list_entry(n, struct round, node);
         for (uint32_t i = 0; i < s->ranks; i++) {
@@ -245,9 +245,9 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
                 if (s->by_rank[i] && s->by_rank[i] != p)
                     tly_round_grant(s->by_rank[i]);
         }
-        if (r->verdict || r->mismatch_at || f->spec != r->head.spec || (f->flags & TLY_MARK)) {
+        if (r->verdict || r->mismatch_at || f->spec != r->head.spec || ((f->flags | r->head.flags) & TLY_MARK)) {
             slot->state = SLOT_REFUSED;
-            if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec && !(f->flags & TLY_MARK))
+            if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec && !((f->flags | r->head.flags) & TLY_MARK))
                 tly_verdict_differs(s, r);
             tly_verdict_arrived(p, r);
             if (r->verdict)

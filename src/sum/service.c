@@ -128,16 +128,22 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
         return "a push in another's name";
     if (f->group != 0)
         return "unknown group";
+    if (f->root >= s->ranks)
+        return "no such root";
     if (f->flags & TLY_MARK)
-        return f->part == 0 ? NULL : "an error mark off its home";
+        return f->part == 0 && f->offset == 0 && f->length == 0 ? NULL : "an error mark off its home, or with a size";
     if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_BARRIER || element == 0 || f->length % element ||
         f->payload % element)
         return "unknown kind, type or size";
-    if (f->length > s->part_bytes && !(f->kind == TALLY_ALLGATHER && f->part == 0))
+    /* The list of first dimensions is one number from each; what only meets brings nothing. */
+    bool list = f->kind == TALLY_ALLGATHER && f->part == 0;
+    if (list ? f->dtype != TALLY_INT64 || f->length != sizeof(int64_t) : f->length > s->part_bytes)
         return "a part larger than agreed";
+    if (f->kind == TALLY_BARRIER && f->length)
+        return "a barrier with data";
     if (f->kind == TALLY_PUSH_PULL && tly_reduce_check(&how, &why) != 0)
         return why;
-    if (f->root >= s->ranks || request != (is_from_root(f) && f->root != f->rank))
+    if (request != (is_from_root(f) && f->root != f->rank))
         return "a request out of place";
     if (request && f->payload)
         return "a request with data";
@@ -177,6 +183,17 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         *why = "equal specs, unequal sizes";
         return -EPROTO;
     }
+    const struct slot *slot = &r->slots[p->rank];
+    if ((f->flags & TLY_MARK) && slot->state != SLOT_ABSENT) {
+        *why = "an error mark after a push";
+        return -EPROTO;
+    }
+    /* What lands in a slot continues it: nothing else keeps it within the slot's memory. */
+    if (slot->state == SLOT_COMING && slot->data &&
+        (f->offset != slot->filled || f->spec != slot->spec || f->length != r->head.length)) {
+        *why = "a fragment that does not continue its part";
+        return -EPROTO;
+    }
     tly_round_push(p, r, f, land);
     return 0;
 }
@@ -188,6 +205,11 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     struct tly_service *s = p->service;
     if (!s->ranks && f->type != TLY_BEAT && f->type != TLY_COUNTS) {
         *why = "a frame before the job has begun";
+        return -EPROTO;
+    }
+    bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
+    if (!alive && (p->rank >= s->ranks || s->by_rank[p->rank] != p)) {
+        *why = "a frame from no rank of the job";
         return -EPROTO;
     }
     switch (f->type) {
