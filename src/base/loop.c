@@ -151,7 +151,8 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
 
     struct timespec t = {.tv_sec = wait / TLY_SEC, .tv_nsec = wait % TLY_SEC};
     int n = epoll_pwait2(l->epoll_fd, events, room, &t, NULL);
-    if (n < 0 && (errno == ENOSYS || errno == EPERM)) /* before Linux 5.11, or a container's filter older than that */
+    if (n < 0 &&
+        (errno == ENOSYS || errno == EPERM)) /* before Linux 5.11, or a container's filter older than that */
         n = epoll_wait(l->epoll_fd, events, room, (int)((wait + TLY_MS - 1) / TLY_MS));
 
     tly_loop_lock(l);

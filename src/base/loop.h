@@ -40,7 +40,7 @@ struct tly_loop {
     struct tly_watch wake;
     struct epoll_event *batch; /* being handled: the rest of it, so that a removed watch can be taken out */
     int batch_left;
-    uint64_t removals; /* of watches, ever */
+    uint64_t removals;          /* of watches, ever */
     struct tly_list *next_hook; /* of the walk in progress */
 };
 

@@ -20,7 +20,7 @@
     X(TALLY_PORT, INT, port, 29777, 1, 65535, 0, "coordinator's port where TALLY_COORD has none") \
     X(TALLY_PORTS, STR, ports, NULL, 0, 0, 0, "range A-B in which processes listen; default any") \
     X(TALLY_IFACE, STR, iface, NULL, 0, 0, 0, "interfaces to use: names, CIDRs, ^exclusions, by comma") \
-    X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID, SLURM_JOB_ID, \"default\"") \
+    X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID (not \"none\"), SLURM_JOB_ID, \"default\"; of a tallyd: any") \
     X(TALLY_SERVERS, INT, servers, 0, 0, 1000, 0, "number of tallyd to expect") \
     X(TALLY_SERVERS_TIMEOUT, SECS, servers_timeout, 30, 0, 86400, 0, "how long the start waits for missing tallyd after the last rank") \
     X(TALLY_SECRET, STR, secret, NULL, 0, 0, 0, "job secret") \
@@ -60,7 +60,7 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
 /* Frees the strings; also fine on a struct of zeros. */
 void tly_params_finish(struct tly_params *p);
 
-/* Hash of the agreed settings, the same on every machine and build, and their text ("TALLY_PART_BYTES=1048576
+/* Hash of the agreed settings, the same on every machine and build, and their text ("TALLY_PART_BYTES=524288
  * TALLY_WINDOW_PARTS=4") for the error.  The text returns its length like snprintf. */
 uint64_t tly_params_digest(const struct tly_params *p);
 int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);

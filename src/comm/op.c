@@ -248,7 +248,8 @@ struct request {
     const char *reason; /* an error mark */
 };
 
-static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o)
+static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o,
+                         bool out)
 {
     if (r->dtype > TALLY_BOOL)
         return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
@@ -263,6 +264,8 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return 0;
     if (o->size != sizeof *o)
         return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", o->size, sizeof *o);
+    if (o->queued && !out)
+        return tly_fail(EINVAL, "a queued operation needs a handle");
     if (o->ndim > 64 || (o->ndim && !o->shape))
         return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
     if (o->space > 255)
@@ -457,7 +460,7 @@ static int submit(tally_comm *c, const struct request *r, const struct tally_opt
 {
     int err = tly_comm_check(c);
     if (!err)
-        err = check_request(c, r, o);
+        err = check_request(c, r, o, out != NULL);
     if (err)
         return err;
     struct tally_op *op = make_op(c, r, o);

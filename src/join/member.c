@@ -233,7 +233,8 @@ static int64_t join_deadline(const struct tly_member *m)
     /* The coordinator ends the wait and says who is missing; this is only in case it does not. */
     return m->identity.role == TLY_ROLE_TALLYD
                ? -1
-               : tly_now() + (int64_t)((m->params->join_timeout + m->params->servers_timeout + 60) * (double)TLY_SEC);
+               : tly_now() +
+                     (int64_t)((m->params->join_timeout + m->params->servers_timeout + 60) * (double)TLY_SEC);
 }
 
 static int joined(struct tly_member *m, int err, const char *what)

@@ -245,9 +245,11 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
                 if (s->by_rank[i] && s->by_rank[i] != p)
                     tly_round_grant(s->by_rank[i]);
         }
-        if (r->verdict || r->mismatch_at || f->spec != r->head.spec || ((f->flags | r->head.flags) & TLY_MARK)) {
+        if (r->verdict || r->mismatch_at || f->spec != r->head.spec ||
+            ((f->flags | r->head.flags) & TLY_MARK)) {
             slot->state = SLOT_REFUSED;
-            if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec && !((f->flags | r->head.flags) & TLY_MARK))
+            if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec &&
+                !((f->flags | r->head.flags) & TLY_MARK))
                 tly_verdict_differs(s, r);
             tly_verdict_arrived(p, r);
             if (r->verdict)

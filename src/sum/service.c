@@ -131,7 +131,9 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
     if (f->root >= s->ranks)
         return "no such root";
     if (f->flags & TLY_MARK)
-        return f->part == 0 && f->offset == 0 && f->length == 0 ? NULL : "an error mark off its home, or with a size";
+        return f->part == 0 && f->offset == 0 && f->length == 0
+                   ? NULL
+                   : "an error mark off its home, or with a size";
     if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_BARRIER || element == 0 || f->length % element ||
         f->payload % element)
         return "unknown kind, type or size";

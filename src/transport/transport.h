@@ -66,6 +66,8 @@ struct tly_link_config {
     int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
     uint32_t counts_bytes; /* counts go alone after so much landed (0: 256 KB) ... */
     int64_t counts_ns;     /* ... or so long (0: 1 ms) */
+    uint32_t
+        *shaking; /* accepted links: counts those whose handshake is under way; must outlive that; or NULL */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
 };
 

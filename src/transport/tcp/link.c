@@ -56,7 +56,8 @@ struct tly_link {
     int depth;       /* callbacks in progress */
 
     struct tly_hello hello;
-    int64_t deadline; /* of the handshake, on the loop's awake clock */
+    uint32_t *shaking; /* borrowed: the listener's count, while this link is in it */
+    int64_t deadline;  /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
     int64_t last_heard;  /* awake clock */
     int64_t last_spoken; /* monotonic clock */
@@ -116,10 +117,18 @@ static bool leave(struct tly_link *l)
     return !l->destroyed;
 }
 
+static void end_handshake(struct tly_link *l)
+{
+    if (l->shaking)
+        --*l->shaking;
+    l->shaking = NULL;
+}
+
 static void disconnect(struct tly_link *l)
 {
     if (l->state == CLOSED)
         return;
+    end_handshake(l);
     l->state = CLOSED;
     tly_loop_remove(l->loop, &l->watch);
     tly_loop_unhook(l->loop, &l->hook);
@@ -206,11 +215,16 @@ int tly_tcp_accept(struct tly_loop *loop, int fd, const struct tly_link_config *
         return -ENOMEM;
     l->state = SHAKING;
     int err = start(l, EPOLLIN);
-    if (err)
+    if (err) {
         free(l);
-    else if (c->created)
+        return err;
+    }
+    l->shaking = c->shaking;
+    if (l->shaking)
+        ++*l->shaking;
+    if (c->created)
         c->created(c->user, l);
-    return err;
+    return 0;
 }
 
 /* --- sending ------------------------------------------------------------------------------------- */
@@ -404,6 +418,7 @@ static void start_handshake_step(struct tly_link *l)
 
 static void become_open(struct tly_link *l)
 {
+    end_handshake(l);
     l->state = OPEN;
     l->last_heard = l->loop->awake;
     l->calls->opened(l->user, l);

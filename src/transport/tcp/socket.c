@@ -23,6 +23,7 @@ enum {
     NOT_SENT_LOW_WATER = 256 << 10,
     BACKLOG = 4096,
     ACCEPTS_A_TURN = 64,
+    MOST_SHAKING = 4096,
 };
 
 static void set(int fd, int level, int name, int value)
@@ -99,15 +100,16 @@ struct tly_listener {
     struct tly_watch watch;
     struct tly_hook hook; /* in the loop while `resting` */
     struct tly_listener_config config;
-    bool resting, told;   /* out of descriptors or memory; and that has been said */
+    bool resting, told; /* out of descriptors or memory, or too many strangers; and that has been said */
+    uint32_t shaking;   /* connections whose handshake is under way */
     uint16_t port;
 };
 
 /* Nothing can be accepted now, and epoll would report that again and again: until the next tick it is not asked. */
-static void rest(struct tly_listener *l, int err)
+static void rest(struct tly_listener *l, const char *why)
 {
     if (!l->told)
-        tly_warn("transport", "cannot accept connections on port %u for now: %s", l->port, strerror(err));
+        tly_warn("transport", "cannot accept connections on port %u for now: %s", l->port, why);
     l->told = l->resting = true;
     tly_loop_change(l->loop, &l->watch, 0);
     tly_loop_hook(l->loop, &l->hook);
@@ -125,6 +127,10 @@ static void on_connection(struct tly_watch *w, uint32_t events)
 {
     struct tly_listener *l = tly_list_entry(w, struct tly_listener, watch);
     for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        if (l->shaking >= MOST_SHAKING) { /* strangers have 5 s; who means well waits in the backlog */
+            rest(l, "too many that have not proved the secret");
+            return;
+        }
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
         int fd = tly_fd_own(accept4(w->fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -133,13 +139,13 @@ static void on_connection(struct tly_watch *w, uint32_t events)
             if (raise_limit(err))
                 continue;
             if (err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM)
-                rest(l, err);
+                rest(l, strerror(err));
             return; /* all else concerns one connection, or none */
         }
         tly_socket_tune(fd);
         char name[80];
         tly_address_text(&from, name, sizeof name);
-        struct tly_link_config c = {.peer_name = name};
+        struct tly_link_config c = {.peer_name = name, .shaking = &l->shaking};
         int err = l->config.accepting(l->config.user, &c);
         if (err) {
             tly_fd_close(fd);
@@ -190,10 +196,8 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
         err = tly_fail(ENOMEM, "out of memory");
         goto fail;
     }
-    *l = (struct tly_listener){.loop = loop,
-                               .watch = {.fd = fd, .ready = on_connection},
-                               .hook = {.tick = resume},
-                               .config = *c};
+    *l = (struct tly_listener){
+        .loop = loop, .watch = {.fd = fd, .ready = on_connection}, .hook = {.tick = resume}, .config = *c};
     l->port = tly_address_port(&a);
     err = tly_loop_add(loop, &l->watch, EPOLLIN);
     if (err)
