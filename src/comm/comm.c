@@ -256,18 +256,18 @@ static int connect_peers(tally_comm *c)
 
 static void greet(tally_comm *c)
 {
-    char text[400];
+    char text[400], here[80];
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     free(sizes);
     free(order);
+    tly_address_host(&c->member.here, here, sizeof here);
     snprintf(text, sizeof text,
-             "Tally %s: rank %d of %d, machine %d of %d, %d tallyd; coordinator %s, tcp to all; parts of %u "
-             "KB, sums "
-             "along the tree over %s",
-             TALLY_VERSION, c->rank, c->size, c->machine, c->machines, c->services - c->machines,
+             "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, tcp to all; "
+             "parts of %u KB, sums along the tree over %s",
+             TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, c->services - c->machines,
              c->member.coordinator, c->part_bytes >> 10, flat ? "ranks" : "machines");
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }

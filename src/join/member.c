@@ -258,11 +258,7 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
         .netns = m->place->netns,
         .digest = tly_params_digest(m->params),
         .incarnation = incarnation};
-    char text[96];
-    tly_address_text(service, text, sizeof text);
-    char *host = text[0] == '[' ? text + 1 : text;
-    host[text[0] == '[' ? strcspn(host, "]") : strcspn(host, ":")] = '\0';
-    snprintf(info.address, sizeof info.address, "%s", host);
+    tly_address_host(service, info.address, sizeof info.address);
     snprintf(info.host, sizeof info.host, "%s", m->place->host);
     snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);
     tly_params_agreed_text(m->params, info.settings, sizeof info.settings);

@@ -247,16 +247,20 @@ void tly_address_set_port(struct sockaddr_storage *a, uint16_t port)
         ((struct sockaddr_in *)a)->sin_port = htons(port);
 }
 
+void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len)
+{
+    bool v6 = a->ss_family == AF_INET6;
+    const void *host = v6 ? (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr
+                          : (const void *)&((const struct sockaddr_in *)a)->sin_addr;
+    if (!inet_ntop(v6 ? AF_INET6 : AF_INET, host, out, (socklen_t)len))
+        snprintf(out, len, "?");
+}
+
 void tly_address_text(const struct sockaddr_storage *a, char *out, size_t len)
 {
-    char host[INET6_ADDRSTRLEN] = "?";
-    if (a->ss_family == AF_INET6) {
-        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)a)->sin6_addr, host, sizeof host);
-        snprintf(out, len, "[%s]:%u", host, tly_address_port(a));
-    } else {
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)a)->sin_addr, host, sizeof host);
-        snprintf(out, len, "%s:%u", host, tly_address_port(a));
-    }
+    char host[INET6_ADDRSTRLEN];
+    tly_address_host(a, host, sizeof host);
+    snprintf(out, len, a->ss_family == AF_INET6 ? "[%s]:%u" : "%s:%u", host, tly_address_port(a));
 }
 
 bool tly_address_is_loopback(const struct sockaddr_storage *a)

@@ -15,6 +15,8 @@ int tly_socket_connect(const struct sockaddr_storage *to, int *fd);
 void tly_socket_tune(int fd);
 int tly_tcp_accept(struct tly_loop *loop, int fd, const struct tly_link_config *c);
 
+/* The host part, numeric. */
+void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len);
 /* "host:port", numeric; IPv6 in brackets. */
 void tly_address_text(const struct sockaddr_storage *a, char *out, size_t len);
 uint16_t tly_address_port(const struct sockaddr_storage *a);
