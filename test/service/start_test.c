@@ -154,7 +154,7 @@ static void test_other_world_size(void **state)
 
 static void test_other_settings(void **state)
 {
-    struct expectation e = {.set = {NULL, "TALLY_PART_BYTES=8192"},
+    struct expectation e = {.set = {"TALLY_PART_BYTES=1048576", "TALLY_PART_BYTES=8192"},
                             .err = {-EPROTO, -EPROTO},
                             .says = {{"TALLY_PART_BYTES=8192", "TALLY_PART_BYTES=1048576"},
                                      {"TALLY_PART_BYTES=8192", "TALLY_PART_BYTES=1048576"}}};
