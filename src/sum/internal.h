@@ -71,6 +71,7 @@ struct round {
     uint8_t *result;                  /* one of the slots' data, or own */
     uint32_t result_room;             /* what the pool gave for it */
     uint64_t order;                   /* of the first byte summed */
+    uint64_t age;                     /* of its first push, in order */
     uint32_t received;                /* ranks that have the answer */
     uint32_t references;              /* deliveries that point here, and the store */
     int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
@@ -89,9 +90,9 @@ struct session {
     uint32_t rank;
     bool left;                                    /* has said goodbye */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
-    uint32_t lacking;                             /* incomplete rounds that wait for a push of this rank */
-    struct tly_heap ready;                        /* of answers with bytes to send */
-    struct tly_outbox outbox;                     /* tags: rounds whose verdict a letter is (references) */
+    uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
+    struct tly_heap ready;                /* of answers with bytes to send */
+    struct tly_outbox outbox;             /* tags: rounds whose verdict a letter is (references) */
     struct round **deliveries;            /* owned ring of those sent whole and not yet stable; references */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint32_t ring_room;
@@ -126,7 +127,7 @@ struct tly_service {
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
     uint32_t mismatches, dropped_slots;
-    uint64_t next_order;
+    uint64_t next_order, next_age;
     struct tly_pool pool;
     struct tly_service_facts facts;
     struct tly_event quiet;

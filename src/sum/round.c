@@ -64,6 +64,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
     r->length = result_length(s, f);
     r->references = 1;
     r->born = s->loop->awake;
+    r->age = s->next_age++;
     r->warn_at = r->born + s->late_ns;
     r->answers = (struct answer *)(r->slots + s->ranks);
     for (uint32_t i = 0; i < s->ranks; i++) {
@@ -150,6 +151,8 @@ void tly_round_forget_slots(struct tly_service *s, struct round *r)
         struct slot *slot = &r->slots[i];
         free_slot_data(s, r, i);
         give_back(s, i, slot);
+        if (slot->state == SLOT_AGAIN && s->by_rank[i])
+            s->by_rank[i]->lacking--;
         if (slot->state != SLOT_ABSENT)
             slot->state = SLOT_REFUSED;
     }
@@ -166,56 +169,89 @@ static void drop_slot(struct tly_service *s, struct round *r, uint32_t rank)
     give_back(s, rank, &r->slots[rank]);
 }
 
-/* At the limit the oldest rounds keep what they have and the youngest give theirs back. */
+/* Who has the better claim to memory.  A round for which all ranks have pushed needs nothing but memory to end;
+ * another may wait for a rank that waits for the first.  Among equals the older one. */
+static bool comes_before(const struct tly_service *s, const struct round *a, const struct round *b)
+{
+    bool all_a = a->arrived == s->ranks, all_b = b->arrived == s->ranks;
+    return all_a != all_b ? all_a : a->age < b->age;
+}
+
+static bool has_data(const struct tly_service *s, const struct round *r)
+{
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (r->slots[i].data)
+            return true;
+    return false;
+}
+
+/* The round with the least claim, among those that hold memory and have less of a claim than r; or NULL. */
+static struct round *find_victim(struct tly_service *s, const struct round *r)
+{
+    struct round *victim = NULL;
+    for (struct tly_list *n = s->incomplete.next; n != &s->incomplete; n = n->next) {
+        struct round *other = tly_list_entry(n, struct round, node);
+        if (other->summed || other->pieces_left)
+            continue; /* its sum has begun: it needs no more memory to end */
+        if (comes_before(s, r, other) && (!victim || comes_before(s, victim, other)) && has_data(s, other))
+            victim = other;
+    }
+    return victim;
+}
+
+/* At the limit those with the better claim keep what they have, the others give theirs back. */
 static uint8_t *take_memory(struct tly_service *s, struct round *r)
 {
     for (;;) {
         uint8_t *data = tly_pool_take(&s->pool, r->head.length);
-        if (data)
-            return data;
-        struct round *victim = NULL;
-        for (struct tly_list *n = s->incomplete.prev; n != &s->incomplete && !victim; n = n->prev) {
-            struct round *young = tly_list_entry(n, struct round, node);
-            if (young == r)
-                break;
-            if (young->summed || young->pieces_left)
-                continue; /* its sum has begun: it needs no more memory to end */
-            for (uint32_t i = 0; i < s->ranks && !victim; i++)
-                if (young->slots[i].data)
-                    victim = young;
-        }
+        struct round *victim = data ? NULL : find_victim(s, r);
         if (!victim)
-            return NULL;
+            return data;
         for (uint32_t i = 0; i < s->ranks; i++)
             if (victim->slots[i].data)
                 drop_slot(s, victim, i);
     }
 }
 
-/* Ask for what was dropped, oldest round first, as far as memory goes. */
+/* Ask for what was dropped of a round.  False: memory does not reach. */
+static bool ask_for(struct tly_service *s, struct round *r, uint64_t *room, bool always)
+{
+    uint64_t need = tly_pool_size(r->head.length);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (slot->state != SLOT_DROPPED || !s->by_rank[i])
+            continue;
+        if (need > *room && !always)
+            return false;
+        *room = need > *room ? 0 : *room - need;
+        struct tly_frame f = r->head;
+        f.type = TLY_AGAIN;
+        f.flags = 0;
+        f.payload = f.offset = 0;
+        slot->state = SLOT_AGAIN;
+        s->dropped_slots--;
+        s->by_rank[i]->lacking++;
+        tly_session_post(s->by_rank[i], &f, NULL, 0, NULL);
+        tly_round_grant(s->by_rank[i]);
+    }
+    return true;
+}
+
+/* Ask for what was dropped, in the order of claims, as far as memory goes.  The first in that order may always
+ * ask: the others make room for it. */
 void tly_round_ask_again(struct tly_service *s)
 {
     uint64_t room = s->pool.limit > s->pool.in_use ? s->pool.limit - s->pool.in_use : 0;
-    for (struct tly_list *n = s->incomplete.next; n != &s->incomplete && s->dropped_slots; n = n->next) {
-        struct round *r = tly_list_entry(n, struct round, node);
-        for (uint32_t i = 0; i < s->ranks; i++) {
-            struct slot *slot = &r->slots[i];
-            if (slot->state != SLOT_DROPPED || !s->by_rank[i])
+    bool first = true;
+    for (int all = 1; all >= 0; all--)
+        for (struct tly_list *n = s->incomplete.next; n != &s->incomplete && s->dropped_slots; n = n->next) {
+            struct round *r = tly_list_entry(n, struct round, node);
+            if ((r->arrived == s->ranks) != all)
                 continue;
-            uint64_t need = tly_pool_size(r->head.length);
-            /* The oldest round may always ask: it is the one for which others are dropped. */
-            if (need > room && n != s->incomplete.next)
+            if (!ask_for(s, r, &room, first))
                 return;
-            room = need > room ? 0 : room - need;
-            struct tly_frame f = r->head;
-            f.type = TLY_AGAIN;
-            f.flags = 0;
-            f.payload = f.offset = 0;
-            slot->state = SLOT_AGAIN;
-            s->dropped_slots--;
-            tly_session_post(s->by_rank[i], &f, NULL, 0, NULL);
+            first = false;
         }
-    }
 }
 
 static bool wants_data(const struct round *r, const struct tly_frame *f)
@@ -233,13 +269,14 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         bool first = slot->state == SLOT_ABSENT;
         if (slot->state == SLOT_DROPPED)
             s->dropped_slots--;
+        else
+            p->lacking--;
         slot->spec = f->spec;
         slot->charge = tly_charge(f->length);
         slot->state = SLOT_COMING;
         p->pushed += slot->charge;
         if (first) {
             r->arrived++;
-            p->lacking--;
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
             for (uint32_t i = 0; i < s->ranks && r->arrived == 1; i++)
                 if (s->by_rank[i] && s->by_rank[i] != p)
@@ -259,6 +296,9 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             if (!slot->data)
                 drop_slot(s, r, p->rank);
         }
+        /* The last to come: now only memory may be missing, unless it was just this one that found none. */
+        if (first && r->arrived == s->ranks && s->dropped_slots && slot->state != SLOT_DROPPED)
+            tly_round_ask_again(s);
         tly_round_grant(p);
     } else if (f->offset == 0 && slot->state == SLOT_REFUSED) {
         /* It was asked for again, and the round has failed meanwhile: nothing is kept, the window is as before. */
@@ -292,9 +332,10 @@ void tly_round_cancel(struct session *p, struct round *r)
         return; /* summed already, or about to be: its answer is on the way */
     free_slot_data(s, r, p->rank);
     give_back(s, p->rank, slot);
+    if (slot->state != SLOT_AGAIN)
+        p->lacking++;
     slot->state = SLOT_ABSENT;
     r->arrived--;
-    p->lacking++;
     if (r->arrived == 0) {
         for (uint32_t i = 0; i < s->ranks; i++)
             if (s->by_rank[i])

@@ -569,7 +569,7 @@ static void test_little_memory(void **state)
 {
     static const char *const tight[] = {"TALLY_PART_BYTES=4096", "TALLY_MEMORY=1K", "TALLY_WINDOW_PARTS=64",
                                         "TALLY_CREDIT_BYTES=1M", NULL};
-    for (int i = 0; i < rounds(); i++) {
+    for (int i = 0; i < 10 * rounds(); i++) { /* what it looks for is rare */
         struct run run = {.layout = &three,
                           .seed = 1000 + (uint64_t)i,
                           .ops = OPS,
