@@ -1,5 +1,5 @@
-/* plan.h - who sums what: the optimal split (Eq. 1, 2 of BytePS) and the order in which parts go to
- * services.  Pure functions, no I/O, no global state. */
+/* plan.h - who sums what: the optimal split (Eq. 1, 2 of BytePS for machines alike, the general problem for all
+ * others) and the order in which parts go to services.  Pure functions, no I/O, no global state. */
 #ifndef TLY_PLAN_H
 #define TLY_PLAN_H
 
@@ -30,6 +30,51 @@ double tly_plan_time(int n, int k, double bytes, double bandwidth);
  * machines of its own, max(M/B, nM/(kB)); without any, k = 0, it never ends: INFINITY. */
 double tly_plan_time_all_reduce(int n, double bytes, double bandwidth);
 double tly_plan_time_server(int n, int k, double bytes, double bandwidth);
+
+/* --- machines that differ (split.c) -----------------------------------------------------------------
+ *
+ * A machine runs one service.  Rates are in bytes/s, or in any unit as long as all are in the same; times come
+ * out for one unit of gradients.
+ *
+ * What crosses a network card, each way, for one unit of gradients: let r of all R ranks and services with the
+ * share X be behind it.  Ranks push what is summed elsewhere, r (1 - X); services send results to the other
+ * ranks, (R - r) X; traffic between those behind one card does not cross it.  Together r + (R - 2r) X: with one
+ * rank 1 + (n - 2) x (Eq. 3), without any n x (Eq. 4).  Where more than half of the ranks are behind one card,
+ * it carries the less the more its services sum. */
+struct tly_plan_machine {
+    uint32_t ranks;   /* that push from it; 0: a CPU machine */
+    uint32_t card;    /* the first machine behind the same network card: its own index, or a lower one */
+    double bandwidth; /* of that card each way; 0: not known.  Of machines that share one the lowest counts */
+    double sum_rate;  /* of inputs that its service adds, R for each byte of its share; 0: no limit */
+};
+
+enum tly_split {
+    TLY_SPLIT_OPTIMAL,    /* all, for the least time */
+    TLY_SPLIT_ALL_REDUCE, /* machines with ranks, in equal shares: all-reduce's traffic */
+    TLY_SPLIT_SERVER,     /* machines without, in equal shares: a parameter server */
+};
+
+/* Weights of the services, as tly_plan_weights() gives them if all machines with ranks are alike and all
+ * without are, with a card of its own each and one bandwidth for all; else such that the shares minimise
+ *   T = max over cards (r + (R - 2r) X) / bandwidth, over services R x / sum_rate;
+ * shares are good to 2^-24.  Of the splits that do so it is the one in which also those who have time to spare
+ * are busy for the shortest time.  A machine whose bandwidth is not known is taken to be as fast as the slowest
+ * that is known.  0; -EINVAL for no machine or more than TLY_MAX_SERVICES, no rank, a card that is not the first
+ * of its machines, a rate that is negative or not finite; -ENOENT if TLY_SPLIT_SERVER finds no machine. */
+int tly_plan_split(enum tly_split split, int count, const struct tly_plan_machine *machine, uint32_t *weight);
+
+/* T of the split by these weights, for one unit of gradients; NAN if a bandwidth is not known.  *busiest (may be
+ * NULL) is a machine that takes so long. */
+double tly_plan_cost(int count, const struct tly_plan_machine *machine, const uint32_t *weight, int *busiest);
+
+/* What crosses the card of machine i each way, for one unit of gradients. */
+double tly_plan_traffic(int count, const struct tly_plan_machine *machine, const uint32_t *weight, int i);
+
+/* A ring through all ranks, card by card: 2(R-1)/R over the slowest card that has ranks; 0 if that is the only
+ * one, NAN if a bandwidth is not known. */
+double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
+
+/* --- the order of parts ----------------------------------------------------------------------------- */
 
 /* Deals parts to services so that every window of consecutive parts is split by weight.
  * With parts of one size a service's bytes are always within one part of its due, both ways, so that of any
