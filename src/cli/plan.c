@@ -1,6 +1,7 @@
 /* plan.c - `tally plan`: the split, the traffic and the times that src/plan predicts, for people and programs. */
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdbool.h>
@@ -12,22 +13,39 @@
 #include "plan/plan.h"
 
 const char tly_cli_plan_usage[] =
-    "usage: tally plan -n N [-k K] [-M SIZE] [-B RATE] [--json]\n"
+    "usage: tally plan -n N [-k K] [-B RATE] [-M SIZE] [--json]\n"
+    "       tally plan --machines FILE [-M SIZE] [--json]\n"
     "\n"
     "Says how many bytes each summation service sums, what its machine sends and receives, and how\n"
     "long one exchange of all gradients takes at best, beside all-reduce and a parameter server.\n"
     "\n"
     "  -n, --workers N       worker machines\n"
     "  -k, --servers K       CPU machines that run tallyd (0)\n"
-    "  -M, --bytes SIZE      gradients, in bytes or with K, M, G, T, powers of 1024 (100M)\n"
     "  -B, --bandwidth RATE  of a machine's network card each way, in bit/s or with k, M, G, T,\n"
     "                        powers of 1000 (10G)\n"
+    "  -M, --bytes SIZE      gradients, in bytes or with K, M, G, T, powers of 1024 (100M)\n"
+    "  -f, --machines FILE   machines that differ (- is standard input); a line is\n"
+    "                          worker|cpu RATE [sum=RATE] [card=NAME] [xCOUNT]\n"
+    "                        sum: what its service can add, in bit/s of its inputs; card: those of\n"
+    "                        one name share a network card; # starts a comment\n"
     "      --json            as JSON\n";
 
+/* No more than this is a gain; shares that are rounded move times by less. */
+#define GAIN 1e-4
+
+/* Machines alike: a line of the file. */
+struct row {
+    bool worker;
+    int count, first;      /* machines first to first + count - 1 */
+    double rate, sum_rate; /* bit/s */
+    char card[32];
+};
+
 struct plan {
-    int n, k;
+    int n, k, rows;
     uint64_t bytes;
-    double rate; /* bit/s */
+    struct row row[TLY_MAX_SERVICES];
+    struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* rates in bytes/s */
     uint32_t weight[TLY_MAX_SERVICES];
     uint64_t share[TLY_MAX_SERVICES];
 };
@@ -47,58 +65,213 @@ static double quantity(const char *text, double unit)
     return *end || !(x > 0) || !(x <= 1e18) ? -1 : x;
 }
 
-/* What machine i sends, and receives, over its network card (Eq. 3, 4). */
-static double traffic(const struct plan *p, int i)
+/* --- machines -------------------------------------------------------------------------------------- */
+
+/* One word of a line.  NULL, or what is wrong with it. */
+static const char *take_word(struct row *r, int number, const char *word)
 {
-    if (p->n == 1)
+    if (number == 0) {
+        r->worker = strcmp(word, "worker") == 0;
+        return r->worker || strcmp(word, "cpu") == 0 ? NULL : "is neither worker nor cpu";
+    }
+    if (number == 1)
+        return (r->rate = quantity(word, 1000)) < 0 ? "is no rate in bit/s above 0, such as 25G" : NULL;
+    if (strncmp(word, "sum=", 4) == 0)
+        return (r->sum_rate = quantity(word + 4, 1000)) < 0
+                   ? "has no rate in bit/s above 0, such as 25G"
+                   : NULL;
+    if (strncmp(word, "card=", 5) == 0) {
+        if (!word[5] || strlen(word + 5) >= sizeof r->card)
+            return "has no name of 1 to 31 letters";
+        memcpy(r->card, word + 5, strlen(word + 5) + 1);
+        return NULL;
+    }
+    if (*word == 'x')
+        return (r->count = (int)tly_cli_number(word + 1, 1, TLY_MAX_SERVICES)) < 0
+                   ? "is no number of machines such as x4"
+                   : NULL;
+    return "is none of sum=RATE, card=NAME, xCOUNT";
+}
+
+static int read_line(struct plan *p, char *line, const char *path, int number)
+{
+    struct row r = {.count = 1};
+    int words = 0;
+    line[strcspn(line, "#\r\n")] = '\0';
+    char *save = NULL;
+    for (char *w = strtok_r(line, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
+        const char *wrong = take_word(&r, words++, w);
+        if (wrong)
+            return tly_cli_misuse("plan", "%s, line %d: \"%s\" %s", path, number, w, wrong);
+    }
+    if (!words)
         return 0;
-    return i < p->n ? (double)p->bytes + (p->n - 2) * (double)p->share[i] : p->n * (double)p->share[i];
+    if (words == 1)
+        return tly_cli_misuse("plan", "%s, line %d: a rate in bit/s is missing", path, number);
+    *(r.worker ? &p->n : &p->k) += r.count;
+    if (p->n + p->k > TLY_MAX_SERVICES)
+        return tly_cli_misuse("plan", "%s, line %d: at most %d machines in all", path, number,
+                              TLY_MAX_SERVICES);
+    p->row[p->rows++] = r;
+    return 0;
 }
 
-static double seconds(const struct plan *p, int k)
+static int read_machines(struct plan *p, const char *path)
 {
-    return tly_plan_time(p->n, k, (double)p->bytes, p->rate / 8);
+    bool standard = strcmp(path, "-") == 0;
+    FILE *f = standard ? stdin : fopen(path, "re");
+    char *line = NULL;
+    size_t room = 0;
+    int status = 0;
+    if (!f)
+        return tly_cli_fail("plan", "cannot open %s: %s", path, strerror(errno));
+    for (int number = 1; !status && getline(&line, &room, f) >= 0; number++)
+        status = read_line(p, line, path, number);
+    if (!status && ferror(f))
+        status = tly_cli_fail("plan", "cannot read %s", path);
+    free(line);
+    if (!standard)
+        fclose(f);
+    if (!status && p->n == 0)
+        status = tly_cli_misuse("plan", "%s names no worker machine", path);
+    return status;
 }
 
-/* One exchange with one more CPU machine takes less by more than rounding. */
-static bool another_helps(const struct plan *p)
+/* The machines of all rows, those with workers first. */
+static void place_machines(struct plan *p)
 {
-    return seconds(p, p->k + 1) < seconds(p, p->k) * (1 - 1e-9);
+    int at = 0;
+    for (int worker = 1; worker >= 0; worker--)
+        for (int i = 0; i < p->rows; i++) {
+            struct row *r = &p->row[i];
+            if (r->worker != worker)
+                continue;
+            r->first = at;
+            for (int j = 0; j < r->count; j++, at++)
+                p->machine[at] = (struct tly_plan_machine){.ranks = r->worker,
+                                                           .card = (uint32_t)at,
+                                                           .bandwidth = r->rate / 8,
+                                                           .sum_rate = r->sum_rate / 8};
+        }
+    for (int i = 0; i < p->rows; i++) {
+        uint32_t card = (uint32_t)p->row[i].first;
+        if (!p->row[i].card[0])
+            continue;
+        for (int j = 0; j < p->rows; j++)
+            if (strcmp(p->row[j].card, p->row[i].card) == 0 && (uint32_t)p->row[j].first < card)
+                card = (uint32_t)p->row[j].first;
+        for (int j = 0; j < p->row[i].count; j++)
+            p->machine[p->row[i].first + j].card = card;
+    }
 }
 
-static void print_kind(const struct plan *p, const char *kind, int count, int i)
+/* --- what comes out -------------------------------------------------------------------------------- */
+
+/* Seconds with so many CPU machines more, each as fast as the fastest that is there. */
+static double seconds(struct plan *p, int more)
 {
-    char what[64];
-    snprintf(what, sizeof what, "%d %s%s", count, kind, count == 1 ? "" : "s");
-    printf("%-22s %16llu %8.2f%% %18.0f\n", what, (unsigned long long)p->share[i],
-           100.0 * (double)p->share[i] / (double)p->bytes, traffic(p, i));
+    static struct tly_plan_machine m[TLY_MAX_SERVICES];
+    static uint32_t weight[TLY_MAX_SERVICES];
+    int count = p->n + p->k;
+    double fastest = 0;
+    memcpy(m, p->machine, (size_t)count * sizeof *m);
+    for (int i = 0; i < count; i++)
+        fastest = fmax(fastest, m[i].bandwidth);
+    for (int i = count; i < count + more; i++)
+        m[i] = (struct tly_plan_machine){.card = (uint32_t)i, .bandwidth = fastest};
+    tly_plan_split(TLY_SPLIT_OPTIMAL, count + more, m, weight);
+    return tly_plan_cost(count + more, m, weight, NULL) * (double)p->bytes;
 }
 
-static void print_text(const struct plan *p)
+/* All that is said besides the machines. */
+struct times {
+    double here, reduce, server, one_more;
+    int useful, busiest; /* more CPU machines that bring something; the machine that takes longest */
+};
+
+static void foresee(struct plan *p, struct times *t)
 {
-    double t = seconds(p, p->k), b = p->rate / 8, m = (double)p->bytes;
-    double reduce = tly_plan_time_all_reduce(p->n, m, b), server = tly_plan_time_server(p->n, p->k, m, b);
-    printf("%llu bytes, network cards of %g Gbit/s each way\n\n", (unsigned long long)p->bytes,
-           p->rate / 1e9);
-    printf("%-22s %16s %9s %18s\n", "", "each sums, bytes", "share", "each way, bytes");
-    print_kind(p, "worker machine", p->n, 0);
-    if (p->k > 0)
-        print_kind(p, "CPU machine", p->k, p->n);
+    uint32_t weight[TLY_MAX_SERVICES];
+    int count = p->n + p->k, low = 0, high = TLY_MAX_SERVICES - count;
+    double m = (double)p->bytes;
+    t->here = tly_plan_cost(count, p->machine, p->weight, &t->busiest) * m;
+    t->reduce = tly_plan_cost_all_reduce(count, p->machine) * m;
+    t->server = INFINITY;
+    if (p->k > 0 && tly_plan_split(TLY_SPLIT_SERVER, count, p->machine, weight) == 0)
+        t->server = tly_plan_cost(count, p->machine, weight, NULL) * m;
+    t->one_more = seconds(p, high > 0);
+    double least = seconds(p, high);
+    while (low < high) { /* as few as come to the same as all that there could be */
+        int middle = (low + high) / 2;
+        if (seconds(p, middle) <= least * (1 + GAIN))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    t->useful = low;
+}
+
+static double each_way(const struct plan *p, int i)
+{
+    return (double)p->bytes * tly_plan_traffic(p->n + p->k, p->machine, p->weight, i);
+}
+
+/* As people write it: 25G. */
+static const char *rate_text(double rate, char text[32])
+{
+    static const char unit[] = " kMGT";
+    int u = 0;
+    for (; rate >= 1000 && u < 4; u++)
+        rate /= 1000;
+    snprintf(text, 32, u ? "%.6g%c" : "%.6g", rate, unit[u]);
+    return text;
+}
+
+static void print_row(const struct plan *p, const struct row *r)
+{
+    char what[96], rate[32];
+    int i = r->first;
+    snprintf(what, sizeof what, "%d %s%s, %s%s%s", r->count, r->worker ? "worker machine" : "CPU machine",
+             r->count == 1 ? "" : "s", rate_text(r->rate, rate), r->card[0] ? ", card " : "", r->card);
+    printf("%-30s %16llu %8.2f%% %18.0f\n", what, (unsigned long long)p->share[i],
+           100.0 * (double)p->share[i] / (double)p->bytes, each_way(p, i));
+}
+
+static void print_text(const struct plan *p, const struct times *t)
+{
+    char rate[32];
+    printf("%llu bytes\n\n", (unsigned long long)p->bytes);
+    printf("%-30s %16s %9s %18s\n", "bit/s each way", "each sums, bytes", "share", "each way, bytes");
+    for (int worker = 1; worker >= 0; worker--)
+        for (int i = 0; i < p->rows; i++)
+            if (p->row[i].worker == worker)
+                print_row(p, &p->row[i]);
     if (p->n == 1) {
         printf("\none worker machine: nothing crosses the network\n");
         return;
     }
-    printf("\n%-22s %14.6f s\n", "Tally", t);
-    printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", reduce, reduce / t);
+    if (t->here == 0) {
+        printf("\nall worker machines behind one card: nothing crosses it\n");
+        return;
+    }
+    printf("\n%-22s %14.6f s", "Tally", t->here);
+    for (int i = 0; i < p->rows && p->rows > 2; i++) {
+        const struct row *r = &p->row[i];
+        if (t->busiest >= r->first && t->busiest < r->first + r->count)
+            printf("  busiest: %s, %s", r->worker ? "worker machine" : "CPU machine",
+                   rate_text(r->rate, rate));
+    }
+    putchar('\n');
+    printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", t->reduce, t->reduce / t->here);
     if (p->k > 0)
-        printf("%-22s %14.6f s  %.3f times as long\n", "parameter server", server, server / t);
+        printf("%-22s %14.6f s  %.3f times as long\n", "parameter server", t->server, t->server / t->here);
     else
         printf("%-22s %14s    has no machines\n", "parameter server", "-");
-    if (p->n == 2)
+    if (t->useful)
+        printf("\none more CPU machine: %.6f s, %.1f%% less; up to %d more bring something\n", t->one_more,
+               100 * (1 - t->one_more / t->here), t->useful);
+    else if (p->n == 2)
         printf("\nbetween two worker machines no CPU machine brings anything\n");
-    else if (another_helps(p))
-        printf("\none more CPU machine: %.6f s, %.1f%% less\n", seconds(p, p->k + 1),
-               100 * (1 - seconds(p, p->k + 1) / t));
     else
         printf("\none more CPU machine brings nothing\n");
 }
@@ -106,46 +279,57 @@ static void print_text(const struct plan *p)
 static void print_number(const char *name, double x, const char *end)
 {
     if (isfinite(x))
-        printf("  \"%s\": %.12g%s\n", name, x, end);
+        printf("\"%s\": %.12g%s", name, x, end);
     else
-        printf("  \"%s\": null%s\n", name, end);
+        printf("\"%s\": null%s", name, end);
 }
 
-static void print_json(const struct plan *p)
+static void print_service(const struct plan *p, int i)
 {
-    double t = seconds(p, p->k), b = p->rate / 8, m = (double)p->bytes;
-    double reduce = tly_plan_time_all_reduce(p->n, m, b), server = tly_plan_time_server(p->n, p->k, m, b);
-    printf("{\n  \"n\": %d,\n  \"k\": %d,\n  \"bytes\": %llu,\n", p->n, p->k, (unsigned long long)p->bytes);
-    print_number("bandwidth_bits_per_s", p->rate, ",");
+    const struct tly_plan_machine *m = &p->machine[i];
+    printf("    {\"kind\": \"%s\", ", m->ranks ? "worker" : "cpu");
+    print_number("bandwidth_bits_per_s", m->bandwidth * 8, ", ");
+    print_number("sum_rate_bits_per_s", m->sum_rate > 0 ? m->sum_rate * 8 : NAN, ", ");
+    printf("\"card\": %u, \"weight\": %u, \"bytes\": %llu, \"each_way_bytes\": %.0f}%s\n", m->card,
+           p->weight[i], (unsigned long long)p->share[i], each_way(p, i), i + 1 < p->n + p->k ? "," : "");
+}
+
+static void print_json(const struct plan *p, const struct times *t)
+{
+    bool alike = true;
+    for (int i = 1; i < p->n + p->k; i++)
+        alike &= p->machine[i].bandwidth == p->machine[0].bandwidth;
+    printf("{\n  \"n\": %d,\n  \"k\": %d,\n  \"bytes\": %llu,\n  ", p->n, p->k, (unsigned long long)p->bytes);
+    print_number("bandwidth_bits_per_s", alike ? p->machine[0].bandwidth * 8 : NAN, ",\n");
     printf("  \"services\": [\n");
     for (int i = 0; i < p->n + p->k; i++)
-        printf("    {\"kind\": \"%s\", \"weight\": %u, \"bytes\": %llu, \"each_way_bytes\": %.0f}%s\n",
-               i < p->n ? "worker" : "cpu", p->weight[i], (unsigned long long)p->share[i], traffic(p, i),
-               i + 1 < p->n + p->k ? "," : "");
-    printf("  ],\n");
-    print_number("time_s", t, ",");
-    print_number("all_reduce_time_s", reduce, ",");
-    print_number("server_time_s", p->n == 1 ? NAN : server, ",");
-    print_number("gamma_a", t > 0 ? reduce / t : NAN, ",");
-    print_number("gamma_p", t > 0 ? server / t : NAN, ",");
-    print_number("one_more_time_s", seconds(p, p->k + 1), ",");
-    printf("  \"one_more_helps\": %s\n}\n", another_helps(p) ? "true" : "false");
+        print_service(p, i);
+    printf("  ],\n  ");
+    print_number("time_s", t->here, ",\n  ");
+    print_number("all_reduce_time_s", t->reduce, ",\n  ");
+    print_number("server_time_s", p->n == 1 ? NAN : t->server, ",\n  ");
+    print_number("gamma_a", t->here > 0 ? t->reduce / t->here : NAN, ",\n  ");
+    print_number("gamma_p", t->here > 0 ? t->server / t->here : NAN, ",\n  ");
+    print_number("one_more_time_s", t->one_more, ",\n  ");
+    printf("\"one_more_helps\": %s,\n  \"more_that_help\": %d,\n  \"busiest\": %d\n}\n",
+           t->useful ? "true" : "false", t->useful, t->busiest);
 }
 
 int tly_cli_plan(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"workers", required_argument, NULL, 'n'},
-        {"servers", required_argument, NULL, 'k'},
-        {"bytes", required_argument, NULL, 'M'},
-        {"bandwidth", required_argument, NULL, 'B'},
-        {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {0}};
-    struct plan p = {.bytes = 100 << 20, .rate = 10e9};
+        {"workers", required_argument, NULL, 'n'},  {"servers", required_argument, NULL, 'k'},
+        {"bytes", required_argument, NULL, 'M'},    {"bandwidth", required_argument, NULL, 'B'},
+        {"machines", required_argument, NULL, 'f'}, {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},           {0}};
+    static struct plan p;
+    p = (struct plan){.bytes = 100 << 20};
+    const char *file = NULL, *alike = NULL;
+    double x, rate = 10e9;
     bool json = false;
-    double x;
-    for (int c; (c = getopt_long(argc, argv, "+n:k:M:B:h", options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "+n:k:M:B:f:h", options, NULL)) != -1;) {
+        if (c == 'n' || c == 'k' || c == 'B')
+            alike = c == 'n' ? "-n" : c == 'k' ? "-k" : "-B";
         switch (c) {
         case 'n':
             if ((p.n = (int)tly_cli_number(optarg, 1, TLY_MAX_SERVICES)) < 0)
@@ -163,8 +347,11 @@ int tly_cli_plan(int argc, char **argv)
             p.bytes = (uint64_t)x;
             break;
         case 'B':
-            if ((p.rate = quantity(optarg, 1000)) < 0)
+            if ((rate = quantity(optarg, 1000)) < 0)
                 return tly_cli_misuse("plan", "-B %s is no rate in bit/s above 0, such as 25G", optarg);
+            break;
+        case 'f':
+            file = optarg;
             break;
         case 'j':
             json = true;
@@ -178,14 +365,32 @@ int tly_cli_plan(int argc, char **argv)
     }
     if (optind < argc)
         return tly_cli_misuse("plan", "unexpected argument %s", argv[optind]);
-    if (!p.n)
-        return tly_cli_misuse("plan", "-n, the number of worker machines, is needed");
-    if (tly_plan_weights(p.n, p.k, p.weight) < 0)
-        return tly_cli_misuse("plan", "-n %d -k %d: at most %d machines in all", p.n, p.k, TLY_MAX_SERVICES);
+    if (file && alike)
+        return tly_cli_misuse("plan", "%s and --machines exclude each other", alike);
+    if (file) {
+        int status = read_machines(&p, file);
+        if (status)
+            return status;
+    } else {
+        if (!p.n)
+            return tly_cli_misuse("plan", "-n, the number of worker machines, is needed");
+        if (p.n + p.k > TLY_MAX_SERVICES)
+            return tly_cli_misuse("plan", "-n %d -k %d: at most %d machines in all", p.n, p.k,
+                                  TLY_MAX_SERVICES);
+        p.row[p.rows++] = (struct row){.worker = true, .count = p.n, .rate = rate};
+        if (p.k)
+            p.row[p.rows++] = (struct row){.count = p.k, .rate = rate};
+    }
+    place_machines(&p);
+    int err = tly_plan_split(TLY_SPLIT_OPTIMAL, p.n + p.k, p.machine, p.weight);
+    if (err)
+        return tly_cli_fail("plan", "no plan: %s", strerror(-err));
     tly_plan_shares(p.n + p.k, p.weight, p.bytes, p.share);
+    struct times t;
+    foresee(&p, &t);
     if (json)
-        print_json(&p);
+        print_json(&p, &t);
     else
-        print_text(&p);
+        print_text(&p, &t);
     return 0;
 }

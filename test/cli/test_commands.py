@@ -67,11 +67,34 @@ def plan(*arguments):
 
 
 def test_plan_has_the_papers_figures():
+    """All numbers of section 4.1 of BytePS (OSDI 2020); it cuts gamma_a = 1.469 to 1.46."""
     p = plan("-n", 32, "-k", 16, "-M", "1G", "-B", "100G")
-    assert round(p["gamma_a"], 3) == 1.469 and round(p["gamma_p"], 3) == 1.516
+    assert round(p["gamma_a"], 3) == 1.469 and round(p["gamma_p"], 2) == 1.52  # "by 46% and 52%"
     assert p["bytes"] == 2**30 and p["bandwidth_bits_per_s"] == 100e9
     assert p["all_reduce_time_s"] == pytest.approx(2 * 31 * 2**30 / (32 * 12.5e9))
     assert plan("-n", 8, "-k", 8)["gamma_a"] == pytest.approx(1.75)
+    assert plan("-n", 512, "-k", 512)["gamma_a"] == pytest.approx(2, rel=1 / 256)  # towards 2
+
+
+@pytest.mark.parametrize("n, k", [(2, 1), (3, 1), (3, 2), (8, 0), (8, 3), (8, 8), (32, 16), (32, 31)])
+def test_plan_has_the_papers_equations(n, k):
+    m, b, d = 1 << 30, 100e9 / 8, n * n + k * n - 2 * k
+    p = plan("-n", n, "-k", k, "-M", m, "-B", "100G")
+    cpu, worker = 2 * (n - 1) / d * m, (n - k) / d * m
+    for s in p["services"]:
+        due = cpu if s["kind"] == "cpu" else worker
+        assert abs(s["bytes"] - due) < 1  # Eq. 1, 2
+        moved = n * due if s["kind"] == "cpu" else m + (n - 2) * due  # Eq. 4 with its n, Eq. 3
+        assert s["each_way_bytes"] == pytest.approx(moved)
+    assert p["time_s"] == pytest.approx(2 * n * (n - 1) * m / (d * b))  # Eq. 6
+    assert p["gamma_a"] == pytest.approx(d / n**2)  # Eq. 7
+    if k:
+        assert p["gamma_p"] == pytest.approx(d / (2 * k * (n - 1)))
+        assert p["server_time_s"] == pytest.approx(max(m / b, n * m / (k * b)))
+    if k == n:
+        assert worker == 0 and p["gamma_p"] == pytest.approx(1)  # "falls back to non-colocated PS"
+    if k == 0:
+        assert p["time_s"] == pytest.approx(p["all_reduce_time_s"])
 
 
 @pytest.mark.parametrize("n, k", [(1, 0), (1, 3), (2, 1), (3, 1), (8, 0), (8, 5), (8, 8), (8, 30)])
@@ -89,14 +112,62 @@ def test_plan_adds_up(n, k):
 
 
 def test_plan_says_what_one_more_brings():
-    for n, k, helps in [(8, 0, True), (8, 7, True), (8, 8, False), (8, 9, False), (2, 0, False), (1, 0, False)]:
+    for n, k, more in [(8, 0, 8), (8, 7, 1), (8, 8, 0), (8, 9, 0), (2, 0, 0), (2, 1, 0), (1, 0, 0), (64, 3, 61)]:
         p = plan("-n", n, "-k", k)
-        assert p["one_more_helps"] is helps
-        assert (p["one_more_time_s"] < p["time_s"]) is helps
+        assert p["more_that_help"] == more and p["one_more_helps"] is (more > 0)
+        assert (p["one_more_time_s"] < p["time_s"]) is (more > 0)
     assert plan("-n", 8)["gamma_p"] is None
     assert "between two worker machines" in tally("plan", "-n", 2).stdout
     assert "nothing crosses the network" in tally("plan", "-n", 1, "-k", 1).stdout
-    assert "one more CPU machine: " in tally("plan", "-n", 8, "-k", 4).stdout
+    assert "up to 4 more bring something" in tally("plan", "-n", 8, "-k", 4).stdout
+    assert "one more CPU machine brings nothing" in tally("plan", "-n", 8, "-k", 8).stdout
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Write a list of machines; returns its path."""
+
+    def write(text):
+        path = tmp_path / "machines"
+        path.write_text(text, encoding="ascii")
+        return path
+
+    return write
+
+
+def test_plan_of_listed_machines_alike_is_that_of_numbers(listed):
+    a = plan("-f", listed("# ours\n\nworker 25G x4\ncpu 25G\ncpu 25000M # another\n"), "-M", "1G")
+    b = plan("-n", 4, "-k", 2, "-B", "25G", "-M", "1G")
+    assert a == b
+
+
+def test_plan_of_machines_that_differ(listed):
+    # Each takes (T b - M) / (n - 2) or T b / n of M = 1: 4 (10 T - 1) / 2 + 25 T / 4 = 1.
+    p = plan("--machines", listed("cpu 25G\nworker 10G x4\n"), "-M", 10**9)
+    t = 3 / 26.25 * 8
+    assert p["time_s"] == pytest.approx(t, rel=1e-6) and p["bandwidth_bits_per_s"] is None
+    assert [s["kind"] for s in p["services"]] == ["worker"] * 4 + ["cpu"]
+    assert p["services"][4]["bytes"] == pytest.approx(25 * t / 8 / 4 * 1e9, rel=1e-6)
+    for s in p["services"]:
+        assert s["each_way_bytes"] * 8 / s["bandwidth_bits_per_s"] == pytest.approx(t, rel=1e-5)
+    # A slow worker machine sums nothing, and is what all wait for: no other machine brings anything.
+    path = listed("worker 10G x3\nworker 1G\ncpu 25G\n")
+    p = plan("--machines", path, "-M", 10**9)
+    assert p["services"][3]["bytes"] == 0 and p["busiest"] == 3 and not p["one_more_helps"]
+    assert p["time_s"] == pytest.approx(8)
+    assert "busiest: worker machine, 1G" in tally("plan", "--machines", path).stdout
+
+
+def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
+    p = plan("-f", listed("worker 10G x8\ncpu 10G x7\ncpu 10G sum=5G\n"))
+    first, last = p["services"][8], p["services"][15]
+    assert last["bytes"] * 2 == pytest.approx(first["bytes"], rel=1e-4) and last["sum_rate_bits_per_s"] == 5e9
+    # A CPU machine behind a worker machine's card brings nothing; the two sum what the one would.
+    p = plan("-f", listed("worker 10G x3\ncpu 10G card=a\nworker 10G card=a\n"), "-M", 10**6)
+    assert [s["card"] for s in p["services"]] == [0, 1, 2, 3, 3]
+    assert p["services"][3]["bytes"] + p["services"][4]["bytes"] == pytest.approx(250000, abs=2)
+    assert p["gamma_a"] == pytest.approx(1)
+    assert "nothing crosses it" in tally("plan", "-f", listed("worker 1G x3 card=a\n")).stdout
 
 
 @pytest.mark.parametrize(
@@ -104,6 +175,7 @@ def test_plan_says_what_one_more_brings():
     [
         ([], "-n, the number"),
         (["-n", "0"], "-n 0"),
+        (["-k", "2"], "-n, the number of worker machines, is needed"),
         (["-n", "1000", "-k", "1000"], "at most 1024 machines"),
         (["-n", "8", "-B", "0"], "-B 0"),
         (["-n", "8", "-B", "fast"], "-B fast"),
@@ -111,11 +183,37 @@ def test_plan_says_what_one_more_brings():
         (["-n", "8", "-M", "-5"], "-M -5"),
         (["-n", "8", "-M", "1X"], "-M 1X"),
         (["-n", "8", "more"], "unexpected argument more"),
+        (["-n", "8", "--machines", "x"], "-n and --machines exclude each other"),
     ],
 )
 def test_plan_refuses(arguments, piece):
     done = tally("plan", *arguments)
     assert done.returncode == 2 and piece in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "text, piece",
+    [
+        ("worker 10G\nworker 0\n", 'line 2: "0" is no rate'),
+        ("worker 10G\n\nwroker 10G\n", 'line 3: "wroker" is neither worker nor cpu'),
+        ("worker\n", "line 1: a rate in bit/s is missing"),
+        ("worker 10G x0\n", 'line 1: "x0" is no number of machines'),
+        ("worker 10G sum=lots\n", 'line 1: "sum=lots" has no rate'),
+        ("worker 10G card=\n", 'line 1: "card=" has no name'),
+        ("worker 10G 20G\n", 'line 1: "20G" is none of'),
+        ("worker 10G x1000\ncpu 10G x25\n", "line 2: at most 1024 machines"),
+        ("cpu 10G\n", "names no worker machine"),
+        ("", "names no worker machine"),
+    ],
+)
+def test_plan_names_the_line(listed, text, piece):
+    done = tally("plan", "--machines", listed(text))
+    assert done.returncode == 2 and piece in done.stderr and done.stdout == ""
+
+
+def test_plan_without_its_file():
+    done = tally("plan", "--machines", "/nonexistent/machines")
+    assert done.returncode == 1 and "cannot open /nonexistent/machines" in done.stderr
 
 
 # --- params ------------------------------------------------------------------------------------------
