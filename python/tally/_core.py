@@ -1,9 +1,8 @@
 """The process's one communicator and its operations, on addresses; `_array` and `tally.torch` stand on it.
 
 Flow: a caller describes memory by address, count and dtype -> submit() hands it to the C library -> an Operation
-keeps the memory alive and waits.  Threads: any; the communicator is opened and closed under `_lock`.  A daemon
-thread takes log lines from the completion queue to the logger "tally"; Python is never entered from the
-library's own threads.
+keeps the memory alive and waits, or has `_events` call somebody at the end.  Threads: any; the communicator is
+opened and closed under `_lock`.  Python is never entered from the library's own threads.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -13,21 +12,19 @@ import ctypes
 import enum
 import errno
 import json
-import logging
 import os
 import threading
 import time
 
 from . import _lib
+from ._events import Events
 from ._lib import ALLGATHER, BARRIER, BROADCAST, PUSH_PULL, blocking, lib
-
-logger = logging.getLogger("tally")
 
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
 
 # Name spaces.  A user's names never meet those that the package makes up.
-USER, GRADIENT, STATE = 0, 1, 2
+USER, GRADIENT, STATE, BUCKET = 0, 1, 2, 3
 
 
 class Reduction(enum.IntEnum):
@@ -58,7 +55,7 @@ _facts = None              # (rank, size, local rank, local size, machine, machi
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
 _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
-_listener = None           # the thread on the completion queue
+_events = None             # its completion queue
 _orphans = []              # (operation, what it uses) of handles dropped in flight
 _finish_lock = threading.Lock()
 
@@ -104,7 +101,7 @@ def init(settings=None):
     settings: mapping of setting to value, such as {"TALLY_PART_BYTES": "4M"}; goes before the environment and
     the configuration file.  Raises Error with the reason (somebody missing, wrong secret, unknown setting).
     """
-    global _comm, _facts, _generation, _opener, _listener
+    global _comm, _facts, _generation, _opener, _events
     with _lock:
         if _forked:
             raise _unusable()
@@ -125,9 +122,7 @@ def init(settings=None):
             "rank", "size", "local_rank", "local_size", "machine", "machine_count", "service_count"))
         _opener = os.getpid()
         _generation += 1
-        lib.tally_comm_watch_log(comm, 1)
-        _listener = threading.Thread(target=_listen, args=(comm.value,), name="tally-log", daemon=True)
-        _listener.start()
+        _events = Events(comm.value)
         _comm = comm.value
 
 
@@ -136,17 +131,17 @@ def shutdown():
 
     Runs by itself when the interpreter ends.  Does nothing if there is nothing to leave.
     """
-    global _comm, _facts, _listener
+    global _comm, _facts, _events
     with _lock:
         if _comm is None:
             return
-        comm, listener = _comm, _listener
-        if listener is threading.current_thread():
-            raise RuntimeError("shutdown() must not be called by a handler of log lines")
-        _comm = _facts = _listener = None
-        lib.tally_comm_watch_log(comm, 0)  # what is said from here on goes where it went before
-        listener.join()
+        comm, events = _comm, _events
+        if events.is_mine(threading.current_thread()):
+            raise RuntimeError("shutdown() must not be called by a handler of log lines or at an operation's end")
+        _comm = _facts = _events = None
+        events.stop()
         blocking.tally_comm_close(comm)
+        events.finish()
         _sweep()
 
 
@@ -155,26 +150,13 @@ def is_initialized():
     return _comm is not None
 
 
-def _listen(comm):
-    """Body of the thread on the completion queue: log lines to `logging`, until no more are watched for."""
-    levels = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING,
-              _lib.LOG_INFO: logging.INFO, _lib.LOG_DEBUG: logging.DEBUG}
-    event = _lib.Event()
-    place = ctypes.byref(event)
-    while True:
-        status = blocking.tally_comm_next(comm, -1, place)
-        if status != 0 or event.kind != _lib.EVENT_LOG:
-            return
-        logger.log(levels.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
-
-
 def _forget():
     """In a forked child: nothing of the parent's communicator is ours, and nothing of it may be touched."""
-    global _comm, _facts, _listener, _forked, _lock, _finish_lock
+    global _comm, _facts, _events, _forked, _lock, _finish_lock
     _lock = threading.RLock()
     _finish_lock = threading.Lock()
     if _comm is not None:
-        _comm = _facts = _listener = None
+        _comm = _facts = _events = None
         _forked = True
 
 
@@ -372,12 +354,13 @@ _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
 def _make_options(key):
-    shape, priority, prescale, postscale, space = key
+    shape, priority, prescale, postscale, space, queued = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
-                           shape=dims, prescale=prescale, postscale=postscale, space=space)
+                           shape=dims, prescale=prescale, postscale=postscale, space=space,
+                           queued=queued)
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)
@@ -421,13 +404,17 @@ def _unfit(error, name, kind, space):
 
 
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
-              space=USER, keep=None, result=None, finish=None,
+              space=USER, keep=None, result=None, finish=None, then=None,
               _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
-    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
+    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
+
+    then: called with the operation when it has ended, in another thread or before this returns.
+    """
     if _comm is None:
         raise _unusable()
+    events = _events
     encoded = _encode(name)
-    key = (shape, priority, prescale, postscale, space)
+    key = (shape, priority, prescale, postscale, space, then is not None)
     op = _pointer()
     try:
         options = _options.get(key) or _make_options(key)
@@ -438,15 +425,19 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
         raise _rejected(status, name, PUSH_PULL, space)
     if _orphans:
         _sweep()
-    return Operation(op.value, keep, result, finish)
+    operation = Operation(op.value, keep, result, finish)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
 
 
-def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None):
+def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None, then=None):
     """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
     if _comm is None:
         raise _unusable()
+    events = _events
     encoded = _encode(name)
-    key = (shape, 0, 1.0, 1.0, space)
+    key = (shape, 0, 1.0, 1.0, space, then is not None)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     try:
@@ -457,14 +448,18 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
         raise _rejected(status, name, BROADCAST, space)
     if _orphans:
         _sweep()
-    return Operation(op.value, keep, result, finish)
+    operation = Operation(op.value, keep, result, finish)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
 
 
-def allgather(name, source, count, dtype, shape, space=USER, keep=None):
+def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None):
     """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result."""
     if _comm is None:
         raise _unusable()
-    key = (shape, 0, 1.0, 1.0, space)
+    events = _events
+    key = (shape, 0, 1.0, 1.0, space, then is not None)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
@@ -472,15 +467,29 @@ def allgather(name, source, count, dtype, shape, space=USER, keep=None):
         raise _rejected(status, name, ALLGATHER, space)
     if _orphans:
         _sweep()
-    return Operation(op.value, keep, None, None)
+    operation = Operation(op.value, keep, None, None)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
+
+
+def barrier_async(name=None, space=USER, then=None):
+    """Submit a barrier: an operation that ends when all ranks have called it."""
+    if _comm is None:
+        raise _unusable()
+    events = _events
+    key = ((0,), 0, 1.0, 1.0, space, then is not None)
+    options = _options.get(key) or _make_options(key)
+    op = ctypes.c_void_p()
+    status = lib.tally_barrier(_comm, _encode(name), options[0], ctypes.byref(op))
+    if status < 0:
+        raise _rejected(status, name, BARRIER, space)
+    operation = Operation(op.value, None, None, None)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
 
 
 def barrier(name=None):
     """Wait until all ranks have called it."""
-    if _comm is None:
-        raise _unusable()
-    op = ctypes.c_void_p()
-    status = lib.tally_barrier(_comm, _encode(name), None, ctypes.byref(op))
-    if status < 0:
-        raise _rejected(status, name, BARRIER, USER)
-    Operation(op.value, None, None, None).wait()
+    barrier_async(name).wait()

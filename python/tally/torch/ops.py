@@ -88,7 +88,7 @@ def _dtype_code(tensor, kind, name, space):
     raise reason
 
 
-def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None):
+def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one."""
     code = _dtype_code(source, PUSH_PULL, name, space)
     if source.is_contiguous() and not source.is_neg():
@@ -107,7 +107,7 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
             finish = _unpack(packed, target, finish)
     return _core.push_pull(name, packed.data_ptr(), destination.data_ptr(), packed.numel(), code, reduction,
                            packed.shape, priority, prescale, postscale, space, (packed, destination, target), target,
-                           finish)
+                           finish, then)
 
 
 def _unpack(packed, target, then):
@@ -347,11 +347,11 @@ def allgather_async(tensor, name=None):
     return _allgather(tensor, name)
 
 
-def _allgather(tensor, name, space=USER):
+def _allgather(tensor, name, space=USER, then=None):
     code = _dtype_code(tensor, ALLGATHER, name, space)
     packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
-    operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed)
+    operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed, then)
     return _Gather(operation, packed.dtype, shape[1:])
 
 

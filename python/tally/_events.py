@@ -1,0 +1,119 @@
+"""The completion queue: threads that take ended operations to what waits for them, and log lines to `logging`.
+
+Flow: tally_comm_next() -> a log line goes to the logger "tally"; an ended operation's call runs.  Threads: one to
+begin with.  A call may itself wait for another operation's (a future's callback does), so before a call runs some
+other thread must be on the queue; one is started where none is.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import ctypes
+import logging
+import threading
+
+from . import _lib
+from ._lib import blocking, lib
+
+logger = logging.getLogger("tally")
+
+# How long stop() waits for calls of operations in flight, and for calls that run.
+PATIENCE_S = 10.0
+
+_LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _lib.LOG_INFO: logging.INFO,
+           _lib.LOG_DEBUG: logging.DEBUG}
+
+
+class Events:
+    """What ends in one communicator, from its opening to its closing."""
+
+    def __init__(self, comm):
+        self._comm = comm
+        self._changed = threading.Condition(threading.Lock())  # guards the rest
+        self._calls = {}     # address of a queued operation -> (call, operation)
+        self._early = set()  # addresses of queued operations that ended before their call was known
+        self._threads = []
+        self._waiting = 0    # threads in tally_comm_next(), or on their way there
+        self._living = 0
+        self._running = 0    # calls
+        self._closed = False
+        lib.tally_comm_watch_log(comm, 1)
+        with self._changed:
+            self._start()
+
+    def _start(self):
+        thread = threading.Thread(target=self._listen, name="tally-event", daemon=True)
+        self._threads.append(thread)
+        self._waiting += 1
+        self._living += 1
+        thread.start()
+
+    def expect(self, address, call, operation):
+        """Run call(operation) once the queued operation at `address` has ended: in a thread of ours, or here and
+        now if it has.  For every queued operation, once.  A call must not raise."""
+        with self._changed:
+            if address not in self._early:
+                self._calls[address] = (call, operation)
+                return
+            self._early.discard(address)
+        call(operation)
+
+    def _listen(self):
+        event = _lib.Event()
+        place = ctypes.byref(event)
+        while True:
+            status = blocking.tally_comm_next(self._comm, -1, place)
+            entry = None
+            with self._changed:
+                self._waiting -= 1
+                if status != 0 or self._closed or event.kind not in (_lib.EVENT_LOG, _lib.EVENT_OP):
+                    self._living -= 1
+                    last = self._living == 0
+                    break
+                if event.kind == _lib.EVENT_OP:
+                    entry = self._calls.pop(event.op, None)
+                    if entry is None:
+                        self._early.add(event.op)
+                    else:
+                        self._running += 1
+                        if self._waiting == 0:
+                            self._start()
+            if entry is not None:
+                try:
+                    entry[0](entry[1])
+                except Exception:
+                    logger.exception("what was to follow an operation has failed")
+            elif event.kind == _lib.EVENT_LOG:
+                logger.log(_LEVELS.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
+            with self._changed:
+                if entry is not None:
+                    entry = None  # and with it what the call holds
+                    self._running -= 1
+                    self._changed.notify_all()
+                if self._closed:
+                    return
+                self._waiting += 1
+        if status == 0 and event.kind == _lib.EVENT_LOG_END and not last:
+            # Each end of watching wakes one thread: pass it on.
+            lib.tally_comm_watch_log(self._comm, 1)
+            lib.tally_comm_watch_log(self._comm, 0)
+
+    def is_mine(self, thread):
+        """Whether `thread` is one of ours."""
+        return thread in self._threads
+
+    def stop(self):
+        """Wait for calls, then take all threads from the queue.  The communicator can be closed afterwards."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._calls and not self._running, PATIENCE_S)
+        lib.tally_comm_watch_log(self._comm, 0)  # what is said from here on goes where it went before
+        for thread in list(self._threads):
+            thread.join(PATIENCE_S)
+        with self._changed:
+            self._closed = True  # for threads that still run a call
+
+    def finish(self):
+        """After the communicator's closing: all operations have ended, run what calls are left."""
+        with self._changed:
+            entries, self._calls = list(self._calls.values()), {}
+        for call, operation in entries:
+            call(operation)
