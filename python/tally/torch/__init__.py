@@ -17,6 +17,7 @@ from .._core import (Error, NotInitializedError, barrier, is_initialized, local_
                      shutdown, size)
 from .compression import Compression
 from .functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
 from .ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
                   allreduce_async, allreduce_async_, broadcast, broadcast_, broadcast_async, broadcast_async_,
                   grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_, poll,
@@ -48,7 +49,8 @@ def cross_rank():
 __all__ = ["Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError", "Product",
            "Sum", "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
            "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "grouped_allreduce",
+           "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "ddp_hook", "ddp_hook_bf16",
+           "ddp_hook_fp16", "grouped_allreduce",
            "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "init", "is_initialized",
            "local_rank", "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace",
-           "push_pull_inplace", "rank", "report", "shutdown", "size", "synchronize"]
+           "push_pull_inplace", "rank", "report", "shutdown", "size", "state", "synchronize"]

@@ -1,0 +1,78 @@
+"""Joining the job as the rank that torch.distributed says, wherever that came from: torchrun, a launcher, mp.spawn.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import os
+import socket
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from .. import _core
+
+# Who sets one of these says where the coordinator is, or has tallyd look for it there.
+_SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
+
+
+@contextmanager
+def _variables(values):
+    """Environment variables set for a while: the C library reads the launcher's."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _choose_place(store):
+    """Rank 0's word for where all meet, HOST:PORT or :PORT; "" where the settings say it."""
+    if any(name in os.environ for name in _SAID):
+        return ""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    if "MASTER_ADDR" in os.environ:
+        return ":%d" % port
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
+
+
+def join(store, rank, size, timeout=None):
+    """Be rank `rank` of `size` in a job, whose ranks meet through `store`; nothing to do for one that is already.
+
+    timeout: seconds after which groups give up waiting; the library's own patience is made no shorter.
+    Raises ValueError where this process is another rank of its job, or the job is of another size.
+    """
+    if not _core.is_initialized():
+        key = "tally/%d" % _core.generation()  # a store may outlive a job
+        if rank == 0:
+            store.set(key, _choose_place(store))
+        host, _, port = store.get(key).decode().rpartition(":")
+        settings = {}
+        if host:
+            settings["TALLY_COORD"] = "%s:%s" % (host, port)
+        elif port:
+            settings["TALLY_PORT"] = port
+        if timeout is not None and timeout > 1800 and "TALLY_TIMEOUT" not in os.environ:
+            settings["TALLY_TIMEOUT"] = "%d" % (timeout + 1)
+        with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
+            _core.init(settings)
+    if (_core.rank(), _core.size()) != (rank, size):
+        raise ValueError("this process is rank %d of %d for Tally and rank %d of %d for torch.distributed; start both "
+                         "with the same launcher" % (_core.rank(), _core.size(), rank, size))
+
+
+def join_default():
+    """Join as the rank that this process has in torch's default process group, or as the launcher says."""
+    if dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        join(dist.PrefixStore("tally", store), dist.get_rank(), dist.get_world_size())
+    else:
+        _core.init()

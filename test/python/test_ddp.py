@@ -1,0 +1,359 @@
+"""DistributedDataParallel over Tally: the same parameters as one process that sees all the data, in every mode."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import numpy as np
+import pytest
+
+import jobs
+
+STEPS, BATCH = 4, 6
+
+# Gloo's groups of a rank: destroyed they are, but never freed.  A thread of Gloo may be about to take the GIL to drop
+# its last work, and the group's destructor, which holds the GIL, would wait for that thread for ever.
+_kept = []
+
+
+# --- on the ranks ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def group(backend, path):
+    """torch's process group over this job's ranks."""
+    import tally
+    import torch.distributed as dist
+    dist.init_process_group(backend, store=dist.FileStore(path, tally.size()), rank=tally.rank(),
+                            world_size=tally.size())
+    _kept.append(dist.group.WORLD)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def way(name):
+    """(backend of the process group, hook or None) of one way to sum gradients."""
+    import tally.torch as t
+    return {"hook": ("gloo", t.ddp_hook), "fp16": ("gloo", t.ddp_hook_fp16), "bf16": ("gloo", t.ddp_hook_bf16),
+            "gloo": ("gloo", None)}[name]
+
+
+def network(mode="plain", seed=1):
+    """Some layers; those of a mode that needs particular ones."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(5, 40)
+            self.second = torch.nn.Linear(40, 40)
+            self.other = torch.nn.Linear(40, 40)
+            self.table = torch.nn.Embedding(9, 40, sparse=mode == "sparse")
+            self.last = torch.nn.Linear(40, 2)
+
+        def forward(self, x, branch):
+            y = self.first(x).relu()
+            y = (self.other if mode == "unused" and branch else self.second)(y).relu()
+            if mode != "unused":
+                y = self.other(y).tanh() + self.table((x[:, 0] * 4).abs().long().clamp(max=8))
+            return self.last(y)
+
+    torch.manual_seed(seed)
+    return Net()
+
+
+def batch(step, rank):
+    import torch
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(BATCH, 5, generator=generator), torch.randn(BATCH, 2, generator=generator)
+
+
+def loss(model, step, rank):
+    x, y = batch(step, rank)
+    return (model(x, rank % 2) - y).square().mean()
+
+
+def parameters(model):
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def optimizer(model, mode):
+    import torch
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0 if mode == "sparse" else 0.9)
+
+
+OPTIONS = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+    "accumulated": {},
+    "small buckets": {"bucket_cap_mb": 0.004},
+    "sparse": {},
+    "double": {},
+}
+
+
+def wrap(model, name, **options):
+    from torch.nn.parallel import DistributedDataParallel
+    import tally.torch as t
+    model = DistributedDataParallel(model, **options)
+    _, hook = way(name)
+    if hook is not None:
+        model.register_comm_hook(t.state(), hook)
+    return model
+
+
+def train(name, mode, path):
+    """Parameters after some steps on all ranks."""
+    import tally
+    rank = tally.rank()
+    with group(way(name)[0], path):
+        model = network(mode)
+        model = wrap(model.double() if mode == "double" else model, name, **OPTIONS[mode])
+        steps = optimizer(model, mode)
+        for step in range(STEPS):
+            steps.zero_grad()
+            if mode == "accumulated":
+                with model.no_sync():
+                    loss(model, step + 100, rank).backward()
+            if mode == "double":
+                x, y = batch(step, rank)
+                (model(x.double(), 0) - y).square().mean().backward()
+            else:
+                loss(model, step, rank).backward()
+            steps.step()
+        return parameters(model)
+
+
+def train_uneven(name, path):
+    """Rank r has r more batches than rank 0."""
+    import tally
+    rank = tally.rank()
+    with group(way(name)[0], path):
+        model = wrap(network(), name)
+        steps = optimizer(model, "plain")
+        with model.join():
+            for step in range(2 + rank):
+                steps.zero_grad()
+                loss(model, step, rank).backward()
+                steps.step()
+        return parameters(model)
+
+
+def train_two(name, path):
+    """Two models, one the other's input, in one backward."""
+    import tally
+    rank = tally.rank()
+    with group(way(name)[0], path):
+        models = [wrap(network(seed=seed), name) for seed in (1, 2)]
+        steps = [optimizer(model, "plain") for model in models]
+        for step in range(STEPS):
+            x, y = batch(step, rank)
+            out = models[0](x, 0)
+            out = models[1](out.repeat(1, 3)[:, :5], 0)
+            for one in steps:
+                one.zero_grad()
+            (out - y).square().mean().backward()
+            for one in steps:
+                one.step()
+        return [p for model in models for p in parameters(model)]
+
+
+# --- in one process --------------------------------------------------------------------------------------------
+
+
+def reference(mode, size):
+    """What one process makes of all ranks' batches."""
+    model = network(mode)
+    if mode == "double":
+        model = model.double()
+    steps = optimizer(model, mode)
+    for step in range(STEPS):
+        steps.zero_grad()
+        for rank in range(size):
+            if mode == "double":
+                x, y = batch(step, rank)
+                part = (model(x.double(), 0) - y).square().mean()
+            else:
+                part = loss(model, step, rank)
+            if mode == "accumulated":
+                part = part + loss(model, step + 100, rank)
+            (part / size).backward()
+        steps.step()
+    return parameters(model)
+
+
+def reference_two(size):
+    models = [network(seed=seed) for seed in (1, 2)]
+    steps = [optimizer(model, "plain") for model in models]
+    for step in range(STEPS):
+        for one in steps:
+            one.zero_grad()
+        for rank in range(size):
+            x, y = batch(step, rank)
+            out = models[1](models[0](x, 0).repeat(1, 3)[:, :5], 0)
+            ((out - y).square().mean() / size).backward()
+        for one in steps:
+            one.step()
+    return [p for model in models for p in parameters(model)]
+
+
+@pytest.fixture
+def store():
+    """Path for a FileStore that nobody has used."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield os.path.join(folder, "store")
+
+
+def same_on_all(results):
+    return all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
+
+
+def close(result, expected, tolerance=2e-6):
+    for a, b in zip(result, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("name", ["hook"])
+def test_same_as_one_process(three, store, name, mode):
+    results = three(train, name, mode, store)
+    assert same_on_all(results)
+    close(results[0], reference(mode, 3))
+
+
+@pytest.mark.parametrize("name, tolerance", [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_half_precision(three, store, name, tolerance):
+    results = three(train, name, "plain", store)
+    assert same_on_all(results)
+    expected = reference("plain", 3)
+    close(results[0], expected, tolerance)
+    assert any(np.abs(a - b).max() > 1e-5 for a, b in zip(results[0], expected))
+
+
+@pytest.mark.parametrize("name", ["hook"])
+def test_uneven_inputs(three, store, name):
+    """As with Gloo, in DDP's own join()."""
+    results = three(train_uneven, name, store)
+    assert same_on_all(results)
+    close(results[0], three(train_uneven, "gloo", store + "-gloo")[0])
+
+
+@pytest.mark.parametrize("name", ["hook"])
+def test_two_models(three, store, name):
+    results = three(train_two, name, store)
+    assert same_on_all(results)
+    close(results[0], reference_two(3))
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------
+
+
+def differ(path):
+    """Rank 1 has another hook; then all have the same again."""
+    import tally
+    with group("gloo", path):
+        import tally.torch as t
+        from torch.nn.parallel import DistributedDataParallel
+        model = DistributedDataParallel(network())
+        hooks = {0: t.ddp_hook, 1: t.ddp_hook_fp16}
+        model.register_comm_hook(t.state(), hooks.get(tally.rank(), t.ddp_hook))
+        try:
+            loss(model, 0, tally.rank()).backward()
+            said = "nothing"
+        except RuntimeError as error:
+            said = str(error)
+        again = wrap(network(), "hook")
+        loss(again, 0, tally.rank()).backward()
+        return said
+
+
+def test_ranks_that_disagree(three, store):
+    for said in three(differ, store):
+        assert "disagree" in said and "rank 1:" in said and "float16" in said
+
+
+def unusable(path):
+    """A hook that must refuse tells the others."""
+    import tally
+    import torch
+    import tally.torch as t
+
+    class Bucket:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def buffer(self):
+            return self.tensor
+
+        def index(self):
+            return 0
+
+    with group("gloo", path):
+        tensor = torch.ones(4, device="meta" if tally.rank() == 1 else "cpu")
+        try:
+            t.ddp_hook(t.state(), Bucket(tensor)).wait()
+        except NotImplementedError as error:
+            return "refused: %s" % error
+        except RuntimeError as error:
+            return str(error)
+
+
+def test_a_device_that_is_not_supported(three, store):
+    said = three(unusable, store)
+    assert "refused" in said[1] and "meta" in said[1]
+    assert all("rank 1 refuses" in said[rank] and "meta" in said[rank] for rank in (0, 2))
+
+
+@pytest.mark.parametrize("name", ["hook"])
+def test_a_rank_that_dies(name, store):
+    """The others' backward raises and names it."""
+    status, output = jobs.run(3, 0, ["-c", textwrap.dedent("""
+        import os, sys, test_ddp, tally
+        tally.init()
+        with test_ddp.group(test_ddp.way(sys.argv[1])[0], sys.argv[2]):
+            model = test_ddp.wrap(test_ddp.network(), sys.argv[1])
+            test_ddp.loss(model, 0, tally.rank()).backward()
+            output = test_ddp.loss(model, 1, tally.rank())
+            if tally.rank() == 1:
+                os._exit(0)
+            try:
+                output.backward()
+            except RuntimeError as error:
+                print("said:", str(error).splitlines()[0], flush=True)
+            os._exit(0)
+    """), name, store], machines=3)
+    assert status == 0 and output.count("said:") == 2, output
+    assert all("rank 1" in line for line in output.splitlines() if "said:" in line), output
+
+
+def test_started_without_a_launcher(tmp_path):
+    """mp.spawn: the ranks are the process group's, and so is the place where they meet."""
+    (tmp_path / "spawned.py").write_text(textwrap.dedent("""
+        import sys
+        import torch
+        import torch.multiprocessing as mp
+
+        def body(rank, store):
+            import tally, test_ddp
+            import torch.distributed as dist
+            dist.init_process_group(test_ddp.way(sys.argv[2])[0], init_method="file://" + store, rank=rank,
+                                    world_size=2)
+            model = test_ddp.wrap(test_ddp.network(), sys.argv[2])
+            test_ddp.loss(model, 0, rank).backward()
+            assert (tally.rank(), tally.size()) == (rank, 2)
+            dist.destroy_process_group()
+            print("good", flush=True)
+
+        if __name__ == "__main__":
+            mp.spawn(body, (sys.argv[1],), nprocs=2)
+    """))
+    done = subprocess.run([sys.executable, tmp_path / "spawned.py", tmp_path / "store", "hook"], env=jobs.environment(),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("good") == 2, done.stdout
