@@ -1,0 +1,643 @@
+/* timeline.c - slices of time to a file in Chrome's trace format, and back.
+ *
+ *  {"displayTimeUnit":"ns","traceEvents":[ {"ph":"M","pid":1,"name":"tally_process",... one for each process;
+ * what follows is of that process {"ph":"M","pid":1,"name":"tally_tensor",... names of tensors, in the first
+ * process for all {"ph":"M","pid":1,"name":"process_name",... for the viewer: reading skips these
+ * {"ph":"X","pid":1,"tid":... a slice in a row of its own: transfers and sums {"ph":"b",... {"ph":"e",... a
+ * slice among many at once: what waits {"ph":"C",... bytes in flight {"ph":"M","pid":1,"name":"tally_end",...
+ * how many there were ]}
+ *
+ * A viewer wants slices of one row nested or apart, so rows of transfers have as many lanes as needed. What
+ * waits may be thousands of parts at once: those are asynchronous events, which viewers stack by themselves. */
+#include "trace/timeline.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FORMAT = 1, LANES = 64, SERVICE_PID = 1000001, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
+
+static const struct {
+    const char *name, *title; /* %u: the peer */
+    bool waits, service, per_rank;
+} rows[TLY_ROWS] = {
+    [TLY_ROW_OPERATION] = {"operation", "operations", .waits = true},
+    [TLY_ROW_QUEUE] = {"queue", "queued for service %u", .waits = true},
+    [TLY_ROW_LINE] = {"line", "admitted for service %u", .waits = true},
+    [TLY_ROW_SEND] = {"send", "send to service %u"},
+    [TLY_ROW_WAIT] = {"wait", "awaits service %u", .waits = true},
+    [TLY_ROW_RESULT] = {"result", "result of service %u"},
+    [TLY_ROW_GATHER] = {"gather", "awaits all ranks", .waits = true, .service = true},
+    [TLY_ROW_PUSH] = {"push", "push of rank %u", .service = true},
+    [TLY_ROW_SUM] = {"sum", "sum", .service = true},
+    [TLY_ROW_ANSWER] = {"answer", "answer to rank %u", .service = true},
+};
+
+const char *tly_row_name(enum tly_row row)
+{
+    return rows[row].name;
+}
+
+/* --- in memory ----------------------------------------------------------------------------------- */
+
+void tly_timeline_finish(struct tly_timeline *t)
+{
+    for (size_t i = 0; i < t->count; i++) {
+        free(t->processes[i].slices);
+        free(t->processes[i].samples);
+    }
+    for (size_t i = 0; i < t->name_count; i++)
+        free(t->names[i].name);
+    free(t->processes);
+    free(t->names);
+    *t = (struct tly_timeline){0};
+}
+
+struct tly_process *tly_timeline_add(struct tly_timeline *t)
+{
+    struct tly_process *more = realloc(t->processes, (t->count + 1) * sizeof *more);
+    if (!more)
+        return NULL;
+    t->processes = more;
+    more[t->count] = (struct tly_process){.rank = TLY_NO_PEER};
+    return &more[t->count++];
+}
+
+/* Room for one more. */
+static int grow(void **array, size_t count, size_t *room, size_t size)
+{
+    if (count < *room)
+        return 0;
+    size_t larger = *room ? *room * 2 : 256;
+    void *more = reallocarray(*array, larger, size);
+    if (!more)
+        return -ENOMEM;
+    *array = more;
+    *room = larger;
+    return 0;
+}
+
+int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s)
+{
+    if (grow((void **)&p->slices, p->slice_count, &p->slice_room, sizeof *s) != 0)
+        return -ENOMEM;
+    p->slices[p->slice_count++] = *s;
+    return 0;
+}
+
+int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s)
+{
+    if (grow((void **)&p->samples, p->sample_count, &p->sample_room, sizeof *s) != 0)
+        return -ENOMEM;
+    p->samples[p->sample_count++] = *s;
+    return 0;
+}
+
+int tly_timeline_name(struct tly_timeline *t, uint64_t key, const char *name)
+{
+    char *copy = strdup(name);
+    if (!copy || grow((void **)&t->names, t->name_count, &t->name_room, sizeof *t->names) != 0) {
+        free(copy);
+        return -ENOMEM;
+    }
+    t->names[t->name_count++] = (struct tly_name){key, copy};
+    t->names_sorted = false;
+    return 0;
+}
+
+void tly_process_title(const struct tly_process *p, char *out, size_t len)
+{
+    if (!p->service)
+        snprintf(out, len, "rank %u on %s", p->index, p->host);
+    else if (p->rank == TLY_NO_PEER)
+        snprintf(out, len, "service %u (tallyd) on %s", p->index, p->host);
+    else
+        snprintf(out, len, "service %u (in rank %u) on %s", p->index, p->rank, p->host);
+}
+
+#define ORDER(a, b) \
+    if ((a) != (b)) \
+    return (a) < (b) ? -1 : 1
+
+static int by_time(const void *x, const void *y)
+{
+    const struct tly_slice *a = x, *b = y;
+    ORDER(a->row, b->row);
+    ORDER(a->peer, b->peer);
+    ORDER(a->from, b->from);
+    ORDER(a->to, b->to);
+    ORDER(a->key, b->key);
+    ORDER(a->part, b->part);
+    return 0;
+}
+
+static int by_part(const void *x, const void *y)
+{
+    const struct tly_slice *a = x, *b = y;
+    ORDER(a->row, b->row);
+    ORDER(a->peer, b->peer);
+    ORDER(a->key, b->key);
+    ORDER(a->round, b->round);
+    ORDER(a->part, b->part);
+    ORDER(a->from, b->from);
+    return 0;
+}
+
+static int by_key(const void *x, const void *y)
+{
+    const struct tly_name *a = x, *b = y;
+    ORDER(a->key, b->key);
+    return 0;
+}
+
+void tly_process_sort(struct tly_process *p, bool time)
+{
+    if (p->slice_count)
+        qsort(p->slices, p->slice_count, sizeof *p->slices, time ? by_time : by_part);
+}
+
+/* Sort the names, one for each key. */
+static void sort_names(struct tly_timeline *t)
+{
+    size_t kept = 0;
+    if (t->names_sorted || !t->name_count)
+        return;
+    qsort(t->names, t->name_count, sizeof *t->names, by_key);
+    for (size_t i = 0; i < t->name_count; i++) {
+        if (kept && t->names[kept - 1].key == t->names[i].key)
+            free(t->names[i].name);
+        else
+            t->names[kept++] = t->names[i];
+    }
+    t->name_count = kept;
+    t->names_sorted = true;
+}
+
+/* --- writing ------------------------------------------------------------------------------------- */
+
+/* Length of the UTF-8 sequence at s; 0 if it is none. */
+static size_t utf8(const unsigned char *s)
+{
+    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : 4;
+    if (s[0] > 0xf4 || (s[0] >= 0x80 && s[0] < 0xc2))
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
+    bool beyond = (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf4 && s[1] > 0x8f);
+    return overlong || beyond ? 0 : n;
+}
+
+static void write_text(FILE *out, const char *text)
+{
+    putc('"', out);
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        size_t n = utf8(s);
+        if (n == 0) {
+            putc('?', out); /* no text in any JSON */
+            n = 1;
+        } else if (*s == '"' || *s == '\\') {
+            fprintf(out, "\\%c", *s);
+        } else if (*s < 0x20) {
+            fprintf(out, "\\u%04x", *s);
+        } else {
+            fwrite(s, 1, n, out);
+        }
+        s += n;
+    }
+    putc('"', out);
+}
+
+/* Microseconds, to the nanosecond. */
+static void write_time(FILE *out, const char *field, int64_t ns)
+{
+    fprintf(out, ",\"%s\":%" PRId64 ".%03d", field, ns / 1000, (int)(ns % 1000));
+}
+
+static uint32_t pid_of(const struct tly_process *p)
+{
+    return (p->service ? SERVICE_PID : 1) + p->index;
+}
+
+static void write_meta(FILE *out, const struct tly_process *p, const char *name)
+{
+    fprintf(out, "{\"ph\":\"M\",\"pid\":%u,\"name\":\"%s\"", pid_of(p), name);
+}
+
+static void write_head(FILE *out, const struct tly_process *p)
+{
+    char title[128];
+    write_meta(out, p, "tally_process");
+    fprintf(out, ",\"args\":{\"format\":%d,\"service\":%d,\"index\":%u,\"rank\":%u,\"job\":", FORMAT,
+            p->service, p->index, p->rank);
+    write_text(out, p->job);
+    fprintf(out, ",\"host\":");
+    write_text(out, p->host);
+    fprintf(out,
+            ",\"start\":\"%016" PRIx64 "\",\"lost\":%" PRIu64 ",\"offset_ns\":%" PRId64
+            ",\"error_ns\":%" PRId64 "}},\n",
+            p->start, p->lost, p->offset, p->error);
+    tly_process_title(p, title, sizeof title);
+    write_meta(out, p, "process_name");
+    fprintf(out, ",\"args\":{\"name\":");
+    write_text(out, title);
+    fprintf(out, "}},\n");
+    write_meta(out, p, "process_sort_index");
+    fprintf(out, ",\"args\":{\"sort_index\":%u}},\n", pid_of(p));
+}
+
+static void label(const struct tly_timeline *t, const struct tly_slice *s, char *out, size_t len)
+{
+    struct tly_name want = {.key = s->key};
+    const struct tly_name *n =
+        t->name_count ? bsearch(&want, t->names, t->name_count, sizeof want, by_key) : NULL;
+    char hex[20];
+    snprintf(hex, sizeof hex, "%016" PRIx64, s->key);
+    if (s->part == TLY_NO_PART)
+        snprintf(out, len, "%s", n ? n->name : hex);
+    else
+        snprintf(out, len, "%s[%u]", n ? n->name : hex, s->part);
+}
+
+static void row_title(const struct tly_slice *s, char *out, size_t len)
+{
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(out, len, rows[s->row].title, s->peer);
+#pragma GCC diagnostic pop
+}
+
+/* The slices of one row and peer; sorted. */
+static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_process *p,
+                      const struct tly_slice *s, size_t count, uint32_t *row_number, uint64_t *id)
+{
+    int64_t end[LANES];
+    uint32_t lanes = 0, first = *row_number;
+    bool waits = rows[s->row].waits;
+    char text[NAME_BYTES + 16], title[64];
+    row_title(s, title, sizeof title);
+    for (size_t i = 0; i < count; i++, s++) {
+        uint32_t lane = 0;
+        while (lane < lanes && end[lane] > s->from)
+            lane++;
+        if (lane == lanes && lanes < LANES && !waits) {
+            write_meta(out, p, "thread_name");
+            fprintf(out, ",\"tid\":%u,\"args\":{\"name\":\"%s\"}},\n", first + lane, title);
+            write_meta(out, p, "thread_sort_index");
+            fprintf(out, ",\"tid\":%u,\"args\":{\"sort_index\":%u}},\n", first + lane, first + lane);
+            lanes++;
+        }
+        lane = lane < LANES ? lane : LANES - 1;
+        end[lane] = s->to;
+        label(t, s, text, sizeof text);
+        fprintf(out, "{\"ph\":\"%c\",\"pid\":%u,\"tid\":%u", waits ? 'b' : 'X', pid_of(p),
+                waits ? 0 : first + lane);
+        write_time(out, "ts", s->from);
+        write_time(out, "dur", s->to - s->from);
+        fprintf(out, ",\"name\":");
+        write_text(out, waits ? title : text);
+        fprintf(out, ",\"cat\":\"%s\",\"args\":{", rows[s->row].name);
+        if (waits) {
+            fprintf(out, "\"tensor\":");
+            write_text(out, text);
+            putc(',', out);
+        }
+        fprintf(out,
+                "\"key\":\"%016" PRIx64 "\",\"round\":%u,\"part\":%u,\"peer\":%u,\"bytes\":%u,\"open\":%d}",
+                s->key, s->round, s->part, s->peer, s->bytes, s->open);
+        if (!waits) {
+            fprintf(out, "},\n");
+            continue;
+        }
+        fprintf(out, ",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", ++*id);
+        fprintf(out, "{\"ph\":\"e\",\"pid\":%u,\"tid\":0", pid_of(p));
+        write_time(out, "ts", s->to);
+        fprintf(out, ",\"name\":\"%s\",\"cat\":\"%s\",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", title,
+                rows[s[0].row].name, *id);
+    }
+    *row_number += lanes;
+}
+
+int tly_timeline_write(FILE *out, struct tly_timeline *t)
+{
+    sort_names(t);
+    fprintf(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
+    for (size_t i = 0; i < t->count; i++) {
+        struct tly_process *p = &t->processes[i];
+        uint32_t row_number = 1;
+        uint64_t id = 0;
+        write_head(out, p);
+        for (size_t n = 0; n < t->name_count && i == 0; n++) {
+            write_meta(out, p, "tally_tensor");
+            fprintf(out, ",\"args\":{\"key\":\"%016" PRIx64 "\",\"name\":", t->names[n].key);
+            write_text(out, t->names[n].name);
+            fprintf(out, "}},\n");
+        }
+        tly_process_sort(p, true);
+        for (size_t from = 0, to; from < p->slice_count; from = to) {
+            const struct tly_slice *s = &p->slices[from];
+            for (to = from;
+                 to < p->slice_count && p->slices[to].row == s->row && p->slices[to].peer == s->peer;)
+                to++;
+            write_row(out, t, p, s, to - from, &row_number, &id);
+        }
+        for (size_t n = 0; n < p->sample_count; n++) {
+            fprintf(out, "{\"ph\":\"C\",\"pid\":%u", pid_of(p));
+            write_time(out, "ts", p->samples[n].at);
+            fprintf(out, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":%" PRIu64 "}},\n",
+                    p->samples[n].bytes);
+        }
+        write_meta(out, p, "tally_end");
+        fprintf(out, ",\"args\":{\"slices\":%zu,\"samples\":%zu}}%s\n", p->slice_count, p->sample_count,
+                i + 1 < t->count ? "," : "");
+    }
+    fprintf(out, "]}\n");
+    return ferror(out) ? -EIO : 0;
+}
+
+/* --- reading ------------------------------------------------------------------------------------- */
+
+/* A line, and how far it has been read.  What does not fit fails, and all that follows with it. */
+struct scan {
+    const char *at;
+    bool failed;
+};
+
+static bool starts(struct scan *s, const char *text)
+{
+    size_t len = strlen(text);
+    if (s->failed || strncmp(s->at, text, len) != 0)
+        return false;
+    s->at += len;
+    return true;
+}
+
+static void expect(struct scan *s, const char *text)
+{
+    if (!starts(s, text))
+        s->failed = true;
+}
+
+static uint64_t number(struct scan *s, uint64_t most)
+{
+    uint64_t x = 0;
+    if (s->failed || *s->at < '0' || *s->at > '9')
+        s->failed = true;
+    for (; !s->failed && *s->at >= '0' && *s->at <= '9'; s->at++)
+        if (__builtin_mul_overflow(x, 10u, &x) || __builtin_add_overflow(x, (uint64_t)(*s->at - '0'), &x) ||
+            x > most)
+            s->failed = true;
+    return x;
+}
+
+static int64_t signed_number(struct scan *s)
+{
+    bool minus = starts(s, "-");
+    int64_t x = (int64_t)number(s, INT64_MAX / 4);
+    return minus ? -x : x;
+}
+
+static int64_t read_time(struct scan *s)
+{
+    int64_t us = (int64_t)number(s, INT64_MAX / 16000);
+    expect(s, ".");
+    int64_t ns = 0;
+    for (int i = 0; i < 3 && !s->failed; i++, s->at += !s->failed) {
+        s->failed = *s->at < '0' || *s->at > '9';
+        ns = ns * 10 + (*s->at - '0');
+    }
+    return s->failed ? 0 : us * 1000 + ns;
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static uint64_t hex(struct scan *s, int digits)
+{
+    uint64_t x = 0;
+    for (int i = 0; i < digits && !s->failed; i++, s->at += !s->failed) {
+        int d = hex_digit(*s->at);
+        s->failed = d < 0;
+        x = x << 4 | (unsigned)d;
+    }
+    return x;
+}
+
+/* A string; what is too long for `out` is cut. */
+static void text(struct scan *s, char *out, size_t len)
+{
+    size_t at = 0;
+    expect(s, "\"");
+    while (!s->failed && *s->at != '"') {
+        char c = *s->at++;
+        if (c == '\\' && (*s->at == '"' || *s->at == '\\')) {
+            c = *s->at++;
+        } else if (c == '\\') {
+            expect(s, "u00");
+            c = (char)hex(s, 2);
+            s->failed |= c == 0; /* it would end the name */
+        } else if ((unsigned char)c < 0x20) {
+            s->failed = true; /* the end of the line, among others */
+        }
+        if (at + 1 < len)
+            out[at++] = c;
+    }
+    expect(s, "\"");
+    if (len)
+        out[at] = '\0';
+}
+
+static void read_process(struct scan *s, struct tly_process *p)
+{
+    expect(s, ",\"args\":{\"format\":");
+    s->failed |= number(s, UINT32_MAX) != FORMAT;
+    expect(s, ",\"service\":");
+    p->service = number(s, 1);
+    expect(s, ",\"index\":");
+    p->index = (uint32_t)number(s, 999999);
+    expect(s, ",\"rank\":");
+    p->rank = (uint32_t)number(s, UINT32_MAX);
+    expect(s, ",\"job\":");
+    text(s, p->job, sizeof p->job);
+    expect(s, ",\"host\":");
+    text(s, p->host, sizeof p->host);
+    expect(s, ",\"start\":\"");
+    p->start = hex(s, 16);
+    expect(s, "\",\"lost\":");
+    p->lost = number(s, UINT64_MAX);
+    expect(s, ",\"offset_ns\":");
+    p->offset = signed_number(s);
+    expect(s, ",\"error_ns\":");
+    p->error = signed_number(s);
+    expect(s, "}}");
+}
+
+static enum tly_row find_row(struct scan *s)
+{
+    for (int i = 0; i < TLY_ROWS; i++)
+        if (starts(s, rows[i].name))
+            return (enum tly_row)i;
+    s->failed = true;
+    return 0;
+}
+
+static void read_slice(struct scan *s, const struct tly_process *p, struct tly_slice *out)
+{
+    expect(s, ",\"tid\":");
+    number(s, UINT32_MAX);
+    expect(s, ",\"ts\":");
+    out->from = read_time(s);
+    expect(s, ",\"dur\":");
+    out->to = out->from + read_time(s);
+    expect(s, ",\"name\":");
+    text(s, NULL, 0);
+    expect(s, ",\"cat\":\"");
+    out->row = (uint8_t)find_row(s);
+    s->failed |= rows[out->row].service != p->service;
+    expect(s, "\",\"args\":{");
+    if (starts(s, "\"tensor\":")) {
+        text(s, NULL, 0);
+        expect(s, ",");
+    }
+    expect(s, "\"key\":\"");
+    out->key = hex(s, 16);
+    expect(s, "\",\"round\":");
+    out->round = (uint32_t)number(s, UINT32_MAX);
+    expect(s, ",\"part\":");
+    out->part = (uint32_t)number(s, UINT32_MAX);
+    expect(s, ",\"peer\":");
+    out->peer = (uint32_t)number(s, UINT32_MAX);
+    expect(s, ",\"bytes\":");
+    out->bytes = (uint32_t)number(s, UINT32_MAX);
+    expect(s, ",\"open\":");
+    out->open = number(s, 1);
+    expect(s, "}");
+    if (rows[out->row].waits) {
+        expect(s, ",\"id2\":{\"local\":\"0x");
+        while (hex_digit(*s->at) >= 0)
+            s->at++;
+        expect(s, "\"}");
+    }
+    expect(s, "}");
+}
+
+enum line { LINE_HEAD, LINE_NAME, LINE_SLICE, LINE_SAMPLE, LINE_END, LINE_SKIPPED };
+
+struct reading {
+    struct tly_timeline *t;
+    struct tly_process *p; /* whose section it is; NULL between sections */
+    bool out_of_memory;
+};
+
+static void read_line(struct scan *s, struct reading *r)
+{
+    struct tly_slice slice = {0};
+    struct tly_sample sample = {0};
+    struct tly_process *p = r->p;
+    char name[NAME_BYTES];
+    expect(s, "{\"ph\":\"");
+    char type = *s->at;
+    s->at += type != '\0';
+    expect(s, "\",\"pid\":");
+    uint32_t pid = (uint32_t)number(s, UINT32_MAX);
+    if (type == 'M' && starts(s, ",\"name\":\"tally_process\"")) {
+        if (p || r->t->count >= MOST_PROCESSES) {
+            s->failed = true;
+            return;
+        }
+        r->p = p = tly_timeline_add(r->t);
+        r->out_of_memory |= !p;
+        if (p)
+            read_process(s, p);
+    } else if (type == 'M' && p && starts(s, ",\"name\":\"tally_tensor\",\"args\":{\"key\":\"")) {
+        uint64_t key = hex(s, 16);
+        expect(s, "\",\"name\":");
+        text(s, name, sizeof name);
+        expect(s, "}}");
+        if (!s->failed)
+            r->out_of_memory |= tly_timeline_name(r->t, key, name) != 0;
+    } else if (type == 'M' && p && starts(s, ",\"name\":\"tally_end\",\"args\":{\"slices\":")) {
+        s->failed |= number(s, UINT64_MAX) != p->slice_count;
+        expect(s, ",\"samples\":");
+        s->failed |= number(s, UINT64_MAX) != p->sample_count;
+        expect(s, "}}");
+        r->p = NULL;
+    } else if ((type == 'X' || type == 'b') && p) {
+        read_slice(s, p, &slice);
+        if (!s->failed)
+            r->out_of_memory |= tly_timeline_slice(p, &slice) != 0;
+    } else if (type == 'C' && p) {
+        expect(s, ",\"ts\":");
+        sample.at = read_time(s);
+        expect(s, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":");
+        sample.bytes = number(s, UINT64_MAX);
+        expect(s, "}}");
+        if (!s->failed)
+            r->out_of_memory |= tly_timeline_sample(p, &sample) != 0;
+    } else if ((type == 'M' && p &&
+                (starts(s, ",\"name\":\"process_") || starts(s, ",\"name\":\"thread_"))) ||
+               (type == 'e' && p)) {
+        while (*s->at && strcmp(s->at, ",") != 0) /* for the viewer alone */
+            s->at++;
+    } else {
+        s->failed = true;
+    }
+    if (p && pid != pid_of(p))
+        s->failed = true;
+}
+
+int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_len)
+{
+    struct reading r = {.t = t};
+    char *line = NULL;
+    size_t room = 0, before = t->count;
+    unsigned long count = 0;
+    bool more = true, ended = false; /* more: the last line ended with a comma, or was the first */
+    ssize_t len;
+    int err = 0;
+    while (!err && (len = getline(&line, &room, in)) >= 0) {
+        struct scan s = {line, strlen(line) != (size_t)len};
+        count++;
+        if (len && line[len - 1] == '\n')
+            line[--len] = '\0';
+        else
+            s.failed = true;
+        if (count == 1) {
+            if (strcmp(line, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[") != 0)
+                err = -EINVAL;
+            if (err)
+                snprintf(why, why_len, "is no trace of Tally's");
+            continue;
+        }
+        if (!ended && !more && !r.p && strcmp(line, "]}") == 0) {
+            ended = true;
+            continue;
+        }
+        s.failed |= ended || !more || len == 0;
+        if (!s.failed)
+            read_line(&s, &r);
+        more = starts(&s, ",");
+        s.failed |= *s.at != '\0' || (r.p && !more);
+        if (s.failed || r.out_of_memory) {
+            err = r.out_of_memory ? -ENOMEM : -EINVAL;
+            snprintf(why, why_len, "line %lu is %s", count,
+                     r.out_of_memory ? "too many: out of memory"
+                     : feof(in)      ? "cut off: the file is not whole"
+                                     : "not as Tally writes it");
+        }
+    }
+    free(line);
+    if (!err && (ferror(in) || !ended || t->count == before)) {
+        err = -EINVAL;
+        snprintf(why, why_len, "%s",
+                 ferror(in)   ? "cannot be read"
+                 : count == 0 ? "is empty: its process ended before it could write"
+                              : "ends too early: the file is not whole");
+    }
+    return err;
+}
