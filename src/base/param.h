@@ -36,6 +36,8 @@
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
+    X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name and .START.rank-I.json or .START.service-I.json; see docs/trace.md") \
+    X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; the oldest are overwritten") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
 /* clang-format on */

@@ -73,6 +73,29 @@ int tly_comm_check(const tally_comm *c)
     return err ? tly_fail(err, "%s", c->sentence) : 0;
 }
 
+/* --- timeline ------------------------------------------------------------------------------------ */
+
+static void start_trace(tally_comm *c)
+{
+    if (!c->params.trace)
+        return;
+    struct tly_process who = {.index = (uint32_t)c->rank,
+                              .rank = (uint32_t)c->rank,
+                              .start = c->member.identity.incarnation};
+    snprintf(who.job, sizeof who.job, "%s", c->member.identity.job);
+    snprintf(who.host, sizeof who.host, "%s", c->place.host);
+    c->trace = tly_trace_create(c->params.trace, c->params.trace_bytes, &who);
+}
+
+static void name_tensor(void *user, uint64_t key, char *out, size_t len)
+{
+    tally_comm *c = user;
+    pthread_mutex_lock(&c->names_lock);
+    const struct tensor *t = tly_map_get(&c->names, key);
+    snprintf(out, len, "%s", t ? t->name : "unnamed"); /* those are forgotten with their operation */
+    pthread_mutex_unlock(&c->names_lock);
+}
+
 /* --- failure ------------------------------------------------------------------------------------- */
 
 /* In the loop.  Connections end first, so that nothing touches a buffer once its operation has ended. */
@@ -89,6 +112,9 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
         tly_link_destroy(c->peers[i].link);
         c->peers[i].link = NULL;
     }
+    /* Before anybody learns of it: the application may end the process then. */
+    tly_service_write_trace(c->service);
+    tly_trace_write(c->trace, name_tensor, c);
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
     if (c->report_done)
@@ -290,6 +316,8 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_coordinator_destroy(c->coordinator, deadline);
     tly_loop_finish(&c->loop);
     tly_events_finish(c);
+    tly_trace_write(c->trace, name_tensor, c);
+    tly_trace_destroy(c->trace);
     struct tensor *t;
     tly_map_each(&c->names, t) tly_tensor_destroy(t);
     tly_map_finish(&c->names);
@@ -365,6 +393,7 @@ static int join(tally_comm *c)
         err = take_roster(c);
     if (err)
         return err;
+    start_trace(c);
     if (c->local_rank == 0) {
         err = tly_service_begin(c->service, &c->member.roster);
     } else {

@@ -23,6 +23,7 @@
 #include "plan/plan.h"
 #include "sum/service.h"
 #include "tally/tally.h"
+#include "trace/trace.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
@@ -43,6 +44,7 @@ struct part {
     uint64_t place;       /* in the tensor, or in the rank's piece of it */
     uint32_t index, length, result_length;
     uint32_t sent, landed; /* bytes */
+    uint32_t taken;        /* of what was sent: the kernel has it */
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;
@@ -94,9 +96,10 @@ struct tally_op {
 
     struct part *parts; /* owned */
     uint32_t part_count, parts_left;
-    int64_t born;   /* awake clock */
-    char late[160]; /* ranks that home waits for, as it last said */
-    bool asked;     /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    int64_t born;      /* awake clock */
+    int64_t submitted; /* monotonic, for the timeline */
+    char late[160];    /* ranks that home waits for, as it last said */
+    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
     /* allgather */
     int64_t first_dim;   /* ours, as it goes out */
@@ -166,6 +169,7 @@ struct tally_comm {
     struct tly_event *report_done;
     uint64_t ops_done, bytes_done;
     int64_t opened_at;
+    struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     /* failure; `failed` is set (release) after the sentence */
     atomic_int failed;
@@ -227,6 +231,13 @@ void tly_events_init(tally_comm *c);
 void tly_events_finish(tally_comm *c);
 void tly_events_close(tally_comm *c);
 void tly_events_op(tally_comm *c, struct tally_op *op);
+
+/* The part has come to a stage of the timeline. */
+static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)
+{
+    const struct tally_op *op = p->op;
+    tly_stamp(op->comm->trace, stage, p->owner, op->key, op->round, p->index, p->length);
+}
 
 static inline uint32_t tly_cost(const struct part *p)
 {

@@ -95,6 +95,7 @@ static void complete(tally_comm *c, struct tally_op *op)
 {
     if (!op->mark)
         tly_map_take(&c->active, op->key);
+    tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
     forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
@@ -225,6 +226,8 @@ void tly_op_drain(tally_comm *c)
         tly_list_remove(&op->node);
         tly_list_append(&c->active_ops, &op->node);
         op->born = c->loop.awake;
+        tly_stamp_at(c->trace, op->submitted, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART,
+                     (uint32_t)op->bytes);
         if (failed) {
             tly_op_end(c, op, failed, c->sentence);
         } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || queue_parts(c, op, 0) != 0) {
@@ -304,6 +307,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->references = 2;
     op->generation = c->generation;
     op->comm = c;
+    op->submitted = c->trace ? tly_now() : 0;
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->kind = r->kind;

@@ -61,12 +61,15 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     if (!p)
         return false;
     *out = (struct tly_outgoing){0};
+    if (p->sent == 0)
+        tly_part_stamp(p, TLY_AT_FIRST);
     tly_peer_head(p, &out->frame);
     uint32_t done = p->length;
     if (p->op->mark) {
         send_mark(p, out);
     } else if (!p->input) {
         out->frame.flags = TLY_REQUEST;
+        tly_part_stamp(p, TLY_AT_SENT);
     } else {
         uint32_t left = p->length - p->sent;
         uint32_t n = left < peer->comm->fragment_bytes ? left : peer->comm->fragment_bytes;
@@ -92,6 +95,11 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 
 static void sent(void *user, struct tly_link *link, void *token)
 {
+    struct part *p = token;
+    uint32_t left = p->length - p->taken, fragment = p->op->comm->fragment_bytes;
+    p->taken += left < fragment ? left : fragment;
+    if (p->taken == p->length)
+        tly_part_stamp(p, TLY_AT_SENT);
 }
 
 /* --- in ------------------------------------------------------------------------------------------ */
@@ -119,6 +127,8 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
             *why = "a result that does not fit its part";
             return -EPROTO;
         }
+        if (f->offset == 0)
+            tly_part_stamp(p, TLY_AT_RESULT_FIRST);
         if (f->payload)
             *land = (struct tly_landing){.to = p->landing + f->offset, .token = p, .in_blocks = true};
         return 0;
@@ -151,8 +161,10 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
     struct part *p = find_part(peer, f);
     if (p && (p->state == PART_SENT || p->state == PART_ADMITTED) && (data || f->payload == 0)) {
         p->landed += f->payload;
-        if (f->flags & TLY_LAST)
+        if (f->flags & TLY_LAST) {
+            tly_part_stamp(p, TLY_AT_LANDED);
             tly_op_landed(peer->comm, p);
+        }
     }
     if (f->flags & TLY_LAST)
         count_received(peer);

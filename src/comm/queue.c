@@ -15,7 +15,8 @@ int tly_queue_part(tally_comm *c, struct part *p)
     int err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
     if (!err) {
         p->state = PART_QUEUED;
-        p->sent = 0;
+        p->sent = p->taken = 0;
+        tly_part_stamp(p, TLY_AT_QUEUED);
     }
     return err;
 }
@@ -45,6 +46,8 @@ void tly_queue_admit(tally_comm *c)
         best->pushed += cost;
         p->state = PART_ADMITTED;
         p->next = NULL;
+        tly_part_stamp(p, TLY_AT_ADMITTED);
+        tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
         if (best->last)
             best->last->next = p;
         else
@@ -61,6 +64,7 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted)
     tally_comm *c = peer->comm;
     c->in_flight -= more < c->in_flight ? more : c->in_flight;
     peer->accepted = accepted;
+    tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
 }
 
 /* An admitted part does not go on: what it has not sent is no longer in flight. */

@@ -11,6 +11,7 @@
 #include "sum/crew.h"
 #include "sum/pool.h"
 #include "sum/service.h"
+#include "trace/trace.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
@@ -131,7 +132,18 @@ struct tly_service {
     struct tly_pool pool;
     struct tly_service_facts facts;
     struct tly_event quiet;
+
+    const struct tly_params *params; /* borrowed */
+    struct tly_trace *trace;         /* owned; NULL: no timeline is wanted */
+    atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
+
+/* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline. */
+static inline void tly_round_stamp(const struct tly_service *s, const struct round *r, enum tly_stage stage,
+                                   uint32_t rank)
+{
+    tly_stamp(s->trace, stage, rank, r->head.key, r->head.round, r->head.part, r->head.length);
+}
 
 /* round.c */
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);

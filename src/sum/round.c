@@ -73,6 +73,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
             s->by_rank[i]->lacking++;
     }
     tly_list_append(&s->incomplete, &r->node);
+    tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
     return r;
 }
 
@@ -275,6 +276,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         slot->charge = tly_charge(f->length);
         slot->state = SLOT_COMING;
         p->pushed += slot->charge;
+        tly_round_stamp(s, r, TLY_AT_ARRIVING, p->rank);
         if (first) {
             r->arrived++;
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
@@ -319,8 +321,10 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
     if (slot->state != SLOT_COMING || (!kept && f->payload))
         return;
     slot->filled += f->payload;
-    if (slot->filled == f->length || (f->flags & TLY_REQUEST))
+    if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
         slot->state = SLOT_WHOLE;
+        tly_round_stamp(p->service, r, TLY_AT_ARRIVED, p->rank);
+    }
     tly_round_progress(p->service, r);
 }
 
@@ -488,6 +492,7 @@ static void finish_sum(struct tly_service *s, struct round *r)
         slot->data = NULL;
         give_back(s, i, slot);
     }
+    tly_round_stamp(s, r, TLY_AT_SUMMED, TLY_NO_PEER);
     s->facts.bytes_summed += r->length;
     s->facts.parts_summed++;
 }
@@ -513,6 +518,8 @@ void tly_round_progress(struct tly_service *s, struct round *r)
     bool whole = to == r->length;
     for (uint32_t i = 0; i < s->ranks && whole; i++)
         whole = r->slots[i].state == SLOT_WHOLE;
+    if (whole)
+        tly_round_stamp(s, r, TLY_AT_GATHERED, TLY_NO_PEER);
     /* Less than a fragment is not worth a frame of its own. */
     if (!whole && to - r->summed < s->fragment_bytes)
         return;
@@ -546,12 +553,16 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     uint32_t length = answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
     uint32_t n = summed - a->sent < s->fragment_bytes ? summed - a->sent : s->fragment_bytes;
     *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent};
+    if (a->sent == 0)
+        tly_round_stamp(s, r, TLY_AT_ANSWERING, p->rank);
     out->frame.type = TLY_RESULT;
     out->frame.length = length;
     out->frame.offset = a->sent;
     out->frame.payload = n;
     a->sent += n;
     out->frame.flags = a->sent == length ? TLY_LAST : 0;
+    if (s->trace && a->sent == length)
+        out->token = a; /* for the timeline: sent() tells when the kernel has it */
     if (a->sent == length) {
         a->done = true;
         a->queued = false;

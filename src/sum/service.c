@@ -330,8 +330,15 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     return 0;
 }
 
+static void sent(void *user, struct tly_link *l, void *token)
+{
+    struct session *p = user;
+    const struct answer *a = token;
+    tly_round_stamp(p->service, a->round, TLY_AT_ANSWERED, p->rank);
+}
+
 static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+    .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
 
 static void remember(void *user, struct tly_link *l)
 {
@@ -408,6 +415,40 @@ static int crew_size(const struct tly_params *params, bool alone)
     return cores / 8;
 }
 
+/* --- timeline ------------------------------------------------------------------------------------ */
+
+static void start_trace(struct tly_service *s, const struct tly_roster *roster)
+{
+    struct tly_process who = {.service = true, .rank = TLY_NO_PEER, .start = s->identity.incarnation};
+    while (who.index < roster->service_count && roster->services[who.index].incarnation != s->incarnation)
+        who.index++;
+    if (!s->params->trace || who.index == roster->service_count)
+        return;
+    const struct tly_roster_service *me = &roster->services[who.index];
+    if (me->role == TLY_ROLE_RANK)
+        who.rank = me->rank;
+    snprintf(who.job, sizeof who.job, "%s", s->identity.job);
+    snprintf(who.host, sizeof who.host, "%s", me->host);
+    s->trace = tly_trace_create(s->params->trace, s->params->trace_bytes, &who);
+}
+
+static int64_t prepare(struct tly_hook *h)
+{
+    struct tly_service *s = tly_list_entry(h, struct tly_service, hook);
+    /* Pairs with the release in tly_service_write_trace(). */
+    if (atomic_load_explicit(&s->write_trace, memory_order_acquire))
+        tly_trace_write(s->trace, NULL, NULL);
+    return INT64_MAX;
+}
+
+void tly_service_write_trace(struct tly_service *s)
+{
+    if (!s)
+        return;
+    atomic_store_explicit(&s->write_trace, true, memory_order_release);
+    tly_loop_wake(s->loop);
+}
+
 static void *serve(void *arg)
 {
     struct tly_service *s = arg;
@@ -428,6 +469,8 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     tly_list_init(&s->incomplete);
     tly_list_init(&s->hook.node);
     s->hook.tick = tick;
+    s->hook.prepare = prepare;
+    s->params = params;
     s->identity = *identity;
     s->identity.role = TLY_ROLE_SERVICE;
     s->identity.rank = TLY_NO_RANK;
@@ -498,6 +541,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
         s->pool.limit = least;
     }
     if (!err) {
+        start_trace(s, roster);
         s->ranks = roster->rank_count;
         for (struct tly_list *n = s->sessions.next, *next_node; n != &s->sessions; n = next_node) {
             next_node = n->next;
@@ -546,6 +590,8 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
     if (inside)
         tly_loop_unlock(s->loop);
     tly_loop_finish(&s->own_loop);
+    tly_trace_write(s->trace, NULL, NULL);
+    tly_trace_destroy(s->trace);
     tly_pool_trim(&s->pool);
     for (int i = 0; i < 2; i++) {
         free(s->tree[i].group_size);

@@ -31,6 +31,10 @@ uint64_t tly_service_incarnation(const struct tly_service *s);
 /* The epoch: who pushes.  Copies what it needs. */
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
 
+/* Have the timeline of this service (TALLY_TRACE) written soon, from any thread; its destruction writes it
+ * anyway. NULL is accepted. */
+void tly_service_write_trace(struct tly_service *s);
+
 void tly_service_facts(struct tly_service *s, struct tly_service_facts *out);
 
 /* Wait (until the monotonic deadline) for what is being sent, then close all and free.  NULL is accepted. */
