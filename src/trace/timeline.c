@@ -1,11 +1,14 @@
 /* timeline.c - slices of time to a file in Chrome's trace format, and back.
  *
- *  {"displayTimeUnit":"ns","traceEvents":[ {"ph":"M","pid":1,"name":"tally_process",... one for each process;
- * what follows is of that process {"ph":"M","pid":1,"name":"tally_tensor",... names of tensors, in the first
- * process for all {"ph":"M","pid":1,"name":"process_name",... for the viewer: reading skips these
- * {"ph":"X","pid":1,"tid":... a slice in a row of its own: transfers and sums {"ph":"b",... {"ph":"e",... a
- * slice among many at once: what waits {"ph":"C",... bytes in flight {"ph":"M","pid":1,"name":"tally_end",...
- * how many there were ]}
+ *   {"displayTimeUnit":"ns","traceEvents":[
+ *   {"ph":"M","pid":1,"name":"tally_process",...   one for each process; what follows is of that process
+ *   {"ph":"M","pid":1,"name":"tally_tensor",...    names of tensors, in the first process for all
+ *   {"ph":"M","pid":1,"name":"process_name",...    for the viewer: reading skips these
+ *   {"ph":"X","pid":1,"tid":...                    a slice in a row of its own: transfers and sums
+ *   {"ph":"b",... {"ph":"e",...                    a slice among many at once: what waits
+ *   {"ph":"C",...                                  bytes in flight
+ *   {"ph":"M","pid":1,"name":"tally_end",...       how many there were
+ *   ]}
  *
  * A viewer wants slices of one row nested or apart, so rows of transfers have as many lanes as needed. What
  * waits may be thousands of parts at once: those are asynchronous events, which viewers stack by themselves. */
@@ -13,7 +16,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +23,7 @@ enum { FORMAT = 1, LANES = 64, SERVICE_PID = 1000001, NAME_BYTES = 512, MOST_PRO
 
 static const struct {
     const char *name, *title; /* %u: the peer */
-    bool waits, service, per_rank;
+    bool waits, service;
 } rows[TLY_ROWS] = {
     [TLY_ROW_OPERATION] = {"operation", "operations", .waits = true},
     [TLY_ROW_QUEUE] = {"queue", "queued for service %u", .waits = true},

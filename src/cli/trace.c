@@ -1,0 +1,255 @@
+/* trace.c - `tally trace`: the timelines that TALLY_TRACE has left, on one clock, or in a few figures. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "trace/timeline.h"
+
+const char tly_cli_trace_usage[] =
+    "usage: tally trace merge [-o OUT] FILE...\n"
+    "       tally trace summary FILE...\n"
+    "\n"
+    "The files are those that the processes of one job leave with TALLY_TRACE=NAME:\n"
+    "NAME.START.rank-I.json and NAME.START.service-I.json.  Each opens in Perfetto by itself.\n"
+    "\n"
+    "merge    puts all on one clock, rank 0's, by the messages that they exchanged, and makes one\n"
+    "         file for Perfetto of them; says by how much each clock was ahead, and how uncertain\n"
+    "         that is\n"
+    "summary  says how long parts spent in each stage, and for what share of the time each\n"
+    "         machine neither sent nor received\n"
+    "\n"
+    "  -o, --output OUT  merge: write here (standard output)\n";
+
+struct input {
+    struct tly_timeline t;
+    const char **file; /* owned: of each process */
+};
+
+static void finish(struct input *in)
+{
+    tly_timeline_finish(&in->t);
+    free(in->file);
+}
+
+static int read_files(struct input *in, int count, char **names)
+{
+    char why[256];
+    for (int i = 0; i < count; i++) {
+        FILE *file = fopen(names[i], "re");
+        if (!file)
+            return tly_cli_fail("trace", "cannot open %s: %s", names[i], strerror(errno));
+        size_t before = in->t.count;
+        int err = tly_timeline_read(file, &in->t, why, sizeof why);
+        fclose(file);
+        if (err)
+            return tly_cli_fail("trace", "%s %s", names[i], why);
+        const char **more = reallocarray(in->file, in->t.count, sizeof *more);
+        if (!more)
+            return tly_cli_fail("trace", "out of memory");
+        in->file = more;
+        for (size_t p = before; p < in->t.count; p++)
+            more[p] = names[i];
+    }
+    return 0;
+}
+
+/* --- merge --------------------------------------------------------------------------------------- */
+
+static void print_clocks(FILE *out, const struct tly_timeline *t, int64_t slack)
+{
+    char title[128];
+    fprintf(out, "%-40s %16s %14s %10s %8s\n", "", "clock ahead, us", "give or take", "slices", "lost");
+    for (size_t i = 0; i < t->count; i++) {
+        const struct tly_process *p = &t->processes[i];
+        tly_process_title(p, title, sizeof title);
+        fprintf(out, "%-40s %16.3f %14.3f %10zu %8" PRIu64 "\n", title, (double)p->offset / 1e3,
+                (double)p->error / 1e3, p->slice_count, p->lost);
+    }
+    if (slack)
+        fprintf(out, "the clocks did not run alike: messages contradict one another by %.3f us\n",
+                (double)slack / 1e3);
+}
+
+static int merge(struct input *in, const char *to)
+{
+    char why[256];
+    size_t which = 0;
+    int64_t slack = 0;
+    if (tly_timeline_merge(&in->t, &slack, &which, why, sizeof why) != 0)
+        return tly_cli_fail("trace", "%s %s", in->file[which], why);
+    FILE *out = to ? fopen(to, "we") : stdout;
+    if (!out)
+        return tly_cli_fail("trace", "cannot write %s: %s", to, strerror(errno));
+    bool failed = tly_timeline_write(out, &in->t) != 0;
+    int err = errno;
+    if (to && fclose(out) != 0) {
+        failed = true;
+        err = errno;
+    }
+    if (failed && to) {
+        unlink(to);
+        return tly_cli_fail("trace", "cannot write %s: %s", to, strerror(err));
+    }
+    print_clocks(to ? stdout : stderr, &in->t, slack);
+    return 0; /* main() looks after standard output */
+}
+
+/* --- summary ------------------------------------------------------------------------------------- */
+
+struct range {
+    int64_t from, to;
+};
+
+static int by_number(const void *x, const void *y)
+{
+    int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
+    return (a > b) - (a < b);
+}
+
+/* Nanoseconds that at least one of the ranges covers.  Sorts them (by their beginnings). */
+static int64_t covered(struct range *r, size_t count)
+{
+    int64_t sum = 0, end = INT64_MIN;
+    qsort(r, count, sizeof *r, by_number);
+    for (size_t i = 0; i < count; i++) {
+        int64_t from = r[i].from > end ? r[i].from : end;
+        if (r[i].to > from)
+            sum += r[i].to - from;
+        if (r[i].to > end)
+            end = r[i].to;
+    }
+    return sum;
+}
+
+static int print_stages(struct tly_process *p)
+{
+    char title[128];
+    int64_t *took = malloc((p->slice_count + 1) * sizeof *took);
+    if (!took)
+        return tly_cli_fail("trace", "out of memory");
+    tly_process_title(p, title, sizeof title);
+    printf("%s%s\n  %-10s %10s %12s %12s   us\n", title,
+           p->lost ? " (its beginning was overwritten: TALLY_TRACE_BYTES)" : "", "", "count", "median",
+           "p99");
+    for (int row = 0; row < TLY_ROWS; row++) {
+        size_t n = 0;
+        for (size_t i = 0; i < p->slice_count; i++)
+            if (p->slices[i].row == row && !p->slices[i].open)
+                took[n++] = p->slices[i].to - p->slices[i].from;
+        if (!n)
+            continue;
+        qsort(took, n, sizeof *took, by_number);
+        printf("  %-10s %10zu %12.1f %12.1f\n", tly_row_name(row), n, (double)took[n / 2] / 1e3,
+               (double)took[n - 1 - n / 100] / 1e3);
+    }
+    free(took);
+    return 0;
+}
+
+/* Is the other end of the slice on the same machine?  Known for the rank that holds the service. */
+static bool stays_home(const struct tly_timeline *t, const struct tly_process *p, const struct tly_slice *s)
+{
+    if (p->service)
+        return p->rank != TLY_NO_PEER && s->peer == p->rank;
+    for (size_t i = 0; i < t->count; i++)
+        if (t->processes[i].service && t->processes[i].index == s->peer)
+            return t->processes[i].rank == p->index;
+    return false;
+}
+
+/* The rank and the service in it share a network card. */
+static int print_idle(const struct tly_timeline *t, size_t first)
+{
+    const struct tly_process *p = &t->processes[first];
+    size_t most = 0, count[2] = {0};
+    int64_t from = INT64_MAX, to = INT64_MIN;
+    for (size_t i = 0; i < t->count; i++)
+        most += t->processes[i].slice_count;
+    struct range *range[2] = {malloc((most + 1) * sizeof(struct range)),
+                              malloc((most + 1) * sizeof(struct range))};
+    for (size_t i = first; i < t->count && range[0] && range[1]; i++) {
+        const struct tly_process *q = &t->processes[i];
+        if (i != first && (p->rank == TLY_NO_PEER || q->rank != p->rank))
+            continue;
+        for (size_t n = 0; n < q->slice_count; n++) {
+            const struct tly_slice *s = &q->slices[n];
+            from = s->from < from ? s->from : from;
+            to = s->to > to ? s->to : to;
+            bool out = s->row == TLY_ROW_SEND || s->row == TLY_ROW_ANSWER;
+            bool in = s->row == TLY_ROW_RESULT || s->row == TLY_ROW_PUSH;
+            if ((out || in) && !stays_home(t, q, s))
+                range[in][count[in]++] = (struct range){s->from, s->to};
+        }
+    }
+    if (to > from && range[0] && range[1]) {
+        char title[128];
+        double wall = (double)(to - from);
+        tly_process_title(p, title, sizeof title);
+        printf("%-40s %9.1f%% %9.1f%% %12.6f\n", title,
+               100 * (1 - (double)covered(range[0], count[0]) / wall),
+               100 * (1 - (double)covered(range[1], count[1]) / wall), wall / 1e9);
+    }
+    bool failed = !range[0] || !range[1];
+    free(range[0]);
+    free(range[1]);
+    return failed ? tly_cli_fail("trace", "out of memory") : 0;
+}
+
+static int summary(struct input *in)
+{
+    struct tly_timeline *t = &in->t;
+    int status = 0;
+    for (size_t i = 0; i < t->count && !status; i++)
+        status = print_stages(&t->processes[i]);
+    if (!status)
+        printf("\n%-40s %10s %10s %12s\n", "machine", "sends not", "receives not", "of seconds");
+    for (size_t i = 0; i < t->count && !status; i++) {
+        bool seen = false;
+        for (size_t j = 0; j < i; j++)
+            seen |= t->processes[j].rank != TLY_NO_PEER && t->processes[j].rank == t->processes[i].rank;
+        if (!seen)
+            status = print_idle(t, i);
+    }
+    return status;
+}
+
+int tly_cli_trace(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"output", required_argument, NULL, 'o'}, {"help", no_argument, NULL, 'h'}, {0}};
+    const char *to = NULL;
+    for (int c; (c = getopt_long(argc, argv, "o:h", options, NULL)) != -1;) {
+        switch (c) {
+        case 'o':
+            to = optarg;
+            break;
+        case 'h':
+            fputs(tly_cli_trace_usage, stdout);
+            return 0;
+        default:
+            return CLI_USAGE;
+        }
+    }
+    const char *what = argv[optind];
+    bool merges = what && strcmp(what, "merge") == 0;
+    if (!what || (!merges && strcmp(what, "summary") != 0))
+        return tly_cli_misuse("trace", "%s%s", what ? "merge or summary, not " : "merge or summary is needed",
+                              what ? what : "");
+    if (to && !merges)
+        return tly_cli_misuse("trace", "-o goes with merge");
+    if (optind + 1 == argc)
+        return tly_cli_misuse("trace", "%s needs files", what);
+    struct input in = {0};
+    int status = read_files(&in, argc - optind - 1, argv + optind + 1);
+    if (!status)
+        status = merges ? merge(&in, to) : summary(&in);
+    finish(&in);
+    return status;
+}

@@ -1,0 +1,211 @@
+"""A whole job's timeline, merged and summed up; and what `tally trace` refuses."""
+
+import collections
+import json
+
+import pytest
+from programs import BUILD, tally
+
+PROGRAM = BUILD / "meson" / "test" / "jobs" / "every_operation"
+RANKS, TALLYD = 2, 1
+WHOLE = 2**32 - 1
+
+
+def run(folder, **env):
+    done = tally("run", "-n", RANKS, "-k", TALLYD, "--", PROGRAM, env={"TALLY_TRACE": str(folder / "t"), **env})
+    assert done.returncode == 0, done.stderr
+    return done, sorted(map(str, folder.glob("t.*.json")))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("trace"))[1]
+
+
+@pytest.fixture(scope="module")
+def merged(files, tmp_path_factory):
+    out = tmp_path_factory.mktemp("merged") / "all.json"
+    done = tally("trace", "merge", "-o", out, *files)
+    assert done.returncode == 0, done.stderr
+    events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
+    return done.stdout, events
+
+
+class Slices:
+    """{(process, row): {(tensor, round, part, peer): event}}; process: ("rank", 0) or ("service", 0)."""
+
+    def __init__(self, events):
+        self.process = {
+            e["pid"]: ("service" if e["args"]["service"] else "rank", e["args"]["index"])
+            for e in events
+            if e["name"] == "tally_process"
+        }
+        self.rows = collections.defaultdict(dict)
+        for e in events:
+            if e["ph"] in "Xb":
+                a = e["args"]
+                row = self.rows[self.process[e["pid"]], e["cat"]]
+                row[a["key"], a["round"], a["part"], a["peer"]] = e
+
+
+def end(event):
+    return event["ts"] + event["dur"]
+
+
+def test_each_process_has_a_file_of_its_own(files):
+    assert [f.split(".", 2)[2] for f in files] == [
+        *(f"rank-{i}.json" for i in range(RANKS)),
+        *(f"service-{i}.json" for i in range(RANKS + TALLYD)),
+    ]
+    assert len({f.split(".")[1] for f in files}) == 1
+    for file in files:
+        with open(file, encoding="utf-8") as text:
+            assert len(json.load(text)["traceEvents"]) > 100
+
+
+def test_merging_says_how_sure_it_is(merged):
+    lines = merged[0].splitlines()
+    assert len(lines) == 1 + RANKS + RANKS + TALLYD
+    assert [line.split()[:2] for line in lines[1:]] == [
+        *(["rank", str(i)] for i in range(RANKS)),
+        *(["service", str(i)] for i in range(RANKS + TALLYD)),
+    ]
+    for line in lines[1:]:
+        ahead, error, slices, lost = line.split()[-4:]
+        # All run on one clock.
+        assert abs(float(ahead)) <= float(error) + 0.001 and int(slices) > 100 and lost == "0"
+
+
+def test_stages_are_in_causal_order(merged):
+    rows = Slices(merged[1]).rows
+    pushes = refused = 0
+    for r in range(RANKS):
+        me = ("rank", r)
+        operations = {key[:2]: e for key, e in rows[me, "operation"].items()}
+        for key, queued in rows[me, "queue"].items():
+            tensor, number, part, s = key
+            there = (tensor, number, part, r)
+            alone = (tensor, number, part, WHOLE)
+            pushes += 1
+            if rows[me, "wait"].get(key, {"args": {"open": 0}})["args"]["open"]:
+                refused += 1  # the job has one operation on which the ranks disagree
+                continue
+            line, send, result = (rows[me, row][key] for row in ("line", "send", "result"))
+            push, answer = (rows[("service", s), row][there] for row in ("push", "answer"))
+            gather, summed = (rows[("service", s), row][alone] for row in ("gather", "sum"))
+            operation = operations[tensor, number]
+            slack = 0.0021  # times are rounded to nanoseconds, and then there are floats
+            chain = [
+                operation["ts"], queued["ts"], line["ts"], send["ts"], push["ts"], end(push), end(gather), end(summed)
+            ]
+            assert all(a <= b + slack for a, b in zip(chain, chain[1:])), (key, chain)
+            chain = [gather["ts"], answer["ts"], result["ts"], end(result), end(operation)]
+            assert all(a <= b + slack for a, b in zip(chain, chain[1:])), (key, chain)
+            assert gather["ts"] <= push["ts"] + slack and send["ts"] + slack <= end(result)
+            if key in rows[me, "wait"]:
+                wait = rows[me, "wait"][key]
+                assert abs(wait["ts"] - end(send)) < slack and abs(end(wait) - result["ts"]) < slack
+        assert len(operations) >= 100
+    assert pushes == sum(len(rows[("service", s), "push"]) for s in range(RANKS + TALLYD))
+    assert pushes >= 1000 and refused == RANKS
+
+
+def test_slices_of_a_row_do_not_cross(merged):
+    lanes = collections.defaultdict(list)
+    for e in merged[1]:
+        if e["ph"] == "X":
+            lanes[e["pid"], e["tid"]].append((e["ts"], end(e)))
+    assert len(lanes) > 20
+    for lane in lanes.values():
+        lane.sort()
+        assert all(a[1] <= b[0] + 0.0011 for a, b in zip(lane, lane[1:]))
+
+
+def test_what_a_viewer_needs(merged):
+    events = merged[1]
+    titles = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"send to service 2", "result of service 0", "push of rank 1", "sum", "answer to rank 0"} <= titles
+    names = {e["name"] for e in events if e["ph"] == "X"}
+    assert any(name.startswith("layer 47/weight[") for name in names)
+    # Services know no names of their own; the ranks' files have them.
+    of_tallyd = {e["name"] for e in events if e["ph"] == "X" and e["pid"] > 1000000}
+    assert any(name.startswith("layer ") for name in of_tallyd)
+    begun = collections.Counter((e["pid"], e["id2"]["local"]) for e in events if e["ph"] == "b")
+    assert begun == collections.Counter((e["pid"], e["id2"]["local"]) for e in events if e["ph"] == "e")
+    flight = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
+    assert max(flight) > 0 and flight[-1] == 0
+    assert min(e["ts"] for e in events if "ts" in e) == 0
+
+
+def test_summary(files):
+    done = tally("trace", "summary", *files)
+    assert done.returncode == 0, done.stderr
+    for word in ("operation", "queue", "send", "gather", "sum", "answer", "sends not"):
+        assert word in done.stdout
+    machines = done.stdout.split("machine ")[1].splitlines()[1:]
+    assert len(machines) == RANKS + TALLYD
+    for line in machines:
+        assert all(0 < float(share.rstrip("%")) < 100 for share in line.split()[-3:-1])
+
+
+def test_a_small_ring_keeps_the_end(tmp_path):
+    done, small = run(tmp_path, TALLY_TRACE_BYTES="64K")
+    assert "older ones are lost (TALLY_TRACE_BYTES)" in done.stderr
+    merged = tally("trace", "merge", "-o", tmp_path / "all", *small)
+    assert merged.returncode == 0, merged.stderr
+    assert all(int(line.split()[-1]) > 0 for line in merged.stdout.splitlines()[1:])
+
+
+def test_a_job_goes_on_without_its_file(tmp_path):
+    done, none = run(tmp_path / "missing")
+    assert none == []
+    assert f"cannot write {tmp_path}/missing/t." in done.stderr and "No such file" in done.stderr
+
+
+def test_runs_do_not_overwrite_one_another(tmp_path, files):
+    run(tmp_path)
+    _, both = run(tmp_path)
+    assert len(both) == 2 * len(files)
+    done = tally("trace", "merge", *both)
+    assert done.returncode == 1 and done.stdout == ""
+    assert any(f"{file} is of another job" in done.stderr for file in both)
+
+
+def test_what_is_refused(tmp_path, files):
+    with open(files[0], encoding="utf-8") as text:
+        whole = text.read()
+    cut, empty, other = tmp_path / "cut", tmp_path / "empty", tmp_path / "other"
+    cut.write_text(whole[:-100], encoding="utf-8")
+    empty.write_text("", encoding="utf-8")
+    other.write_text('{"traceEvents": []}\n', encoding="utf-8")
+    for command in ("merge", "summary"):
+        for file, word in [
+            (cut, "the file is not whole"),
+            (empty, "is empty: its process ended before it could write"),
+            (other, "is no trace of Tally's"),
+        ]:
+            done = tally("trace", command, files[0], file)
+            assert done.returncode == 1 and done.stdout == ""
+            assert str(file) in done.stderr and word in done.stderr
+        done = tally("trace", command, tmp_path / "missing")
+        assert done.returncode == 1 and f"cannot open {tmp_path}/missing" in done.stderr
+    ranks = tally("trace", "merge", *files[:RANKS])
+    assert ranks.returncode == 1 and f"{files[1]} has no messages in common" in ranks.stderr
+    twice = tally("trace", "merge", files[0], files[0])
+    assert twice.returncode == 1 and f"{files[0]} has rank 0, and so has another file" in twice.stderr
+    unwritable = tally("trace", "merge", "-o", tmp_path / "no" / "folder", *files)
+    assert unwritable.returncode == 1 and "cannot write" in unwritable.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, piece",
+    [
+        ([], "merge or summary is needed"),
+        (["draw"], "merge or summary, not draw"),
+        (["merge"], "merge needs files"),
+        (["summary", "-o", "x", "y"], "-o goes with merge"),
+    ],
+)
+def test_a_wrong_command_line(arguments, piece):
+    done = tally("trace", *arguments)
+    assert done.returncode == 2 and piece in done.stderr and done.stdout == ""
