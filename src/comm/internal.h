@@ -44,7 +44,7 @@ struct part {
     uint64_t place;       /* in the tensor, or in the rank's piece of it */
     uint32_t index, length, result_length;
     uint32_t sent, landed; /* bytes */
-    uint32_t taken;        /* of what was sent: the kernel has it */
+    uint32_t frames;       /* given to the link and not yet taken by the kernel */
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;

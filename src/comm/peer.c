@@ -78,6 +78,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         out->frame.flags = n == left ? TLY_LAST : 0;
         out->payload = p->input + p->sent;
         out->token = p;
+        p->frames++;
         done = p->sent + n;
     }
     p->sent = done;
@@ -96,9 +97,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 static void sent(void *user, struct tly_link *link, void *token)
 {
     struct part *p = token;
-    uint32_t left = p->length - p->taken, fragment = p->op->comm->fragment_bytes;
-    p->taken += left < fragment ? left : fragment;
-    if (p->taken == p->length)
+    if (--p->frames == 0 && p->state == PART_SENT)
         tly_part_stamp(p, TLY_AT_SENT);
 }
 

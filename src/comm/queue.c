@@ -15,7 +15,7 @@ int tly_queue_part(tally_comm *c, struct part *p)
     int err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
     if (!err) {
         p->state = PART_QUEUED;
-        p->sent = p->taken = 0;
+        p->sent = 0;
         tly_part_stamp(p, TLY_AT_QUEUED);
     }
     return err;
