@@ -545,7 +545,9 @@ class Lab:
 
     def environment(self, workers, services=(), ranks_per_host=1, env=None, family=4, secret=None):
         """The environments of a job's processes: a list with one for every rank, {host: one} for the services.
-        What this process has of TALLY_* and of launchers' variables is not passed on."""
+        env: added to each, a dict or a function of the host that returns one.  What this process has of TALLY_* and
+        of launchers' variables is not passed on."""
+        more = env if callable(env) else lambda host: env or {}
         foreign = re.compile(r"TALLY_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|SLURM_|OMPI_|PMI")
         base = {k: v for k, v in os.environ.items() if not foreign.match(k)}
         coordinator = self.address(workers[0], family)
@@ -567,10 +569,10 @@ class Lab:
                         "MASTER_PORT": "29500",
                         "TALLY_HOST_ID": host,
                         "TALLY_SERVERS": str(len(services)),
-                        **(env or {}),
+                        **more(host),
                     }
                 )
-        return ranks, {host: {**base, "TALLY_HOST_ID": host, **(env or {})} for host in services}
+        return ranks, {host: {**base, "TALLY_HOST_ID": host, **more(host)} for host in services}
 
     def job(
         self,
