@@ -1,243 +1,279 @@
 #!/usr/bin/env python3
-"""Goodput over the number of CPU machines, on the emulated cluster, beside the optimum and Gloo's ring.
+"""Goodput over the number of CPU machines, on the emulated cluster, beside the optimum and other systems.
 
-    bench/goodput/goodput.py [--quick] [--json FILE]                  # n = 8, k = 0 … 8 at 1 Gbit/s: minutes
-    bench/goodput/goodput.py -n 4 -k 0 2 4 --rate 200mbit --bytes 16M --set TALLY_PART_BYTES=48K
+    bench/goodput/goodput.py [--series NAME...] [--json FILE] [--plot FILE]     # n = 8, k = 0 … 8: half an hour
+    bench/goodput/goodput.py --quick                                            # n = 4, k = 0 2 4: a minute
+    bench/goodput/goodput.py -n 4 -k 0 2 4 --rate 200mbit --bytes 16M --model gpt2 --set TALLY_PART_BYTES=48K
 
-An iteration's time is that of its slowest rank; the figure is the median over iterations behind the warm-up.
-The optimum is Eq. 6 of BytePS, 2n(n-1)M / ((n² + kn - 2k)B), for k >= n M/B, with B the goodput of one TCP
-stream between two of the hosts, measured in the same run (median over slices of 0.1 s, the best of three).
-`fraction` is optimum / median and `least` optimum / fastest iteration; `worst` the slowest iteration / median;
-`traffic` what the links carried over what the plan says (Eq. 1 to 4), for the link that is furthest off; `cpu` the
-ranks' CPU seconds (not the services' machines') for each 10⁹ bytes of M.
-
-Needs root (test/lab/lab.py says what else).  Gloo's rows need an interpreter with PyTorch: --gloo PYTHON, by
-default this one where it has it.  SPDX-License-Identifier: Apache-2.0
+README.md beside this file says what is compared and what the columns mean.  Needs root (test/lab/lab.py says what
+else).  SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
-import importlib.util
+import dataclasses
 import json
-import os
 import pathlib
 import re
-import socket
-import statistics
 import sys
-import time
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "test" / "lab"))
+import models
+import optimum
+import plot
+import stream
+import systems
+from systems import Lab, LabError, why_not
 
-from lab import Lab, LabError, why_not  # noqa: E402
-
-BUILD = pathlib.Path(os.environ.get("TALLY_TEST_BUILD", ROOT / "build"))
-STREAM_PORT, STREAM_SECONDS, STREAM_WARM_UP = 5001, 2.0, 0.5
-
-
-def built(*names):
-    for name in names:
-        if (BUILD / name).exists():
-            return str(BUILD / name)
-    sys.exit(f"goodput: there is no {names[0]} in {BUILD}; run make first")
+WHOLE_BYTES = 128 << 20  # models of more gradients are scaled down to so much, unless --scale says otherwise
 
 
-def size(text):
-    match = re.fullmatch(r"(\d+)([KMG]?)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size; one looks like 16M")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+@dataclasses.dataclass
+class Work:
+    """What an iteration sums: tensors [(name, count of float32)] in the order of submission."""
+
+    name: str
+    tensors: list
+    scale: float = 1.0
+
+    @property
+    def bytes(self):
+        return 4 * sum(count for _, count in self.tensors)
 
 
-# --- the plan ---------------------------------------------------------------------------------------
+@dataclasses.dataclass
+class Cluster:
+    """n workers and as many CPU machines as the largest of `ks`; all cards of `rate` but those of {host: rate}."""
+
+    n: int
+    ks: list
+    rate: str
+    works: list
+    rate_of: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def hosts(self):
+        return [f"w{i}" for i in range(self.n)] + [f"c{i}" for i in range(max(self.ks))]
+
+    def __str__(self):
+        others = "".join(f", {host} {rate}" for host, rate in self.rate_of.items())
+        return f"{self.n} workers, up to {max(self.ks)} CPU machines, {self.rate}{others}"
 
 
-def optimum(n, k, total, bandwidth):
-    """Seconds (Eq. 6)."""
-    if k >= n:
-        return total / bandwidth
-    return 2 * n * (n - 1) * total / ((n * n + k * n - 2 * k) * bandwidth)
+def one_tensor(count_bytes):
+    return Work("tensor", [("gradient", count_bytes // 4)])
 
 
-def link_bytes(n, k, total):
-    """(a worker's link, a CPU machine's link), each way (Eq. 1 to 4)."""
-    if k >= n:
-        return total, n * total / k
-    parts = n * n + k * n - 2 * k
-    return total + (n - 2) * total * (n - k) / parts, n * total * 2 * (n - 1) / parts
+def model(name, scale=None):
+    if scale is None:
+        scale = min(1.0, WHOLE_BYTES / (4 * sum(count for _, count in models.tensors(name))))
+    return Work(name, models.backward(name, scale), scale)
 
 
-# --- point to point ---------------------------------------------------------------------------------
+def unequal(rate, workers, services, works):
+    """A cluster whose cards differ, with all its CPU machines."""
+    rates = {f"w{i}": r for i, r in enumerate(workers)} | {f"c{i}": r for i, r in enumerate(services)}
+    return Cluster(len(workers), [len(services)], rate, works, {h: f"{r}mbit" for h, r in rates.items()})
 
 
-def stream_out(address):
-    end = time.monotonic() + STREAM_SECONDS
-    with socket.socket() as s:
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-        s.connect((address, STREAM_PORT))
-        chunk = bytes(1 << 20)
-        while time.monotonic() < end:
-            s.sendall(chunk)
-
-
-def stream_in():
-    """Prints bytes/s: the median over slices of 0.1 s."""
-    with socket.create_server(("", STREAM_PORT)) as listener:
-        print("listening", flush=True)
-        peer = listener.accept()[0]
-    buffer = bytearray(1 << 18)
-    begin = mark = time.monotonic()
-    got, slices = 0, []
-    while n := peer.recv_into(buffer):
-        got += n
-        now = time.monotonic()
-        if now - mark >= 0.1:
-            if now - begin > STREAM_WARM_UP:
-                slices.append(got / (now - mark))
-            mark, got = now, 0
-    print(statistics.median(slices))
-
-
-def point_to_point(lab, a, b):
-    """The best of three: a busy machine only ever takes something away."""
-    return max(stream(lab, a, b) for _ in range(3))
-
-
-def stream(lab, a, b):
-    sink = lab.start(b, [sys.executable, __file__, "_stream_in"])
-    while "listening" not in sink.output():
-        if sink.poll() is not None:
-            raise LabError(sink.output())
-        time.sleep(0.01)
-    source = lab.run(a, [sys.executable, __file__, "_stream_out", lab.address(b)])
-    result = sink.wait(30)
-    if source.status or result.status:
-        raise LabError(source.output + result.output)
-    return float(result.output.split()[-1])
-
-
-# --- one cell of the table ---------------------------------------------------------------------------
-
-
-def measure(lab, system, n, k, total, arguments, settings):
-    """A dict: what the table's row says and more."""
-    workers, services = [f"w{i}" for i in range(n)], [f"c{i}" for i in range(k)]
-    numbers = [arguments.iterations, arguments.warm_up, total // 4]
-    if system == "gloo":
-        argv, env = [arguments.gloo, HERE / "gloo.py", *numbers], {"GLOO_SOCKET_IFNAME": "eth0"}
-    else:
-        argv = [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), *numbers]
-        env = {"TALLY_LOG": "warning", **settings}
-    job = lab.job(argv, workers, services, built("bin/tallyd", "src/tallyd/tallyd"), env=env, timeout_s=3600, apart=True)
-    if not job.ok:
-        raise LabError(f"{system}, k = {k}:\n{job}")
-    ranks = [json.loads(r.output.splitlines()[-1]) for r in job.ranks]
-    seconds = [max(times) for times in zip(*(r["seconds"] for r in ranks))]
-    rounds = arguments.iterations + arguments.warm_up
-    on_worker, on_service = link_bytes(n, k, total * rounds)
-    ratios = [
-        moved / (on_worker if host in workers else on_service)
-        for host in workers + services
-        for moved in job.traffic[host]
-    ]
+def series(name, scale):
+    """Its clusters.  In the unequal ones no worker's card is so slow that it alone decides."""
+    large = one_tensor(128 << 20)
     return {
-        "bench": "goodput",
-        "system": system,
-        "version": ranks[0]["report"]["version"],
-        "n": n,
-        "k": k,
-        "bytes": total,
-        "time_s": statistics.median(seconds),
-        "least_s": min(seconds),
-        "iterations_s": seconds,
-        "worst": max(seconds) / statistics.median(seconds),
-        "cpu_s_per_gb": sum(map(sum, (r["cpu_seconds"] for r in ranks))) / (arguments.iterations * total / 1e9),
-        "traffic": max(ratios, key=lambda r: abs(r - 1)),
-        "wrong": sum(r["wrong"] for r in ranks),
-        "report": ranks[0]["report"],
-        "warnings": "".join(r.error for r in job.ranks + job.services),
-    }
+        "main": lambda: [Cluster(8, list(range(9)), "1gbit", [large, one_tensor(16 << 20), model("resnet50", scale)])],
+        "models": lambda: [Cluster(8, [0, 4, 8], "1gbit", [model(name, scale) for name in models.MODELS])],
+        "unequal": lambda: [
+            unequal("1gbit", [500, 500, 500, 500], [1000, 250], [large]),
+            unequal("1gbit", [1000, 800, 800, 600], [400, 200], [large]),
+            unequal("1gbit", [600, 700, 800], [100, 200, 400], [large]),
+        ],
+        "small": lambda: [
+            *(Cluster(n, list(range(n + 1)), "1gbit", [large]) for n in (2, 3, 5)),
+            Cluster(16, [0, 8, 16], "500mbit", [large]),
+            Cluster(32, [0, 16, 32], "200mbit", [one_tensor(64 << 20)]),
+            *series("unequal", scale),
+        ],
+    }[name]()
 
+
+# --- the table --------------------------------------------------------------------------------------
 
 HEADER = (
-    f"{'bytes':>10} {'n':>3} {'k':>3} {'system':7} {'median s':>9} {'optimum s':>9} {'fraction':>8} {'least':>7} "
-    f"{'worst':>6} {'traffic':>7} {'cpu':>6}  version"
+    f"{'work':11} {'bytes':>10} {'k':>3} {'system':10} {'median s':>9} {'optimum s':>9} {'fraction':>8} {'least':>7} "
+    f"{'worst':>6} {'x gloo':>6} {'plan':>6} {'traffic':>7} {'cpu':>6} {'busy':>5}  version"
 )
+
+
+def figure(value, width, digits):
+    return f"{value:{width}.{digits}f}" if value is not None else " " * (width - 1) + "-"
 
 
 def show(row):
     print(
-        f"{row['bytes']:10} {row['n']:3} {row['k']:3} {row['system']:7} {row['time_s']:9.4f} {row['optimum_s']:9.4f} "
-        f"{row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} {row['worst']:6.2f} {row['traffic']:7.4f} "
-        f"{row['cpu_s_per_gb']:6.2f}  {row['version']}",
+        f"{row['work']:11} {row['bytes']:10} {row['k']:3} {row['system']:10} {row['time_s']:9.4f} "
+        f"{row['optimum_s']:9.4f} {row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} {row['worst']:6.2f} "
+        f"{figure(row['over_gloo'], 6, 2)} {row['plan']:6.3f} {row['traffic']:7.4f} {row['cpu_s_per_gb']:6.2f} "
+        f"{figure(row['busy'], 5, 2)}  {row['version']}{' ' + row['variant'] if row['variant'] else ''}",
         flush=True,
     )
-    if row["warnings"]:
+    if row["warnings"] and row["system"] not in ("gloo", "openmpi"):  # theirs are in the JSON
         print(row["warnings"], file=sys.stderr)
+
+
+class Table:
+    """The rows, printed and written as they come."""
+
+    def __init__(self, arguments, settings):
+        self.rows, self.failed = [], False
+        self.arguments, self.settings = arguments, settings
+        if arguments.json:
+            pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+
+    def cluster(self, cluster, found):
+        """All works on one cluster.  `found`: {name: System}."""
+        hosts = [systems.Host(h, cluster.rate_of.get(h)) for h in cluster.hosts]
+        with Lab(hosts, cluster.rate, congestion="cubic") as lab:
+            bandwidth = stream.bandwidths(lab, cluster.hosts)
+            measured = {lab.rate(h): b for h, b in bandwidth.items()}
+            print(f"\n{cluster}; {' '.join(self.arguments.set) or 'default settings'}")
+            for rate, b in measured.items():
+                print(f"B = {b / 1e6:.3f} MB/s from host to host by cards of {rate / 1e6:g} Mbit/s")
+            print(HEADER, flush=True)
+            for work in cluster.works:
+                gloo_s = None
+                for name, system in found.items():
+                    for k in cluster.ks if system.services else [0]:
+                        if k or not system.services_needed:
+                            row = self.cell(lab, bandwidth, cluster, work, k, name, system, gloo_s)
+                            gloo_s = row["time_s"] if row and name == "gloo" else gloo_s
+
+    def cell(self, lab, bandwidth, cluster, work, k, name, system, gloo_s):
+        workers, services = cluster.hosts[: cluster.n], cluster.hosts[cluster.n :][:k]
+        try:
+            measured, shares = system.measure(lab, workers, services, work, self.arguments)
+        except LabError as problem:
+            print(f"{work.name}, k = {k}, {name} failed:\n{problem}", file=sys.stderr)
+            self.failed = True
+            return None
+        cards = [bandwidth[h] for h in workers + services]
+        due = optimum.ring(cluster.n, work.bytes) if shares is None else optimum.traffic(cluster.n, shares, work.bytes)
+        best = optimum.optimum(cards[: cluster.n], cards[cluster.n :], work.bytes)
+        rounds = self.arguments.iterations + self.arguments.warm_up
+        links = [
+            moved / (rounds * expected)
+            for host, expected in zip(workers + services, due)
+            for moved in measured["moved"][host]
+            if expected
+        ]
+        row = {
+            "bench": "goodput",
+            "system": name,
+            "n": cluster.n,
+            "k": k,
+            "work": work.name,
+            "tensors": len(work.tensors),
+            "scale": work.scale,
+            "bytes": work.bytes,
+            **measured,
+            "optimum_s": best,
+            "fraction": best / measured["time_s"],
+            "over_gloo": measured["time_s"] and gloo_s and gloo_s / measured["time_s"],
+            "plan": max(d / b for d, b in zip(due, cards)) / best,
+            "traffic": max(links, key=lambda r: abs(r - 1)),
+            "rate": cluster.rate,
+            "rate_of": cluster.rate_of,
+            "b_bytes_per_s": bandwidth[workers[0]],
+            "settings": self.settings if system.settings is not None else {},
+        }
+        del row["moved"]
+        show(row)
+        self.rows.append(row)
+        if self.arguments.json:
+            with open(self.arguments.json, "a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+        return row
+
+
+# --- command line -----------------------------------------------------------------------------------
+
+
+def size(text):
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"'{text}' is no size; one looks like 16M")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
+def fraction(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no scale; one is above 0 and at most 1")
+    return value
 
 
 def parse():
     parser = argparse.ArgumentParser(description="goodput on an emulated cluster against the optimum")
-    parser.add_argument("-n", type=int, help="worker machines (8)")
-    parser.add_argument("-k", type=int, nargs="*", help="CPU machines (0 to n)")
+    parser.add_argument("--series", nargs="+", choices=["main", "models", "small", "unequal"], help="(main)")
+    parser.add_argument("-n", type=int, help="worker machines, instead of a series")
+    parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0 to n)")
     parser.add_argument("--rate", help="of every card (1gbit)")
-    parser.add_argument("--bytes", type=size, nargs="*", help="of gradients (128M 16M)")
-    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--rate-of", metavar="HOST=RATE", nargs="+", default=[], help="another for w0, w1 … c0, c1 …")
+    parser.add_argument("--bytes", type=size, nargs="+", default=[], help="of one tensor")
+    parser.add_argument("--model", choices=list(models.MODELS), nargs="+", default=[], help="tensors like this model's")
+    parser.add_argument("--scale", type=fraction, help="of the models' tensors (at most 128 MB in all)")
+    parser.add_argument("--systems", nargs="+", choices=list(systems.SYSTEMS), default=systems.DEFAULT)
+    parser.add_argument("--iterations", type=int, help="(10)")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--gloo", metavar="PYTHON", help="an interpreter with PyTorch, or `no`")
-    parser.add_argument("--quick", action="store_true", help="n = 4, k = 0 2 4, 200 Mbit/s, 16 MB: seconds")
+    parser.add_argument("--gloo", metavar="PYTHON", default=sys.executable, help="an interpreter with PyTorch (this)")
+    parser.add_argument("--quick", action="store_true", help="n = 4, k = 0 2 4, 200 Mbit/s, 16 MB: a minute")
     parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
+    parser.add_argument("--plot", metavar="FILE", help="draw goodput over k (needs matplotlib)")
     arguments = parser.parse_args()
-    quick = arguments.quick
-    arguments.n = arguments.n or (4 if quick else 8)
-    if arguments.k is None:
-        arguments.k = [0, 2, 4] if quick else list(range(arguments.n + 1))
-    arguments.rate = arguments.rate or ("200mbit" if quick else "1gbit")
-    arguments.bytes = arguments.bytes or ([16 << 20] if quick else [128 << 20, 16 << 20])
-    arguments.iterations = arguments.iterations or (3 if quick else 10)
-    if not arguments.gloo and importlib.util.find_spec("torch"):
-        arguments.gloo = sys.executable
-    return arguments
+    if arguments.iterations is None:
+        arguments.iterations = 3 if arguments.quick else 10
+    if arguments.iterations < 1 or arguments.warm_up < 0:
+        parser.error("an iteration is the least")
+    if any("=" not in word for word in arguments.set + arguments.rate_of):
+        parser.error("--set takes NAME=VALUE, --rate-of HOST=RATE")
+    own = [arguments.n, arguments.k, arguments.rate, arguments.rate_of, arguments.bytes, arguments.model]
+    if arguments.series and any(own):
+        parser.error("a series has its own machines and tensors")
+    if arguments.series or not (any(own) or arguments.quick):
+        return arguments, [c for name in arguments.series or ["main"] for c in series(name, arguments.scale)]
+    n = arguments.n or (4 if arguments.quick else 8)
+    ks = arguments.k or ([0, 2, 4] if arguments.quick else list(range(n + 1)))
+    if n < 2 or min(ks) < 0:
+        parser.error("two workers are the least")
+    rate = arguments.rate or ("200mbit" if arguments.quick else "1gbit")
+    works = [one_tensor(b) for b in arguments.bytes] + [model(name, arguments.scale) for name in arguments.model]
+    works = works or [one_tensor((16 if arguments.quick else 128) << 20)]
+    cluster = Cluster(n, ks, rate, works, dict(word.split("=", 1) for word in arguments.rate_of))
+    unknown = set(cluster.rate_of) - set(cluster.hosts)
+    if unknown:
+        parser.error(f"there is no host {', '.join(sorted(unknown))}")
+    return arguments, [cluster]
 
 
 def main():
-    if sys.argv[1:2] == ["_stream_in"]:
-        return stream_in()
-    if sys.argv[1:2] == ["_stream_out"]:
-        return stream_out(sys.argv[2])
-    arguments = parse()
+    arguments, clusters = parse()
     if why_not():
         sys.exit(f"goodput: {why_not()}")
+    if arguments.plot and not plot.available():
+        sys.exit("goodput: --plot needs matplotlib; without it write --json, and draw with plot.py elsewhere")
     settings = dict(word.split("=", 1) for word in arguments.set)
-    n, most = arguments.n, max(arguments.k)
-    hosts = [f"w{i}" for i in range(n)] + [f"c{i}" for i in range(most)]
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text("", encoding="utf-8")
-    with Lab(hosts, arguments.rate, congestion="cubic") as lab:
-        bandwidth = point_to_point(lab, "w0", "w1")
-        print(f"B = {bandwidth / 1e6:.3f} MB/s from host to host; {arguments.rate} cards {' '.join(arguments.set)}")
-        print(HEADER)
-        for total in arguments.bytes:
-            cells = [("tally", k) for k in arguments.k]
-            if arguments.gloo and arguments.gloo != "no":
-                cells.insert(0, ("gloo", 0))
-            for system, k in cells:
-                row = measure(lab, system, n, k, total, arguments, settings)
-                row["optimum_s"] = optimum(n, k, total, bandwidth)
-                row["fraction"] = row["optimum_s"] / row["time_s"]
-                row["b_bytes_per_s"] = bandwidth
-                row["rate"], row["settings"] = arguments.rate, settings if system == "tally" else {}
-                show(row)
-                if arguments.json:
-                    with open(arguments.json, "a", encoding="utf-8") as out:
-                        out.write(json.dumps(row) + "\n")
-    return 0
+    found = systems.available(arguments, settings)
+    table = Table(arguments, settings)
+    for cluster in clusters:
+        table.cluster(cluster, found)
+    if arguments.plot:
+        plot.draw(table.rows, arguments.plot)
+    return 1 if table.failed else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except LabError as problem:
+    except (LabError, ValueError) as problem:
         sys.exit(f"goodput: {problem}")
