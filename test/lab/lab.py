@@ -545,8 +545,10 @@ class Lab:
 
     def environment(self, workers, services=(), ranks_per_host=1, env=None, family=4, secret=None):
         """The environments of a job's processes: a list with one for every rank, {host: one} for the services.
-        env: added to each, a dict or a function of the host that returns one.  What this process has of TALLY_* and
-        of launchers' variables is not passed on."""
+        ranks_per_host: a number, or {host: number}; env: added to each, without those whose value is None, a dict or a
+        function of the host that returns one.  What this process has of TALLY_* and of launchers' variables is not
+        passed on."""
+        counts = self.rank_counts(workers, ranks_per_host)
         more = env if callable(env) else lambda host: env or {}
         foreign = re.compile(r"TALLY_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|SLURM_|OMPI_|PMI")
         base = {k: v for k, v in os.environ.items() if not foreign.match(k)}
@@ -556,15 +558,15 @@ class Lab:
             "TALLY_SECRET": secret or secrets.token_hex(16),
         }
         ranks = []
-        for host in workers:
-            for local in range(ranks_per_host):
+        for host, count in counts.items():
+            for local in range(count):
                 ranks.append(
                     {
                         **base,
                         "RANK": str(len(ranks)),
-                        "WORLD_SIZE": str(len(workers) * ranks_per_host),
+                        "WORLD_SIZE": str(sum(counts.values())),
                         "LOCAL_RANK": str(local),
-                        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+                        "LOCAL_WORLD_SIZE": str(count),
                         "MASTER_ADDR": coordinator,
                         "MASTER_PORT": "29500",
                         "TALLY_HOST_ID": host,
@@ -572,7 +574,16 @@ class Lab:
                         **more(host),
                     }
                 )
-        return ranks, {host: {**base, "TALLY_HOST_ID": host, **more(host)} for host in services}
+        daemons = {host: {**base, "TALLY_HOST_ID": host, **more(host)} for host in services}
+        for one in [*ranks, *daemons.values()]:
+            for name in [name for name, value in one.items() if value is None]:
+                del one[name]
+        return ranks, daemons
+
+    @staticmethod
+    def rank_counts(workers, ranks_per_host):
+        """{host: how many ranks}"""
+        return {h: ranks_per_host[h] if isinstance(ranks_per_host, dict) else ranks_per_host for h in workers}
 
     def job(
         self,
@@ -590,13 +601,13 @@ class Lab:
         """Run argv as every rank on `workers`, and tallyd on `services`, to the end of all; a Job.  When a rank or
         service ends badly, the others get GRACE_S more.  argv may be a function of the rank."""
         rank_env, service_env = self.environment(workers, services, ranks_per_host, env, family)
+        places = [h for h, count in self.rank_counts(workers, ranks_per_host).items() for _ in range(count)]
         before = self.counters()
         command = argv if callable(argv) else lambda rank: argv
         how = {"folder": folder, "apart": apart, "inherit": False}
         running_services = [self.start(h, [tallyd, "--once"], service_env[h], **how) for h in services]
         running = [
-            self.start(workers[rank // ranks_per_host], command(rank), rank_env[rank], **how)
-            for rank in range(len(rank_env))
+            self.start(places[rank], command(rank), rank_env[rank], **how) for rank in range(len(places))
         ]
         deadline = time.monotonic() + timeout_s
         everybody = running + running_services
