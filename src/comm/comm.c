@@ -179,42 +179,50 @@ static void *run(void *arg)
 
 /* --- open ---------------------------------------------------------------------------------------- */
 
-static int resolve(tally_comm *c, struct sockaddr_storage *coordinator)
+/* Rank 0 coordinates, unless somebody does already.  *own: its own address, if one of `to` is that. */
+static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
 {
-    int64_t deadline = tly_now() + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
-    for (;;) {
-        int err = tly_place_resolve(&c->place, coordinator);
-        if (err != -EAGAIN || tly_now() > deadline)
-            return err;
-        struct timespec pause = {.tv_nsec = 500 * TLY_MS}; /* a look-up that may come later */
-        nanosleep(&pause, NULL);
-    }
-}
-
-/* Rank 0 coordinates, unless somebody does already. */
-static int coordinate(tally_comm *c, struct sockaddr_storage *address)
-{
-    if (c->place.rank != 0 || !tly_place_is_own(address))
+    struct sockaddr_storage address;
+    int i = 0;
+    *own = false;
+    if (c->place.rank != 0)
         return 0;
-    int err = tly_coordinator_create(&c->place, &c->params, address, &c->coordinator);
+    while (i < to->count && !tly_place_is_own(&to->at[i]))
+        i++;
+    if (i == to->count)
+        return 0;
+    *own = true;
+    to->at[0] = to->at[i];
+    to->count = 1;
+    to->settled = true;
+    if (c->coordinator) {
+        tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
+        return 0;
+    }
+    /* Behind a name others may see other addresses than this machine does: 127.0.1.1 here, one of each card there.
+     * Only a secret lets them in. */
+    address = to->at[0];
+    if (to->named && c->place.has_secret) {
+        tly_address_any(&address);
+        tly_address_set_port(&address, tly_address_port(&to->at[0]));
+    }
+    int err = tly_coordinator_create(&c->place, &c->params, &address, &c->coordinator);
     if (err == -EADDRINUSE && c->place.coord_host[0])
         return 0; /* join the one that is there */
     if (!err)
-        tly_address_set_port(address, tly_coordinator_port(c->coordinator));
+        tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
     return err;
 }
 
 static int start_service(tally_comm *c, struct sockaddr_storage *at)
 {
-    *at = c->member.here;
-    int err = 0;
-    if (c->params.iface)
-        err = tly_place_iface(c->params.iface, &c->member.here, at);
-    tly_address_set_port(at, 0);
+    int err = tly_member_service_address(&c->member, at);
     if (!err)
         err = tly_service_create(NULL, &c->params, &c->member.identity, at, &c->service);
     if (!err)
         tly_address_set_port(at, tly_service_port(c->service));
+    else
+        tly_member_complain(&c->member, -err, tly_error()); /* the others would wait for us in vain */
     return err;
 }
 
@@ -282,19 +290,19 @@ static int connect_peers(tally_comm *c)
 
 static void greet(tally_comm *c)
 {
-    char text[400], here[80];
+    char text[TLY_SENTENCE];
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     free(sizes);
     free(order);
-    tly_address_host(&c->member.here, here, sizeof here);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, tcp to all; "
              "parts of %u KB, sums along the tree over %s",
-             TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, c->services - c->machines,
-             c->member.coordinator, c->part_bytes >> 10, flat ? "ranks" : "machines");
+             TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
+             c->services - c->machines, c->member.coordinator, c->part_bytes >> 10,
+             flat ? "ranks" : "machines");
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }
 
@@ -344,19 +352,25 @@ static void step_back(tally_comm *c)
 
 /* Become known to the coordinator and learn the roster.  An earlier start that is about to end is waited for:
  * its coordinator holds the address, or says that it is not done yet (-EAGAIN). */
-static int enter(tally_comm *c, struct sockaddr_storage *coordinator)
+static int enter(tally_comm *c)
 {
     struct sockaddr_storage service;
     int64_t start = tly_now(), patience = start + HOLDER_S * TLY_SEC;
     int64_t deadline = start + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
     for (;;) {
-        int err = coordinate(c, coordinator);
+        bool own;
+        tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
+        int err = tly_member_find(&c->member, (double)(deadline - tly_now()) / TLY_SEC);
+        if (!err)
+            err = coordinate(c, &c->member.to, &own);
         if (err)
             return err;
-        bool held = c->place.rank == 0 && !c->coordinator && tly_place_is_own(coordinator);
-        tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
-        err =
-            tly_member_connect(&c->member, coordinator, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
+        bool held = own && !c->coordinator;
+        if (c->place.rank == 0 && !own)
+            tly_warn("join",
+                     "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
+                     c->place.coord_host, c->place.coord_from);
+        err = tly_member_connect(&c->member, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,
                             "%s is in use, and not by a coordinator of this job (%s): end what holds it, "
@@ -380,15 +394,7 @@ static int enter(tally_comm *c, struct sockaddr_storage *coordinator)
 
 static int join(tally_comm *c)
 {
-    struct sockaddr_storage coordinator;
-    int err = resolve(c, &coordinator);
-    if (err)
-        return err;
-    if (!c->place.has_secret && !tly_address_is_loopback(&coordinator))
-        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
-                                "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
-                                "TALLY_SECRET_FILE or TALLY_SECRET");
-    err = enter(c, &coordinator);
+    int err = enter(c);
     if (!err)
         err = take_roster(c);
     if (err)

@@ -119,7 +119,7 @@ static void member_name(const struct member *m, char *out, size_t len)
     if (m->info.role == TLY_ROLE_TALLYD)
         snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, m->info.address, m->info.port);
     else
-        snprintf(out, len, "rank %u on %s", m->info.rank, m->info.host);
+        snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
 }
 
 /* "2, 3, 7-9" of the ranks for which `have` is false. */
@@ -171,6 +171,51 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
     if (bytes < c->part_bytes)
         bytes = c->part_bytes;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
+}
+
+/* The address at which the members of other machines reach this one: that by which the first of them has come.
+ * False if there are none. */
+static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        struct sockaddr_storage from, here;
+        if (!m->joined)
+            continue;
+        tly_link_address(m->link, true, &from);
+        if (tly_place_is_own(&from))
+            continue;
+        tly_link_address(m->link, false, &here);
+        tly_address_host(&here, out, len);
+        return true;
+    }
+    return false;
+}
+
+/* Members that share this machine may listen at all of its addresses: name the one that the others use.  -EINVAL, and
+ * the job has failed: somebody is where others cannot reach it. */
+static int place_services(struct tly_coordinator *c, struct tly_roster *r)
+{
+    char face[64], name[300];
+    struct sockaddr_storage a;
+    bool apart = find_face(c, face, sizeof face);
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        struct tly_roster_service *s = &r->services[i];
+        if (tly_address_parse(s->address, 0, &a) != 0)
+            continue;
+        if (tly_address_is_any(&a)) {
+            snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
+        } else if (apart && tly_address_is_loopback(&a)) {
+            tly_service_name(r, i, name, sizeof name);
+            fail_job(
+                c, EINVAL,
+                "%s cannot be reached from other machines: name the coordinator to it as they do, not as "
+                "localhost (TALLY_COORD, MASTER_ADDR)",
+                name);
+            return -EINVAL;
+        }
+    }
+    return 0;
 }
 
 static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
@@ -228,7 +273,7 @@ static void invite(struct tly_coordinator *c)
     if (r.machine_count > TLY_MAX_MACHINES || r.service_count > TLY_MAX_MACHINES) {
         fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r.service_count,
                  TLY_MAX_MACHINES);
-    } else {
+    } else if (place_services(c, &r) == 0) {
         tly_roster_write(&w, &r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
             fail_job(c, ENOMEM, "the coordinator is out of memory");
@@ -397,8 +442,12 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         char sentence[TLY_SENTENCE - 200], name[200];
         uint32_t err = tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
-        if (!m->joined || r.failed)
+        const struct tly_identity *peer = tly_link_peer(l);
+        bool awaited = c->state == GATHERING && peer->role == TLY_ROLE_RANK;
+        if ((!m->joined && !awaited) || r.failed)
             break;
+        if (!m->joined) /* it has failed before it could say more of itself */
+            m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = peer->rank};
         member_name(m, name, sizeof name);
         if (err) {
             fail_job(c, err < 4096 ? (int)err : EPROTO, "%s: %s", name, sentence);

@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "transport/tcp/socket.h"
 
+enum { TELL_S = 10 };
+
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
     struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
@@ -183,49 +185,151 @@ static bool worth_trying_again(int err)
     }
 }
 
-int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, double timeout_s)
+/* The pauses between attempts, and what is said of them meanwhile. */
+struct patience {
+    int64_t deadline, told; /* monotonic; deadline negative: none */
+    int64_t delay_ms;
+};
+
+static struct patience patience_of(double timeout_s)
 {
-    int64_t start = tly_now(), told = start, delay_ms = 10;
-    int64_t deadline = timeout_s < 0 ? -1 : start + (int64_t)(timeout_s * (double)TLY_SEC);
-    tly_address_text(to, m->coordinator, sizeof m->coordinator);
+    int64_t now = tly_now();
+    return (struct patience){timeout_s < 0 ? -1 : now + (int64_t)(timeout_s * (double)TLY_SEC), now, 10};
+}
+
+/* An attempt has failed: wait for the next.  False when time is up. */
+static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why)
+{
+    int64_t now = tly_now();
+    if (p->deadline >= 0 && now > p->deadline)
+        return false;
+    if (now - p->told > TELL_S * TLY_SEC) {
+        p->told = now;
+        tly_warn("join", "still trying: %s", why);
+    }
+    pause_for(m, (int)(p->delay_ms / 2 + randombytes_uniform((uint32_t)p->delay_ms)));
+    p->delay_ms = p->delay_ms * 3 / 2 < 1000 ? p->delay_ms * 3 / 2 + 1 : 1000;
+    return true;
+}
+
+int tly_member_find(struct tly_member *m, double timeout_s)
+{
+    struct patience p = patience_of(timeout_s);
+    char why[TLY_SENTENCE - 64];
     for (;;) {
-        struct tly_link_config c = {.user_calls = &calls,
-                                    .user = m,
-                                    .identity = m->identity,
-                                    .peer_name = "coordinator",
-                                    .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC)};
-        m->state = TLY_MEMBER_CONNECTING;
-        snprintf(m->sentence, sizeof m->sentence, "no answer");
-        tly_loop_lock(m->loop);
-        int err = tly_tcp_connect(m->loop, to, &c, &m->link);
-        tly_loop_unlock(m->loop);
-        if (err) {
-            m->error = -err;
-            snprintf(m->sentence, sizeof m->sentence, "%s", tly_error());
-        } else {
-            err = wait_for(m, TLY_MEMBER_KNOWN, deadline);
-            if (!err)
-                return 0;
+        int err = tly_place_resolve(m->place, &m->to);
+        if (err != -EAGAIN)
+            return err;
+        snprintf(why, sizeof why, "%s", tly_error());
+        if (!wait_to_retry(m, &p, why))
+            return tly_fail(ETIMEDOUT, "%s; tried for %.0f s", why, timeout_s);
+        if (m->cancelled && m->cancelled(m->user))
+            return tly_fail(EINTR, "interrupted while joining");
+    }
+}
+
+static void leave(struct tly_member *m)
+{
+    tly_loop_lock(m->loop);
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    tly_loop_unlock(m->loop);
+    m->identity.incarnation = 0; /* the next one may be another's */
+    memcpy(m->identity.job, m->place->job, sizeof m->identity.job);
+}
+
+/* One attempt, at m->at; it has until `deadline`. */
+static int try_to_connect(struct tly_member *m, int64_t deadline)
+{
+    struct tly_link_config c = {.user_calls = &calls,
+                                .user = m,
+                                .identity = m->identity,
+                                .peer_name = "coordinator",
+                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC)};
+    m->state = TLY_MEMBER_CONNECTING;
+    snprintf(m->sentence, sizeof m->sentence, "no answer");
+    tly_loop_lock(m->loop);
+    int err = tly_tcp_connect(m->loop, &m->at, &c, &m->link);
+    tly_loop_unlock(m->loop);
+    if (err) {
+        m->error = -err;
+        snprintf(m->sentence, sizeof m->sentence, "%s", tly_error());
+        return err;
+    }
+    err = wait_for(m, TLY_MEMBER_KNOWN, deadline);
+    if (err)
+        leave(m);
+    return err;
+}
+
+/* Try the addresses in their order.  *refused: one before that which answered did not, though its host did. */
+static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool *refused)
+{
+    int err = -ETIMEDOUT;
+    *refused = false;
+    for (int i = 0; i < m->to.count && (i == 0 || deadline < 0 || tly_now() < deadline); i++) {
+        char text[80];
+        m->at = m->to.at[i];
+        tly_address_text(&m->at, text, sizeof text);
+        snprintf(m->coordinator, sizeof m->coordinator, m->to.named ? "%s (%s)" : "%s", text,
+                 m->place->coord_host);
+        int64_t until = deadline;
+        if (m->to.count > 1) { /* one that swallows packets must not hold up the others */
+            until = tly_now() + (sweep < 8 ? 2 + sweep : 10) * TLY_SEC;
+            until = deadline < 0 || until < deadline ? until : deadline;
         }
+        err = try_to_connect(m, until);
+        if (!err || err == -EINTR || (err != -ETIMEDOUT && !worth_trying_again(-err)))
+            break;
+        *refused |= err == -ECONNREFUSED;
+    }
+    return err;
+}
+
+int tly_member_connect(struct tly_member *m, double timeout_s)
+{
+    struct patience p = patience_of(timeout_s);
+    char why[TLY_SENTENCE];
+    bool refused, sure = false;
+    for (unsigned sweep = 0;; sweep++) {
+        if (sweep && m->to.named && !m->to.settled)
+            tly_place_resolve(m->place,
+                              &m->to); /* the host may have come back elsewhere; else what we know stays */
+        int err = try_all(m, p.deadline, sweep, &refused);
+        if (!err && refused && !sure) {
+            /* The coordinator may have come up between the two attempts: all should reach it in the same way. */
+            sure = true;
+            leave(m);
+            continue;
+        }
+        if (!err)
+            return 0;
         if (err == -EINTR)
             return tly_fail(EINTR, "interrupted while joining");
         if (err != -ETIMEDOUT && !worth_trying_again(-err))
             return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
-        if (deadline >= 0 && tly_now() > deadline)
+        snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
+        if (!wait_to_retry(m, &p, why))
             return tly_fail(ETIMEDOUT,
-                            "no coordinator at %s within %.0f s: %s (is rank 0 started? TALLY_COORD)",
+                            "no coordinator at %s within %.0f s: %.500s (is rank 0 started? TALLY_COORD)",
                             m->coordinator, timeout_s, m->sentence);
-        if (tly_now() - told > 10 * TLY_SEC) {
-            told = tly_now();
-            tly_info("join", "still trying to reach the coordinator at %s: %s", m->coordinator, m->sentence);
-        }
-        tly_loop_lock(m->loop);
-        tly_link_destroy(m->link);
-        m->link = NULL;
-        tly_loop_unlock(m->loop);
-        pause_for(m, (int)(delay_ms / 2 + randombytes_uniform((uint32_t)delay_ms)));
-        delay_ms = delay_ms * 3 / 2 < 1000 ? delay_ms * 3 / 2 + 1 : 1000;
     }
+}
+
+int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at)
+{
+    int err = 0;
+    if (m->params->iface)
+        err = tly_place_iface(m->params->iface, &m->here, at);
+    else if (m->to.named && m->place->has_secret && tly_place_is_own(&m->at))
+        tly_address_any(at);
+    else
+        *at = m->here;
+    if (!err && !m->place->has_secret && !tly_address_is_loopback(at))
+        err = tly_fail(EACCES, "TALLY_IFACE=%s leads to other machines: that needs a secret (`tally secret`)",
+                       m->params->iface);
+    tly_address_set_port(at, 0);
+    return err;
 }
 
 static int64_t join_deadline(const struct tly_member *m)

@@ -33,8 +33,10 @@ struct tly_member {
     struct tly_identity identity;    /* with the job's incarnation once KNOWN */
     enum tly_member_state state;
     struct tly_roster roster;     /* once INVITED */
+    struct tly_addresses to;      /* where the coordinator may be */
+    struct sockaddr_storage at;   /* where it is, or is being looked for */
     struct sockaddr_storage here; /* our address as the coordinator sees it */
-    char coordinator[96];         /* its address, for messages */
+    char coordinator[384];        /* its address and name, for messages */
     struct tly_door door;
     bool left; /* the coordinator has said goodbye: all ranks have */
     int error; /* errno of what ended it */
@@ -50,10 +52,15 @@ void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct t
                      const struct tly_params *params, bool is_rank);
 void tly_member_finish(struct tly_member *m);
 
-/* Connect to the coordinator at `to`, again and again until `timeout_s` has passed (negative: for ever).
+/* Look up where the coordinator may be, again and again until `timeout_s` has passed (negative: for ever). */
+int tly_member_find(struct tly_member *m, double timeout_s);
+/* Then connect to it, in the same way; its addresses take turns, and a name is looked up anew for each attempt.
  * 0 or -errno with a sentence. */
-int tly_member_connect(struct tly_member *m, const struct sockaddr_storage *to, double timeout_s);
-/* Say who we are (rank, machine, the service at `service`) and wait for the roster.  */
+int tly_member_connect(struct tly_member *m, double timeout_s);
+/* The address at which our service should listen, any port: TALLY_IFACE's, else that by which the coordinator sees
+ * us; all of this machine's if the coordinator, known by name, is on it as well: others see other addresses. */
+int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at);
+/* Say who we are (rank, machine, the service at `service`) and wait for the roster. */
 int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation);
 /* All connections are made: wait until all others say so too. */
 int tly_member_begin(struct tly_member *m);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,12 +38,13 @@ static int read_number(const char *name, long max, long *out)
 static int find_rank(struct tly_place *p)
 {
     static const struct {
-        const char *rank, *size, *only_with;
+        const char *rank, *size, *local_size, *only_with;
     } launchers[] = {
-        {"RANK", "WORLD_SIZE", NULL},
-        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL},
-        {"PMI_RANK", "PMI_SIZE", NULL},
-        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"}, /* a batch shell is one process */
+        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", NULL},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL},
+        /* A batch shell is one process: it has SLURM_PROCID, but no step. */
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID"},
     };
     p->rank = 0;
     p->size = 1;
@@ -66,6 +68,8 @@ static int find_rank(struct tly_place *p)
                             size);
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
+        const char *local = launchers[i].local_size ? getenv(launchers[i].local_size) : NULL;
+        p->together = local && strtol(local, NULL, 10) == size;
         return 0;
     }
     return 0;
@@ -161,26 +165,30 @@ static int find_secret(struct tly_place *p, const struct tly_params *params)
 
 int tly_place_first_host(const char *list, char *out, size_t len)
 {
-    size_t n = strcspn(list, "[,");
-    if ((n == 0 && *list != '[') || n >= len)
-        return -EINVAL;
-    if (list[n] != '[') {
-        memcpy(out, list, n);
-        out[n] = '\0';
-        return 0;
+    /* Of each bracket, as in "rack[1-2]n[01-16],…", the first number as it is written. */
+    char host[256];
+    size_t n = 0;
+    while (*list && *list != ',') {
+        const char *from = list++;
+        size_t digits = 1;
+        if (*from == '[') {
+            size_t inside = strspn(++from, "0123456789-,");
+            digits = strspn(from, "0123456789");
+            if (digits == 0 || from[inside] != ']')
+                return -EINVAL;
+            list = from + inside + 1;
+        } else if (*from == ']') {
+            return -EINVAL;
+        }
+        if (n + digits >= sizeof host)
+            return -EINVAL;
+        memcpy(host + n, from, digits);
+        n += digits;
     }
-    /* prefix[first-last,...]suffix */
-    const char *first = list + n + 1, *close = strchr(first, ']');
-    size_t digits = strspn(first, "0123456789");
-    if (!close || digits == 0 || strcspn(first, "-,]") != digits)
+    if (n == 0 || n >= len)
         return -EINVAL;
-    size_t suffix = strcspn(close + 1, ",");
-    if (n + digits + suffix >= len || memchr(close + 1, '[', suffix))
-        return -EINVAL;
-    memcpy(out, list, n);
-    memcpy(out + n, first, digits);
-    memcpy(out + n + digits, close + 1, suffix);
-    out[n + digits + suffix] = '\0';
+    memcpy(out, host, n);
+    out[n] = '\0';
     return 0;
 }
 
@@ -218,6 +226,7 @@ static int find_coordinator(struct tly_place *p, const struct tly_params *params
 {
     const char *master = getenv("MASTER_ADDR"), *nodes = getenv("SLURM_STEP_NODELIST");
     p->coord_port = (uint16_t)params->port;
+    p->coord_from = "TALLY_COORD";
     if (params->coord) {
         if (split_address(params->coord, p->coord_host, sizeof p->coord_host, &p->coord_port) != 0)
             return tly_fail(EINVAL, "TALLY_COORD=%s is no HOST or HOST:PORT", params->coord);
@@ -225,13 +234,19 @@ static int find_coordinator(struct tly_place *p, const struct tly_params *params
     }
     if (master && *master) {
         uint16_t ignored;
+        p->coord_from = "MASTER_ADDR";
         if (split_address(master, p->coord_host, sizeof p->coord_host, &ignored) != 0)
             return tly_fail(EINVAL, "MASTER_ADDR=%s is no host", master);
         return 0;
     }
     if (nodes && *nodes && getenv("SLURM_STEP_ID")) {
+        p->coord_from = "SLURM_STEP_NODELIST";
         if (tly_place_first_host(nodes, p->coord_host, sizeof p->coord_host) != 0)
             return tly_fail(EINVAL, "SLURM_STEP_NODELIST=%s cannot be read: set TALLY_COORD=HOST", nodes);
+        return 0;
+    }
+    if (p->size > 1 && p->together) {
+        snprintf(p->coord_host, sizeof p->coord_host, "127.0.0.1");
         return 0;
     }
     if (p->size > 1)
@@ -265,27 +280,64 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
     return err;
 }
 
-int tly_place_resolve(const struct tly_place *p, struct sockaddr_storage *out)
+static bool is_localhost(const char *name)
 {
-    if (!p->coord_host[0])
-        return tly_address_parse("127.0.0.1", 0, out);
-    if (tly_address_parse(p->coord_host, p->coord_port, out) == 0)
-        return 0;
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list, *best = NULL;
-    int r = getaddrinfo(p->coord_host, NULL, &hints, &list);
+    size_t n = strlen(name), tail = strlen(".localhost");
+    return strcasecmp(name, "localhost") == 0 || strcasecmp(name, "localhost.localdomain") == 0 ||
+           (n > tail && strcasecmp(name + n - tail, ".localhost") == 0);
+}
+
+/* Those of `list` with this family that are of use. */
+static void collect(const struct addrinfo *list, int family, bool has_secret, struct tly_addresses *out)
+{
+    for (const struct addrinfo *i = list; i && out->count < TLY_MOST_ADDRESSES; i = i->ai_next) {
+        struct sockaddr_storage *a = &out->at[out->count];
+        bool known = false;
+        if (i->ai_family != family)
+            continue;
+        memset(a, 0, sizeof *a);
+        memcpy(a, i->ai_addr, i->ai_addrlen);
+        for (int j = 0; j < out->count; j++)
+            known |= tly_address_same_host(a, &out->at[j]);
+        if (!known && !tly_address_is_link_local(a) && (has_secret || tly_address_is_loopback(a)))
+            out->count++;
+    }
+}
+
+int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out)
+{
+    struct tly_addresses found = {0};
+    struct sockaddr_storage numeric;
+    const char *host = p->coord_host[0] ? p->coord_host : "127.0.0.1";
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list;
+    int r = getaddrinfo(host, NULL, &hints, &list);
     if (r != 0)
-        return tly_fail(r == EAI_AGAIN || r == EAI_NONAME ? EAGAIN : ENOENT,
-                        "cannot find the coordinator's host %s: %s", p->coord_host, gai_strerror(r));
-    /* All ranks must pick the same one: the first IPv4 address, else the first. */
-    for (struct addrinfo *a = list; a && !best; a = a->ai_next)
-        if (a->ai_family == AF_INET)
-            best = a;
-    if (!best)
-        best = list;
-    memset(out, 0, sizeof *out);
-    memcpy(out, best->ai_addr, best->ai_addrlen);
+        return tly_fail(EAGAIN, "cannot find the coordinator's host %s (%s): %s", host, p->coord_from,
+                        r == EAI_SYSTEM ? strerror(errno) : gai_strerror(r));
+    found.named = tly_address_parse(host, 0, &numeric) != 0 && !is_localhost(host);
+    collect(list, AF_INET, p->has_secret, &found);
+    collect(list, AF_INET6, p->has_secret, &found);
+    struct sockaddr_storage first = {0};
+    memcpy(&first, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
-    tly_address_set_port(out, p->coord_port);
+    if (!found.count && !p->has_secret && p->together && strcmp(p->coord_from, "TALLY_COORD") != 0) {
+        /* What the launcher calls this machine's name or address is of no use to anybody outside. */
+        tly_address_parse("127.0.0.1", 0, &found.at[0]);
+        found.count = 1;
+        found.named = false;
+    }
+    if (!found.count && tly_address_is_link_local(&first))
+        return tly_fail(EINVAL,
+                        "the coordinator's address %s (%s) is link-local and means something else on every "
+                        "machine: name a global or unique local one",
+                        host, p->coord_from);
+    if (!found.count)
+        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
+                                "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
+                                "TALLY_SECRET_FILE or TALLY_SECRET");
+    for (int i = 0; i < found.count; i++)
+        tly_address_set_port(&found.at[i], p->coord_port);
+    *out = found;
     return 0;
 }
 
@@ -317,75 +369,106 @@ static const uint8_t *host_bytes(const struct sockaddr_storage *a, int *bits)
                                     : (const uint8_t *)&((const struct sockaddr_in *)a)->sin_addr;
 }
 
-static bool in_cidr(const char *cidr, const struct sockaddr_storage *a)
+/* 1: `a` is in the network of `cidr`, such as 10.1.0.0/16; 0: it is not; -EINVAL: that is no network. */
+static int in_cidr(const char *cidr, const struct sockaddr_storage *a)
 {
     char host[64];
     struct sockaddr_storage net;
-    int bits, prefix;
+    int bits;
     size_t n = strcspn(cidr, "/");
-    if (n >= sizeof host || !cidr[n])
-        return false;
+    char *end;
+    long prefix = cidr[n] && cidr[n + 1] ? strtol(cidr + n + 1, &end, 10) : -1;
+    if (n >= sizeof host || prefix < 0 || *end)
+        return -EINVAL;
     memcpy(host, cidr, n);
     host[n] = '\0';
-    if (tly_address_parse(host, 0, &net) != 0 || net.ss_family != a->ss_family)
-        return false;
-    const uint8_t *x = host_bytes(&net, &bits), *y = host_bytes(a, &bits);
-    prefix = atoi(cidr + n + 1);
-    if (prefix < 0 || prefix > bits)
-        return false;
+    if (tly_address_parse(host, 0, &net) != 0)
+        return -EINVAL;
+    const uint8_t *x = host_bytes(&net, &bits), *y;
+    if (prefix > bits)
+        return -EINVAL;
+    if (net.ss_family != a->ss_family)
+        return 0;
+    y = host_bytes(a, &bits);
     for (int i = 0; i < prefix; i++)
         if ((x[i / 8] ^ y[i / 8]) >> (7 - i % 8) & 1)
-            return false;
-    return true;
+            return 0;
+    return 1;
 }
 
-/* The list says: a first word that includes, or nothing but exclusions, lets in; an exclusion keeps out. */
-static bool selected(const char *list, const char *name, const struct sockaddr_storage *a)
+/* What the list says of an interface's address: an exclusion keeps out; a word that includes, or nothing but
+ * exclusions, lets in. */
+enum choice { OUT, NOT_EXCLUDED, IN_NETWORK, NAMED };
+
+static int choose(const char *list, const char *name, const struct sockaddr_storage *a, enum choice *out)
 {
-    char copy[512], *save = NULL;
-    bool any_include = false, included = false;
-    snprintf(copy, sizeof copy, "%s", list);
-    for (char *w = strtok_r(copy, ", ", &save); w; w = strtok_r(NULL, ", ", &save)) {
-        bool exclude = *w == '^';
-        if (exclude)
-            w++;
-        bool match = strcmp(w, name) == 0 || in_cidr(w, a);
-        if (exclude && match)
-            return false;
-        if (!exclude) {
-            any_include = true;
-            included |= match;
-        }
+    enum choice best = OUT;
+    bool excluded = false, any_include = false;
+    for (const char *from = list; *from; from += strspn(from, ", ")) {
+        char word[80];
+        size_t n = strcspn(from, ", ");
+        bool exclude = *from == '^';
+        if (n - exclude < 1 || n >= sizeof word)
+            return tly_fail(EINVAL, "TALLY_IFACE=%s: no list of interfaces and networks, separated by commas",
+                            list);
+        memcpy(word, from + exclude, n - exclude);
+        word[n - exclude] = '\0';
+        from += n;
+        int net = strchr(word, '/') ? in_cidr(word, a) : 0;
+        if (net < 0)
+            return tly_fail(EINVAL, "TALLY_IFACE=%s: %s is no network such as 10.1.0.0/16", list, word);
+        enum choice c = strcmp(word, name) == 0 ? NAMED : net ? IN_NETWORK : OUT;
+        any_include |= !exclude;
+        excluded |= exclude && c != OUT;
+        if (!exclude && c > best)
+            best = c;
     }
-    return included || !any_include;
+    *out = excluded ? OUT : any_include ? best : NOT_EXCLUDED;
+    return 0;
+}
+
+/* How well an address fits; 0: not at all. */
+static int fitness(const struct ifaddrs *i, const char *iface, const struct sockaddr_storage *like,
+                   struct sockaddr_storage *a)
+{
+    enum choice c = OUT;
+    if (!i->ifa_addr || (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) ||
+        !(i->ifa_flags & IFF_UP))
+        return 0;
+    memset(a, 0, sizeof *a);
+    a->ss_family = i->ifa_addr->sa_family;
+    memcpy(a, i->ifa_addr, tly_address_len(a));
+    int err = choose(iface, i->ifa_name, a, &c);
+    if (err)
+        return err;
+    /* These are no way to another machine unless somebody names them. */
+    bool inward = (i->ifa_flags & IFF_LOOPBACK) || strcmp(i->ifa_name, "docker0") == 0;
+    if (c == OUT || (inward && c != NAMED) || tly_address_is_link_local(a))
+        return 0;
+    return tly_address_same_host(a, like) ? 3 : a->ss_family == like->ss_family ? 2 : 1;
 }
 
 int tly_place_iface(const char *iface, const struct sockaddr_storage *like, struct sockaddr_storage *out)
 {
     struct ifaddrs *list;
-    bool found = false;
+    struct sockaddr_storage a, best;
+    int best_fit = 0, fit = 0;
     if (getifaddrs(&list) != 0)
         return tly_fail(errno, "cannot list the network interfaces: %s", strerror(errno));
-    for (int pass = 0; pass < 2 && !found; pass++)
-        for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
-            if (!i->ifa_addr || (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) ||
-                !(i->ifa_flags & IFF_UP) || (pass == 0 && i->ifa_addr->sa_family != like->ss_family))
-                continue;
-            struct sockaddr_storage a = {0};
-            a.ss_family = i->ifa_addr->sa_family;
-            memcpy(&a, i->ifa_addr, tly_address_len(&a));
-            /* docker0 is no way to another machine unless somebody names it. */
-            if (strcmp(i->ifa_name, "docker0") == 0 && !strstr(iface, "docker0"))
-                continue;
-            if ((i->ifa_flags & IFF_LOOPBACK) && !strstr(iface, i->ifa_name))
-                continue;
-            if (selected(iface, i->ifa_name, &a)) {
-                *out = a;
-                found = true;
-            }
+    for (struct ifaddrs *i = list; i && fit >= 0; i = i->ifa_next) {
+        fit = fitness(i, iface, like, &a);
+        if (fit > best_fit) {
+            best_fit = fit;
+            best = a;
         }
+    }
     freeifaddrs(list);
-    return found ? 0 : tly_fail(ENODEV, "TALLY_IFACE=%s: no interface that is up fits", iface);
+    if (fit < 0)
+        return fit;
+    if (!best_fit)
+        return tly_fail(ENODEV, "TALLY_IFACE=%s: no interface that is up fits", iface);
+    *out = best;
+    return 0;
 }
 
 int tly_place_ports(const char *range, uint16_t *first, uint16_t *last)

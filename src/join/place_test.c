@@ -21,8 +21,11 @@ static const char *const variables[] = {
     "RANK",
     "WORLD_SIZE",
     "MASTER_ADDR",
+    "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
     "PMI_RANK",
     "PMI_SIZE",
     "SLURM_PROCID",
@@ -85,6 +88,71 @@ static void launchers(void **state)
     setenv("RANK", "6", 1);
     setenv("WORLD_SIZE", "7", 1);
     assert_rank(6, 7, "10.0.0.1");
+}
+
+/* All ranks on one machine: no address is needed, and what the launcher calls the machine does not matter. */
+static void one_machine(void **state)
+{
+    struct tly_place p;
+    struct tly_addresses to;
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    assert_int_equal(find(&p, NULL, true), -EINVAL);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+    assert_int_equal(find(&p, NULL, true), -EINVAL);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1);
+    assert_rank(1, 4, "127.0.0.1");
+    setenv("RANK", "1", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "192.0.2.7", 1);
+    assert_rank(1, 2, "192.0.2.7");
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_int_equal(tly_place_resolve(&p, &to), 0); /* there is no secret that others could prove */
+    assert_int_equal(to.count, 1);
+    assert_true(tly_address_is_loopback(&to.at[0]));
+    setenv("TALLY_SECRET", "sixteen bytes ok", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_int_equal(tly_place_resolve(&p, &to), 0);
+    assert_false(tly_address_is_loopback(&to.at[0]));
+    unsetenv("TALLY_SECRET");
+    setenv("LOCAL_WORLD_SIZE", "1", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_int_equal(tly_place_resolve(&p, &to), -EACCES);
+}
+
+static int resolve(const char *coordinator, bool secret, struct tly_addresses *to)
+{
+    struct tly_place p;
+    char text[300];
+    snprintf(text, sizeof text, "TALLY_COORD=%s", coordinator);
+    const char *const settings[] = {text, secret ? "TALLY_SECRET=sixteen bytes ok" : NULL, NULL};
+    assert_int_equal(find(&p, settings, false), 0);
+    return tly_place_resolve(&p, to);
+}
+
+static void resolving(void **state)
+{
+    struct tly_addresses to;
+    assert_int_equal(resolve("192.0.2.1:5", true, &to), 0);
+    assert_int_equal(to.count, 1);
+    assert_false(to.named);
+    assert_int_equal(tly_address_port(&to.at[0]), 5);
+    assert_int_equal(resolve("fd77::1", true, &to), 0);
+    assert_int_equal(to.at[0].ss_family, AF_INET6);
+    assert_int_equal(resolve("[fd77::1]:7", true, &to), 0);
+    assert_int_equal(tly_address_port(&to.at[0]), 7);
+    assert_int_equal(resolve("localhost", false, &to), 0);
+    assert_false(to.named);
+    assert_true(tly_address_is_loopback(&to.at[0]));
+    assert_int_equal(resolve("192.0.2.1", false, &to), -EACCES);
+    assert_non_null(strstr(tly_error(), "tally secret"));
+    assert_int_equal(resolve("fe80::1%lo", true, &to), -EINVAL);
+    assert_non_null(strstr(tly_error(), "link-local"));
+    assert_int_equal(resolve("fe80::1", true, &to), -EINVAL);
+    assert_int_equal(resolve("no-such-host.invalid", true, &to), -EAGAIN); /* reserved: RFC 6761 */
+    assert_non_null(strstr(tly_error(), "no-such-host.invalid"));
+    assert_non_null(strstr(tly_error(), "TALLY_COORD"));
 }
 
 static void assert_refused(const char *named)
@@ -163,11 +231,17 @@ static void coordinator_addresses(void **state)
 static void node_lists(void **state)
 {
     static const char *const cases[][2] = {
-        {"n1", "n1"},        {"n1,n2", "n1"},    {"n[1-3]", "n1"},
-        {"n[08,11]", "n08"}, {"a[3]b,c", "a3b"}, {"rack-2-[10-12]", "rack-2-10"},
-        {"[1-2]x", "1x"},    {"", NULL},         {",a", NULL},
-        {"n[", NULL},        {"n[]", NULL},      {"n[a-b]", NULL},
-        {"n[1-2", NULL},     {"n[1-2][3]", NULL}};
+        {"n1", "n1"},         {"n1,n2", "n1"},
+        {"n[1-3]", "n1"},     {"n[08,11]", "n08"},
+        {"a[3]b,c", "a3b"},   {"rack-2-[10-12]", "rack-2-10"},
+        {"[1-2]x", "1x"},     {"", NULL},
+        {",a", NULL},         {"n[", NULL},
+        {"n[]", NULL},        {"n[a-b]", NULL},
+        {"n[1-2", NULL},      {"n[1", NULL},
+        {"n[1-2][3]", "n13"}, {"rack[1-2]node[007-16,20],x", "rack1node007"},
+        {"n[1-3,7]", "n1"},   {"a1-b[2]", "a1-b2"},
+        {"n]", NULL},         {"n[[1]]", NULL},
+        {"n[-1]", NULL},      {"a-name-of-more-than-thirty-one-letters", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char out[32];
         int err = tly_place_first_host(cases[i][0], out, sizeof out);
@@ -231,15 +305,52 @@ static void own_addresses(void **state)
     assert_int_equal(tly_place_iface("127.0.0.0/8", &a, &a), -ENODEV); /* loopback must be named */
     assert_int_equal(tly_place_iface("lo", &a, &a), 0);
     assert_true(tly_address_is_loopback(&a));
+    struct sockaddr_storage like = a;
+    assert_int_equal(tly_address_parse("::1", 0, &like), 0);
+    assert_int_equal(tly_place_iface("lo,eth0", &a, &a), 0);
+    assert_true(tly_address_is_loopback(&a));
+    /* A name that holds another one's is another name. */
+    if (tly_place_iface("^slow0", &like, &a) == 0)
+        assert_false(tly_address_is_loopback(&a));
+    assert_int_equal(tly_place_iface("lo,^lo", &like, &a), -ENODEV);
+    assert_int_equal(tly_place_iface("lo,^127.0.0.0/8,^::/0", &like, &a), -ENODEV);
+    static const char *const bad[] = {"10.0.0.0/x", "10.0.0.0/33", "10.0.0.0/", "a/8",
+                                      "::/129",     "^",           "lo,,^",     ",lo"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(tly_place_iface(bad[i], &like, &a), -EINVAL);
+}
+
+static void kinds_of_addresses(void **state)
+{
+    struct sockaddr_storage a;
+    char text[80];
+    assert_int_equal(tly_address_parse("::ffff:10.1.2.3", 9, &a), 0);
+    tly_address_unmap(&a);
+    tly_address_text(&a, text, sizeof text);
+    assert_string_equal(text, "10.1.2.3:9");
+    assert_int_equal(tly_address_parse("fd77::3", 9, &a), 0);
+    tly_address_unmap(&a);
+    tly_address_text(&a, text, sizeof text);
+    assert_string_equal(text, "[fd77::3]:9");
+    assert_false(tly_address_is_any(&a));
+    tly_address_any(&a);
+    assert_true(tly_address_is_any(&a));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(launchers, clean),  cmocka_unit_test_setup(nonsense_is_refused_by_name, clean),
-        cmocka_unit_test_setup(job_names, clean),  cmocka_unit_test_setup(coordinator_addresses, clean),
-        cmocka_unit_test_setup(node_lists, clean), cmocka_unit_test_setup(port_ranges, clean),
-        cmocka_unit_test_setup(secrets, clean),    cmocka_unit_test_setup(own_addresses, clean),
+        cmocka_unit_test_setup(launchers, clean),
+        cmocka_unit_test_setup(nonsense_is_refused_by_name, clean),
+        cmocka_unit_test_setup(one_machine, clean),
+        cmocka_unit_test_setup(resolving, clean),
+        cmocka_unit_test(kinds_of_addresses),
+        cmocka_unit_test_setup(job_names, clean),
+        cmocka_unit_test_setup(coordinator_addresses, clean),
+        cmocka_unit_test_setup(node_lists, clean),
+        cmocka_unit_test_setup(port_ranges, clean),
+        cmocka_unit_test_setup(secrets, clean),
+        cmocka_unit_test_setup(own_addresses, clean),
     };
     if (sodium_init() < 0 || !mkdtemp(home))
         return 1;

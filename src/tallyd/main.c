@@ -42,28 +42,10 @@ static void usage(FILE *out)
                  "`tally params` lists all settings.\n");
 }
 
-/* The address at which the workers reach us. */
-static int service_address(const struct tly_member *m, struct sockaddr_storage *at)
-{
-    *at = m->here;
-    int err = m->params->iface ? tly_place_iface(m->params->iface, &m->here, at) : 0;
-    tly_address_set_port(at, 0);
-    return err;
-}
-
-static int check_secret(const struct tly_place *place, const struct sockaddr_storage *coordinator)
-{
-    if (place->has_secret || tly_address_is_loopback(coordinator))
-        return 0;
-    return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
-                            "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
-                            "TALLY_SECRET_FILE or TALLY_SECRET");
-}
-
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
 {
     struct sockaddr_storage at;
-    int err = service_address(m, &at);
+    int err = tly_member_service_address(m, &at);
     if (!err)
         err = tly_service_create(loop, m->params, &m->identity, &at, service);
     if (err)
@@ -92,18 +74,14 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     struct tly_loop loop;
     struct tly_member member;
     struct tly_service *service = NULL;
-    struct sockaddr_storage coordinator;
-    int err = tly_place_resolve(place, &coordinator);
-    if (!err)
-        err = check_secret(place, &coordinator);
-    if (err)
-        return err;
-    err = tly_loop_init(&loop);
+    int err = tly_loop_init(&loop);
     if (err)
         return err;
     tly_member_init(&member, &loop, place, params, false);
     member.cancelled = cancelled;
-    err = tly_member_connect(&member, &coordinator, -1);
+    err = tly_member_find(&member, -1);
+    if (!err)
+        err = tly_member_connect(&member, -1);
     if (!err)
         err = serve(&loop, &member, &service);
     if (!err) {
@@ -188,7 +166,7 @@ int main(int argc, char **argv)
             tly_warn("tallyd", "%s", tly_error());
         if (!turned_away)
             late = 0;
-        if (err == -EACCES || err == -EPROTO)
+        if (err == -EACCES || err == -EPROTO || err == -EINVAL)
             break; /* trying again would not help */
         if (err && !asked_to_stop && (!once || turned_away)) {
             struct timespec pause = {.tv_nsec = 500 * TLY_MS};

@@ -772,6 +772,7 @@ void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_sto
         getpeername(l->watch.fd, (struct sockaddr *)out, &len);
     else
         getsockname(l->watch.fd, (struct sockaddr *)out, &len);
+    tly_address_unmap(out);
 }
 
 uint64_t tly_link_bytes(const struct tly_link *l, bool sent)

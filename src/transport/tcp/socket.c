@@ -144,6 +144,7 @@ static void on_connection(struct tly_watch *w, uint32_t events)
         }
         tly_socket_tune(fd);
         char name[80];
+        tly_address_unmap(&from);
         tly_address_text(&from, name, sizeof name);
         struct tly_link_config c = {.peer_name = name, .shaking = &l->shaking};
         int err = l->config.accepting(l->config.user, &c);
@@ -177,18 +178,27 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
 {
     char text[80];
     struct sockaddr_storage a = c->address;
-    tly_address_text(&a, text, sizeof text);
     int fd = open_socket(a.ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (a.ss_family == AF_INET6)
+        set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(&a));
     size_buffers(fd);
     struct tly_listener *l = NULL;
     socklen_t len = sizeof a;
     int err;
     if (bind_port(fd, &a, c->first_port, c->last_port) < 0 || listen(fd, BACKLOG) < 0 ||
         getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
-        err = tly_fail(errno, "cannot listen on %s: %s", text, strerror(errno));
+        int why = errno;
+        tly_address_host(&c->address, text, sizeof text);
+        if (why == EADDRINUSE && c->first_port && !tly_address_port(&c->address))
+            err = tly_fail(why,
+                           "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
+                           c->first_port, c->last_port, text);
+        else
+            err = tly_fail(why, "cannot listen on %s port %u: %s", text, tly_address_port(&c->address),
+                           strerror(why));
         goto fail;
     }
     l = calloc(1, sizeof *l);
@@ -281,6 +291,42 @@ bool tly_address_same_host(const struct sockaddr_storage *a, const struct sockad
                       &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
     return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
            ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+}
+
+void tly_address_unmap(struct sockaddr_storage *a)
+{
+    struct sockaddr_in6 v6;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)a;
+    memcpy(&v6, a, sizeof v6);
+    if (a->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr))
+        return;
+    memset(a, 0, sizeof *a);
+    v4->sin_family = AF_INET;
+    v4->sin_port = v6.sin6_port;
+    memcpy(&v4->sin_addr, v6.sin6_addr.s6_addr + 12, 4);
+}
+
+void tly_address_any(struct sockaddr_storage *out)
+{
+    struct sockaddr_storage a = {.ss_family = AF_INET6};
+    int fd = open_socket(AF_INET6);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(struct sockaddr_in6)) < 0)
+        a.ss_family = AF_INET;
+    if (fd >= 0)
+        tly_fd_close(fd);
+    *out = a;
+}
+
+bool tly_address_is_any(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET6)
+        return IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)a)->sin6_addr);
+    return ((const struct sockaddr_in *)a)->sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+bool tly_address_is_link_local(const struct sockaddr_storage *a)
+{
+    return a->ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a)->sin6_addr);
 }
 
 int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *out)

@@ -24,6 +24,13 @@ void tly_address_set_port(struct sockaddr_storage *a, uint16_t port);
 bool tly_address_is_loopback(const struct sockaddr_storage *a);
 /* Same host part. */
 bool tly_address_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b);
+/* An IPv4 address in IPv6's clothes, as a listener for both sees it, becomes a plain one. */
+void tly_address_unmap(struct sockaddr_storage *a);
+/* "::", or "0.0.0.0" where there is no IPv6: all of a machine's addresses, of both families. */
+void tly_address_any(struct sockaddr_storage *out);
+bool tly_address_is_any(const struct sockaddr_storage *a);
+/* An IPv6 address that means something else on every link. */
+bool tly_address_is_link_local(const struct sockaddr_storage *a);
 /* Numeric address without look-up ("10.0.0.1", "::1"); -EINVAL. */
 int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *out);
 socklen_t tly_address_len(const struct sockaddr_storage *a);
