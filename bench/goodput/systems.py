@@ -145,7 +145,7 @@ class Tally(System):
         return outputs_of(lab.job(argv, workers, services, tallyd, env=environment, timeout_s=PATIENCE_S, apart=True))
 
     def tensors(self, work):
-        return work.tensors  # it puts together by itself
+        return work.tensors  # as training submits them
 
     def shares(self, lab, hosts, report):
         share = {service["address"]: service["share"] for service in report["services"]}
@@ -205,6 +205,7 @@ class OpenMpi(System):
             options["coll_tuned_use_dynamic_rules"] = "1"
             options["coll_tuned_allreduce_algorithm"] = str(self.algorithms[variant])
         with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
+            options["orte_tmpdir_base"] = folder
             argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", len(workers)]
             argv += ["--host", ",".join(f"{host}:1" for host in workers), "--output-filename", f"{folder}:nojobid"]
             argv += [word for name, value in options.items() for word in ("--mca", name, value)]
