@@ -131,7 +131,7 @@ class Table:
         """All works on one cluster.  `found`: {name: System}."""
         hosts = [systems.Host(h, cluster.rate_of.get(h)) for h in cluster.hosts]
         with Lab(hosts, cluster.rate, congestion="cubic") as lab:
-            bandwidth = stream.bandwidths(lab, cluster.hosts)
+            bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if self.arguments.quick else 3)
             measured = {lab.rate(h): b for h, b in bandwidth.items()}
             print(f"\n{cluster}; {' '.join(self.arguments.set) or 'default settings'}")
             for rate, b in measured.items():

@@ -11,16 +11,16 @@ import time
 PORT, SECONDS, WARM_UP_S, SLICE_S = 5001, 2.0, 0.5, 0.1
 
 
-def bandwidths(lab, hosts):
+def bandwidths(lab, hosts, tries):
     """{host: bytes/s}.  Hosts with cards of one rate have the same: from the fastest host to one of them, the best of
-    three, for a busy machine only ever takes something away.  A fastest host that has no equal gets its rate's share
+    so many tries, for a busy machine only ever takes something away.  A fastest host that has no equal gets its rate's share
     of the next one's."""
     by_rate = {}
     fastest = max(hosts, key=lab.rate)
     for host in hosts:
         rate = lab.rate(host)
         if host != fastest and rate not in by_rate:
-            by_rate[rate] = max(measure(lab, fastest, host) for _ in range(3))
+            by_rate[rate] = max(measure(lab, fastest, host) for _ in range(tries))
     top = lab.rate(fastest)
     if top not in by_rate:
         next_rate = max(by_rate)
