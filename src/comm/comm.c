@@ -240,9 +240,6 @@ static int take_roster(tally_comm *c)
     for (int i = 0; i < c->size; i++)
         c->local_size += r->ranks[i].machine == (uint32_t)c->machine;
     c->part_bytes = (uint32_t)r->part_bytes;
-    c->fragment_bytes = (uint32_t)c->params.fragment_bytes;
-    if (c->fragment_bytes > c->part_bytes)
-        c->fragment_bytes = c->part_bytes;
     c->weight = calloc((size_t)c->services, sizeof *c->weight);
     c->peers = calloc((size_t)c->services, sizeof *c->peers);
     if (!c->weight || !c->peers) {

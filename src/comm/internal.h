@@ -142,7 +142,7 @@ struct tally_comm {
     int rank, size, local_rank, local_size, machine, machines, services;
     uint32_t *weight;
     uint64_t credit_bytes;
-    uint32_t part_bytes, fragment_bytes;
+    uint32_t part_bytes;
     struct peer *peers;
 
     pthread_mutex_t names_lock; /* guards the next four */

@@ -72,7 +72,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         tly_part_stamp(p, TLY_AT_SENT);
     } else {
         uint32_t left = p->length - p->sent;
-        uint32_t n = left < peer->comm->fragment_bytes ? left : peer->comm->fragment_bytes;
+        uint32_t n = left < TLY_MAX_FRAGMENT ? left : TLY_MAX_FRAGMENT;
         out->frame.offset = p->sent;
         out->frame.payload = n;
         out->frame.flags = n == left ? TLY_LAST : 0;

@@ -90,6 +90,7 @@ struct session {
     struct tly_link *link;
     uint32_t rank;
     bool left;                                    /* has said goodbye */
+    uint32_t taken;                               /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
     struct tly_heap ready;                /* of answers with bytes to send */
@@ -149,7 +150,7 @@ static inline void tly_round_stamp(const struct tly_service *s, const struct rou
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
 struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f); /* NULL: out of memory */
 void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, struct tly_landing *land);
-void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, bool kept);
+void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes);
 void tly_round_progress(struct tly_service *s, struct round *r);
 void tly_round_cancel(struct session *p, struct round *r);
 void tly_round_forget_slots(struct tly_service *s, struct round *r);

@@ -314,13 +314,13 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
     }
 }
 
-/* The payload of a push (or nothing, for a request) is there. */
-void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, bool kept)
+/* So many more bytes of a push are in its slot; none, for a request. */
+void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes)
 {
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state != SLOT_COMING || (!kept && f->payload))
+    if (slot->state != SLOT_COMING || (bytes && !slot->data))
         return;
-    slot->filled += f->payload;
+    slot->filled += bytes;
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
         slot->state = SLOT_WHOLE;
         tly_round_stamp(p->service, r, TLY_AT_ARRIVED, p->rank);
@@ -426,11 +426,9 @@ static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
 /* How far the result can be had with what is there. */
 static uint32_t reach(const struct tly_service *s, const struct round *r)
 {
-    if (from_root(&r->head))
-        return r->slots[r->head.root].filled;
     uint32_t least = r->head.length;
     for (uint32_t i = 0; i < s->ranks; i++)
-        if (r->slots[i].filled < least)
+        if (r->slots[i].filled < least && (!from_root(&r->head) || i == r->head.root))
             least = r->slots[i].filled;
     if (r->head.kind == TALLY_ALLGATHER)
         return least == r->head.length ? r->length : 0;
@@ -551,7 +549,7 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     struct answer *a = top->value;
     struct round *r = a->round;
     uint32_t length = answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
-    uint32_t n = summed - a->sent < s->fragment_bytes ? summed - a->sent : s->fragment_bytes;
+    uint32_t n = summed - a->sent < TLY_MAX_FRAGMENT ? summed - a->sent : TLY_MAX_FRAGMENT;
     *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent};
     if (a->sent == 0)
         tly_round_stamp(s, r, TLY_AT_ANSWERING, p->rank);

@@ -260,17 +260,37 @@ static void report(struct session *p)
     free(w.data);
 }
 
+static void take(struct session *p, uint32_t bytes)
+{
+    p->accepted += bytes;
+    tly_session_counts(p, bytes);
+}
+
+/* A part is summed as far as it has come from all. */
+static void landed(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes)
+{
+    struct session *p = user;
+    if (f->type != TLY_PUSH || (f->flags & TLY_MARK))
+        return;
+    uint32_t more = bytes - p->taken;
+    p->taken = bytes;
+    take(p, more);
+    struct round *r = tly_round_find(p->service, f);
+    if (r)
+        tly_round_landed(p, r, f, more);
+}
+
 static void on_pushed(struct session *p, const struct tly_frame *f, const void *data)
 {
     struct tly_service *s = p->service;
     struct round *r = tly_round_find(s, f);
-    uint32_t bytes = f->payload;
+    uint32_t more = f->payload - p->taken, cost = more;
     if (f->flags & (TLY_REQUEST | TLY_MARK))
-        bytes = tly_charge(f->length);
+        cost = tly_charge(f->length);
     else if (f->flags & TLY_LAST)
-        bytes += tly_charge(f->length) - f->length;
-    p->accepted += bytes;
-    tly_session_counts(p, bytes);
+        cost += tly_charge(f->length) - f->length;
+    p->taken = 0;
+    take(p, cost);
     if (!r)
         return;
     if (f->flags & TLY_MARK) {
@@ -279,7 +299,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
         free(reason);
         return;
     }
-    tly_round_landed(p, r, f, data != NULL);
+    tly_round_landed(p, r, f, more);
     /* Somebody has left already: this round will not be complete. */
     if (f->part == 0 && s->left)
         for (uint32_t i = 0; i < s->ranks; i++)
@@ -338,7 +358,7 @@ static void sent(void *user, struct tly_link *l, void *token)
 }
 
 static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
+    .opened = opened, .header = header, .landed = landed, .frame = frame, .next = next, .sent = sent, .closed = closed};
 
 static void remember(void *user, struct tly_link *l)
 {

@@ -42,6 +42,8 @@ struct tly_link_user {
      * (static string); the link is closed. */
     int (*header)(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why);
+    /* May be NULL.  So many bytes of the payload have landed, and more are to come. */
+    void (*landed)(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes);
     /* Header and payload are there.  `data` is where it landed (NULL: dropped).  Nonzero as above. */
     int (*frame)(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
     /* The next frame to send, or false. */

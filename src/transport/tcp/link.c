@@ -657,6 +657,8 @@ static void receive_more(struct tly_link *l)
         int err = 0;
         if (l->landing && l->landed == l->in.payload)
             err = complete_frame(l, &why);
+        else if (l->landing && l->calls->landed && l->state == OPEN)
+            l->calls->landed(l->user, l, &l->in, l->landed);
         if (!err)
             err = eat_stage(l, &why);
         if (err && l->state != CLOSED) {
