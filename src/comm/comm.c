@@ -254,10 +254,11 @@ static int take_roster(tally_comm *c)
     if (tly_plan_weights(c->machines, c->services - c->machines, c->weight) != 0)
         return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines,
                         c->services - c->machines);
+    for (int i = 0; i < c->services; i++)
+        c->sharing += c->weight[i] > 0;
     c->credit_bytes = c->params.credit_bytes;
     if (!c->credit_bytes)
-        c->credit_bytes =
-            2ull * (unsigned)tly_plan_active(c->machines, c->services - c->machines) * c->part_bytes;
+        c->credit_bytes = 2ull * (unsigned)c->sharing * c->part_bytes;
     return 0;
 }
 

@@ -62,8 +62,11 @@ struct tensor {
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
     struct cut {
-        uint64_t bytes;   /* size for which it was made */
-        uint16_t *owners; /* owned: service of each part */
+        uint64_t bytes; /* size for which it was made */
+        struct piece {
+            uint32_t length;
+            uint16_t owner; /* service */
+        } *pieces;          /* owned */
         uint32_t count;
     } cut, plan; /* for the size last used; for the size agreed on in a plan */
 };
@@ -143,6 +146,7 @@ struct tally_comm {
     uint32_t *weight;
     uint64_t credit_bytes;
     uint32_t part_bytes;
+    int sharing; /* services with a share */
     struct peer *peers;
 
     pthread_mutex_t names_lock; /* guards the next four */

@@ -355,11 +355,12 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
     op->part_count = op->parts_left = n;
+    uint64_t place = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct part *p = &op->parts[i];
         p->op = op;
         p->index = i;
-        p->owner = cut->owners[i];
+        p->owner = cut->pieces[i].owner;
         p->dtype = op->dtype;
         p->root = op->root;
         if (op->mark)
@@ -373,8 +374,9 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
             p->dtype = TALLY_INT64;
             continue;
         }
-        p->place = (uint64_t)i * c->part_bytes;
-        p->length = (uint32_t)(op->bytes - p->place < c->part_bytes ? op->bytes - p->place : c->part_bytes);
+        p->place = place;
+        p->length = cut->pieces[i].length;
+        place += p->length;
         p->result_length = p->length;
         p->landing = op->output + p->place;
         bool receives_only = op->kind == TALLY_BROADCAST && op->root != (uint32_t)c->rank;

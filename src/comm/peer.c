@@ -148,11 +148,11 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
     return 0;
 }
 
-static void count_received(struct peer *peer)
+static void count_received(struct peer *peer, uint32_t bytes)
 {
     struct tly_counts counts = {.received = ++peer->received};
     if (peer->link) /* what has come may just have failed the communicator */
-        tly_link_set_counts(peer->link, &counts, 0);
+        tly_link_set_counts(peer->link, &counts, bytes);
 }
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -166,7 +166,7 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
         }
     }
     if (f->flags & TLY_LAST)
-        count_received(peer);
+        count_received(peer, f->length);
 }
 
 static void on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -178,7 +178,7 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
     struct tally_op *op = tly_op_find(peer->comm, f);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
-    count_received(peer);
+    count_received(peer, f->payload);
 }
 
 static void tell_spec(struct peer *peer, const struct tly_frame *f)
@@ -273,6 +273,7 @@ static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
     peer->open = true;
+    tly_link_set_pace(link, peer->comm->part_bytes / 2);
     tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
 }
 

@@ -40,29 +40,34 @@ void tly_tensor_destroy(struct tensor *t)
 {
     if (!t)
         return;
-    free(t->cut.owners);
-    free(t->plan.owners);
+    free(t->cut.pieces);
+    free(t->plan.pieces);
     free(t->name);
     free(t);
 }
 
-/* Deal the parts of so many bytes, but for the first `dealt`. */
-static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, uint32_t dealt,
-                    struct tly_dealer *d, struct cut *out)
+/* Cut so many bytes into parts and deal them. */
+static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, struct tly_dealer *d,
+                    struct cut *out)
 {
-    uint64_t count = bytes ? (bytes + c->part_bytes - 1) / c->part_bytes : 1;
-    if (count > UINT32_MAX / 2)
+    uint64_t count = 0, at = 0;
+    do
+        at += tly_plan_part(bytes, at, c->part_bytes, c->sharing);
+    while (++count < UINT32_MAX / 2 && at < bytes);
+    if (at < bytes)
         return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name,
                         (unsigned long long)bytes, c->part_bytes);
-    uint16_t *owners = malloc(count * sizeof *owners);
-    if (!owners)
+    struct piece *pieces = malloc(count * sizeof *pieces);
+    if (!pieces)
         return tly_fail(ENOMEM, "out of memory");
-    for (uint64_t i = dealt; i < count; i++) {
-        uint64_t left = bytes - i * c->part_bytes;
-        owners[i] = (uint16_t)tly_dealer_next(d, left < c->part_bytes ? (uint32_t)left : c->part_bytes);
+    at = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t length = tly_plan_part(bytes, at, c->part_bytes, c->sharing);
+        pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(d, length)};
+        at += length;
     }
-    free(out->owners);
-    *out = (struct cut){bytes, owners, (uint32_t)count};
+    free(out->pieces);
+    *out = (struct cut){bytes, pieces, (uint32_t)count};
     return 0;
 }
 
@@ -72,24 +77,24 @@ const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes
 {
     if (t->planned && t->plan.bytes == bytes)
         return &t->plan;
-    if (t->cut.owners && t->cut.bytes == bytes)
+    if (t->cut.pieces && t->cut.bytes == bytes)
         return &t->cut;
     struct tly_dealer d;
     tly_dealer_init_at(&d, c->services, c->weight, t->key);
-    uint16_t home = (uint16_t)tly_dealer_next(&d, c->part_bytes);
-    if (make_cut(c, t, bytes, 1, &d, &t->cut) != 0)
+    if (make_cut(c, t, bytes, &d, &t->cut) != 0)
         return NULL;
-    t->cut.owners[0] = t->planned ? t->plan.owners[0] : home;
+    if (t->planned)
+        t->cut.pieces[0].owner = t->plan.pieces[0].owner;
     return &t->cut;
 }
 
 int tly_tensor_plan(tally_comm *c, struct tensor *t, uint64_t bytes, struct tly_dealer *d)
 {
-    int err = make_cut(c, t, bytes, 0, d, &t->plan);
+    int err = make_cut(c, t, bytes, d, &t->plan);
     if (err)
         return err;
     t->planned = true;
-    free(t->cut.owners); /* its home may have moved */
+    free(t->cut.pieces); /* its home may have moved */
     t->cut = (struct cut){0};
     return 0;
 }

@@ -79,6 +79,20 @@ double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
     return fmax(bytes / bandwidth, n * bytes / (k * bandwidth));
 }
 
+uint32_t tly_plan_part(uint64_t bytes, uint64_t at, uint32_t most, int active)
+{
+    enum { BLOCK = 64 };
+    uint64_t left = bytes - at, least = most / 8 / BLOCK * BLOCK;
+    uint64_t length = (at < left ? at : left) / (2 * (uint64_t)active) / BLOCK * BLOCK;
+    if (least < BLOCK)
+        least = BLOCK;
+    if (length < least)
+        length = least;
+    if (length > most)
+        length = most;
+    return (uint32_t)(left < length + least && left <= most ? left : length);
+}
+
 /* --- the dealer --------------------------------------------------------------------------------
  *
  * Tijdeman's rule for the chairman assignment problem (the same as earliest-deadline-first of proportionate

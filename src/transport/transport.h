@@ -66,8 +66,6 @@ struct tly_link_config {
     struct tly_identity identity;
     const char *peer_name; /* for messages; copied */
     int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
-    uint32_t counts_bytes; /* counts go alone after so much landed (0: 256 KB) ... */
-    int64_t counts_ns;     /* ... or so long (0: 1 ms) */
     uint32_t
         *shaking; /* accepted links: counts those whose handshake is under way; must outlive that; or NULL */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
@@ -96,6 +94,9 @@ void tly_link_flush(struct tly_link *l);
 void tly_link_set_silence(struct tly_link *l, int64_t silence_ns);
 /* The counts that go into the next header.  `bytes`: how much has landed that the peer should hear of soon. */
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes);
+
+/* Counts go alone once there is news of so many bytes (256 KB), else with the next frame or after 20 ms. */
+void tly_link_set_pace(struct tly_link *l, uint32_t bytes);
 
 /* Whoever landed with this token does not want the rest: drop it. */
 void tly_link_sink(struct tly_link *l, const void *token);

@@ -31,6 +31,8 @@ enum {
     HANDSHAKE_NS_MS = 5000,
     CONNECT_MS = 10000,
     BEAT_MS = 1000,
+    PACE_BYTES = 256 << 10, /* counts go alone after so much news, */
+    PACE_MS = 20,           /* or so long */
 };
 
 struct outgoing {
@@ -82,8 +84,7 @@ struct tly_link {
     uint32_t owed_bytes; /* landed since the peer last heard of counts */
     bool owes;
     int64_t owed_since;
-    uint32_t counts_bytes;
-    int64_t counts_ns;
+    uint32_t pace_bytes;
     uint64_t bytes_sent, bytes_received;
 };
 
@@ -168,8 +169,7 @@ static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_l
     snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
     tly_hello_init(&l->hello, &c->identity, connector);
     l->silence_ns = c->silence_ns;
-    l->counts_bytes = c->counts_bytes ? c->counts_bytes : 256 << 10;
-    l->counts_ns = c->counts_ns ? c->counts_ns : TLY_MS;
+    l->pace_bytes = PACE_BYTES;
     l->low_water = 1;
     l->last_heard = loop->awake;
     l->last_spoken = loop->now;
@@ -353,6 +353,11 @@ void tly_link_flush(struct tly_link *l)
         send_more(l);
 }
 
+void tly_link_set_pace(struct tly_link *l, uint32_t bytes)
+{
+    l->pace_bytes = bytes;
+}
+
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes)
 {
     l->counts = *counts;
@@ -385,10 +390,10 @@ static int64_t on_prepare(struct tly_hook *h)
         send_more(l);
     if (l->state == OPEN && l->owes) {
         int64_t now = tly_now();
-        if (l->owed_bytes >= l->counts_bytes || now - l->owed_since >= l->counts_ns)
+        if (l->owed_bytes >= l->pace_bytes || now - l->owed_since >= PACE_MS * TLY_MS)
             say(l, TLY_COUNTS);
         else
-            due = l->owed_since + l->counts_ns;
+            due = l->owed_since + PACE_MS * TLY_MS;
     }
     leave(l);
     return due;
