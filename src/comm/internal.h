@@ -163,6 +163,7 @@ struct tally_comm {
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
     uint64_t in_flight;         /* charge bytes admitted and not accepted */
+    uint64_t opened;            /* how much of the credit is open since nothing was in flight */
     struct tly_event idle;      /* set when the last operation has ended while closing */
     bool draining;
     struct tly_event left; /* all ranks have said goodbye */

@@ -39,7 +39,9 @@ void tly_queue_admit(tally_comm *c)
         if (!best)
             return;
         uint32_t cost = tly_cost(best_top->value);
-        if (c->in_flight && c->in_flight + cost > c->credit_bytes)
+        if (!c->in_flight)
+            c->opened = c->credit_bytes / 8;
+        else if (c->in_flight + cost > c->opened)
             return;
         struct part *p = tly_heap_pop(&best->waiting);
         c->in_flight += cost;
@@ -63,6 +65,7 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted)
     uint64_t more = accepted - peer->accepted;
     tally_comm *c = peer->comm;
     c->in_flight -= more < c->in_flight ? more : c->in_flight;
+    c->opened = c->opened + more < c->credit_bytes ? c->opened + more : c->credit_bytes;
     peer->accepted = accepted;
     tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
 }
