@@ -66,7 +66,7 @@ struct tensor {
         struct piece {
             uint32_t length;
             uint16_t owner; /* service */
-        } *pieces;          /* owned */
+        } * pieces;         /* owned */
         uint32_t count;
     } cut, plan; /* for the size last used; for the size agreed on in a plan */
 };

@@ -128,6 +128,7 @@ struct parcel {
     uint32_t len;
     enum where where;
     int sent, landed;
+    uint32_t told; /* bytes that landed() has spoken of */
     bool detached, sunk;
 };
 
@@ -185,6 +186,20 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     else if (p->where != NOWHERE)
         *land = (struct tly_landing){.to = p->place, .token = p, .in_blocks = p->where == BLOCKS};
     return 0;
+}
+
+/* What it says has landed is there, and it never says all. */
+static void landed(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes)
+{
+    struct end *e = user;
+    if (e == &x.a || f->type != TLY_PUSH)
+        return;
+    struct parcel *p = &x.parcels[f->round];
+    assert_int_equal(f->round, x.arrived);
+    assert_true(bytes >= p->told && bytes < p->len);
+    if ((p->where == PLACE || p->where == BLOCKS) && !p->sunk)
+        assert_memory_equal(p->place, p->payload, bytes);
+    p->told = bytes;
 }
 
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
@@ -245,7 +260,13 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 }
 
 static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
+    .opened = opened,
+    .header = header,
+    .landed = landed,
+    .frame = frame,
+    .next = next,
+    .sent = sent,
+    .closed = closed};
 
 static void created(void *user, struct tly_link *l)
 {
@@ -371,10 +392,13 @@ static void deliver(const struct proxy *proxy, uint32_t largest)
                 add(sizes[i], (enum where)((w + i) % 4));
     dial();
     turn_until(&x.arrived, x.count);
+    bool told = false;
     for (int i = 0; i < x.count; i++) {
         assert_int_equal(x.parcels[i].sent, 1);
         assert_int_equal(x.parcels[i].landed, 1);
+        told |= x.parcels[i].told > 0;
     }
+    assert_true(told || proxy != &pieces);
     assert_int_equal(x.a.opened, 1);
     assert_int_equal(x.b.opened, 1);
     assert_int_equal(x.a.closed + x.b.closed, 0);
