@@ -180,9 +180,9 @@ class Gloo(System):
 
 class OpenMpi(System):
     """MPI_Allreduce over TCP, by mpirun on the first worker, which reaches the others as it would by ssh; variants:
-    its own choice of algorithm, and the rings that are made for large tensors."""
+    the rings, which are made for large tensors, and its own choice of algorithm."""
 
-    variants = ("its choice", "ring", "segmented ring")
+    variants = ("ring", "segmented ring", "its choice")
     algorithms = {"ring": 4, "segmented ring": 5}
 
     def lacks(self):
