@@ -13,8 +13,8 @@ PORT, SECONDS, WARM_UP_S, SLICE_S = 5001, 2.0, 0.5, 0.1
 
 def bandwidths(lab, hosts, tries):
     """{host: bytes/s}.  Hosts with cards of one rate have the same: from the fastest host to one of them, the best of
-    so many tries, for a busy machine only ever takes something away.  A fastest host that has no equal gets its rate's share
-    of the next one's."""
+    so many tries, for a busy machine only ever takes something away.  A fastest host that has no equal gets its
+    rate's share of the next one's."""
     by_rate = {}
     fastest = max(hosts, key=lab.rate)
     for host in hosts:
