@@ -138,14 +138,14 @@ def benchmark(rows, *arguments):
 
 
 def as_planned(rows):
-    """Parts of 8 KB are so small that the split is as exact as the plan's.  Below 1: a part less than the share.
-    Above: headers of frames and packets, acknowledgements, joining, and of many small tensors a header each."""
+    """Parts are so small that the split is nearly as exact as the plan's, to 1.5%.  Up to 8% more is headers of frames
+    and packets, acknowledgements, joining, and of the many small tensors of a list a header each."""
     assert all(row["wrong"] == 0 for row in rows)
     assert all(0.985 < row["traffic"] < 1.08 for row in rows), [row["traffic"] for row in rows]
     assert all(row["optimum_s"] > 0 and row["fraction"] > 0 for row in rows)
 
 
-SMALL_PARTS = ["--set", "TALLY_PART_BYTES=8K", "--set", "TALLY_WINDOW_PARTS=64"]
+SMALL_PARTS = ["--set", "TALLY_PART_BYTES=16K", "--set", "TALLY_WINDOW_PARTS=64"]
 
 
 @needs_lab
@@ -153,7 +153,7 @@ def test_quick_run(tmp_path):
     """n = 4, k = 0, 2, 4; one tensor and a model's list."""
     rows = benchmark(
         tmp_path / "rows.json",
-        *("-n", "4", "-k", "0", "2", "4", "--bytes", "4M", "--model", "resnet50", "--scale", "0.05"),
+        *("-n", "4", "-k", "0", "2", "4", "--bytes", "4M", "--model", "resnet50", "--scale", "0.1"),
         *("--iterations", "2", "--warm-up", "0", "--systems", "tally", *SMALL_PARTS),
     )
     assert [(row["work"], row["tensors"], row["k"], len(row["iterations_s"])) for row in rows] == [
