@@ -369,6 +369,8 @@ class Process:
         pid = self.pid
         if pid is not None:
             os.kill(pid, number)
+        if number == signal.SIGCONT:
+            os.kill(self._process.pid, number)  # nsenter stops when its command is stopped
 
     def kill(self):
         """End it and its children."""
