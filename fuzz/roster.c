@@ -1,6 +1,6 @@
 /* roster.c - fuzzes what members and the coordinator tell each other: whatever comes is refused, or is a roster
  * that can be used: every index within bounds, and the same again when written and read. */
-#include "join/roster.h"
+#include "join/status.h"
 
 #include <string.h>
 
@@ -38,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct tly_roster roster;
     struct tly_member_info member;
-    struct tly_reader r = {data, size, false}, m = {data, size, false};
+    struct tly_status status;
+    struct tly_reader r = {data, size, false}, m = {data, size, false}, s = {data, size, false};
     if (tly_roster_read(&r, &roster) == 0) {
         use(&roster);
         tly_roster_finish(&roster);
@@ -46,6 +47,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (tly_member_read(&m, &member) == 0) {
         require(member.role == TLY_ROLE_TALLYD || member.rank < member.size);
         require(strnlen(member.host, sizeof member.host) < sizeof member.host);
+    }
+    if (tly_status_read(&s, &status) == 0) {
+        for (uint32_t i = 0; i < status.member_count; i++)
+            require(status.members[i].role == TLY_ROLE_TALLYD || status.members[i].rank < status.size);
+        if (status.has_roster)
+            use(&status.roster);
+        tly_status_finish(&status);
     }
     return 0;
 }

@@ -499,7 +499,7 @@ static void print_table(FILE *out, const struct tly_params *p)
     }
 }
 
-static void print_json_text(FILE *out, const char *s)
+void tly_json_text(FILE *out, const char *s)
 {
     fputc('"', out);
     for (; *s; s++) {
@@ -526,7 +526,7 @@ static void print_json(FILE *out, const struct tly_params *p)
         if (row->kind != STR)
             fprintf(out, "%.17g, \"min\": %.17g, \"max\": %.17g", row->number, row->min, row->max);
         else if (row->text)
-            print_json_text(out, row->text);
+            tly_json_text(out, row->text);
         else
             fprintf(out, "null");
         if (rule->multiple)
@@ -539,12 +539,12 @@ static void print_json(FILE *out, const struct tly_params *p)
             if (row->kind != STR)
                 fprintf(out, "%s", value);
             else if (*(char **)field(p, row))
-                print_json_text(out, value);
+                tly_json_text(out, value);
             else
                 fprintf(out, "null");
         }
         fprintf(out, ", \"agreed\": %s, \"help\": ", row->agreed ? "true" : "false");
-        print_json_text(out, row->help);
+        tly_json_text(out, row->help);
         fprintf(out, "}");
     }
     fprintf(out, "\n]\n");

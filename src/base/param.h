@@ -72,4 +72,7 @@ int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);
 enum tly_params_format { TLY_PARAMS_TABLE, TLY_PARAMS_JSON, TLY_PARAMS_TROFF };
 void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_format format);
 
+/* `s` as a JSON string, with its quotes. */
+void tly_json_text(FILE *out, const char *s);
+
 #endif

@@ -9,8 +9,10 @@ enum { CLI_FAILED = 1, CLI_USAGE = 2 };
 int tly_cli_run(int argc, char **argv);
 int tly_cli_plan(int argc, char **argv);
 int tly_cli_trace(int argc, char **argv);
+int tly_cli_status(int argc, char **argv);
 extern const char tly_cli_run_usage[];
 extern const char tly_cli_plan_usage[];
+extern const char tly_cli_status_usage[];
 extern const char tly_cli_trace_usage[];
 
 /* Print "tally COMMAND: message" and a hint at --help on standard error, and return CLI_USAGE. */

@@ -14,12 +14,19 @@
 #include "base/event.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "join/roster.h"
+#include "join/status.h"
 #include "plan/plan.h"
 #include "transport/outbox.h"
 #include "transport/tcp/socket.h"
 
-enum state { GATHERING, PROVING, INVITING, RUNNING, FAILED, ENDED };
+enum state {
+    GATHERING = TLY_JOB_GATHERING,
+    PROVING = TLY_JOB_PROVING,
+    INVITING = TLY_JOB_INVITING,
+    RUNNING = TLY_JOB_RUNNING,
+    FAILED = TLY_JOB_FAILED,
+    ENDED = TLY_JOB_ENDED
+};
 
 /* CONNECT_S: longer than members take to find out themselves what they cannot reach. */
 enum {
@@ -55,8 +62,9 @@ struct tly_coordinator {
     uint32_t window_parts;
     struct tly_list members;
     enum state state;
-    uint32_t size;         /* ranks; 0 until the first has joined */
-    struct member **ranks; /* owned array of size, of borrowed */
+    uint32_t size;            /* ranks; 0 until the first has joined */
+    struct member **ranks;    /* owned array of size, of borrowed */
+    struct tly_roster roster; /* from INVITING on */
     uint32_t ranks_here, tallyds_here;
     int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
     char complaint[TLY_SENTENCE];
@@ -263,25 +271,24 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
 
 static void invite(struct tly_coordinator *c)
 {
-    struct tly_roster r;
+    struct tly_roster *r = &c->roster;
     struct tly_writer w = {0};
     c->state = INVITING;
-    if (make_roster(c, &r) != 0) {
+    if (make_roster(c, r) != 0) {
         fail_job(c, ENOMEM, "the coordinator is out of memory");
         return;
     }
-    if (r.machine_count > TLY_MAX_MACHINES || r.service_count > TLY_MAX_MACHINES) {
-        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r.service_count,
+    if (r->machine_count > TLY_MAX_MACHINES || r->service_count > TLY_MAX_MACHINES) {
+        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r->service_count,
                  TLY_MAX_MACHINES);
-    } else if (place_services(c, &r) == 0) {
-        tly_roster_write(&w, &r);
+    } else if (place_services(c, r) == 0) {
+        tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
             fail_job(c, ENOMEM, "the coordinator is out of memory");
         else
             post_all(c, TLY_INVITE, w.data, w.len);
     }
     free(w.data);
-    tly_roster_finish(&r);
 }
 
 static void advance(struct tly_coordinator *c)
@@ -394,12 +401,63 @@ static void on_member_info(struct member *m)
     advance(c);
 }
 
+/* --- who asks ------------------------------------------------------------------------------------ */
+
+static uint32_t stand(const struct member *m)
+{
+    return m->left     ? TLY_STAND_LEFT
+           : m->begun  ? TLY_STAND_CONNECTED
+           : m->proved ? TLY_STAND_PROVED
+                       : TLY_STAND_JOINED;
+}
+
+static void answer(struct member *watcher)
+{
+    const struct tly_coordinator *c = watcher->c;
+    struct tly_status s = {.state = c->state,
+                           .size = c->size,
+                           .servers = c->servers,
+                           .age_ms = (uint64_t)((c->loop.awake - c->born) / TLY_MS),
+                           .has_roster = c->roster.rank_count > 0,
+                           .roster = c->roster};
+    struct tly_writer w = {0};
+    s.members = calloc(c->ranks_here + c->tallyds_here + 1, sizeof *s.members);
+    if (!s.members)
+        return; /* who asks gets no answer in time */
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_member_info *info = &m->info;
+        if (!m->joined)
+            continue;
+        struct tly_status_member *out = &s.members[s.member_count++];
+        *out = (struct tly_status_member){.role = info->role,
+                                          .rank = info->role == TLY_ROLE_RANK ? info->rank : TLY_NO_RANK,
+                                          .pid = info->pid,
+                                          .port = info->port,
+                                          .stand = stand(m)};
+        memcpy(out->address, info->address, sizeof out->address);
+        memcpy(out->host, info->host, sizeof out->host);
+    }
+    tly_status_write(&w, &s);
+    if (!w.failed && w.len <= TLY_MAX_CONTROL)
+        post(watcher, TLY_STATUS, 0, w.data, w.len);
+    free(w.data);
+    free(s.members); /* the roster is the coordinator's */
+}
+
 /* --- frames -------------------------------------------------------------------------------------- */
 
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
+    bool watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER,
+         alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
+    if (!alive && watcher != (f->type == TLY_STATUS)) {
+        *why = "a frame out of its sender's role";
+        return -EPROTO;
+    }
     switch (f->type) {
+    case TLY_STATUS:
     case TLY_ROSTER:
     case TLY_BEGUN:
     case TLY_COMPLAIN:
@@ -461,6 +519,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_GOODBYE:
         m->left = true;
         advance(c);
+        break;
+    case TLY_STATUS:
+        answer(m);
         break;
     default:
         break;
@@ -673,6 +734,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         drop(tly_list_entry(c->members.next, struct member, node));
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
+    tly_roster_finish(&c->roster);
     free(c->ranks);
     free(c);
 }

@@ -89,6 +89,7 @@ struct session {
     struct tly_service *service;
     struct tly_link *link;
     uint32_t rank;
+    bool watcher;                                 /* no rank: asks how the service stands */
     bool left;                                    /* has said goodbye */
     uint32_t taken;                               /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */

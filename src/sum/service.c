@@ -93,10 +93,13 @@ static void opened(void *user, struct tly_link *l)
     struct session *p = user;
     const struct tly_identity *peer = tly_link_peer(l);
     char name[64];
+    tly_link_set_silence(l, p->service->dead_ns);
+    p->watcher = peer->role == TLY_ROLE_WATCHER;
+    if (p->watcher)
+        return;
     p->rank = peer->rank;
     snprintf(name, sizeof name, "rank %u", p->rank);
     tly_link_rename(l, name);
-    tly_link_set_silence(l, p->service->dead_ns);
     if (p->service->ranks)
         admit(p);
 }
@@ -206,11 +209,19 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
 {
     struct session *p = user;
     struct tly_service *s = p->service;
-    if (!s->ranks && f->type != TLY_BEAT && f->type != TLY_COUNTS) {
+    bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
+    if (p->watcher && !alive && (f->type != TLY_STATUS || f->flags)) {
+        *why = "a watcher may only ask for the status";
+        return -EPROTO;
+    }
+    if (p->watcher) {
+        *land = (struct tly_landing){.control = true};
+        return 0;
+    }
+    if (!s->ranks && !alive) {
         *why = "a frame before the job has begun";
         return -EPROTO;
     }
-    bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
     if (!alive && (p->rank >= s->ranks || s->by_rank[p->rank] != p)) {
         *why = "a frame from no rank of the job";
         return -EPROTO;
@@ -252,6 +263,7 @@ static void report(struct session *p)
     struct tly_writer w = {0};
     struct tly_frame f = {.type = TLY_STATUS};
     tly_service_facts(p->service, &facts);
+    /* As tly_service_facts_read() reads them. */
     const uint64_t values[] = {facts.bytes_summed, facts.parts_summed, facts.rounds_open,  facts.bytes_in_use,
                                facts.bytes_peak,   facts.memory_limit, facts.slots_dropped};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
@@ -313,6 +325,11 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     struct session *p = user;
     struct tly_service *s = p->service;
     struct round *r;
+    if (p->watcher) {
+        if (f->type == TLY_STATUS)
+            report(p);
+        return 0;
+    }
     tly_round_received(p, tly_count_extend(p->received, f->received));
     switch (f->type) {
     case TLY_PUSH:
@@ -582,6 +599,22 @@ void tly_service_facts(struct tly_service *s, struct tly_service_facts *out)
     out->bytes_in_use = s->pool.in_use;
     out->bytes_peak = s->pool.peak;
     out->memory_limit = s->pool.limit;
+}
+
+int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
+{
+    struct tly_service_facts f;
+    f.bytes_summed = tly_read64(r);
+    f.parts_summed = tly_read64(r);
+    f.rounds_open = tly_read64(r);
+    f.bytes_in_use = tly_read64(r);
+    f.bytes_peak = tly_read64(r);
+    f.memory_limit = tly_read64(r);
+    f.slots_dropped = tly_read64(r);
+    if (r->failed)
+        return -EPROTO;
+    *out = f;
+    return 0;
 }
 
 void tly_service_destroy(struct tly_service *s, int64_t deadline)

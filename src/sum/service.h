@@ -12,6 +12,7 @@
 #include "base/param.h"
 #include "join/roster.h"
 #include "wire/hello.h"
+#include "wire/pack.h"
 
 struct tly_service;
 
@@ -36,6 +37,8 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
 void tly_service_write_trace(struct tly_service *s);
 
 void tly_service_facts(struct tly_service *s, struct tly_service_facts *out);
+/* From what a service answers to STATUS.  -EPROTO. */
+int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out);
 
 /* Wait (until the monotonic deadline) for what is being sent, then close all and free.  NULL is accepted. */
 void tly_service_destroy(struct tly_service *s, int64_t deadline);

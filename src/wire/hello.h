@@ -19,7 +19,14 @@
 
 enum { TLY_HELLO_BYTES = 320, TLY_JOB_BYTES = 64, TLY_SECRET_BYTES = 32, TLY_NO_RANK = 0xffffffff };
 
-enum tly_role { TLY_ROLE_RANK = 1, TLY_ROLE_TALLYD, TLY_ROLE_SERVICE, TLY_ROLE_COORDINATOR };
+/* A watcher belongs to no job: it asks a coordinator or a service how it stands. */
+enum tly_role {
+    TLY_ROLE_RANK = 1,
+    TLY_ROLE_TALLYD,
+    TLY_ROLE_SERVICE,
+    TLY_ROLE_COORDINATOR,
+    TLY_ROLE_WATCHER
+};
 
 /* Who this process is in a handshake. */
 struct tly_identity {

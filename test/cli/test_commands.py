@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from programs import ROOT, TALLY, environment, tally
 
-COMMANDS = ["run", "plan", "trace", "params", "secret", "version", "help"]
+COMMANDS = ["run", "plan", "status", "trace", "params", "secret", "version", "help"]
 
 
 def test_overview_names_every_command():
@@ -27,7 +27,7 @@ def test_help_of_a_command(command):
     assert tally(command, "--help").stdout == done.stdout
 
 
-@pytest.mark.parametrize("command, page", [("run", "tally-run.1"), ("plan", "tally.1"), ("trace", "tally.1"), ("params", "tally.1")])
+@pytest.mark.parametrize("command, page", [("run", "tally-run.1"), ("plan", "tally.1"), ("status", "tally.1"), ("trace", "tally.1"), ("params", "tally.1")])
 def test_manual_has_every_option(command, page):
     manual = (ROOT / "man" / page).read_text(encoding="utf-8").replace("\\-", "-")
     options = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", tally(command, "--help").stdout)

@@ -1,0 +1,571 @@
+/* status.c - `tally status`: asks a coordinator how its job stands, then each service how much it has summed; or one
+ * service alone.  All connections are proved like a rank's and live in one loop until a deadline. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "join/place.h"
+#include "join/status.h"
+#include "sum/service.h"
+#include "transport/outbox.h"
+#include "transport/tcp/socket.h"
+#include "transport/transport.h"
+
+const char tly_cli_status_usage[] =
+    "usage: tally status [--json] [--timeout SECONDS] [HOST[:PORT]]\n"
+    "\n"
+    "Asks the coordinator of a job, at rank 0's HOST, and all its services how they stand: who is\n"
+    "there and who is missing, how much has been summed.  At the address of a service it asks that\n"
+    "one alone.  Without HOST the coordinator is that of TALLY_COORD or MASTER_ADDR.  The job secret\n"
+    "is needed, from where ranks have it.\n"
+    "\n"
+    "      --json             as JSON\n"
+    "      --timeout SECONDS  for an answer (5)\n";
+
+/* One question to one process.  Owner: the loop, which this thread turns. */
+struct query {
+    struct tly_link *link; /* owned */
+    struct tly_outbox outbox;
+    struct tly_identity peer; /* who answered */
+    bool started, done;
+    bool from_coordinator;
+    int err; /* errno; 0: there is an answer */
+    char why[TLY_SENTENCE];
+    struct tly_status status;       /* from_coordinator */
+    struct tly_service_facts facts; /* else */
+};
+
+/* What is asked, for how long, and in whose name. */
+struct asker {
+    struct tly_loop loop;
+    struct tly_identity identity;
+    int64_t timeout_ns;
+    struct sockaddr_storage named; /* the coordinator or service */
+    char at[96];                   /* the same, for messages */
+};
+
+/* --- asking -------------------------------------------------------------------------------------- */
+
+static void end(struct query *q, int err, const char *why)
+{
+    if (q->done)
+        return;
+    q->done = true;
+    q->err = err;
+    snprintf(q->why, sizeof q->why, "%s", why);
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    struct query *q = user;
+    struct tly_frame f = {.type = TLY_STATUS};
+    q->peer = *tly_link_peer(l);
+    q->from_coordinator = q->peer.role == TLY_ROLE_COORDINATOR;
+    if (!q->from_coordinator && q->peer.role != TLY_ROLE_SERVICE)
+        end(q, EPROTO, "neither a coordinator nor a service");
+    else if (tly_outbox_post(&q->outbox, &f, NULL, 0, NULL) != 0)
+        end(q, ENOMEM, "out of memory");
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    land->control = true;
+    return 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct query *q = user;
+    struct tly_reader r = {data, f->payload, false};
+    if (f->type == TLY_STATUS && !q->done) {
+        int err =
+            q->from_coordinator ? tly_status_read(&r, &q->status) : tly_service_facts_read(&r, &q->facts);
+        end(q, -err, err ? "an answer that cannot be read" : "");
+    } else if (f->type == TLY_VERDICT) {
+        char sentence[TLY_SENTENCE];
+        tly_read32(&r);
+        tly_read_text(&r, sentence, sizeof sentence);
+        end(q, ECANCELED, sentence);
+    }
+    return 0;
+}
+
+static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+{
+    struct query *q = user;
+    return tly_outbox_next(&q->outbox, out, NULL);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    end(user, err, why);
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static void start(struct asker *a, struct query *q, const struct sockaddr_storage *to)
+{
+    struct tly_link_config c = {
+        .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .silence_ns = 0};
+    tly_outbox_init(&q->outbox);
+    q->started = true;
+    tly_loop_lock(&a->loop);
+    int err = tly_tcp_connect(&a->loop, to, &c, &q->link);
+    tly_loop_unlock(&a->loop);
+    if (err)
+        end(q, -err, strerror(-err));
+}
+
+static void wait_for(struct asker *a, struct query *q, size_t count)
+{
+    int64_t deadline = tly_now() + a->timeout_ns;
+    for (size_t i = 0; i < count;) {
+        if (!q[i].started || q[i].done)
+            i++;
+        else if (tly_now() < deadline)
+            tly_loop_turn(&a->loop, 50);
+        else
+            end(&q[i], ETIMEDOUT, "no answer");
+    }
+}
+
+static void finish(struct asker *a, struct query *q, size_t count)
+{
+    tly_loop_lock(&a->loop);
+    for (size_t i = 0; i < count; i++) {
+        if (!q[i].started)
+            continue;
+        tly_link_destroy(q[i].link);
+        tly_outbox_finish(&q[i].outbox, NULL, NULL);
+        tly_status_finish(&q[i].status);
+    }
+    tly_loop_unlock(&a->loop);
+}
+
+/* --- the job ------------------------------------------------------------------------------------- */
+
+/* A service, and what it says. */
+struct service {
+    char name[64], address[64];
+    const char *host;
+    bool embedded;
+    uint32_t rank, port;
+};
+
+struct job {
+    const struct query *coordinator;
+    struct service *services; /* owned */
+    struct query *answers;    /* owned; of each service */
+    size_t service_count;
+};
+
+static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host, const char *address,
+                        uint32_t port)
+{
+    struct service *s = &j->services[j->service_count++];
+    *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .port = port};
+    snprintf(s->name, sizeof s->name, s->embedded ? "rank %u" : "tallyd %u", number);
+    snprintf(s->address, sizeof s->address, "%s", address);
+}
+
+/* "::" is wherever the coordinator is. */
+static void place_members(struct tly_status *s, const struct sockaddr_storage *coordinator)
+{
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        struct sockaddr_storage a;
+        char *address = s->members[i].address;
+        if (tly_address_parse(address, 0, &a) == 0 && tly_address_is_any(&a))
+            tly_address_host(coordinator, address, sizeof s->members[i].address);
+    }
+}
+
+/* Before there is a roster only tallyd are known to be services. */
+static int list_services(struct job *j)
+{
+    const struct tly_status *s = &j->coordinator->status;
+    const struct tly_roster *r = &s->roster;
+    size_t most = s->has_roster ? r->service_count : s->member_count;
+    j->services = calloc(most + 1, sizeof *j->services);
+    j->answers = calloc(most + 1, sizeof *j->answers);
+    if (!j->services || !j->answers)
+        return -ENOMEM;
+    uint32_t tallyd = 0;
+    for (uint32_t i = 0; s->has_roster && i < r->service_count; i++) {
+        const struct tly_roster_service *x = &r->services[i];
+        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : tallyd++, x->host, x->address, x->port);
+    }
+    for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
+        const struct tly_status_member *m = &s->members[i];
+        if (m->role == TLY_ROLE_TALLYD)
+            add_service(j, m->role, tallyd++, m->host, m->address, m->port);
+    }
+    return 0;
+}
+
+static void ask_services(struct job *j, struct asker *a)
+{
+    for (size_t i = 0; i < j->service_count; i++) {
+        struct sockaddr_storage to;
+        const struct service *s = &j->services[i];
+        if (tly_address_parse(s->address, (uint16_t)s->port, &to) == 0) {
+            start(a, &j->answers[i], &to);
+        } else {
+            j->answers[i].done = true;
+            j->answers[i].err = EINVAL;
+            snprintf(j->answers[i].why, sizeof j->answers[i].why, "no address");
+        }
+    }
+    wait_for(a, j->answers, j->service_count);
+}
+
+static const struct tly_status_member *find_rank(const struct tly_status *s, uint32_t rank)
+{
+    for (uint32_t i = 0; i < s->member_count; i++)
+        if (s->members[i].role == TLY_ROLE_RANK && s->members[i].rank == rank)
+            return &s->members[i];
+    return NULL;
+}
+
+static const char *stand_of(const struct tly_status *s, const struct tly_status_member *m)
+{
+    static const char *const words[] = {"joined", "proved", "connected", "left"};
+    if (!m)
+        return s->state < TLY_JOB_RUNNING ? "missing" : "gone";
+    return m->stand == TLY_STAND_CONNECTED && s->state == TLY_JOB_RUNNING ? "running" : words[m->stand];
+}
+
+static const char *state_of(const struct tly_status *s)
+{
+    static const char *const words[] = {"gathering", "proving machines", "connecting",
+                                        "running",   "failed",           "ended"};
+    return words[s->state];
+}
+
+static uint32_t count_tallyd(const struct tly_status *s)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->member_count; i++)
+        count += s->members[i].role == TLY_ROLE_TALLYD;
+    return count;
+}
+
+/* --- as a table ---------------------------------------------------------------------------------- */
+
+static const char *quantity(uint64_t bytes, char *out, size_t len)
+{
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
+    double x = (double)bytes;
+    int unit = 0;
+    for (; x >= 1000 && unit < 5; unit++)
+        x /= 1000;
+    snprintf(out, len, unit ? "%.2f %s" : "%.0f %s", x, units[unit]);
+    return out;
+}
+
+static void print_missing(const struct tly_status *s)
+{
+    const char *before = "missing: rank ";
+    for (uint32_t i = 0; i < s->size; i++) {
+        if (find_rank(s, i))
+            continue;
+        uint32_t last = i;
+        while (last + 1 < s->size && !find_rank(s, last + 1))
+            last++;
+        printf(last > i ? "%s%u-%u" : "%s%u", before, i, last);
+        before = ", ";
+        i = last;
+    }
+    if (before[0] == ',')
+        putchar('\n');
+    if (count_tallyd(s) < s->servers)
+        printf("missing: %u of %u tallyd\n", s->servers - count_tallyd(s), s->servers);
+}
+
+static void print_facts(const struct query *q)
+{
+    char a[32], b[32], c[32];
+    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s\n", quantity(q->facts.bytes_summed, a, sizeof a),
+           q->facts.parts_summed, q->facts.rounds_open, quantity(q->facts.bytes_in_use, b, sizeof b),
+           quantity(q->facts.memory_limit, c, sizeof c));
+}
+
+static void print_job(const struct job *j, const struct asker *a)
+{
+    const struct query *q = j->coordinator;
+    const struct tly_status *s = &q->status;
+    printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
+           q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
+    if (s->has_roster)
+        printf("%u ranks on %u machines, %u services\n", s->size, s->roster.machine_count,
+               s->roster.service_count);
+    else if (s->size)
+        printf("%u ranks are expected\n", s->size);
+    else
+        printf("no rank has joined yet\n");
+    if (s->state < TLY_JOB_RUNNING)
+        print_missing(s);
+    if (s->size)
+        printf("\n%6s %7s  %-16s %-24s %8s  %s\n", "rank", "machine", "host", "address", "process", "state");
+    for (uint32_t i = 0; i < s->size; i++) {
+        const struct tly_status_member *m = find_rank(s, i);
+        char machine[16] = "-";
+        if (s->has_roster)
+            snprintf(machine, sizeof machine, "%u", s->roster.ranks[i].machine);
+        printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", m ? m->address : "-",
+               m ? m->pid : 0, stand_of(s, m));
+    }
+    if (j->service_count)
+        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s\n", "service of", "host", "address", "summed",
+               "parts", "open", "memory", "limit");
+    for (size_t i = 0; i < j->service_count; i++) {
+        const struct service *x = &j->services[i];
+        char where[80];
+        snprintf(where, sizeof where, strchr(x->address, ':') ? "[%s]:%u" : "%s:%u", x->address, x->port);
+        printf("%-12s %-16s %-30s ", x->name, x->host, where);
+        if (j->answers[i].err)
+            printf("%12s: %s\n", "no answer", j->answers[i].why);
+        else
+            print_facts(&j->answers[i]);
+    }
+}
+
+static void print_service(const struct query *q, const char *at)
+{
+    printf("a service of job '%s', start %016" PRIx64 ", at %s\n\n%12s %12s %6s %10s %10s\n", q->peer.job,
+           q->peer.incarnation, at, "summed", "parts", "open", "memory", "limit");
+    print_facts(q);
+}
+
+/* --- as JSON ------------------------------------------------------------------------------------- */
+
+static void json_text(const char *name, const char *value, const char *end)
+{
+    printf("\"%s\": ", name);
+    tly_json_text(stdout, value);
+    fputs(end, stdout);
+}
+
+static void json_facts(const struct tly_service_facts *f)
+{
+    printf("\"bytes_summed\": %" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
+           ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
+           ", \"slots_dropped\": %" PRIu64,
+           f->bytes_summed, f->parts_summed, f->rounds_open, f->bytes_in_use, f->bytes_peak, f->memory_limit,
+           f->slots_dropped);
+}
+
+static void json_start(const struct query *q, const char *kind, const char *at)
+{
+    printf("{");
+    json_text(kind, at, ", ");
+    json_text("job", q->peer.job, ", ");
+    printf("\"start\": \"%016" PRIx64 "\", ", q->peer.incarnation);
+}
+
+static void json_ranks(const struct tly_status *s)
+{
+    const char *comma = "";
+    printf("\"missing_ranks\": [");
+    for (uint32_t i = 0; i < s->size; i++)
+        if (!find_rank(s, i)) {
+            printf("%s%u", comma, i);
+            comma = ", ";
+        }
+    printf("], \"ranks\": [");
+    for (uint32_t i = 0; i < s->size; i++) {
+        const struct tly_status_member *m = find_rank(s, i);
+        printf("%s\n  {\"rank\": %u, ", i ? "," : "", i);
+        if (s->has_roster)
+            printf("\"machine\": %u, ", s->roster.ranks[i].machine);
+        if (m) {
+            json_text("host", m->host, ", ");
+            json_text("address", m->address, ", ");
+            printf("\"process\": %u, ", m->pid);
+        }
+        json_text("state", stand_of(s, m), "}");
+    }
+    printf("],\n");
+}
+
+static void json_job(const struct job *j, const struct asker *a)
+{
+    const struct tly_status *s = &j->coordinator->status;
+    json_start(j->coordinator, "coordinator", a->at);
+    json_text("state", state_of(s), ", ");
+    printf("\"age_s\": %.3f,\n\"size\": %u, ", (double)s->age_ms / 1e3, s->size);
+    if (s->has_roster)
+        printf("\"machines\": %u, ", s->roster.machine_count);
+    printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
+    json_ranks(s);
+    printf("\"services\": [");
+    for (size_t i = 0; i < j->service_count; i++) {
+        const struct service *x = &j->services[i];
+        printf("%s\n  {\"kind\": \"%s\", ", i ? "," : "", x->embedded ? "embedded" : "tallyd");
+        if (x->embedded)
+            printf("\"rank\": %u, ", x->rank);
+        json_text("host", x->host, ", ");
+        json_text("address", x->address, ", ");
+        printf("\"port\": %u, \"answers\": %s, ", x->port, j->answers[i].err ? "false" : "true");
+        if (j->answers[i].err)
+            json_text("why", j->answers[i].why, "");
+        else
+            json_facts(&j->answers[i].facts);
+        printf("}");
+    }
+    printf("]}\n");
+}
+
+/* --- the command --------------------------------------------------------------------------------- */
+
+/* Ask at each address until somebody answers; *q is the attempt that did, or the last. */
+static void ask_at(struct asker *a, const struct tly_addresses *to, struct query *q)
+{
+    for (int i = 0; i < to->count; i++) {
+        finish(a, q, 1);
+        *q = (struct query){0};
+        a->named = to->at[i];
+        tly_address_text(&a->named, a->at, sizeof a->at);
+        start(a, q, &a->named);
+        wait_for(a, q, 1);
+        if (!q->err || q->from_coordinator || q->err == EACCES || q->err == ESTALE)
+            break;
+    }
+}
+
+static int explain(const struct query *q, const char *at)
+{
+    switch (q->err) {
+    case ECONNREFUSED:
+        return tly_cli_fail("status",
+                            "nobody listens at %s: no job runs there, or on another port (TALLY_PORT)", at);
+    case EACCES:
+    case ESTALE:
+        return tly_cli_fail("status", "%s turns us away: %s", at, q->why);
+    case ECANCELED:
+        return tly_cli_fail("status", "the job at %s has failed: %s", at, q->why);
+    case EPROTO:
+        return tly_cli_fail("status", "what listens at %s is not Tally, or of another version: %s", at,
+                            q->why);
+    case ECONNRESET:
+        return tly_cli_fail("status", "%s hung up: it is not Tally, or its job is just ending (%s)", at,
+                            q->why);
+    default:
+        return tly_cli_fail("status", "no answer from %s: %s", at, q->why);
+    }
+}
+
+static int report(struct asker *a, struct query *q, bool json)
+{
+    struct job j = {.coordinator = q};
+    if (!q->from_coordinator) {
+        if (json) {
+            json_start(q, "service", a->at);
+            json_facts(&q->facts);
+            printf("}\n");
+        } else {
+            print_service(q, a->at);
+        }
+        return 0;
+    }
+    int status = 0;
+    a->identity.incarnation = q->peer.incarnation;
+    place_members(&q->status, &a->named);
+    if (list_services(&j) != 0) {
+        status = tly_cli_fail("status", "out of memory");
+    } else {
+        ask_services(&j, a);
+        if (json)
+            json_job(&j, a);
+        else
+            print_job(&j, a);
+    }
+    finish(a, j.answers, j.service_count);
+    free(j.services);
+    free(j.answers);
+    return status;
+}
+
+static int ask(const struct tly_place *place, double timeout_s, bool json)
+{
+    struct asker a = {.timeout_ns = (int64_t)(timeout_s * (double)TLY_SEC)};
+    struct query q = {0};
+    struct tly_addresses to;
+    if (tly_place_resolve(place, &to) != 0 || tly_loop_init(&a.loop) != 0)
+        return tly_cli_fail("status", "%s", tly_error());
+    a.identity.role = TLY_ROLE_WATCHER;
+    a.identity.rank = TLY_NO_RANK;
+    memcpy(a.identity.secret, place->secret, sizeof place->secret);
+    memcpy(a.identity.job, place->job, sizeof place->job);
+    ask_at(&a, &to, &q);
+    int status = q.err ? explain(&q, a.at) : report(&a, &q, json);
+    finish(&a, &q, 1);
+    tly_loop_finish(&a.loop);
+    return status;
+}
+
+int tly_cli_status(int argc, char **argv)
+{
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
+                                            {"timeout", required_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {0}};
+    bool json = false;
+    long timeout_s = 5;
+    for (int c; (c = getopt_long(argc, argv, "+h", options, NULL)) != -1;) {
+        switch (c) {
+        case 'j':
+            json = true;
+            break;
+        case 't':
+            timeout_s = tly_cli_number(optarg, 1, 3600);
+            if (timeout_s < 0)
+                return tly_cli_misuse("status", "--timeout %s: seconds, 1 to 3600", optarg);
+            break;
+        case 'h':
+            fputs(tly_cli_status_usage, stdout);
+            return 0;
+        default:
+            return CLI_USAGE;
+        }
+    }
+    if (argc - optind > 1)
+        return tly_cli_misuse("status", "unexpected argument %s", argv[optind + 1]);
+    char setting[320], why[TLY_SENTENCE];
+    const char *settings[2] = {NULL}, *master = getenv("MASTER_ADDR");
+    if (optind < argc) {
+        snprintf(setting, sizeof setting, "TALLY_COORD=%s", argv[optind]);
+        settings[0] = setting;
+    }
+    struct tly_params params;
+    struct tly_place place;
+    if (sodium_init() < 0)
+        return tly_cli_fail("status", "no source of random numbers");
+    if (tly_params_load(&params, settings, why, sizeof why) != 0)
+        return tly_cli_fail("status", "%s", why);
+    int status;
+    tly_log_set_level("off"); /* what links have to say is said below, once */
+    signal(SIGPIPE, SIG_IGN);
+    if (!params.coord && !(master && *master))
+        status = tly_cli_misuse("status", "whose?  Name rank 0's HOST, or set TALLY_COORD");
+    else if (tly_place_find(&place, &params, false) != 0)
+        status = tly_cli_fail("status", "%s", tly_error());
+    else
+        status = ask(&place, (double)timeout_s, json);
+    tly_params_finish(&params);
+    return status;
+}

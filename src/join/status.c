@@ -1,0 +1,93 @@
+/* status.c - a coordinator's answer to `tally status`, as bytes.
+ *
+ *   state, size, servers   32 each
+ *   age_ms                 64
+ *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
+ *   has_roster             32; if 1: the roster */
+#include "join/status.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_MEMBER_BYTES = 7 * 4 };
+
+void tly_status_finish(struct tly_status *s)
+{
+    if (!s)
+        return;
+    free(s->members);
+    tly_roster_finish(&s->roster);
+    memset(s, 0, sizeof *s);
+}
+
+void tly_status_write(struct tly_writer *w, const struct tly_status *s)
+{
+    tly_write32(w, s->state);
+    tly_write32(w, s->size);
+    tly_write32(w, s->servers);
+    tly_write64(w, s->age_ms);
+    tly_write32(w, s->member_count);
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        const struct tly_status_member *m = &s->members[i];
+        tly_write32(w, m->role);
+        tly_write32(w, m->rank);
+        tly_write32(w, m->pid);
+        tly_write32(w, m->port);
+        tly_write32(w, m->stand);
+        tly_write_text(w, m->address);
+        tly_write_text(w, m->host);
+    }
+    tly_write32(w, s->has_roster);
+    if (s->has_roster)
+        tly_roster_write(w, &s->roster);
+}
+
+static int read_member(struct tly_reader *r, const struct tly_status *s, struct tly_status_member *m)
+{
+    m->role = tly_read32(r);
+    m->rank = tly_read32(r);
+    m->pid = tly_read32(r);
+    m->port = tly_read32(r);
+    m->stand = tly_read32(r);
+    tly_read_text(r, m->address, sizeof m->address);
+    tly_read_text(r, m->host, sizeof m->host);
+    bool whole = m->role == TLY_ROLE_RANK     ? m->rank < s->size
+                 : m->role == TLY_ROLE_TALLYD ? m->rank == TLY_NO_RANK
+                                              : false;
+    return r->failed || !whole || m->port > 65535 || m->stand > TLY_STAND_LEFT ? -EPROTO : 0;
+}
+
+int tly_status_read(struct tly_reader *r, struct tly_status *out)
+{
+    struct tly_status s = {0};
+    s.state = tly_read32(r);
+    s.size = tly_read32(r);
+    s.servers = tly_read32(r);
+    s.age_ms = tly_read64(r);
+    uint32_t count = tly_read32(r);
+    if (r->failed || s.state > TLY_JOB_ENDED || s.size > TLY_MAX_RANKS || count > r->len / LEAST_MEMBER_BYTES)
+        return -EPROTO;
+    int err = 0;
+    if (count) {
+        s.members = calloc(count, sizeof *s.members);
+        err = s.members ? 0 : -ENOMEM;
+    }
+    for (; !err && s.member_count < count; s.member_count++)
+        err = read_member(r, &s, &s.members[s.member_count]);
+    uint32_t has_roster = tly_read32(r);
+    if (!err && (r->failed || has_roster > 1))
+        err = -EPROTO;
+    if (!err && has_roster) {
+        err = tly_roster_read(r, &s.roster);
+        s.has_roster = !err;
+        if (!err && s.roster.rank_count != s.size)
+            err = -EPROTO;
+    }
+    if (err) {
+        tly_status_finish(&s);
+        return err;
+    }
+    *out = s;
+    return 0;
+}

@@ -1,0 +1,47 @@
+/* status.h - what a coordinator answers to who asks how its job stands (`tally status`).  Encoding; no I/O. */
+#ifndef TLY_STATUS_H
+#define TLY_STATUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "join/roster.h"
+
+/* How far a job has come. */
+enum tly_job_state {
+    TLY_JOB_GATHERING, /* waiting for members */
+    TLY_JOB_PROVING,   /* finding out who shares a machine */
+    TLY_JOB_INVITING,  /* connecting to the services */
+    TLY_JOB_RUNNING,
+    TLY_JOB_FAILED,
+    TLY_JOB_ENDED
+};
+
+/* How far a member has come. */
+enum tly_stand { TLY_STAND_JOINED, TLY_STAND_PROVED, TLY_STAND_CONNECTED, TLY_STAND_LEFT };
+
+struct tly_status_member {
+    uint32_t role; /* TLY_ROLE_RANK or TLY_ROLE_TALLYD */
+    uint32_t rank; /* TLY_NO_RANK of a tallyd */
+    uint32_t pid, port;
+    uint32_t stand;             /* enum tly_stand */
+    char address[64], host[64]; /* address: of its service, numeric; may be "::": where the coordinator is */
+};
+
+struct tly_status {
+    uint32_t state;   /* enum tly_job_state */
+    uint32_t size;    /* ranks; 0 until the first has joined */
+    uint32_t servers; /* tallyd that the start waits for (TALLY_SERVERS) */
+    uint64_t age_ms;  /* of the coordinator */
+    uint32_t member_count;
+    struct tly_status_member *members; /* owned */
+    bool has_roster;                   /* from INVITING on */
+    struct tly_roster roster;
+};
+
+void tly_status_finish(struct tly_status *s);
+void tly_status_write(struct tly_writer *w, const struct tly_status *s);
+/* -EPROTO, -ENOMEM; *s untouched then. */
+int tly_status_read(struct tly_reader *r, struct tly_status *s);
+
+#endif

@@ -1,0 +1,108 @@
+/* status_test.c - a coordinator's answer comes back as it was written, and nonsense is refused. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "join/status.h"
+
+static struct tly_status_member members[] = {
+    {TLY_ROLE_RANK, 1, 77, 4000, TLY_STAND_PROVED, "10.0.0.1", "one"},
+    {TLY_ROLE_TALLYD, TLY_NO_RANK, 78, 4001, TLY_STAND_JOINED, "::", "two"},
+};
+static struct tly_roster_rank ranks[] = {{0, 0}, {0, 1}};
+static struct tly_roster_service services[] = {
+    {.role = TLY_ROLE_RANK, .rank = 0, .port = 4002, .incarnation = 5, .address = "10.0.0.1", .host = "one"},
+    {.role = TLY_ROLE_TALLYD, .port = 4001, .incarnation = 6, .address = "10.0.0.2", .host = "two"},
+};
+
+static struct tly_status example(void)
+{
+    struct tly_status s = {.state = TLY_JOB_INVITING,
+                           .size = 2,
+                           .servers = 3,
+                           .age_ms = 1ull << 40,
+                           .member_count = 2,
+                           .members = members};
+    s.has_roster = true;
+    s.roster = (struct tly_roster){
+        .epoch = 1,
+        .rank_count = 2,
+        .machine_count = 1,
+        .service_count = 2,
+        .part_bytes = 4096,
+        .window_bytes = 8192,
+        .ranks = ranks,
+        .services = services};
+    return s;
+}
+
+static void there_and_back(void **state)
+{
+    struct tly_status s = example(), t;
+    struct tly_writer w = {0};
+    tly_status_write(&w, &s);
+    assert_false(w.failed);
+    for (size_t n = 0; n < w.len; n++) { /* cut anywhere it is refused */
+        struct tly_reader r = {w.data, n, false};
+        assert_int_equal(tly_status_read(&r, &t), -EPROTO);
+    }
+    struct tly_reader r = {w.data, w.len, false};
+    assert_int_equal(tly_status_read(&r, &t), 0);
+    assert_int_equal(t.state, TLY_JOB_INVITING);
+    assert_int_equal(t.servers, 3);
+    assert_true(t.age_ms == 1ull << 40);
+    assert_int_equal(t.member_count, 2);
+    assert_int_equal(t.members[0].rank, 1);
+    assert_int_equal(t.members[0].stand, TLY_STAND_PROVED);
+    assert_string_equal(t.members[1].address, "::");
+    assert_string_equal(t.members[1].host, "two");
+    assert_true(t.has_roster);
+    assert_int_equal(t.roster.ranks[1].local_rank, 1);
+    assert_string_equal(t.roster.services[1].address, "10.0.0.2");
+    tly_status_finish(&t);
+    tly_status_finish(NULL);
+    free(w.data);
+}
+
+static void refused(const struct tly_status *s)
+{
+    struct tly_status t;
+    struct tly_writer w = {0};
+    tly_status_write(&w, s);
+    struct tly_reader r = {w.data, w.len, false};
+    assert_int_equal(tly_status_read(&r, &t), -EPROTO);
+    free(w.data);
+}
+
+static void nonsense_is_refused(void **state)
+{
+    struct tly_status s = example();
+    s.state = TLY_JOB_ENDED + 1;
+    refused(&s);
+    s = example();
+    s.size = 1; /* member 0 is rank 1 */
+    refused(&s);
+    s = example();
+    s.size = 3; /* the roster has two */
+    refused(&s);
+    s = example();
+    s.size = TLY_MAX_RANKS + 1;
+    refused(&s);
+    uint8_t many[28] = {0}; /* four thousand million members in no bytes */
+    memset(many + 20, 0xff, 4);
+    struct tly_reader r = {many, sizeof many, false};
+    assert_int_equal(tly_status_read(&r, &s), -EPROTO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(there_and_back),
+                                       cmocka_unit_test(nonsense_is_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
