@@ -210,7 +210,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     struct session *p = user;
     struct tly_service *s = p->service;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    if (p->watcher && !alive && (f->type != TLY_STATUS || f->flags)) {
+    if (p->watcher && !alive && (f->type != TLY_STATUS || f->flags || f->payload)) {
         *why = "a watcher may only ask for the status";
         return -EPROTO;
     }
@@ -376,7 +376,13 @@ static void sent(void *user, struct tly_link *l, void *token)
 }
 
 static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .landed = landed, .frame = frame, .next = next, .sent = sent, .closed = closed};
+    .opened = opened,
+    .header = header,
+    .landed = landed,
+    .frame = frame,
+    .next = next,
+    .sent = sent,
+    .closed = closed};
 
 static void remember(void *user, struct tly_link *l)
 {
