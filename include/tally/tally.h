@@ -65,6 +65,11 @@ struct tally_options {
     void *tag;            /* returned in the event */
 };
 
+/* The first ordered name space.  In it and those above, calls without a name are numbered together, whatever
+ * their kind: ranks whose n-th calls are of different kinds disagree, and are told so.  Below, each kind has
+ * numbers of its own, and each rank would wait for its kind's n-th call on the others. */
+enum { TALLY_SPACE_ORDERED = 128 };
+
 /* What tally_comm_next() returns. */
 enum tally_event_kind {
     TALLY_EVENT_OP = 1,      /* `op` ended; `status` is 0 or -errno */

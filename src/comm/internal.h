@@ -149,9 +149,10 @@ struct tally_comm {
     int sharing; /* services with a share */
     struct peer *peers;
 
-    pthread_mutex_t names_lock; /* guards the next four */
+    pthread_mutex_t names_lock; /* guards the next five */
     struct tly_map names;       /* key -> struct tensor */
-    uint64_t unnamed[8], plans;
+    uint64_t unnamed[8], plans; /* unnamed calls of each kind */
+    uint64_t ordered[256 - TALLY_SPACE_ORDERED];
     uint64_t sequence;
     bool closing;
 

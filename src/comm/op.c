@@ -396,12 +396,15 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     static const char *const kinds[] = {"?", "push_pull", "broadcast", "allgather", "barrier"};
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
+    /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
+    bool ordered = !name && op->space >= TALLY_SPACE_ORDERED;
+    uint64_t *number = ordered ? &c->ordered[op->space - TALLY_SPACE_ORDERED] : &c->unnamed[r->kind];
     if (!name) {
-        snprintf(made, sizeof made, "unnamed %s %llu", kinds[r->kind],
-                 (unsigned long long)c->unnamed[r->kind]);
+        snprintf(made, sizeof made, "unnamed %s %llu", ordered ? "call" : kinds[r->kind],
+                 (unsigned long long)*number);
         name = made;
     }
-    struct tensor *t = tly_tensor_get(c, r->kind, op->space, name);
+    struct tensor *t = tly_tensor_get(c, ordered ? 0 : r->kind, op->space, name);
     if (!t)
         return -ENOMEM;
     /* Pairs with the release in forget_tensor(). */
@@ -420,7 +423,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         return err;
     if (!r->name) {
         t->unnamed = true;
-        c->unnamed[r->kind]++;
+        ++*number;
     }
     op->key = t->key;
     op->round = t->round++;

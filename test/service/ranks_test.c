@@ -206,6 +206,49 @@ static void test_late_third(void **state)
         .ranks = 3, .tallyds = 1, .main = late_third, .arg = b, .settings = {"TALLY_PART_BYTES=65536"}});
 }
 
+/* Without names, in an ordered space: the n-th call meets the n-th, and of another kind disagrees with it. */
+static int other_kinds(int rank, void *arg)
+{
+    static float x[100000];
+    tally_comm *c = join();
+    struct tally_options o = {.size = sizeof o, .space = TALLY_SPACE_ORDERED + 3};
+    for (int i = 0; i < 12; i++) {
+        size_t count = i % 2 ? 100000 : 10;
+        int kind = i / 4 == 2 ? TALLY_BARRIER : (i + (rank == 1 && i / 4 == 1)) % 3 + 1;
+        tally_op *op;
+        if (kind == TALLY_PUSH_PULL)
+            CHECK(tally_push_pull(c, NULL, x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        else if (kind == TALLY_BROADCAST)
+            CHECK(tally_broadcast(c, NULL, x, count, TALLY_FLOAT32, 0, &o, &op) == 0);
+        else if (kind == TALLY_ALLGATHER)
+            CHECK(tally_allgather(c, NULL, x, count, TALLY_FLOAT32, &o, &op) == 0);
+        else if (i == 11 && rank == 1)
+            CHECK(tally_refuse(c, NULL, TALLY_PUSH_PULL, o.space, "a tensor of strings") == 0);
+        else
+            CHECK(tally_barrier(c, NULL, &o, &op) == 0);
+        if (i == 11 && rank == 1)
+            break;
+        CHECK(tally_op_wait(op, -1) == (i / 4 == 1 || i == 11 ? -EINVAL : 0));
+        if (i / 4 == 1) {
+            CHECK_HOLDS(tally_op_error(op), "the ranks disagree: ranks 0, 2: 'unnamed call");
+            CHECK_HOLDS(tally_op_error(op), "; rank 1: 'unnamed call");
+        }
+        if (i == 11)
+            CHECK_HOLDS(tally_op_error(op), "rank 1 refuses: a tensor of strings");
+        tally_op_free(op);
+    }
+    sums_well(c, NULL, 10);
+    services_hold_nothing(c);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_other_kinds(void **state)
+{
+    run_job(
+        &(struct job){.ranks = 3, .tallyds = 1, .main = other_kinds, .settings = {"TALLY_PART_BYTES=16384"}});
+}
+
 static int refuse(int rank, void *arg)
 {
     static float x[100000];
@@ -581,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_different_sizes),
         cmocka_unit_test(test_every_disagreement),
         cmocka_unit_test(test_late_third),
+        cmocka_unit_test(test_other_kinds),
         cmocka_unit_test(test_refuse),
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_opposite_orders),
