@@ -12,6 +12,8 @@ Ranks are given by torchrun, mpirun, Slurm or `tally run`.  Works with PyTorch 2
 SPDX-License-Identifier: Apache-2.0
 """
 
+import torch.distributed
+
 from .. import _core
 from .._core import (Error, NotInitializedError, barrier, is_initialized, local_rank, local_size, rank, report,
                      shutdown, size)
@@ -23,6 +25,9 @@ from .ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, a
                   grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_, poll,
                   push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace, synchronize)
 from .optimizer import DistributedOptimizer
+
+if torch.distributed.is_available():
+    from . import group  # registers the backend
 
 
 def init(comm=None, process_sets=None, *, settings=None):

@@ -1,0 +1,243 @@
+"""What a process group's call returns: its operations, and what is to be done at their end.
+
+Flow: Group adds operations and finishing touches to a GroupWork -> at the end of the last one, whoever sees it first
+(a thread on the completion queue, or who waits) runs the touches, once -> the future, if somebody has asked for one,
+is completed.  A thread "tally-timer" ends calls past their deadline for those who wait for a future.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import collections
+import errno
+import threading
+import time
+import weakref
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from .._core import Error
+
+
+class GroupWork(Work):
+    """One call of a group under way, of `count` operations.  To be filled in `with` it."""
+
+    def __init__(self, group, what, count, outputs, options):
+        super().__init__()
+        self._group, self._what, self._outputs = group, what, outputs
+        limit = getattr(options, "timeout", None)
+        limit = limit.total_seconds() if limit is not None else 0
+        self._limit = limit if limit > 0 else group.limit
+        self._deadline = time.monotonic() + self._limit
+        # Who waits at once needs nobody else to see the end.
+        self._then = self._one_ended if getattr(options, "asyncOp", True) else None
+        self._lock = threading.RLock()  # guards the rest
+        self._operations, self._touches = [], []
+        self._missing = count
+        self._left = 1  # operations that have not ended, and one for the filling in
+        self._settled = False
+        self._failure = None
+        self._begun = self._future = None
+
+    # --- filled in by Group
+
+    def __enter__(self):
+        self._group.check()
+        return self
+
+    def add(self, submit, *arguments):
+        """Call submit(*arguments, then), which returns an operation, and return that."""
+        with self._lock:
+            self._left += 1
+            self._missing -= 1  # what cannot be submitted is refused by who was to submit it
+        operation = submit(*arguments, self._then)
+        self._operations.append(operation)
+        return operation
+
+    def follow(self, touch):
+        """Call touch() after the end of all operations, if they have ended well; in order of calls."""
+        self._touches.append(touch)
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Error):
+            raise self._explained(error) from None
+        if error is not None:
+            # The other ranks' operations must fail, and later calls still meet.
+            for _ in range(self._missing):
+                self._group.refuse("%s: %s" % (self._what, error))
+            if type(error) in (NotImplementedError, ValueError):
+                raise type(error)("%s: %s" % (self._what, error)) from None
+        if error is None and self._then is not None:
+            self._one_ended(None)
+
+    # --- the end
+
+    def _one_ended(self, _):
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._settle()
+
+    def _settle(self):
+        """All operations have ended: finish, once."""
+        with self._lock:
+            if not self._settled:
+                try:
+                    for operation in self._operations:
+                        operation.wait()
+                    with torch.no_grad():
+                        for touch in self._touches:
+                            touch()
+                except Error as error:
+                    self._failure = self._explained(error)
+                except Exception as error:
+                    self._failure = error
+                self._close()
+        self._complete()
+
+    def fail(self, failure):
+        """End now with `failure`; operations in flight go on by themselves."""
+        with self._lock:
+            if not self._settled:
+                self._failure = failure
+                self._close()
+        self._complete()
+
+    def _close(self):
+        self._settled = True
+        self._operations, self._touches = [], []
+
+    def _complete(self):
+        """Complete the future, if there is one and nobody has."""
+        with self._lock:
+            begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.set_result(None)
+
+    def _explained(self, error):
+        return Error("%s of %s: %s" % (self._what, self._group, error), error.errno)
+
+    def _value(self, _):
+        # Raised here, in then()'s callback, an error is one for C++ too.
+        if self._failure is not None:
+            raise self._failure
+        return self._outputs
+
+    @property
+    def deadline(self):
+        """When the group's time-out ends the call; None once it has ended."""
+        return None if self._settled else self._deadline
+
+    def expire(self):
+        """The group's time-out has ended the call, and with it the group: its ranks are out of step."""
+        self._group.fail(Error("%s of %s has not ended within %g s, the group's time-out: a rank is late, or has not "
+                               "called it" % (self._what, self._group, self._limit), errno.ETIMEDOUT), self)
+
+    # --- called by torch
+
+    def wait(self, timeout=None):
+        """Wait for the end; raises tally.Error with the reason if the call has failed, or has not ended in time.
+
+        timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        deadline = self._deadline if seconds <= 0 else min(self._deadline, time.monotonic() + seconds)
+        for operation in list(self._operations):
+            try:
+                operation.wait(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                if deadline < self._deadline:
+                    raise Error("%s of %s has not ended within %g s" % (self._what, self._group, seconds),
+                                errno.ETIMEDOUT) from None
+                self.expire()
+                break
+            except Error:
+                pass  # _settle() will meet it again
+        self._settle()
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def is_completed(self):
+        if not self._settled and all(operation.done() for operation in list(self._operations)):
+            self._settle()
+        return self._settled
+
+    def is_success(self):
+        return self.is_completed() and self._failure is None
+
+    def exception(self):
+        return self._failure if self.is_completed() else None
+
+    def result(self):
+        return self._outputs
+
+    def synchronize(self):
+        self.wait()
+
+    def get_future(self):
+        """A future of the outputs."""
+        if self._then is None:  # begun by who waits at once: nobody else will see the end
+            try:
+                self.wait()
+            except RuntimeError:
+                pass  # it is the future's too
+        with self._lock:
+            if self._future is None:
+                self._begun = Future()
+                self._future = self._begun.then(self._value)
+                if not self._settled:
+                    _deadlines.watch(self)
+        if self._settled:
+            self._complete()
+        return self._future
+
+
+class _Deadlines:
+    """Ends calls past their deadline whose future somebody waits for.  Who waits for a call looks at the time."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._waiting = collections.deque()  # weak references
+        self._thread = None
+        self._until = None  # when the thread wakes up; None: when told to
+
+    def watch(self, work):
+        with self._changed:
+            while self._waiting and self._has_ended(self._waiting[0]()):
+                self._waiting.popleft()
+            self._waiting.append(weakref.ref(work))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="tally-timer", daemon=True)
+                self._thread.start()
+            elif self._until is None or work.deadline < self._until:
+                self._changed.notify()
+
+    @staticmethod
+    def _has_ended(work):
+        return work is None or work.deadline is None
+
+    def _sweep(self):
+        """(calls that are late, when the next one will be)."""
+        now, late, next_one = time.monotonic(), [], None
+        for work in [reference() for reference in self._waiting]:
+            deadline = None if work is None else work.deadline
+            if deadline is not None and deadline <= now:
+                late.append(work)
+            elif deadline is not None and (next_one is None or deadline < next_one):
+                next_one = deadline
+        return late, next_one
+
+    def _run(self):
+        while True:
+            with self._changed:
+                late, self._until = self._sweep()
+                if not late:
+                    self._changed.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
+                    continue
+            for work in late:
+                work.expire()
+
+
+_deadlines = _Deadlines()

@@ -1,0 +1,464 @@
+"""The backend "tally" of torch.distributed: each operation on each type against Gloo and against arithmetic."""
+
+import os
+import textwrap
+
+import pytest
+
+import jobs
+from test_ddp import group, store
+from test_process import free_port
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64",
+          "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn")
+REDUCTIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
+MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
+REDUCING = ("reduce", "reduce_scatter", "reduce_scatter_tensor")
+NONE = ("send_recv",)
+
+
+# --- on the ranks ----------------------------------------------------------------------------------------------
+
+
+def make(dtype, rank, seed=0, shape=(2, 3)):
+    """Small whole numbers, exact in every type and in every order of addition."""
+    import torch
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    numbers = torch.randint(0, 4, shape, generator=generator)
+    kind = getattr(torch, dtype)
+    if kind.is_complex:
+        return torch.complex(numbers.double(), torch.randint(0, 4, shape, generator=generator).double()).to(kind)
+    return numbers.to(kind)
+
+
+def bits(tensor):
+    """What a tensor holds, comparable in every type.  (Gloo's sum of truths leaves other bytes than 0 and 1.)"""
+    import torch
+    held = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return (held != 0 if tensor.dtype is torch.bool else held).tolist()
+
+
+def reduced(reduction, tensors):
+    """The reduction by arithmetic on wide types."""
+    import functools
+    import torch
+    dtype = tensors[0].dtype
+    if dtype is torch.bool:
+        one = {"SUM": torch.logical_or, "MAX": torch.logical_or, "BOR": torch.logical_or, "MIN": torch.logical_and,
+               "PRODUCT": torch.logical_and, "BAND": torch.logical_and, "BXOR": torch.logical_xor}[reduction]
+        return functools.reduce(one, tensors)
+    wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
+    stack = torch.stack([tensor.to(wide) for tensor in tensors])
+    if reduction == "AVG":
+        total = stack.sum(0)
+        if wide is torch.int64:
+            return torch.div(total, len(tensors), rounding_mode="trunc").to(dtype)
+        return torch.view_as_complex(torch.view_as_real(total) / len(tensors)).to(dtype) if dtype.is_complex else (
+            (total / len(tensors)).to(dtype))
+    if reduction in ("MIN", "MAX"):
+        return getattr(stack, "a" + reduction.lower())(0).to(dtype)
+    one = {"SUM": torch.add, "PRODUCT": torch.mul, "BAND": torch.bitwise_and, "BOR": torch.bitwise_or,
+           "BXOR": torch.bitwise_xor}[reduction]
+    return functools.reduce(one, stack.unbind()).to(dtype)
+
+
+def perform(operation, dtype, group, strided=False):
+    """Run one operation; returns (its results, what they must be)."""
+    import torch
+    import torch.distributed as dist
+    rank, size = dist.get_rank(), dist.get_world_size()
+    name, _, reduction = operation.partition(" ")
+    inputs = [[make(dtype, r, seed) for seed in range(size)] for r in range(size)]  # [rank][to whom]
+    mine = [tensor.clone() for tensor in inputs[rank]]
+    if strided:
+        mine = [tensor.t().contiguous().t() for tensor in mine]
+    empty = [torch.zeros_like(tensor) for tensor in mine]
+    op = getattr(dist.ReduceOp, reduction) if reduction else None
+    root = 1
+    if name == "all_reduce":
+        dist.all_reduce(mine[0], op, group=group)
+        return mine[:1], lambda: [reduced(reduction, [one[0] for one in inputs])]
+    if name == "reduce":
+        dist.reduce(mine[0], root, op, group=group)
+        return mine[:1] if rank == root else [], lambda: (
+            [reduced(reduction, [one[0] for one in inputs])] if rank == root else [])
+    if name == "reduce_scatter":
+        dist.reduce_scatter(empty[0], mine, op, group=group)
+        return empty[:1], lambda: [reduced(reduction, [one[rank] for one in inputs])]
+    if name == "reduce_scatter_tensor":
+        dist.reduce_scatter_tensor(empty[0], torch.cat(mine), op, group=group)
+        return empty[:1], lambda: [reduced(reduction, [one[rank] for one in inputs])]
+    if name == "broadcast":
+        dist.broadcast(mine[0], root, group=group)
+        return mine[:1], lambda: [inputs[root][0]]
+    if name == "all_gather":
+        dist.all_gather(empty, mine[0], group=group)
+        return empty, lambda: [one[0] for one in inputs]
+    if name == "all_gather_into_tensor":
+        whole = torch.cat(empty)
+        dist.all_gather_into_tensor(whole, mine[0], group=group)
+        return [whole], lambda: [torch.cat([one[0] for one in inputs])]
+    if name == "gather":
+        dist.gather(mine[0], empty if rank == root else None, root, group=group)
+        return empty if rank == root else [], lambda: [one[0] for one in inputs] if rank == root else []
+    if name == "scatter":
+        dist.scatter(empty[0], mine if rank == root else None, root, group=group)
+        return empty[:1], lambda: [inputs[root][rank]]
+    if name == "all_to_all":
+        dist.all_to_all(empty, mine, group=group)
+        return empty, lambda: [one[rank] for one in inputs]
+    if name == "all_to_all_single":
+        whole = torch.cat(empty)
+        dist.all_to_all_single(whole, torch.cat(mine), group=group)
+        return [whole], lambda: [torch.cat([one[rank] for one in inputs])]
+    if rank == 0:
+        dist.send(mine[0], 1, group=group)
+    elif rank == 1:
+        dist.recv(mine[0], 0, group=group)
+    else:
+        raise NotImplementedError
+    return [], list
+
+
+def operations():
+    return ["all_reduce " + one for one in REDUCTIONS] + [one + " SUM" for one in REDUCING] + [*MOVES, *NONE]
+
+
+def survey(path):
+    """{operation: a mark for each type}, and what is wrong."""
+    import torch
+    import torch.distributed as dist
+    import tally.torch
+    marks, wrong = {}, []
+    with group("gloo", path):
+        ours = dist.new_group(backend="tally")
+        for operation in operations():
+            for dtype in DTYPES:
+                if not hasattr(torch, dtype):
+                    continue
+                try:
+                    with_gloo = [bits(one) for one in perform(operation, dtype, None)[0]]
+                except Exception:  # whatever Gloo says to it
+                    with_gloo = None
+                try:
+                    results, expected = perform(operation, dtype, ours)
+                except NotImplementedError:
+                    mark = "-"
+                except ValueError as error:  # by torch, before any backend sees it
+                    mark = "-"
+                    if "complex" not in str(error):
+                        wrong.append((operation, dtype, str(error)))
+                else:
+                    mark = "+" if with_gloo is None else "x"
+                    results, expected = [bits(one) for one in results], [bits(one) for one in expected()]
+                    if results != expected:
+                        wrong.append((operation, dtype, results, expected))
+                    if with_gloo not in (None, results):
+                        wrong.append((operation, dtype, results, "gloo", with_gloo))
+                marks[operation] = marks.get(operation, "") + mark
+        for operation in operations():
+            if operation in NONE:
+                continue
+            results, expected = perform(operation, "int32", ours, strided=True)
+            if [one.tolist() for one in results] != [one.tolist() for one in expected()]:
+                wrong.append((operation, "strided"))
+    return marks, wrong
+
+
+def table(marks):
+    """The survey as docs/pytorch.md shows it."""
+    lines = ["| operation | %s |" % " | ".join(DTYPES), "|---" * (len(DTYPES) + 1) + "|"]
+    for operation, row in marks.items():
+        names = {"send_recv": "send, recv"}
+        words = [{"x": "yes", "+": "more", "-": "no"}[mark] for mark in row]
+        lines.append("| %s | %s |" % (names.get(operation, operation), " | ".join(words)))
+    return lines
+
+
+def test_operations(three, store):
+    """Right where the document says so, and refused where it says that."""
+    surveys = three(survey, store)
+    assert [wrong for _, wrong in surveys] == [[]] * 3
+    assert surveys[0][0] == surveys[1][0] == surveys[2][0]
+    document = (jobs.ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8").splitlines()
+    written = [line for line in document if line.startswith(("| operation", "|---|---|---|---|---", "| all_reduce")) or
+               line.split(" | ")[0][2:] in surveys[0][0] or line.startswith("| send, recv")]
+    assert written == table(surveys[0][0]), "docs/pytorch.md needs:\n" + "\n".join(table(surveys[0][0]))
+
+
+# --- calls that do not fit together ----------------------------------------------------------------------------
+
+
+def said(call):
+    """The error that a call ends with."""
+    try:
+        call()
+        return "nothing"
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return "%s: %s" % (type(error).__name__, error)
+
+
+def mismatches(path):
+    """{case: what this rank was told}; rank 1 does something else each time, then all do the same."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    odd = tally.rank() == 1
+    told = {}
+    with group("tally", path):
+        def each(case, call):
+            told[case] = said(call)
+            x = torch.ones(5)
+            dist.all_reduce(x)
+            assert x.tolist() == [3] * 5, case
+
+        def gather(count):
+            dist.all_gather([torch.zeros(4) for _ in range(3)] if not odd else
+                            [torch.zeros(count) for _ in range(3)], torch.ones(count if odd else 4))
+
+        each("shape", lambda: dist.all_reduce(torch.ones(4 + odd)))
+        each("type", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32 if odd else torch.float32)))
+        each("reduction", lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM))
+        each("root", lambda: dist.broadcast(torch.ones(4), int(odd)))
+        each("call", lambda: dist.barrier() if odd else dist.all_reduce(torch.ones(4)))
+        each("other call", lambda: dist.broadcast(torch.ones(4), 0) if odd else gather(4))
+        each("lengths", lambda: gather(5))
+        each("refused", lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND if odd else dist.ReduceOp.SUM))
+        each("device", lambda: dist.all_reduce(torch.ones(4, device="meta" if odd else "cpu")))
+        each("splits", lambda: dist.all_to_all_single(torch.ones(6), torch.ones(6), [2, 2, 2],
+                                                      [1, 2, 3] if odd else [2, 2, 2]))
+        each("coalesced", lambda: dist.group.WORLD.allreduce_coalesced(
+            [torch.ones(4), torch.ones(4, dtype=torch.float8_e4m3fn if odd else torch.float32), torch.ones(2)]).wait())
+    return told
+
+
+def test_calls_that_differ(three, store):
+    told = three(mismatches, store)
+    for case in ("shape", "type", "reduction", "root", "call", "other call"):
+        for one in told:
+            assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
+    for one in (told[0], told[2]):
+        assert "rank 1 refuses" in one["refused"] and "BAND" in one["refused"], one["refused"]
+        assert "rank 1 refuses" in one["device"] and "meta" in one["device"], one["device"]
+        assert "rank 1 refuses" in one["coalesced"] and "float8" in one["coalesced"], one["coalesced"]
+    for one in told:
+        assert "rank 1 gives rank 0 1 elements, and 2 are expected" in one["splits"], one["splits"]
+        assert "bytes" in one["lengths"], one["lengths"]
+    assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
+    assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
+
+
+def late(path):
+    """A rank that does not come: an error after the group's time-out, to who waits and to who holds a future."""
+    import datetime
+    import time
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    told = []
+    with group("tally", path):
+        for future in (False, True):
+            one = dist.new_group(timeout=datetime.timedelta(seconds=1))
+            if tally.rank() == 1:
+                continue
+            work = dist.all_reduce(torch.ones(3), group=one, async_op=True)
+            assert not work.is_completed()
+            if not future:
+                told.append(said(lambda: work.wait(datetime.timedelta(seconds=0.1))))
+            told.append(said(work.get_future().wait if future else work.wait))
+            assert work.is_completed() and not work.is_success() and work.exception() is not None
+            told.append(said(lambda: dist.all_reduce(torch.ones(3), group=one)))
+        x = torch.ones(2)
+        dist.all_reduce(x)  # the other groups live on
+        assert x.tolist() == [3, 3]
+    return told
+
+
+def test_a_group_that_times_out(three, store):
+    told = three(late, store)
+    assert told[1] == []
+    for rank in (0, 2):
+        first, *rest = told[rank]
+        assert "0.1 s" in first and "time-out" not in first
+        for waited, again in (rest[:2], rest[2:]):
+            assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
+            assert "can no longer be used" in again
+
+
+def test_a_rank_that_dies(store):
+    status, output = jobs.run(3, 0, ["-c", textwrap.dedent("""
+        import os, sys, tally.torch, torch, torch.distributed as dist
+        dist.init_process_group("tally")
+        dist.barrier()
+        if dist.get_rank() == 2:
+            os._exit(0)
+        for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(3)),
+                     lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()):
+            try:
+                call()
+                raise SystemExit("not failed")
+            except RuntimeError as error:
+                assert "rank 2" in str(error), error
+        print("good", flush=True)
+        os._exit(0)
+    """)], machines=3, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    assert status == 0 and output.count("good") == 2, output
+
+
+# --- groups, work, and what stands on them ---------------------------------------------------------------------
+
+
+def lives(path):
+    """Groups beside and after each other."""
+    import datetime
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    for turn in range(2):
+        with group("tally", path + str(turn)):
+            world = dist.group.WORLD
+            assert dist.get_backend() == "tally" and (world.rank(), world.size()) == (rank, 3)
+            all_again = dist.new_group()
+            beside = dist.new_group(backend="gloo")
+            x, y, z = torch.ones(3), torch.ones(3), torch.ones(3)
+            works = [dist.all_reduce(one, group=g, async_op=True)
+                     for one, g in ([(x, world), (y, all_again)] if rank else [(y, all_again), (x, world)])]
+            dist.all_reduce(z, group=beside)
+            assert all(work.wait() for work in works) and x.tolist() == y.tolist() == z.tolist() == [3] * 3
+            alone = [dist.new_group([one]) for one in range(3)][rank]
+            dist.all_reduce(x, group=alone)
+            dist.barrier(group=alone)
+            pieces = [torch.zeros(3)]
+            dist.all_gather(pieces, x, group=alone)
+            assert pieces[0].tolist() == [3] * 3
+            refused = said(lambda: dist.new_group([0, 1]))
+            assert refused.startswith("NotImplementedError: new_group with ranks [0, 1]") if rank < 2 else (
+                refused == "nothing"), refused
+            dist.destroy_process_group(all_again)
+            assert "destroyed" in said(lambda: all_again.allreduce([x]))
+        assert tally.is_initialized()  # it was before: the group leaves it alone
+    return True
+
+
+def test_groups(three, store):
+    assert three(lives, store) == [True] * 3
+
+
+def works(path):
+    """What a Work says of itself, and what its future gives."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    with group("tally", path):
+        x = torch.full((3,), float(tally.rank()))
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future()
+        assert future.then(lambda f: f.value()[0].sum().item()).wait() == 9
+        assert work.is_completed() and work.is_success() and work.exception() is None and work.wait()
+        assert work.result()[0].tolist() == [3] * 3 and work.get_future() is future
+        # A callback that waits for another call, as PowerSGD's do, three deep.
+        y = torch.ones(3)
+
+        def again(f):
+            y.copy_(f.value()[0])
+            return dist.all_reduce(y, async_op=True).get_future().wait()[0]
+
+        chain = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again).then(lambda f: f.value() * 2)
+        assert chain.wait().tolist() == [18] * 3
+        # Results that come elsewhere are in place once the call has ended, whoever sees it.
+        grid = torch.zeros(4, 2).t()
+        grid += 1
+        work = dist.all_reduce(grid, async_op=True)
+        while not work.is_completed():
+            pass
+        assert grid.tolist() == [[3] * 4] * 2
+        for tensor in (torch.zeros(0), torch.tensor(2.0), torch.zeros(2, 0, dtype=torch.complex64)):
+            dist.all_reduce(tensor)
+            dist.broadcast(tensor, 1)
+            dist.all_gather([torch.zeros_like(tensor) for _ in range(3)], tensor)
+            assert tensor.numel() != 1 or tensor.item() == 6
+    return True
+
+
+def test_work(three, store):
+    assert three(works, store) == [True] * 3
+
+
+def stand_on_it(path):
+    """Parts of torch that use a process group."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+    import test_ddp
+    rank = tally.rank()
+    with group("tally", path):
+        objects = [None] * 3
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": one} for one in range(3)]
+        objects = [rank, "x" * rank]
+        dist.broadcast_object_list(objects, 2)
+        assert objects == [2, "xx"]
+        objects = [None]
+        dist.scatter_object_list(objects, ["a", "b", "c"] if rank == 0 else None, 0)
+        assert objects == ["abc"[rank]]
+        objects = [None] * 3 if rank == 1 else None
+        dist.gather_object(rank, objects, 1)
+        assert rank != 1 or objects == [0, 1, 2]
+
+        world = dist.group.WORLD
+        x = torch.arange(6.0) + rank
+        assert functional.all_reduce(x, "sum", world).tolist() == (3 * torch.arange(6.0) + 3).tolist()
+        assert functional.all_gather_tensor(x, 0, world).numel() == 18
+        assert functional.reduce_scatter_tensor(x, "avg", 0, world).tolist() == [2 * rank + 1, 2 * rank + 2]
+        assert functional.broadcast(x, 1, world).tolist() == (torch.arange(6.0) + 1).tolist()
+        assert functional.all_to_all_single(x, None, None, world).tolist() == [
+            2.0 * rank + one + other for other in range(3) for one in range(2)]
+        both = functional.all_reduce_coalesced([x, x + 1], "max", world)
+        assert [one[0].item() for one in both] == [2, 3]
+        with dist._coalescing_manager(group=world):
+            y, z = torch.ones(3), torch.ones(4)
+            dist.all_reduce(y)
+            dist.all_reduce(z)
+        assert y.tolist() + z.tolist() == [3] * 7
+
+        results = []
+        for hook in (default_hooks.allreduce_hook, powerSGD_hook.powerSGD_hook):
+            model = DistributedDataParallel(test_ddp.network())
+            model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+                                     if hook is powerSGD_hook.powerSGD_hook else None, hook)
+            steps = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+            for step in range(4):
+                steps.zero_grad()
+                test_ddp.loss(model, step, rank).backward()
+                steps.step()
+            results.append(test_ddp.parameters(model))
+    return results
+
+
+def test_what_stands_on_a_group(three, store):
+    """Object and functional collectives, ZeroRedundancyOptimizer, torch's own hooks."""
+    from test_ddp import same_on_all
+    results = three(stand_on_it, store)
+    assert same_on_all([[p for one in rank for p in one] for rank in results])
+
+
+def test_it_leaves_what_it_has_joined():
+    """init after destroy; the group alone joins, and the last one leaves."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import tally.torch, torch, torch.distributed as dist
+        for turn in range(3):
+            dist.init_process_group("tally")
+            assert tally.is_initialized()
+            x = torch.ones(3)
+            dist.all_reduce(x)
+            assert x.tolist() == [2] * 3
+            dist.destroy_process_group()
+            assert not tally.is_initialized()
+        print("good")
+    """)], env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    assert status == 0 and output.count("good") == 2, output
