@@ -536,13 +536,18 @@ static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *co
 {
     struct tly_dealer d;
     tly_dealer_init(&d, c->services, c->weight);
+    struct tly_stretch s = {0};
+    for (size_t i = 0; i < count; i++)
+        s.behind += bytes[i];
     for (size_t i = 0; i < count; i++) {
+        s.behind -= s.bytes = bytes[i];
         struct tensor *t = tly_tensor_get(c, TALLY_PUSH_PULL, space, names[i]);
         if (!t)
             return -ENOMEM;
-        int err = tly_tensor_plan(c, t, bytes[i], &d);
+        int err = tly_tensor_plan(c, t, &s, &d);
         if (err)
             return err;
+        s.before += bytes[i];
     }
     return 0;
 }

@@ -201,7 +201,7 @@ struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, cons
 /* Its parts and their services for so many bytes, the same on all ranks; names_lock held.  NULL: sentence set. */
 const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
 /* The next of a list of tensors whose parts are dealt in one sequence; names_lock held. */
-int tly_tensor_plan(tally_comm *c, struct tensor *t, uint64_t bytes, struct tly_dealer *d);
+int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d);
 void tly_tensor_destroy(struct tensor *t);
 uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op);
 /* "'w' push_pull float32 [10, 3] sum" */

@@ -46,28 +46,28 @@ void tly_tensor_destroy(struct tensor *t)
     free(t);
 }
 
-/* Cut so many bytes into parts and deal them. */
-static int make_cut(tally_comm *c, const struct tensor *t, uint64_t bytes, struct tly_dealer *d,
+/* Cut a tensor into parts and deal them. */
+static int make_cut(tally_comm *c, const struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d,
                     struct cut *out)
 {
     uint64_t count = 0, at = 0;
     do
-        at += tly_plan_part(bytes, at, c->part_bytes, c->sharing);
-    while (++count < UINT32_MAX / 2 && at < bytes);
-    if (at < bytes)
+        at += tly_plan_part(s, at, c->part_bytes, c->sharing);
+    while (++count < UINT32_MAX / 2 && at < s->bytes);
+    if (at < s->bytes)
         return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name,
-                        (unsigned long long)bytes, c->part_bytes);
+                        (unsigned long long)s->bytes, c->part_bytes);
     struct piece *pieces = malloc(count * sizeof *pieces);
     if (!pieces)
         return tly_fail(ENOMEM, "out of memory");
     at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint32_t length = tly_plan_part(bytes, at, c->part_bytes, c->sharing);
+        uint32_t length = tly_plan_part(s, at, c->part_bytes, c->sharing);
         pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(d, length)};
         at += length;
     }
     free(out->pieces);
-    *out = (struct cut){bytes, pieces, (uint32_t)count};
+    *out = (struct cut){s->bytes, pieces, (uint32_t)count};
     return 0;
 }
 
@@ -80,17 +80,18 @@ const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes
     if (t->cut.pieces && t->cut.bytes == bytes)
         return &t->cut;
     struct tly_dealer d;
+    struct tly_stretch alone = {.bytes = bytes};
     tly_dealer_init_at(&d, c->services, c->weight, t->key);
-    if (make_cut(c, t, bytes, &d, &t->cut) != 0)
+    if (make_cut(c, t, &alone, &d, &t->cut) != 0)
         return NULL;
     if (t->planned)
         t->cut.pieces[0].owner = t->plan.pieces[0].owner;
     return &t->cut;
 }
 
-int tly_tensor_plan(tally_comm *c, struct tensor *t, uint64_t bytes, struct tly_dealer *d)
+int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d)
 {
-    int err = make_cut(c, t, bytes, d, &t->plan);
+    int err = make_cut(c, t, s, d, &t->plan);
     if (err)
         return err;
     t->planned = true;

@@ -79,11 +79,12 @@ double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
     return fmax(bytes / bandwidth, n * bytes / (k * bandwidth));
 }
 
-uint32_t tly_plan_part(uint64_t bytes, uint64_t at, uint32_t most, int active)
+uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active)
 {
     enum { BLOCK = 64 };
-    uint64_t left = bytes - at, least = most / 8 / BLOCK * BLOCK;
-    uint64_t length = (at < left ? at : left) / (2 * (uint64_t)active) / BLOCK * BLOCK;
+    uint64_t left = s->bytes - at, least = most / 8 / BLOCK * BLOCK;
+    uint64_t done = s->before + at, to_do = left + s->behind;
+    uint64_t length = (done < to_do ? done : to_do) / (2 * (uint64_t)active) / BLOCK * BLOCK;
     if (least < BLOCK)
         least = BLOCK;
     if (length < least)

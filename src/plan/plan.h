@@ -76,12 +76,18 @@ double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machin
 
 /* --- parts and their order -------------------------------------------------------------------------- */
 
-/* Length of the part that begins at byte `at` of a tensor of `bytes`, for parts of at most `most` bytes (a multiple
- * of 64) over so many active services.  Parts are small at both ends, an eighth of `most` or a little more, and grow
- * with the distance from them, so that the first results come early, the last parts do not keep anybody waiting, and
- * shares end nearly exactly: what is left of a tensor is at least `2 * active` parts, but for the smallest ones
- * (guided self-scheduling, Polychronopoulos and Kuck 1987, from both ends).  A multiple of 64, but for the last. */
-uint32_t tly_plan_part(uint64_t bytes, uint64_t at, uint32_t most, int active);
+/* A tensor's bytes, and those of a planned list before and behind it; both 0 for a tensor in no list. */
+struct tly_stretch {
+    uint64_t bytes, before, behind;
+};
+
+/* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
+ * over so many active services.  Parts are small at both ends of a list, an eighth of `most` or a little more, and
+ * grow with the distance from them, so that the first results come early, the last parts do not keep anybody
+ * waiting, and shares end nearly exactly: a part is at most 1 / (2 active) of what lies on either side of its
+ * beginning, but for the smallest ones (guided self-scheduling, Polychronopoulos and Kuck 1987, from both ends).
+ * A multiple of 64, but for a tensor's last. */
+uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active);
 
 /* Deals parts to services so that every window of consecutive parts is split by weight.
  * With parts of one size a service's bytes are always within one part of its due, both ways, so that of any

@@ -320,30 +320,32 @@ static void empty_parts_count_too(void **state)
         assert_int_equal(got[i], 10);
 }
 
-/* Parts cover a tensor, keep their bounds, and at both ends are a small share of what is left. */
+/* Parts cover a tensor, keep their bounds, and at both ends of the list are a small share of what is left. */
 static void test_parts(void **state)
 {
     static const uint32_t mosts[] = {64, 4096, 98304, 524288};
     static const uint64_t sizes[] = {0, 1, 63, 64, 4095, 4096, 100000, 1 << 20, (1 << 24) + 4, 1ull << 33};
-    for (size_t m = 0; m < sizeof mosts / sizeof *mosts; m++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            for (int active = 1; active <= 64; active *= 4) {
-                uint32_t most = mosts[m], least = most / 8 < 64 ? 64 : most / 8;
-                uint64_t bytes = sizes[i], at = 0;
-                if (bytes / most > 1 << 20)
-                    continue;
-                do {
-                    uint64_t left = bytes - at;
-                    uint32_t n = tly_plan_part(bytes, at, most, active);
-                    assert_true(n <= most && n <= left && (n > 0 || bytes == 0));
-                    assert_true(n == left || (n % 64 == 0 && n >= least));
-                    assert_true(n < 2 * least || n <= (at < left ? at : left) / (2 * (unsigned)active));
-                    if (at > 2 * (uint64_t)active * most && left > 2 * (uint64_t)active * most)
-                        assert_int_equal(n, most);
-                    at += n;
-                } while (at < bytes);
-                assert_true(at == bytes);
-            }
+    static const uint64_t others[] = {0, 1000, 1 << 20, 1ull << 34};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 4 * 16; i++)
+        for (int active = 1; active <= 64; active *= 4) {
+            uint32_t most = mosts[i & 3], least = most / 8 < 64 ? 64 : most / 8;
+            struct tly_stretch s = {sizes[i >> 6], others[i >> 2 & 3], others[i >> 4 & 3]};
+            uint64_t at = 0, far = 2 * (uint64_t)active * most;
+            if (s.bytes / most > 1 << 20)
+                continue;
+            do {
+                uint64_t left = s.bytes - at, done = s.before + at, to_do = left + s.behind;
+                uint32_t n = tly_plan_part(&s, at, most, active);
+                assert_true(n <= most && n <= left && (n > 0 || s.bytes == 0));
+                assert_true(n == left || (n % 64 == 0 && n >= least));
+                assert_true(n < 2 * least || n == left ||
+                            n <= (done < to_do ? done : to_do) / (2 * (unsigned)active));
+                if (done >= far && to_do >= far)
+                    assert_true(n == most || n == left);
+                at += n;
+            } while (at < s.bytes);
+            assert_true(at == s.bytes);
+        }
 }
 
 int main(void)
