@@ -48,10 +48,10 @@ static inline size_t tly_format_size(enum tly_format format)
 }
 
 struct tly_fold {
-    enum tly_format from, to;            /* equal, or one is TLY_F32 and the other a 16-bit float */
-    int op;                              /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
-    int n;                               /* rows, 1 .. TLY_FOLD_MAX */
-    bool stream;                         /* the result will not be read soon: write around the caches */
+    enum tly_format from, to; /* equal, or one is TLY_F32 and the other a 16-bit float */
+    int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
+    int n;                    /* rows, 1 .. TLY_FOLD_MAX */
+    bool stream; /* the result will not be read soon: write around the caches; the caller then fences */
     double prescale, divisor, postscale; /* as in reduce.h; 1 does nothing */
 };
 

@@ -41,11 +41,6 @@ struct how {
 /* clang-format off: a line for each instruction */
 #if defined __x86_64__
 #include <immintrin.h>
-/* Streamed stores are seen by others in no order; whoever hands the result on relies on one. */
-INLINE void stream_end(void)
-{
-    _mm_sfence();
-}
 #if TLY_VECTOR == 64
 INLINE W spread(HALF h)
 {
@@ -117,9 +112,6 @@ INLINE HALF narrow(F x)
     return (HALF)vcvt_f16_f32((float32x4_t)x);
 }
 /* C has no streaming stores here. */
-INLINE void stream_end(void)
-{
-}
 INLINE void stream_whole(void *p, W x)
 {
     *(W_memory *)p = x;
@@ -410,8 +402,6 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
     for (int j = 0; j < f.n; j++)
         part[j] = (const unsigned char *)in[j] + head * from;
     whole(&f, part, (unsigned char *)out + head * to, body);
-    if (f.stream)
-        stream_end();
     if (head + body == count)
         return;
     for (int j = 0; j < f.n; j++)

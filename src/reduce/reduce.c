@@ -245,6 +245,15 @@ static size_t row_bytes(int leaves)
     return leaves <= fold * fold ? ROW_BYTES : leaves <= fold * fold * fold ? ROW_BYTES / 2 : ROW_BYTES / 4;
 }
 
+/* Others see stores around the caches in no order, but whoever hands the result on relies on one.  Once at the
+ * end: the fence waits until they have reached memory. */
+static void fence(void)
+{
+#if defined __x86_64__
+    _mm_sfence();
+#endif
+}
+
 /* The whole tree, in blocks unless it is a single fold of its inputs. */
 static void reduce(struct tree *t, unsigned char *out, size_t count)
 {
@@ -256,6 +265,8 @@ static void reduce(struct tree *t, unsigned char *out, size_t count)
         t->next_size = t->group_size;
         walk(t, 0, t->leaves, at, count - at < block ? count - at : block, true, out + at * size);
     }
+    if (t->step.stream)
+        fence();
 }
 
 /* Set the tree up for `r`, and count the elements in its format. */
