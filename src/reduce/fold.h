@@ -51,6 +51,7 @@ struct tly_fold {
     enum tly_format from, to; /* equal, or one is TLY_F32 and the other a 16-bit float */
     int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
     int n;                    /* rows, 1 .. TLY_FOLD_MAX */
+    bool ask;                 /* the rows come from memory: prefetch them */
     bool stream; /* the result will not be read soon: write around the caches; the caller then fences */
     double prescale, divisor, postscale; /* as in reduce.h; 1 does nothing */
 };

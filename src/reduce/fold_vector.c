@@ -33,6 +33,7 @@ struct how {
     int op;
     bool scaled;
     bool stream;
+    bool ask;
     double prescale, divisor, postscale;
 };
 
@@ -41,6 +42,10 @@ struct how {
 /* clang-format off: a line for each instruction */
 #if defined __x86_64__
 #include <immintrin.h>
+INLINE void fetch(uintptr_t to_second, uintptr_t to_first)
+{
+    __asm__ volatile("prefetcht1 (%0)\n\tprefetcht0 (%1)" ::"r"(to_second), "r"(to_first));
+}
 #if TLY_VECTOR == 64
 INLINE W spread(HALF h)
 {
@@ -95,6 +100,10 @@ INLINE void stream_half(void *p, HALF h)
 #endif
 #elif defined __aarch64__
 #include <arm_neon.h>
+INLINE void fetch(uintptr_t to_second, uintptr_t to_first)
+{
+    __asm__ volatile("prfm pldl2keep, [%0]\n\tprfm pldl1keep, [%1]" ::"r"(to_second), "r"(to_first));
+}
 INLINE W spread(HALF h)
 {
     return (W)vmovl_u16((uint16x4_t)h);
@@ -141,24 +150,15 @@ INLINE void put_half(unsigned char *p, HALF v, bool stream)
 
 /* --- load, combine and store of each type of accumulation ------------------------------------------- */
 
-/* Asks for what will be loaded half a page later.  The hardware's prefetchers do well with a few streams, not
- * with 8 and an output; for data already in the first-level cache the request costs next to nothing.  It may
- * point behind a row: it cannot fault. */
-INLINE const unsigned char *ahead(const unsigned char *p)
-{
-    __builtin_prefetch((const void *)((uintptr_t)p + 2048));
-    return p;
-}
-
 INLINE F load_F(struct how h, const unsigned char *in, size_t i)
 {
     F x;
     if (h.from == TLY_F32)
-        x = *(const F_memory *)ahead(in + 4 * i);
+        x = *(const F_memory *)(in + 4 * i);
     else if (h.from == TLY_F16)
-        x = widen(*(const HALF_memory *)ahead(in + 2 * i));
+        x = widen(*(const HALF_memory *)(in + 2 * i));
     else
-        x = (F)(spread(*(const HALF_memory *)ahead(in + 2 * i)) << 16);
+        x = (F)(spread(*(const HALF_memory *)(in + 2 * i)) << 16);
     return h.scaled ? x * (float)h.prescale : x;
 }
 
@@ -180,7 +180,7 @@ INLINE void store_F(struct how h, F x, unsigned char *out, size_t i)
 
 INLINE D load_D(struct how h, const unsigned char *in, size_t i)
 {
-    D x = *(const D_memory *)ahead(in + 8 * i);
+    D x = *(const D_memory *)(in + 8 * i);
     return h.scaled ? x * h.prescale : x;
 }
 
@@ -210,7 +210,7 @@ FLOAT_COMBINE(D, Q)
 #define INTEGER(V, SIGNED) \
     INLINE V load_##V(struct how h, const unsigned char *in, size_t i) \
     { \
-        V x = *(const V##_memory *)ahead(in + sizeof(x[0]) * i); \
+        V x = *(const V##_memory *)(in + sizeof(x[0]) * i); \
         return h.from == TLY_BOOL8 ? (V)(x != 0) & 1 : x; \
     } \
     INLINE void store_##V(struct how h, V x, unsigned char *out, size_t i) \
@@ -243,7 +243,22 @@ INTEGER(Q, SQ)
 
 /* --- the tree ------------------------------------------------------------------------------------------- */
 
-/* tree_V is T of reduce.h for up to 8 rows, unrolled by the constant n. */
+/* The hardware's prefetchers do well with a few streams, not with 8 and an output.  So for rows from memory a
+ * loop goes by blocks, and before each asks, row after row, for what it will want: for the second-level cache
+ * first, nearer for the first.  Measured with 8 rows of float32: 10% faster than line by line as the lines are
+ * loaded, and only in this order (which a compiler would change).  Requests may point behind a row: they cannot
+ * fault. */
+static __attribute__((noinline)) void ask(const unsigned char *const row[], int n, size_t i, size_t count,
+                                          size_t size)
+{
+    const size_t bytes = count * size, near = 2 * bytes, far = near + 512;
+    for (int j = 0; j < n; j++)
+        for (uintptr_t p = (uintptr_t)(row[j] + i * size), end = p + bytes; p < end; p += 64)
+            fetch(p + far, p + near);
+}
+
+/* tree_V is T of reduce.h for up to 8 rows, unrolled by the constant n.  Blocks are of 512 bytes, of 256 where
+ * an element has two: these are widened, and so take as many steps. */
 #define ROWS(V, n) \
     case n: \
         loop_##V(h, n, in, out, count); \
@@ -269,8 +284,14 @@ INTEGER(Q, SQ)
         const unsigned char *row[TLY_FOLD_MAX] = {0}; \
         for (int j = 0; j < n; j++) \
             row[j] = in[j]; \
-        for (size_t i = 0; i < count; i += sizeof(V) / sizeof((V){0}[0])) \
-            store_##V(h, tree_##V(h, n, row, i), out, i); \
+        const size_t size = tly_format_size(h.from), block = size == 2 ? 128 : 512 / size; \
+        for (size_t i = 0, end; i < count;) { \
+            end = h.ask && count - i > block ? i + block : count; \
+            if (h.ask) \
+                ask(row, n, i, block, size); \
+            for (; i < end; i += sizeof(V) / sizeof((V){0}[0])) \
+                store_##V(h, tree_##V(h, n, row, i), out, i); \
+        } \
     } \
     INLINE void fold_##V(struct how h, int n, const void *const in[], unsigned char *out, size_t count) \
     { \
@@ -296,7 +317,7 @@ TREE(Q)
 
 INLINE struct how how(const struct tly_fold *f, enum tly_format from, enum tly_format to, int op, bool scaled)
 {
-    return (struct how){from, to, op, scaled, f->stream, f->prescale, f->divisor, f->postscale};
+    return (struct how){from, to, op, scaled, f->stream, f->ask, f->prescale, f->divisor, f->postscale};
 }
 
 #define ARGUMENTS const struct tly_fold *f, const void *const in[], unsigned char *out, size_t count

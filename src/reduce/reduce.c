@@ -172,9 +172,10 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
  * long so that each input is read in long runs. */
 enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
 
-/* From here on inputs and result together do not stay in the second-level cache, and writing the result
- * around the caches, without reading its lines first, was measured to pay. */
-enum { STREAM_BYTES = 3 << 20 };
+/* From here on inputs and result together do not stay in the second-level cache.  Then asking for the inputs
+ * ahead, and writing the result around the caches, without reading its lines first, was measured to pay; below
+ * that, both cost. */
+enum { FAR_BYTES = 3 << 20 };
 
 struct tree {
     struct tly_fold step; /* of the tree as a whole; n is unused */
@@ -232,7 +233,8 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
             walk(t, level + 1, rest < part ? rest : part, at, count, false, row);
             rows[f.n] = row;
         }
-        f.from = t->partial;
+        f.from = t->partial; /* rows of the scratch, in the first-level cache */
+        f.ask = false;
         f.prescale = 1;
     }
     t->fold(&f, rows, out, count);
@@ -295,7 +297,7 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
         .postscale = r->postscale,
         .divisor = r->op == TALLY_AVERAGE ? r->divisor : 1,
     };
-    t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(format) >= STREAM_BYTES;
+    t->step.ask = t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(format) >= FAR_BYTES;
     for (int j = 0; j < inputs; j++)
         if (input[j] == output)
             t->step.stream = false;
@@ -333,6 +335,7 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     plant(&group, r, largest, 0, input, output, &same);
     group.step.divisor = group.step.postscale = 1;
     group.step.stream = false;
+    group.step.ask = t.step.ask;
     t.step.prescale = 1;
     t.group = &group;
     t.group_size = group_size;
