@@ -1,8 +1,8 @@
 /* reduce.c - every variant of src/reduce/ against the scalar one, bit for bit.
  *
- * The input's first 16 bytes choose type, operation, number of inputs, elements, offsets, grouping, factors
- * and whether the result goes over an input; the rest, over and over, is the data.  Guard bytes around the
- * output must stay. */
+ * The input's first 16 bytes choose type, operation, number of inputs, elements, offsets, grouping, factors,
+ * whether inputs or result are partial sums and whether the result goes over an input; the rest, over and
+ * over, is the data.  Guard bytes around the output must stay. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -46,11 +46,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     int n = 1 + data[4] % MOST_INPUTS;
-    size_t element = tly_reduce_element_size(r.dtype);
-    size_t count = (data[5] | (size_t)data[6] << 8) % (MOST_BYTES / element + 1), bytes = count * element;
-    size_t out_offset = GUARD + data[7] % GUARD;
-    int in_place = data[8] & 1 ? data[8] / 2 % n : -1;
     bool grouped = data[9] & 1;
+    r.to_partial = !grouped && data[3] & 64;
+    r.from_partials = !grouped && data[3] & 128;
+    size_t element = tly_reduce_element_size(r.dtype), partial = tly_reduce_partial_size(r.dtype);
+    size_t count = (data[5] | (size_t)data[6] << 8) % (MOST_BYTES / partial + 1);
+    size_t bytes = count * (r.from_partials ? partial : element);
+    size_t out_offset = GUARD + data[7] % GUARD;
+    bool same_size = r.from_partials == r.to_partial || partial == element;
+    int in_place = data[8] & 1 && same_size ? data[8] / 2 % n : -1;
     for (int lo = 0; grouped && lo < n; lo += group_size[groups++]) {
         group_size[groups] = 1 + (data[9] / 2 + data[10] * groups) % 12;
         if (group_size[groups] > n - lo)

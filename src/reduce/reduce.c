@@ -1,6 +1,7 @@
 /* reduce.c - walks the tree of reduce.h in blocks and hands its nodes to the CPU's fold (fold.h). */
 #include "reduce/reduce.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -132,6 +133,16 @@ size_t tly_reduce_element_size(int dtype)
         [TALLY_INT64] = 8,   [TALLY_BOOL] = 1,    [TLY_COMPLEX64] = 8, [TLY_COMPLEX128] = 16,
     };
     return dtype >= 0 && dtype < TLY_DTYPE_COUNT ? size[dtype] : 0;
+}
+
+static bool is_half(int dtype)
+{
+    return dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16;
+}
+
+size_t tly_reduce_partial_size(int dtype)
+{
+    return is_half(dtype) ? sizeof(float) : tly_reduce_element_size(dtype);
 }
 
 static int refuse(int error, const char *reason, const char **why)
@@ -289,20 +300,20 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     }
     if (complex)
         *count *= 2;
+    t->partial = is_half(r->dtype) ? TLY_F32 : format;
     t->step = (struct tly_fold){
-        .from = format,
-        .to = format,
+        .from = r->from_partials ? t->partial : format,
+        .to = r->to_partial ? t->partial : format,
         .op = op,
-        .prescale = r->prescale,
-        .postscale = r->postscale,
-        .divisor = r->op == TALLY_AVERAGE ? r->divisor : 1,
+        .prescale = r->from_partials ? 1 : r->prescale,
+        .postscale = r->to_partial ? 1 : r->postscale,
+        .divisor = r->op == TALLY_AVERAGE && !r->to_partial ? r->divisor : 1,
     };
-    t->step.ask = t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(format) >= FAR_BYTES;
+    t->step.ask = t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(t->step.from) >= FAR_BYTES;
     for (int j = 0; j < inputs; j++)
         if (input[j] == output)
             t->step.stream = false;
     t->fold = variant()->fold;
-    t->partial = format == TLY_F16 || format == TLY_BF16 ? TLY_F32 : format;
     t->leaves = leaves;
     t->row_bytes = row_bytes(leaves);
     t->input = (const unsigned char *const *)input;
@@ -327,6 +338,7 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     float_mode saved = mode_default();
     size_t same = count;
     int inputs = 0, largest = 0;
+    assert(!r->to_partial && !r->from_partials);
     for (int g = 0; g < groups; g++) {
         inputs += group_size[g];
         largest = group_size[g] > largest ? group_size[g] : largest;

@@ -42,15 +42,19 @@ enum { TLY_COMPLEX64 = 10, TLY_COMPLEX128 = 11, TLY_DTYPE_COUNT = 12 };
 enum { TLY_BAND = 5, TLY_BOR = 6, TLY_BXOR = 7, TLY_REDUCTION_COUNT = 8 };
 
 struct tly_reduction {
-    uint8_t dtype;    /* enum tally_dtype or TLY_COMPLEX* */
-    uint8_t op;       /* enum tally_reduction or TLY_B* */
-    uint32_t divisor; /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
-    double prescale;  /* 1: nothing.  Applied to each input as it is read */
-    double postscale; /* 1: nothing.  Applied to the result (after the division) as it is stored */
+    uint8_t dtype;      /* enum tally_dtype or TLY_COMPLEX* */
+    uint8_t op;         /* enum tally_reduction or TLY_B* */
+    uint32_t divisor;   /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
+    double prescale;    /* 1: nothing.  Applied to each input as it is read */
+    double postscale;   /* 1: nothing.  Applied to the result (after the division) as it is stored */
+    bool to_partial;    /* the result is a subtree's, to be summed on: neither divided, scaled nor rounded */
+    bool from_partials; /* the inputs are such results: prescaled already */
 };
 
 /* Bytes of an element; 0 for an unknown type. */
 size_t tly_reduce_element_size(int dtype);
+/* Bytes of an element of a partial result: float32 for the 16-bit floats, else the type itself. */
+size_t tly_reduce_partial_size(int dtype);
 
 /* 0, or -EINVAL (unknown type or operation, divisor 0, a factor that is not finite) or -ENOTSUP (the
  * operation or a factor means nothing for the type: average of bool, and of floats ...) with a reason in
@@ -59,13 +63,17 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why);
 
 /* output[i] = reduction over j < n of input[j][i], for i < count elements.  output may equal one or more of
  * the inputs or be apart from all of them; any alignment.  1 <= n <= TLY_REDUCE_MAX_INPUTS.  The reduction
- * must have passed tly_reduce_check().  Uses up to 100 KB of stack. */
+ * must have passed tly_reduce_check().  Uses up to 100 KB of stack.
+ *
+ * Subtrees.  Cut the inputs into groups of 2^k neighbours, of which only the last may be smaller, reduce each
+ * to_partial, and then these from_partials: the bits are those of one call for all.  Where partials are larger
+ * than elements, the output must be apart from the inputs. */
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count);
 
 /* As tly_reduce, but leaves grouped: group g is the next group_size[g] inputs, 1 or more; each group is
  * reduced by its own tree (and for 16-bit types rounded once: a hop), then the tree over the groups.
  * Prescale at the leaves, division and postscale at the end.  A group of one that is prescaled is rounded,
- * too. */
+ * too.  Neither takes nor makes partials. */
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
                         const void *const input[], void *output, size_t count);
 

@@ -428,6 +428,7 @@ static const double factors[] = {1, 1, 1, 0.5, -3, 1.0 / 3, 1e-3, 0x1p-30, 1e30,
 
 static void random_reduction(struct tly_reduction *r, int n)
 {
+    *r = (struct tly_reduction){0};
     do {
         r->dtype = (uint8_t)below(TLY_DTYPE_COUNT);
         r->op = (uint8_t)(below(3) ? below(2) : below(TLY_REDUCTION_COUNT));
@@ -479,6 +480,44 @@ static void test_grouped(void **state)
         random_reduction(&r, n);
         check_case(&r, n, groups, group_size, random_count(r.dtype));
     }
+}
+
+/* Subtrees summed first, at any cut into powers of two, give the bits of one call for all. */
+static void test_partials(void **state)
+{
+    enum { COUNT = 333 };
+    unsigned char *partial[MOST], *want = memory[MOST], *got = malloc(COUNT * 16);
+    for (int j = 0; j < MOST; j++)
+        assert_non_null(partial[j] = malloc(COUNT * 16 + 64));
+    assert_non_null(got);
+    for (int i = 0; i < 400; i++) {
+        struct tly_reduction whole, lower, upper;
+        const void *in[MOST], *parts[MOST];
+        int n = 1 + (int)below(MOST), group = 1 << below(6), groups = 0;
+        size_t count = below(COUNT);
+        uint64_t start = seed;
+        random_reduction(&whole, n);
+        lower = upper = whole;
+        lower.to_partial = upper.from_partials = true;
+        for (int j = 0; j < n; j++) {
+            fill(whole.dtype, memory[j], count);
+            in[j] = memory[j];
+        }
+        for (int lo = 0; lo < n; lo += group, groups++) {
+            unsigned char *row = partial[groups] + below(2) * below(64);
+            tly_reduce(&lower, n - lo < group ? n - lo : group, in + lo, row, count);
+            parts[groups] = row;
+        }
+        tly_reduce(&upper, groups, parts, got, count);
+        reference(&whole, n, 0, NULL, in, want, count);
+        if (memcmp(got, want, count * tly_reduce_element_size(whole.dtype)) != 0)
+            fail_msg("%s: %s of %s, n %d in groups of %d, %zu elements differ (seed %llu)",
+                     tly_reduce_variant(), op_name[whole.op], dtype_name[whole.dtype], n, group, count,
+                     (unsigned long long)start);
+    }
+    for (int j = 0; j < MOST; j++)
+        free(partial[j]);
+    free(got);
 }
 
 /* The walk's three levels: float32, whose sums depend on the order, of up to 4096 inputs. */
@@ -596,6 +635,8 @@ static void test_check(void **state)
     assert_int_equal(tly_reduce_element_size(TLY_DTYPE_COUNT), 0);
     assert_int_equal(tly_reduce_element_size(-1), 0);
     assert_int_equal(tly_reduce_element_size(TLY_COMPLEX128), 16);
+    assert_int_equal(tly_reduce_partial_size(TALLY_BFLOAT16), 4);
+    assert_int_equal(tly_reduce_partial_size(TALLY_INT16), 2);
 }
 
 /* A few values written out by hand. */
@@ -651,9 +692,9 @@ int main(void)
 {
     static const char *const variants[] = {"scalar", "avx2", "avx512", "neon"};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check),  cmocka_unit_test(test_by_hand),    cmocka_unit_test(test_all),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_grouped),    cmocka_unit_test(test_many_inputs),
-        cmocka_unit_test(test_large),  cmocka_unit_test(test_float_mode),
+        cmocka_unit_test(test_check),       cmocka_unit_test(test_by_hand), cmocka_unit_test(test_all),
+        cmocka_unit_test(test_random),      cmocka_unit_test(test_grouped), cmocka_unit_test(test_partials),
+        cmocka_unit_test(test_many_inputs), cmocka_unit_test(test_large),   cmocka_unit_test(test_float_mode),
     };
     int failed = 0;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
