@@ -301,7 +301,7 @@ static void advance(struct tly_coordinator *c)
             ask_for_proofs(c);
     }
     if (c->state == PROVING) {
-        bool proved = true;
+        bool proved = c->size > 0;
         for (uint32_t i = 0; i < c->size; i++)
             proved &= c->ranks[i]->proved;
         if (proved)

@@ -263,7 +263,7 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
     p->rank = TLY_NO_RANK;
     p->restart = -1;
     int err = is_rank ? find_rank(p) : 0;
-    long restart;
+    long restart = -1;
     int has = err ? 0 : read_number("TORCHELASTIC_RESTART_COUNT", INT_MAX, &restart);
     if (has < 0)
         return has;

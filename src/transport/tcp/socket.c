@@ -133,6 +133,7 @@ static void on_connection(struct tly_watch *w, uint32_t events)
         }
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
+        memset(&from, 0, sizeof from);
         int fd = tly_fd_own(accept4(w->fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd < 0) {
             int err = errno;
