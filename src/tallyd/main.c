@@ -159,11 +159,14 @@ int main(int argc, char **argv)
 
     int err;
     unsigned late = 0;
+    char told[TLY_SENTENCE] = "";
     do {
         err = job(&place, &params);
         bool turned_away = err == -EAGAIN || err == -ESTALE; /* another job's turn */
-        if (err && !asked_to_stop && (!turned_away || late++ == 0))
+        bool news = err && !asked_to_stop && strcmp(told, tly_error()) != 0;
+        if (news && (!turned_away || late++ == 0))
             tly_warn("tallyd", "%s", tly_error());
+        snprintf(told, sizeof told, "%s", err ? tly_error() : ""); /* what goes on is said once */
         if (!turned_away)
             late = 0;
         if (err == -EACCES || err == -EPROTO || err == -EINVAL)
