@@ -100,7 +100,7 @@ struct tally_op {
     struct part *parts; /* owned */
     uint32_t part_count, parts_left;
     int64_t born;      /* awake clock */
-    int64_t submitted; /* monotonic, for the timeline */
+    int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */
     bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
@@ -125,6 +125,7 @@ struct peer {
     uint64_t accepted;        /* of what was handed over */
     uint64_t received;        /* results landed */
     bool open;
+    int slow;      /* the rank whose network it last said is slow, or -1 */
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
 };
@@ -171,6 +172,8 @@ struct tally_comm {
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
+    uint32_t straggler; /* who was named last, */
+    int64_t named_at;   /* and when, on the awake clock; 0: nobody */
     uint32_t reports_missing;
     struct tly_event *report_done;
     uint64_t ops_done, bytes_done;

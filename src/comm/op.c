@@ -307,7 +307,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->references = 2;
     op->generation = c->generation;
     op->comm = c;
-    op->submitted = c->trace ? tly_now() : 0;
+    op->submitted = tly_now();
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->kind = r->kind;

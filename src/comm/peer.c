@@ -9,7 +9,7 @@
 #include "comm/internal.h"
 #include "transport/tcp/socket.h"
 
-enum { EXPLAIN_MS = 1500 };
+enum { EXPLAIN_MS = 1500, REPEAT_S = 60, PROMPT_MS = 1 };
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
 {
@@ -76,6 +76,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         out->frame.offset = p->sent;
         out->frame.payload = n;
         out->frame.flags = n == left ? TLY_LAST : 0;
+        if (p->sent == 0 && tly_now() - p->op->submitted < PROMPT_MS * TLY_MS)
+            out->frame.flags |= TLY_PROMPT;
         out->payload = p->input + p->sent;
         out->token = p;
         p->frames++;
@@ -210,6 +212,29 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
         tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
 }
 
+/* A service says which rank the others wait for, step after step.  Several notice it; once is enough. */
+static void on_straggler(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    tally_comm *c = peer->comm;
+    char text[TLY_SENTENCE];
+    uint32_t rank = tly_read32(&r);
+    bool network = tly_read32(&r);
+    tly_read_text(&r, text, sizeof text);
+    /* In what order a rank serves its connections may make it slow at one service, not at most of them. */
+    int agreed = 0;
+    peer->slow = network ? (int)rank : -1;
+    for (int i = 0; i < c->services; i++)
+        agreed += network && c->peers[i].slow == (int)rank;
+    if (network && 2 * agreed < c->sharing)
+        return;
+    if (c->named_at && rank == c->straggler && c->loop.awake - c->named_at < REPEAT_S * TLY_SEC)
+        return;
+    c->straggler = rank;
+    c->named_at = c->loop.awake;
+    tly_warn("comm", "%s", text);
+}
+
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
 {
     struct tly_frame f;
@@ -260,6 +285,8 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     case TLY_STATUS:
         if (f->key)
             on_late(peer, f, data);
+        else if (f->flags & TLY_MARK)
+            on_straggler(peer, f, data);
         else
             on_report(peer, f, data);
         break;
@@ -310,6 +337,7 @@ int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const stru
         return tly_fail(EPROTO, "'%s' is no address", s->address);
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
+    p->slow = -1;
     struct tly_link_config config = {.user_calls = &calls, .user = p, .identity = *id, .peer_name = p->name};
     return tly_tcp_connect(&p->comm->loop, &to, &config, &p->link);
 }

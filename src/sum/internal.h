@@ -11,6 +11,7 @@
 #include "sum/crew.h"
 #include "sum/pool.h"
 #include "sum/service.h"
+#include "sum/straggler.h"
 #include "trace/trace.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
@@ -39,7 +40,8 @@ struct slot {
     uint32_t filled;
     uint32_t charge; /* of its window; 0 once given back */
     uint64_t spec;
-    char *text; /* owned: its spec in words, once asked for */
+    int64_t busy; /* how long its rank's pushes had been under way when the round was opened */
+    char *text;   /* owned: its spec in words, once asked for */
 };
 
 /* What one rank is to be sent of a round. */
@@ -75,6 +77,7 @@ struct round {
     uint64_t age;                     /* of its first push, in order */
     uint32_t received;                /* ranks that have the answer */
     uint32_t references;              /* deliveries that point here, and the store */
+    int64_t opened;                   /* monotonic; 0: no push_pull */
     int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
     bool asked;                         /* for texts */
     int verdict_err;
@@ -125,6 +128,7 @@ struct tly_service {
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
     struct tree tree[2];      /* [1] for 16-bit types */
+    struct tly_straggler straggler;
     struct tly_crew crew;
 
     struct tly_map store;       /* rounds by id */
@@ -172,6 +176,7 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank);
 /* Say who is late: to all who wait, or to one who asks. */
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);
 void tly_verdict_tick(struct tly_service *s);
+void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f);
 
 /* service.c */
 int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,

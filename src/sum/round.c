@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "sum/internal.h"
 
@@ -47,6 +48,18 @@ static uint32_t answer_length(const struct round *r, uint32_t rank)
     return from_root(&r->head) && rank == r->head.root ? 0 : r->length;
 }
 
+static void watch_stragglers(struct tly_service *s, struct round *r)
+{
+    struct tly_finding f;
+    if (r->head.kind != TALLY_PUSH_PULL)
+        return;
+    r->opened = tly_now();
+    if (tly_straggler_opened(&s->straggler, r->head.key, r->head.part, r->opened, &f))
+        tly_verdict_straggler(s, &f);
+    for (uint32_t i = 0; i < s->ranks; i++)
+        r->slots[i].busy = tly_straggler_busy(&s->straggler, i, r->opened);
+}
+
 struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
 {
     uint64_t id = round_id(f);
@@ -74,6 +87,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
     }
     tly_list_append(&s->incomplete, &r->node);
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
+    watch_stragglers(s, r);
     return r;
 }
 
@@ -277,6 +291,9 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         slot->state = SLOT_COMING;
         p->pushed += slot->charge;
         tly_round_stamp(s, r, TLY_AT_ARRIVING, p->rank);
+        if (first && r->opened)
+            tly_straggler_began(&s->straggler, p->rank, r->opened, slot->busy, f->flags & TLY_PROMPT,
+                                tly_now());
         if (first) {
             r->arrived++;
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
@@ -324,6 +341,7 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
         slot->state = SLOT_WHOLE;
         tly_round_stamp(p->service, r, TLY_AT_ARRIVED, p->rank);
+        tly_straggler_ended(&p->service->straggler, p->rank, tly_now());
     }
     tly_round_progress(p->service, r);
 }
@@ -560,7 +578,7 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     a->sent += n;
     out->frame.flags = a->sent == length ? TLY_LAST : 0;
     if (s->trace && a->sent == length)
-        out->token = a; /* for the timeline: sent() tells when the kernel has it */
+        out->token = a; /* sent() tells when the kernel has all of it */
     if (a->sent == length) {
         a->done = true;
         a->queued = false;
@@ -608,6 +626,8 @@ void tly_round_received(struct session *p, uint64_t count)
     bool any = false;
     while (p->received < count && p->received < p->delivered) {
         struct round *r = p->deliveries[p->received++ % p->ring_room];
+        if (r->opened)
+            tly_straggler_answered(&s->straggler, p->rank, r->opened, tly_now());
         if (++r->received == s->ranks) {
             become_stable(s, r);
             any = true;

@@ -461,11 +461,19 @@ static int crew_size(const struct tly_params *params, bool alone)
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
+/* Which of the roster's services this is; their count: none. */
+static uint32_t find_own(const struct tly_service *s, const struct tly_roster *roster)
+{
+    uint32_t i = 0;
+    while (i < roster->service_count && roster->services[i].incarnation != s->incarnation)
+        i++;
+    return i;
+}
+
 static void start_trace(struct tly_service *s, const struct tly_roster *roster)
 {
-    struct tly_process who = {.service = true, .rank = TLY_NO_PEER, .start = s->identity.incarnation};
-    while (who.index < roster->service_count && roster->services[who.index].incarnation != s->incarnation)
-        who.index++;
+    struct tly_process who = {
+        .service = true, .index = find_own(s, roster), .rank = TLY_NO_PEER, .start = s->identity.incarnation};
     if (!s->params->trace || who.index == roster->service_count)
         return;
     const struct tly_roster_service *me = &roster->services[who.index];
@@ -577,6 +585,11 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     int err = s->by_rank && s->gone ? 0 : -ENOMEM;
     for (int i = 0; i < 2 && !err; i++)
         err = plant(&s->tree[i], roster, i == 1);
+    if (!err)
+        err = tly_straggler_init(&s->straggler, roster->rank_count);
+    /* The first services are the machines' own, in their order. */
+    for (uint32_t i = 0; i < roster->rank_count && !err; i++)
+        s->straggler.pace[i].here = roster->ranks[i].machine == find_own(s, roster);
     /* The oldest round must always find room: one part from each rank, and a result. */
     uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_bytes);
     if (!err && s->pool.limit < least) {
@@ -657,6 +670,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         free(s->tree[i].group_size);
         free(s->tree[i].order);
     }
+    tly_straggler_finish(&s->straggler);
     free(s->by_rank);
     free(s->gone);
     free(s);

@@ -198,6 +198,30 @@ void tly_verdict_late(struct tly_service *s, struct round *r, const struct sessi
     free(w.data);
 }
 
+/* Once in a while, to the lowest rank alone: most services notice the same. */
+void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
+{
+    char text[300];
+    struct tly_frame status = {.type = TLY_STATUS, .flags = TLY_MARK};
+    struct tly_writer w = {0};
+    uint32_t to = 0;
+    while (to < s->ranks && !s->by_rank[to])
+        to++;
+    if (to == s->ranks)
+        return;
+    snprintf(text, sizeof text,
+             "rank %u was the others' delay in %u of %u steps of %.3g s, by %.0f%% of the step: %s", f->rank,
+             f->count, f->steps, f->step_s, 100 * f->share,
+             f->network ? "its network is slow (its pushes begin in time, but their bytes come slowly)"
+                        : "it computes longer (its pushes begin late)");
+    tly_write32(&w, f->rank);
+    tly_write32(&w, f->network);
+    tly_write_text(&w, text);
+    if (!w.failed)
+        tly_session_post(s->by_rank[to], &status, w.data, w.len, NULL);
+    free(w.data);
+}
+
 void tly_verdict_tick(struct tly_service *s)
 {
     int64_t now = s->loop->awake;

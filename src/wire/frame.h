@@ -60,6 +60,7 @@ enum tly_frame_flag {
     TLY_LAST = 1,    /* last fragment of its part */
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason */
+    TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
 };
 
 struct tly_frame {
