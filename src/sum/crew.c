@@ -12,7 +12,7 @@
 
 struct hand {
     struct tly_crew *crew;
-    int index, count;
+    int home, index;
 };
 
 static void *work(void *arg)
@@ -20,7 +20,7 @@ static void *work(void *arg)
     struct hand me = *(struct hand *)arg;
     struct tly_crew *c = me.crew;
     free(arg);
-    tly_topo_spread(me.index, me.count);
+    tly_topo_place(me.home, me.index);
     pthread_mutex_lock(&c->lock);
     while (!c->stop) {
         if (tly_list_empty(&c->todo)) {
@@ -58,7 +58,7 @@ static int64_t fetch(struct tly_hook *h)
     }
 }
 
-int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads)
+int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int home)
 {
     memset(c, 0, sizeof *c);
     c->loop = loop;
@@ -76,7 +76,7 @@ int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads)
         struct hand *h = malloc(sizeof *h);
         if (!h)
             return tly_fail(ENOMEM, "out of memory");
-        *h = (struct hand){c, i, threads};
+        *h = (struct hand){c, home, i + 1}; /* the loop's thread is number 0 */
         int err = tly_thread_start(&c->thread[i], "tally-crew", work, h);
         if (err) {
             free(h);

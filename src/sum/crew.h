@@ -27,8 +27,9 @@ struct tly_crew {
     bool stop;
 };
 
-/* threads may be 0: then nothing is started and nothing may be posted. */
-int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads);
+/* threads may be 0: then nothing is started and nothing may be posted.  home: the NUMA node of the memory that is
+ * to be summed, as in tly_topo_place(). */
+int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int home);
 /* Ends the threads; tasks not begun are dropped. */
 void tly_crew_stop(struct tly_crew *c);
 /* In the loop. */

@@ -130,6 +130,7 @@ struct tly_service {
     struct tree tree[2];      /* [1] for 16-bit types */
     struct tly_straggler straggler;
     struct tly_crew crew;
+    int home; /* the NUMA node of the loop's thread and its data; -1: there is only one */
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */

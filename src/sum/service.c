@@ -504,6 +504,7 @@ void tly_service_write_trace(struct tly_service *s)
 static void *serve(void *arg)
 {
     struct tly_service *s = arg;
+    tly_topo_place(s->home, 0);
     tly_loop_run(s->loop);
     return NULL;
 }
@@ -538,7 +539,11 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     if (!err) {
         tly_loop_lock(s->loop);
         tly_loop_hook(s->loop, &s->hook);
-        err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL));
+        /* Arriving data is written by the loop's thread first, and so lies on its node: the network card's. */
+        s->home = tly_topo_node(tly_topo_card((const struct sockaddr *)address), 0);
+        if (loop)
+            tly_topo_place(s->home, 0);
+        err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL), s->home);
         if (!err)
             err = tly_tcp_listen(s->loop, &listen, &s->listener);
         tly_loop_unlock(s->loop);

@@ -2,9 +2,15 @@
 #include "topo/topo.h"
 
 #include <hwloc.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Loaded once, never changed: read by any thread. */
 static hwloc_topology_t topology;
@@ -21,39 +27,175 @@ static void load(void)
              hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_PROCESS) == 0;
 }
 
-/* cgroup v2's cpu.max, "QUOTA PERIOD" or "max PERIOD", in cores rounded up; 0: no limit. */
-static int quota(void)
+/* --- how many cores -------------------------------------------------------------------------------------- */
+
+/* Numbers from a file of one line: how many there are, 0 also for the word "max". */
+static int read_numbers(const char *path, long long *first, long long *second)
 {
-    long long us, period;
-    int cores = 0;
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
+    FILE *f = fopen(path, "re");
     if (!f)
         return 0;
-    if (fscanf(f, "%lld %lld", &us, &period) == 2 && period > 0)
-        cores = (int)((us + period - 1) / period);
+    int n = fscanf(f, "%lld %lld", first, second);
     fclose(f);
-    return cores;
+    return n > 0 ? n : 0;
+}
+
+/* The quota of one group, in cores, or 0. */
+static int group_quota(const char *folder)
+{
+    char path[PATH_MAX + 32];
+    long long us, period, none;
+    snprintf(path, sizeof path, "%s/cpu.max", folder); /* "QUOTA PERIOD" or "max PERIOD" */
+    bool limited = read_numbers(path, &us, &period) == 2;
+    if (!limited) { /* version 1: -1 for none */
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+        limited = read_numbers(path, &us, &none) >= 1;
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        limited = limited && read_numbers(path, &period, &none) >= 1;
+    }
+    return limited && us > 0 && period > 0 ? (int)((us + period - 1) / period) : 0;
+}
+
+/* Does a line of /proc/self/cgroup, "NUMBER:CONTROLLERS:PATH", speak of CPU time? */
+static bool rules_cpu(const char *controllers, size_t length)
+{
+    if (length == 0) /* version 2 */
+        return true;
+    for (const char *c = controllers, *end = c + length; c < end; c += strcspn(c, ",:") + 1)
+        if (strcspn(c, ",:") == 3 && strncmp(c, "cpu", 3) == 0)
+            return true;
+    return false;
+}
+
+int tly_topo_quota(const char *root)
+{
+    char line[PATH_MAX], folder[PATH_MAX];
+    int least = 0;
+    snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(folder, "re");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof line, f)) {
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(++controllers, ':') : NULL;
+        if (!path || !rules_cpu(controllers, (size_t)(path - controllers)))
+            continue;
+        bool second = path == controllers;
+        path[strcspn(path, "\n")] = 0;
+        /* A container may see only its own part of the tree: groups that are not there have no quota. */
+        for (path++;; *strrchr(path, '/') = 0) {
+            int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", path);
+            int cores = n < (int)sizeof folder ? group_quota(folder) : 0;
+            if (cores && (!least || cores < least))
+                least = cores;
+            if (!strchr(path, '/'))
+                break;
+        }
+    }
+    fclose(f);
+    return least;
 }
 
 int tly_topo_cores(void)
 {
     pthread_once(&once, load);
-    int cores = loaded ? hwloc_get_nbobjs_inside_cpuset_by_type(topology, allowed, HWLOC_OBJ_CORE) : 1;
-    int limit = quota();
+    int cores = 0, limit = tly_topo_quota("");
+    for (hwloc_obj_t core = NULL;
+         loaded && (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core));)
+        cores += hwloc_bitmap_intersects(core->cpuset, allowed);
     if (limit && limit < cores)
         cores = limit;
     return cores > 1 ? cores : 1;
 }
 
-void tly_topo_spread(int index, int count)
+/* --- where ------------------------------------------------------------------------------------------------- */
+
+static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+{
+    if (!a || !b || a->sa_family != b->sa_family)
+        return false;
+    if (a->sa_family == AF_INET)
+        return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+    return a->sa_family == AF_INET6 &&
+           memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
+                  sizeof(struct in6_addr)) == 0;
+}
+
+int tly_topo_card(const struct sockaddr *address)
+{
+    struct ifaddrs *all;
+    long long node = -1, none;
+    if (getifaddrs(&all) != 0)
+        return -1;
+    for (struct ifaddrs *i = all; i; i = i->ifa_next)
+        if (same_address(i->ifa_addr, address)) {
+            char path[64 + IF_NAMESIZE];
+            snprintf(path, sizeof path, "/sys/class/net/%s/device/numa_node", i->ifa_name);
+            if (read_numbers(path, &node, &none) < 1)
+                node = -1;
+            break;
+        }
+    freeifaddrs(all);
+    return (int)node;
+}
+
+static hwloc_obj_t node_of(hwloc_obj_t core)
+{
+    return hwloc_get_numanode_obj_by_os_index(topology, (unsigned)hwloc_bitmap_first(core->nodeset));
+}
+
+/* A core to begin with: on node `home`, or where the caller runs, or any. */
+static hwloc_obj_t first_core(int home)
+{
+    hwloc_bitmap_t here = hwloc_bitmap_alloc();
+    hwloc_obj_t core = NULL, best = NULL;
+    if (!here || hwloc_get_last_cpu_location(topology, here, HWLOC_CPUBIND_THREAD) != 0)
+        hwloc_bitmap_free(here), here = NULL;
+    while ((core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core))) {
+        bool fits = home >= 0 ? hwloc_bitmap_isset(core->nodeset, (unsigned)home)
+                              : here && hwloc_bitmap_intersects(core->cpuset, here);
+        if (!best || fits)
+            best = core;
+        if (fits)
+            break;
+    }
+    hwloc_bitmap_free(here);
+    return best;
+}
+
+/* The node of the index-th usable core, counted from the first one on, nearest first. */
+static hwloc_obj_t choose(int home, int index)
 {
     pthread_once(&once, load);
-    int nodes = loaded ? hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE) : 0;
-    if (nodes < 2 || count < 1)
-        return;
-    hwloc_obj_t node = hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, (unsigned)(index * nodes / count));
-    hwloc_bitmap_t set = hwloc_bitmap_alloc();
-    if (node && set) {
+    if (!loaded || index < 0 || hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE) < 2)
+        return NULL;
+    int cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE), usable = 0;
+    hwloc_obj_t first = first_core(home), found = NULL;
+    hwloc_obj_t *near = first ? calloc((size_t)cores, sizeof *near) : NULL;
+    if (!near)
+        return NULL;
+    near[0] = first;
+    cores = 1 + (int)hwloc_get_closest_objs(topology, first, near + 1, (unsigned)cores - 1);
+    for (int i = 0; i < cores; i++)
+        if (hwloc_bitmap_intersects(near[i]->cpuset, allowed))
+            near[usable++] = near[i];
+    if (usable)
+        found = node_of(near[index % usable]);
+    free(near);
+    return found;
+}
+
+int tly_topo_node(int home, int index)
+{
+    hwloc_obj_t node = choose(home, index);
+    return node ? (int)node->os_index : -1;
+}
+
+void tly_topo_place(int home, int index)
+{
+    hwloc_obj_t node = choose(home, index);
+    hwloc_bitmap_t set = node ? hwloc_bitmap_alloc() : NULL;
+    if (set) {
         hwloc_bitmap_and(set, node->cpuset, allowed);
         if (!hwloc_bitmap_iszero(set))
             hwloc_set_cpubind(topology, set, HWLOC_CPUBIND_THREAD); /* a wish: EPERM is no error */

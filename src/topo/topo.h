@@ -2,12 +2,26 @@
 #ifndef TLY_TOPO_H
 #define TLY_TOPO_H
 
-/* Cores that this process may use: physical ones within its affinity, and no more than its cgroup's CPU quota
- * allows; at least 1. */
+#include <sys/socket.h>
+
+/* Cores that this process may use: physical ones with a hardware thread within its affinity, and no more than
+ * its cgroups' CPU quotas allow; at least 1. */
 int tly_topo_cores(void);
 
-/* Keep the calling thread, number `index` of `count`, on one NUMA node, the threads spread over the nodes
- * that the process may use.  Does nothing on a machine of one node, or where it may not. */
-void tly_topo_spread(int index, int count);
+/* The quotas alone, the least of this process's cgroup and those above it (version 2 and 1), in cores rounded
+ * up; 0: none.  `root` is put before the paths that are read: "", or a folder in tests. */
+int tly_topo_quota(const char *root);
+
+/* The NUMA node that the network card with this address is on, or -1: not known, or the card is no hardware. */
+int tly_topo_card(const struct sockaddr *address);
+
+/* The NUMA node for thread number `index` of those that work on the same memory: the cores that this process may
+ * use are handed out from node `home` on (-1: from where the calling thread runs), the nearest first, over and
+ * over.  -1 on a machine of one node. */
+int tly_topo_node(int home, int index);
+
+/* Keep the calling thread, and so the memory that it is the first to touch, on tly_topo_node(home, index).  Does
+ * nothing on a machine of one node, or where it may not. */
+void tly_topo_place(int home, int index);
 
 #endif
