@@ -371,3 +371,84 @@ def test_started_without_a_launcher(tmp_path, name):
     done = subprocess.run([sys.executable, tmp_path / "spawned.py", tmp_path / "store", name], env=jobs.environment(),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("good") == 2, done.stdout
+
+
+# --- other ways to the same ------------------------------------------------------------------------------------
+
+
+def test_a_script_of_byteps():
+    """tally.torch.parallel needs no process group."""
+    status, output = jobs.run(2, 1, ["-c", textwrap.dedent("""
+        import tally.torch as bps, torch, test_ddp
+        from tally.torch.parallel import DistributedDataParallel
+        bps.init()
+        for compression, tolerance in ((bps.Compression.none, 2e-6), (bps.Compression.fp16, 2e-3)):
+            model = DistributedDataParallel(test_ddp.network(), device_ids=None, compression=compression)
+            assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+            steps = test_ddp.optimizer(model, "plain")
+            for step in range(test_ddp.STEPS):
+                steps.zero_grad()
+                test_ddp.loss(model, step, bps.rank()).backward()
+                steps.step()
+            test_ddp.close(test_ddp.parameters(model), test_ddp.reference("plain", 2), tolerance)
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
+
+
+HYBRID = """
+    import os, sys, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    import tally.torch, test_ddp
+
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 4), rank=int(os.environ["RANK"]), world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    rank = dist.get_rank()
+"""
+
+
+def test_hybrid_sharding(store):
+    """FSDP2 within replicas of two ranks, Tally between the replicas."""
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    model = test_ddp.network()
+    fully_shard(model.other, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    tally.torch.hsdp(model, mesh["replicate"])
+    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(test_ddp.STEPS):
+        steps.zero_grad()
+        test_ddp.loss(model, step, rank).backward()
+        steps.step()
+    assert (tally.rank(), tally.size()) == (rank // 2, 2)
+    whole = [p.full_tensor().detach().numpy() for p in model.parameters()]
+    test_ddp.close(whole, test_ddp.reference("plain", 4))
+    tally.shutdown()
+    print("good", flush=True)
+    dist.barrier()
+    os._exit(0)
+    """), store], env={"MASTER_ADDR": "127.0.0.1"})
+    assert status == 0 and output.count("good") == 4, output
+
+
+def test_hybrid_sharding_refused(store):
+    """What torch has reduced already, and what is not sharded; DTensors are not for the optimizer."""
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    model = fully_shard(test_ddp.network(), mesh=mesh)
+    for what, word in ((model, "two dimensions"), (test_ddp.network(), "fully_shard()")):
+        try:
+            tally.torch.hsdp(what, mesh["replicate"])
+            raise SystemExit("not refused")
+        except ValueError as error:
+            assert word in str(error), error
+    tally.torch.init()
+    try:
+        tally.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        raise SystemExit("not refused")
+    except TypeError as error:
+        assert "hsdp" in str(error), error
+    print("good", flush=True)
+    dist.barrier()
+    os._exit(0)
+    """), store], env={"MASTER_ADDR": "127.0.0.1"})
+    assert status == 0 and output.count("good") == 4, output

@@ -447,6 +447,40 @@ def test_what_stands_on_a_group(three, store):
     assert same_on_all([[p for one in rank for p in one] for rank in results])
 
 
+def shards(path):
+    """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    import test_ddp
+    with group("tally", path):
+        mesh = init_device_mesh("cpu", (tally.size(),))
+        model = test_ddp.network()
+        fully_shard(model.other, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        steps = test_ddp.optimizer(model, "plain")
+        for step in range(test_ddp.STEPS):
+            steps.zero_grad()
+            test_ddp.loss(model, step, tally.rank()).backward()
+            steps.step()
+        state = model.state_dict()
+        checkpoint.save({"model": state}, checkpoint_id=path + "-checkpoint")
+        loaded = {name: torch.zeros_like(value) for name, value in state.items()}
+        checkpoint.load({"model": loaded}, checkpoint_id=path + "-checkpoint")
+        same = all(torch.equal(loaded[name].to_local(), value.to_local()) for name, value in state.items())
+        return [p.full_tensor().detach().numpy() for p in model.parameters()], same
+
+
+def test_sharded_models_and_checkpoints(three, store):
+    from test_ddp import close, reference
+    for whole, same in three(shards, store):
+        close(whole, reference("plain", 3))
+        assert same
+
+
 def test_it_leaves_what_it_has_joined():
     """init after destroy; the group alone joins, and the last one leaves."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""

@@ -28,6 +28,8 @@ from .optimizer import DistributedOptimizer
 
 if torch.distributed.is_available():
     from . import group  # registers the backend
+    from . import parallel
+    from .hsdp import hsdp
 
 
 def init(comm=None, process_sets=None, *, settings=None):
@@ -55,7 +57,7 @@ __all__ = ["Average", "Compression", "DistributedOptimizer", "Error", "Max", "Mi
            "Sum", "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
            "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
            "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "ddp_hook", "ddp_hook_bf16",
-           "ddp_hook_fp16", "grouped_allreduce",
-           "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "init", "is_initialized",
-           "local_rank", "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace",
-           "push_pull_inplace", "rank", "report", "shutdown", "size", "state", "synchronize"]
+           "ddp_hook_fp16", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+           "grouped_allreduce_async_", "init", "is_initialized", "local_rank", "local_size", "poll", "push_pull",
+           "push_pull_async", "push_pull_async_inplace", "push_pull_inplace", "rank", "report", "shutdown", "size",
+           "state", "synchronize"]

@@ -11,8 +11,10 @@ import torch.distributed as dist
 
 from .. import _core
 
-# Who sets one of these says where the coordinator is, or has tallyd look for it there.
+# Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
+
+_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
@@ -30,15 +32,19 @@ def _variables(values):
                 os.environ[name] = value
 
 
-def _choose_place(store):
+def _choose_place(store, of_all):
     """Rank 0's word for where all meet, HOST:PORT or :PORT; "" where the settings say it."""
-    if any(name in os.environ for name in _SAID):
+    if of_all and any(name in os.environ for name in _SAID):
         return ""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    if "MASTER_ADDR" in os.environ:
-        return ":%d" % port
+    master = os.environ.get("MASTER_ADDR")
+    if not of_all and dist.get_rank() != 0:
+        # Not the launcher's rank 0, perhaps not on its machine.
+        return "%s:%d" % (master if master in _LOCAL else socket.gethostname(), port)
+    if master is not None:
+        return "%s:%d" % ("" if of_all else master, port)
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
@@ -53,7 +59,8 @@ def join(store, rank, size, timeout=None):
     if not _core.is_initialized():
         key = "tally/%d" % _core.generation()  # a store may outlive a job
         if rank == 0:
-            store.set(key, _choose_place(store))
+            of_all = not dist.is_initialized() or dist.get_world_size() == size
+            store.set(key, _choose_place(store, of_all))
         host, _, port = store.get(key).decode().rpartition(":")
         settings = {}
         if host:

@@ -77,7 +77,8 @@ class _Distributed:
             parameters = [(p, name) for name, p in named if id(p) in own]
         for p, name in parameters:
             if hasattr(p, "device_mesh"):
-                raise TypeError("parameter %s is a DTensor; its sharding's own hook must do the reduction" % name)
+                raise TypeError("parameter %s is a DTensor; for models of fully_shard() there is tally.torch.hsdp()"
+                                % name)
 
         self._compression = compression
         self._op = op

@@ -1,0 +1,61 @@
+"""FSDP2's hybrid sharding with Tally between the replicas: inside a replica torch reduces and scatters gradients, and
+the shards that result are averaged over the replicas here.
+
+    model = fully_shard(model, mesh=mesh["shard"])
+    tally.torch.hsdp(model, mesh["replicate"])
+
+Flow: FSDP2 has reduced a module's gradients within a replica -> its all-reduce hook -> an average over the ranks that
+hold the same shard, which are a job of their own.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import torch.distributed as dist
+
+from .. import _core
+from .._core import BUCKET
+from .join import join
+from .ops import Average, _reduce
+
+
+class _Hook:
+    """Averages what it is called with over the replicas, in place."""
+
+    def __init__(self, group):
+        self._group = group
+        self._joined = 0  # generation of the communicator that has been looked at
+
+    def __call__(self, gradient):
+        if self._joined != _core.generation() or not _core.is_initialized():
+            store = dist.distributed_c10d._get_process_group_store(self._group)
+            join(dist.PrefixStore("tally", store), dist.get_rank(self._group), dist.get_world_size(self._group))
+            self._joined = _core.generation()
+        # The order of modules in backward is the same in all replicas: calls need no names.
+        _reduce(gradient, gradient, None, Average, 1.0, 1.0, 0, BUCKET).wait()
+
+
+def hsdp(model, replicas):
+    """Average the gradients of an FSDP2 model over its replicas.
+
+    model: a module to which fully_shard() has been applied with a mesh of one dimension, the ranks of one replica; all
+        such modules in it are taken.
+    replicas: the process group, or the DeviceMesh of one dimension, of the ranks that hold the same shard as this one.
+        Tally's job, of which this process can have one, is theirs.
+
+    Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
+    reduced; NotImplementedError where this PyTorch has no all-reduce hook.
+    """
+    modules = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    if not modules:
+        raise ValueError("no module of the model is sharded; call fully_shard() on it first")
+    for module in modules:
+        if not hasattr(module, "set_all_reduce_hook"):
+            raise NotImplementedError("hsdp: FSDP2 of this PyTorch has no set_all_reduce_hook()")
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        if any(group is not None and group._is_hsdp for group in groups):
+            raise ValueError("hsdp: the model is sharded on a mesh of two dimensions, over which torch reduces by "
+                             "itself; shard it over the ranks of one replica, mesh[\"shard\"]")
+    hook = _Hook(replicas.get_group() if hasattr(replicas, "get_group") else replicas)
+    for module in modules:
+        module.set_all_reduce_hook(hook)
