@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -67,6 +68,8 @@ struct tly_coordinator {
     struct tly_roster roster; /* from INVITING on */
     uint32_t ranks_here, tallyds_here;
     int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
+    char verdict[TLY_SENTENCE];                           /* FAILED: why */
+    int verdict_err;
     char complaint[TLY_SENTENCE];
     int64_t complaint_due;  /* awake clock; 0: none */
     struct tly_event quiet; /* set when the last member has gone */
@@ -108,16 +111,16 @@ static void post_all(struct tly_coordinator *c, int type, const void *data, size
 
 static void fail_job(struct tly_coordinator *c, int err, const char *format, ...)
 {
-    char sentence[TLY_SENTENCE];
     va_list args;
     if (c->state == FAILED || c->state == ENDED)
         return;
     va_start(args, format);
-    vsnprintf(sentence, sizeof sentence, format, args);
+    vsnprintf(c->verdict, sizeof c->verdict, format, args);
     va_end(args);
     c->state = FAILED;
+    c->verdict_err = err;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        post_verdict(tly_list_entry(n, struct member, node), err, sentence);
+        post_verdict(tly_list_entry(n, struct member, node), err, c->verdict);
 }
 
 /* --- gathering ----------------------------------------------------------------------------------- */
@@ -370,6 +373,16 @@ static void on_member_info(struct member *m)
     char name[200];
     member_name(m, name, sizeof name);
     tly_link_rename(m->link, name);
+    if (c->state == FAILED) {
+        struct sockaddr_storage from;
+        tly_link_address(m->link, true, &from);
+        bool ours = m->info.rank == 0 && m->info.pid == (uint32_t)getpid() && tly_place_is_own(&from);
+        if (ours) /* others have failed before this very process has joined its own coordinator */
+            post_verdict(m, c->verdict_err, c->verdict);
+        else
+            post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
+        return;
+    }
     if (c->state != GATHERING) {
         if (m->info.role == TLY_ROLE_TALLYD)
             post_verdict(m, EAGAIN, "the job has started without this tallyd: it waits for the next one");
@@ -521,7 +534,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         advance(c);
         break;
     case TLY_STATUS:
-        answer(m);
+        if (c->state == FAILED)
+            post_verdict(m, c->verdict_err, c->verdict);
+        else
+            answer(m);
         break;
     default:
         break;
@@ -589,7 +605,7 @@ static void remember(void *user, struct tly_link *l)
 static int accepting(void *user, struct tly_link_config *config)
 {
     struct tly_coordinator *c = user;
-    if (c->state == ENDED || c->state == FAILED)
+    if (c->state == ENDED)
         return -ESHUTDOWN; /* comes again later */
     struct member *m = calloc(1, sizeof *m);
     if (!m)

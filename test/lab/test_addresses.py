@@ -211,7 +211,12 @@ def test_ports_of_all_processes_are_confined(net):
 
 def test_too_few_ports(net):
     """Two ranks of a machine, one port: the second says so, and all hear of it."""
-    results = finish(start(net, ["w0", "w2"], ranks_per_host={"w0": 2, "w2": 1}, TALLY_PORTS="31001-31001"))
+    env = {"TALLY_PORTS": "31001-31001"}
+    ranks, _ = net.environment(["w0", "w2"], [], {"w0": 2, "w2": 1}, env)
+    launch = lambda host, one: net.start(host, push_pull(), one, inherit=False)
+    early = [launch("w0", ranks[0]), launch("w2", ranks[2])]
+    eventually(lambda: "31001" in str(listening(net, "w0")) and "31001" in str(listening(net, "w2")))
+    results = finish([*early, launch("w0", ranks[1])])
     refusals(results, "no port from 31001 to 31001 is free on 10.77.0.1", "TALLY_PORTS")
 
 
