@@ -46,6 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (tly_member_read(&m, &member) == 0) {
         require(member.role == TLY_ROLE_TALLYD || member.rank < member.size);
+        require(member.bandwidth <= TLY_MAX_RATE);
         require(strnlen(member.host, sizeof member.host) < sizeof member.host);
     }
     if (tly_status_read(&s, &status) == 0) {

@@ -10,7 +10,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-enum kind { STR, INT, SIZE, SECS };
+enum kind { STR, INT, SIZE, RATE, SECS };
 
 struct row {
     const char *name;
@@ -26,6 +26,7 @@ struct row {
 #define DEFAULT_STR(d) .text = d
 #define DEFAULT_INT(d) .number = d
 #define DEFAULT_SIZE(d) .number = d
+#define DEFAULT_RATE(d) .number = d
 #define DEFAULT_SECS(d) .number = d
 #define ROW(name_, kind_, field_, default_, min_, max_, agreed_, help_) \
     {.name = #name_, \
@@ -50,6 +51,7 @@ static const struct rule {
     {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
     {"TALLY_PART_BYTES", .multiple = 64},
     {"TALLY_FRAGMENT_BYTES", .multiple = 64},
+    {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 
@@ -161,23 +163,36 @@ static int refuse_name(struct reader *r, const char *name, size_t len)
     return refuse(r, EINVAL, "unknown setting %.*s; `tally params` lists the valid ones", (int)len, name);
 }
 
-/* The text of a size as people write it: 1048576 is 1M. */
-static const char *size_text(uint64_t bytes, char buf[32])
+/* The text of a number as people write it, with letters each worth `step` times the last: 1048576 is 1M. */
+static const char *unit_text(uint64_t number, unsigned step, const char *unit, char buf[32])
 {
-    static const char unit[] = "KMGT";
     int u = -1;
-    while (bytes && bytes % 1024 == 0 && u < 3) {
-        bytes /= 1024;
+    while (number && number % step == 0 && unit[u + 1]) {
+        number /= step;
         u++;
     }
-    snprintf(buf, 32, u < 0 ? "%llu" : "%llu%c", (unsigned long long)bytes, u < 0 ? 0 : unit[u]);
+    snprintf(buf, 32, u < 0 ? "%llu" : "%llu%c", (unsigned long long)number, u < 0 ? 0 : unit[u]);
     return buf;
+}
+
+static const char *size_text(uint64_t bytes, char buf[32])
+{
+    return unit_text(bytes, 1024, "KMGT", buf);
+}
+
+/* A rate of 0 is none. */
+static const char *rate_text(uint64_t rate, char buf[32])
+{
+    buf[0] = '\0';
+    return rate ? unit_text(rate, 1000, "kMGT", buf) : buf;
 }
 
 static const char *number_text(enum kind kind, double x, char buf[32])
 {
     if (kind == SIZE)
         return size_text((uint64_t)x, buf);
+    if (kind == RATE)
+        return rate_text((uint64_t)x, buf);
     snprintf(buf, 32, "%.10g", x);
     return buf;
 }
@@ -198,7 +213,10 @@ static const char *valid_text(const struct row *row, char *buf, size_t len)
                                    *c);
     } else if (row->kind != STR) {
         at = (size_t)snprintf(buf, len, "%s to %s%s", number_text(row->kind, row->min, lo),
-                              number_text(row->kind, row->max, hi), row->kind == SECS ? " seconds" : "");
+                              number_text(row->kind, row->max, hi),
+                              row->kind == SECS   ? " seconds"
+                              : row->kind == RATE ? " bit/s"
+                                                  : "");
         if (rule->multiple && at < len)
             snprintf(buf + at, len - at, ", a multiple of %u", rule->multiple);
     } else if (rule->shortest) {
@@ -207,7 +225,7 @@ static const char *valid_text(const struct row *row, char *buf, size_t len)
     return buf;
 }
 
-/* Digits, for SECS with a decimal point; strtod would follow the application's locale. */
+/* Digits, for SECS and RATE with a decimal point; strtod would follow the application's locale. */
 static bool parse_digits(const char **text, bool point, double *number, uint64_t *whole)
 {
     const char *s = *text;
@@ -229,8 +247,16 @@ static bool parse_digits(const char **text, bool point, double *number, uint64_t
 
 static bool parse_number(enum kind kind, const char *text, double *number, uint64_t *whole)
 {
-    if (!parse_digits(&text, kind == SECS, number, whole))
+    if (!parse_digits(&text, kind == SECS || kind == RATE, number, whole))
         return false;
+    if (kind == RATE) {
+        static const char unit[] = "kmgt";
+        const char *u = *text ? strchr(unit, *text | 32) : NULL;
+        for (const char *at = unit; u && at <= u; at++)
+            *number *= 1000;
+        text += u != NULL;
+        *whole = *number < 1e18 ? (uint64_t)(*number + 0.5) : UINT64_MAX;
+    }
     if (kind == SIZE && *text) {
         static const char unit[] = "KMGT";
         const char *u = strchr(unit, *text >= 'a' && *text <= 'z' ? *text - 32 : *text);
@@ -265,6 +291,7 @@ static int set_default(const struct row *row, struct tly_params *p)
         *(int64_t *)field(p, row) = (int64_t)row->number;
         break;
     case SIZE:
+    case RATE:
         *(uint64_t *)field(p, row) = (uint64_t)row->number;
         break;
     case SECS:
@@ -300,6 +327,7 @@ static int set_value(struct reader *r, const struct row *row, const char *text)
     if (!parse_number(row->kind, text, &number, &whole))
         return refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
                       row->kind == SIZE   ? "size"
+                      : row->kind == RATE ? "rate"
                       : row->kind == SECS ? "time"
                                           : "number",
                       valid_text(row, valid, sizeof valid));
@@ -308,7 +336,7 @@ static int set_value(struct reader *r, const struct row *row, const char *text)
                       valid_text(row, valid, sizeof valid));
     if (row->kind == INT)
         *(int64_t *)field(r->p, row) = (int64_t)whole;
-    else if (row->kind == SIZE)
+    else if (row->kind == SIZE || row->kind == RATE)
         *(uint64_t *)field(r->p, row) = whole;
     else
         *(double *)field(r->p, row) = number;
@@ -439,6 +467,11 @@ static void value_text(const struct tly_params *p, const struct row *row, char *
     case SIZE:
         snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)field(p, row));
         break;
+    case RATE: {
+        char text[32];
+        snprintf(buf, len, "%s", rate_text(*(uint64_t *)field(p, row), text));
+        break;
+    }
     case SECS:
         snprintf(buf, len, "%.10g", *(double *)field(p, row));
         break;
@@ -515,7 +548,7 @@ void tly_json_text(FILE *out, const char *s)
 
 static void print_json(FILE *out, const struct tly_params *p)
 {
-    static const char *const kinds[] = {"text", "number", "bytes", "seconds"};
+    static const char *const kinds[] = {"text", "number", "bytes", "bits_per_s", "seconds"};
     char value[4096];
     fprintf(out, "[");
     for (int i = 0; i < ROWS; i++) {
@@ -523,7 +556,9 @@ static void print_json(FILE *out, const struct tly_params *p)
         const struct rule *rule = rule_of(row);
         fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
                 kinds[row->kind]);
-        if (row->kind != STR)
+        if (row->kind == RATE && row->number == 0)
+            fprintf(out, "null, \"min\": %.17g, \"max\": %.17g", row->min, row->max);
+        else if (row->kind != STR)
             fprintf(out, "%.17g, \"min\": %.17g, \"max\": %.17g", row->number, row->min, row->max);
         else if (row->text)
             tly_json_text(out, row->text);
@@ -536,9 +571,11 @@ static void print_json(FILE *out, const struct tly_params *p)
         if (p) {
             value_text(p, row, value, sizeof value);
             fprintf(out, ", \"value\": ");
-            if (row->kind != STR)
+            if (row->kind == RATE && *value)
+                fprintf(out, "%llu", (unsigned long long)*(uint64_t *)field(p, row));
+            else if (row->kind != STR && row->kind != RATE)
                 fprintf(out, "%s", value);
-            else if (*(char **)field(p, row))
+            else if (row->kind == STR && *(char **)field(p, row))
                 tly_json_text(out, value);
             else
                 fprintf(out, "null");
@@ -580,7 +617,8 @@ static void print_troff(FILE *out)
           "A name that starts with\n.B TALLY_\nand is not listed here is refused, and so is a value out of "
           "range.\n"
           ".PP\nSizes are in bytes and may end in\n.BR K ,\n.BR M ,\n.B G\nor\n.BR T ,\n"
-          "powers of 1024.\nTimes are in seconds and may have a decimal point.\n"
+          "powers of 1024.\nRates are in bit/s and may end in\n.BR k ,\n.BR M ,\n.B G\nor\n.BR T ,\n"
+          "powers of 1000.\nTimes are in seconds and may have a decimal point.\n"
           ".PP\nRanks compare the settings that must be the same everywhere when they join, and refuse to "
           "start with\n"
           "a sentence that names them where they differ.\n"

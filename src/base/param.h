@@ -10,7 +10,7 @@
 
 /* X(NAME, kind, field, default, min, max, agreed, help)
  * kind: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, written with or without
- * K M G T, powers of 1024), SECS (double seconds).  agreed: ranks compare a digest of these when they join.
+ * K M G T, powers of 1024), RATE (uint64_t bit/s, k M G T, powers of 1000, 0 when unset), SECS (double seconds).  agreed: ranks compare a digest of these when they join.
  * STR: min/max are ignored.  What a value must hold besides (one of a few words, a multiple of 64, never to be
  * shown) stands in the rules of param.c. */
 /* clang-format off */
@@ -35,6 +35,9 @@
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
+    X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says") \
+    X(TALLY_SUM_RATE, RATE, sum_rate, 0, 1e3, 1e15, 0, "most that the service on this machine can add, in bit/s of inputs; default no limit") \
+    X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "who sums: all for the least time, or for comparison the ranks' machines alone or tallyd alone") \
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
     X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name and .START.rank-I.json or .START.service-I.json; see docs/trace.md") \
     X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; the oldest are overwritten") \
@@ -46,6 +49,7 @@ struct tly_params {
 #define TLY_FIELD_STR(f) char *f;
 #define TLY_FIELD_INT(f) int64_t f;
 #define TLY_FIELD_SIZE(f) uint64_t f;
+#define TLY_FIELD_RATE(f) uint64_t f;
 #define TLY_FIELD_SECS(f) double f;
 #define TLY_FIELD(name, kind, field, ...) TLY_FIELD_##kind(field)
     TLY_PARAM_TABLE(TLY_FIELD)

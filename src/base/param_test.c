@@ -150,6 +150,57 @@ static void sizes(void **state)
     refused("TALLY_MEMORY=18446744073709551615T", "out of range", NULL);
 }
 
+__attribute__((noinline)) static char *printed(const struct tly_params *p, enum tly_params_format format)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *f = open_memstream(&text, &len);
+    tly_params_print(f, p, format);
+    fclose(f);
+    return text;
+}
+
+static void rates(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bits;
+    } good[] = {{"1000", 1000},          {"64k", 64000},          {"100M", 100000000},
+                {"2.5G", 2500000000ull}, {"25g", 25000000000ull}, {"0.1T", 100000000000ull}};
+    struct tly_params p;
+    char setting[64], text[32] = "";
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        snprintf(setting, sizeof setting, "TALLY_BANDWIDTH=%s", good[i].text);
+        assert_int_equal(load(&p, setting, NULL), 0);
+        assert_true(p.bandwidth == good[i].bits);
+        tly_params_finish(&p);
+    }
+    refused("TALLY_BANDWIDTH=0", "TALLY_BANDWIDTH=0 is out of range: 1k to 1000T bit/s", NULL);
+    refused("TALLY_BANDWIDTH=0.5G5", "TALLY_BANDWIDTH=0.5G5 is no rate", NULL);
+    static const char *const bad[] = {"-1", "G", "fast", "10Gbit", "1e9", " 1G", "inf", "nan", "."};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        snprintf(setting, sizeof setting, "TALLY_SUM_RATE=%s", bad[i]);
+        refused(setting, setting, "is no rate: 1k to 1000T bit/s");
+    }
+    refused("TALLY_BANDWIDTH=99999999999999999999T", "out of range", NULL);
+    assert_int_equal(load(&p, NULL, NULL), 0); /* unset, and so it is shown */
+    assert_true(p.bandwidth == 0 && p.sum_rate == 0);
+    tly_params_finish(&p);
+    assert_int_equal(load(&p, "TALLY_BANDWIDTH=2500M", NULL), 0);
+    char *json = printed(&p, TLY_PARAMS_JSON), *table = printed(&p, TLY_PARAMS_TABLE);
+    assert_non_null(strstr(json, "\"value\": 2500000000,"));
+    assert_non_null(strstr(json, "\"bits_per_s\", \"default\": null, \"min\": 1000,"));
+    char *line = strstr(table, "TALLY_BANDWIDTH");
+    assert_non_null(line);
+    sscanf(line, "%*s %31s", text);
+    assert_string_equal(text, "2500M");
+    sscanf(strstr(table, "TALLY_SUM_RATE"), "%*s %31s", text);
+    assert_string_equal(text, "-");
+    free(json);
+    free(table);
+    tly_params_finish(&p);
+}
+
 static void times(void **state)
 {
     struct tly_params p;
@@ -216,16 +267,6 @@ static void a_long_name_is_refused_too(void **state)
     assert_true(strlen(why) < sizeof why);
 }
 
-static char *printed(const struct tly_params *p, enum tly_params_format format)
-{
-    char *text = NULL;
-    size_t len;
-    FILE *f = open_memstream(&text, &len);
-    tly_params_print(f, p, format);
-    fclose(f);
-    return text;
-}
-
 static void secrets_are_never_shown(void **state)
 {
     static const char secret[] = "hunter2hunter2hunter2";
@@ -290,6 +331,7 @@ int main(void)
         cmocka_unit_test_setup(config_named_by_a_setting_wins, fresh),
         cmocka_unit_test_setup(config_errors_name_the_line, fresh),
         cmocka_unit_test_setup(sizes, fresh),
+        cmocka_unit_test_setup(rates, fresh),
         cmocka_unit_test_setup(times, fresh),
         cmocka_unit_test_setup(ranges_and_multiples, fresh),
         cmocka_unit_test_setup(choices, fresh),

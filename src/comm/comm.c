@@ -251,11 +251,9 @@ static int take_roster(tally_comm *c)
         c->peers[i].index = (uint32_t)i;
         tly_outbox_init(&c->peers[i].outbox);
     }
-    if (tly_plan_weights(c->machines, c->services - c->machines, c->weight) != 0)
-        return tly_fail(EINVAL, "no plan for %d machines and %d tallyd", c->machines,
-                        c->services - c->machines);
     for (int i = 0; i < c->services; i++)
-        c->sharing += c->weight[i] > 0;
+        c->weight[i] = r->services[i].weight;
+    c->sharing = (int)tly_roster_active(r);
     c->credit_bytes = c->params.credit_bytes;
     if (!c->credit_bytes)
         c->credit_bytes = 2ull * (unsigned)c->sharing * c->part_bytes;

@@ -17,6 +17,7 @@
 #include "base/thread.h"
 #include "join/status.h"
 #include "plan/plan.h"
+#include "topo/card.h"
 #include "transport/outbox.h"
 #include "transport/tcp/socket.h"
 
@@ -61,6 +62,7 @@ struct tly_coordinator {
     int64_t servers_ns, join_ns, dead_ns;
     uint64_t part_bytes, credit_bytes;
     uint32_t window_parts;
+    enum tly_split split;
     struct tly_list members;
     enum state state;
     uint32_t size;            /* ranks; 0 until the first has joined */
@@ -176,9 +178,8 @@ static void ask_for_proofs(struct tly_coordinator *c)
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
     uint64_t bytes = c->part_bytes * c->window_parts;
-    int active = tly_plan_active((int)r->machine_count, (int)c->tallyds_here);
     if (!bytes)
-        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * (unsigned)active * c->part_bytes);
+        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * tly_roster_active(r) * c->part_bytes);
     if (bytes < c->part_bytes)
         bytes = c->part_bytes;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
@@ -216,6 +217,8 @@ static int place_services(struct tly_coordinator *c, struct tly_roster *r)
             continue;
         if (tly_address_is_any(&a)) {
             snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
+            if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
+                s->bandwidth = tly_card_rate(&a); /* it did not know at which card */
         } else if (apart && tly_address_is_loopback(&a)) {
             tly_service_name(r, i, name, sizeof name);
             fail_job(
@@ -229,17 +232,47 @@ static int place_services(struct tly_coordinator *c, struct tly_roster *r)
     return 0;
 }
 
+static void add_service(struct tly_roster *r, uint32_t index, const struct tly_member_info *m)
+{
+    struct tly_roster_service *s = &r->services[index];
+    *s = (struct tly_roster_service){
+        .role = m->role,
+        .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
+        .port = m->port,
+        .incarnation = m->incarnation,
+        .bandwidth = m->bandwidth,
+        .sum_rate = m->sum_rate,
+        .card = index};
+    memcpy(s->address, m->address, sizeof s->address);
+    memcpy(s->host, m->host, sizeof s->host);
+}
+
+/* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
+ * matters, and each counts as a machine of its own.  host_id[i] is that of service i. */
+static void find_cards(struct tly_roster *r, const char *const *host_id)
+{
+    bool one = true;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        uint32_t first = 0;
+        while (strcmp(host_id[first], host_id[i]) != 0)
+            first++;
+        r->services[i].card = first;
+        one &= first == 0;
+    }
+    for (uint32_t i = 0; one && i < r->service_count; i++)
+        r->services[i].card = i;
+}
+
 static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
 {
     uint32_t *same = calloc(c->size, sizeof *same);
+    const char **host_id = calloc(c->size + c->tallyds_here, sizeof *host_id);
     *r = (struct tly_roster){.epoch = 1, .part_bytes = c->part_bytes};
     r->ranks = calloc(c->size, sizeof *r->ranks);
     r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
-    if (!same || !r->ranks || !r->services) {
-        free(same);
-        tly_roster_finish(r);
-        return -ENOMEM;
-    }
+    int err = same && host_id && r->ranks && r->services ? 0 : -ENOMEM;
+    if (err)
+        goto out;
     for (uint32_t i = 0; i < c->size; i++) {
         same[i] = i;
         for (uint32_t j = 0; j < i && same[i] == i; j++)
@@ -247,29 +280,35 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
                 same[i] = j;
     }
     tly_roster_group(r, c->size, same);
-    r->window_bytes = window(c, r);
-    free(same);
-    for (uint32_t i = 0; i < c->size; i++)
+    for (uint32_t i = 0; i < c->size; i++) {
+        const struct tly_member_info *m = &c->ranks[i]->info;
+        struct tly_roster_service *s = &r->services[r->ranks[i].machine];
         if (r->ranks[i].local_rank == 0) {
-            const struct tly_member_info *m = &c->ranks[i]->info;
-            struct tly_roster_service *s = &r->services[r->ranks[i].machine];
-            *s = (struct tly_roster_service){
-                .role = TLY_ROLE_RANK, .rank = i, .port = m->port, .incarnation = m->incarnation};
-            memcpy(s->address, m->address, sizeof s->address);
-            memcpy(s->host, m->host, sizeof s->host);
+            add_service(r, r->ranks[i].machine, m);
+            host_id[r->ranks[i].machine] = m->host_id;
+        } else if (m->bandwidth && (!s->bandwidth || m->bandwidth < s->bandwidth)) {
+            s->bandwidth = m->bandwidth; /* the lowest that a rank of the machine has said */
         }
+    }
     r->service_count = r->machine_count;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
             continue;
-        struct tly_roster_service *s = &r->services[r->service_count++];
-        *s = (struct tly_roster_service){
-            .role = TLY_ROLE_TALLYD, .port = m->info.port, .incarnation = m->info.incarnation};
-        memcpy(s->address, m->info.address, sizeof s->address);
-        memcpy(s->host, m->info.host, sizeof s->host);
+        host_id[r->service_count] = m->info.host_id;
+        add_service(r, r->service_count++, &m->info);
     }
-    return 0;
+    if (r->service_count > TLY_MAX_MACHINES) {
+        err = -E2BIG;
+        goto out;
+    }
+    find_cards(r, host_id);
+out:
+    free(same);
+    free(host_id);
+    if (err)
+        tly_roster_finish(r);
+    return err;
 }
 
 static void invite(struct tly_coordinator *c)
@@ -277,20 +316,36 @@ static void invite(struct tly_coordinator *c)
     struct tly_roster *r = &c->roster;
     struct tly_writer w = {0};
     c->state = INVITING;
-    if (make_roster(c, r) != 0) {
-        fail_job(c, ENOMEM, "the coordinator is out of memory");
-        return;
+    int err = make_roster(c, r);
+    if (!err && place_services(c, r) != 0) {
+        tly_roster_finish(r);
+        return; /* the job has failed */
     }
-    if (r->machine_count > TLY_MAX_MACHINES || r->service_count > TLY_MAX_MACHINES) {
-        fail_job(c, E2BIG, "%u services are more than the %d that Tally handles", r->service_count,
-                 TLY_MAX_MACHINES);
-    } else if (place_services(c, r) == 0) {
+    if (!err)
+        err = tly_roster_split(r, c->split);
+    switch (err) {
+    case 0:
+        r->window_bytes = window(c, r);
         tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
             fail_job(c, ENOMEM, "the coordinator is out of memory");
         else
             post_all(c, TLY_INVITE, w.data, w.len);
+        break;
+    case -E2BIG:
+        fail_job(c, E2BIG, "more services than the %d that Tally handles", TLY_MAX_MACHINES);
+        break;
+    case -ENOENT:
+        fail_job(c, EINVAL,
+                 "TALLY_SPLIT=server leaves the sums to tallyd, and there is none: start tallyd and set "
+                 "TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
+        break;
+    default:
+        fail_job(c, ENOMEM, "the coordinator is out of memory");
+        break;
     }
+    if (err)
+        tly_roster_finish(r); /* nobody may see one without weights */
     free(w.data);
 }
 
@@ -708,6 +763,10 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->part_bytes = params->part_bytes;
     c->window_parts = (uint32_t)params->window_parts;
     c->credit_bytes = params->credit_bytes;
+    c->split = strcmp(params->split, "server") == 0 ? TLY_SPLIT_SERVER
+               : strcmp(params->split, "all-reduce") == 0
+                   ? TLY_SPLIT_ALL_REDUCE
+                   : TLY_SPLIT_OPTIMAL;
     c->hook.tick = tick;
     c->born = c->asked_missing = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);

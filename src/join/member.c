@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "topo/card.h"
 #include "transport/tcp/socket.h"
 
 enum { TELL_S = 10 };
@@ -361,7 +362,9 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
         .port = tly_address_port(service),
         .netns = m->place->netns,
         .digest = tly_params_digest(m->params),
-        .incarnation = incarnation};
+        .incarnation = incarnation,
+        .bandwidth = m->params->bandwidth ? m->params->bandwidth : tly_card_rate(service),
+        .sum_rate = m->params->sum_rate};
     tly_address_host(service, info.address, sizeof info.address);
     snprintf(info.host, sizeof info.host, "%s", m->place->host);
     snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);

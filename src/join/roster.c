@@ -18,6 +18,8 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write64(w, m->digest);
     tly_write64(w, m->nonce);
     tly_write64(w, m->incarnation);
+    tly_write64(w, m->bandwidth);
+    tly_write64(w, m->sum_rate);
     tly_write_text(w, m->address);
     tly_write_text(w, m->host);
     tly_write_text(w, m->host_id);
@@ -38,13 +40,16 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.digest = tly_read64(r);
     x.nonce = tly_read64(r);
     x.incarnation = tly_read64(r);
+    x.bandwidth = tly_read64(r);
+    x.sum_rate = tly_read64(r);
     tly_read_text(r, x.address, sizeof x.address);
     tly_read_text(r, x.host, sizeof x.host);
     tly_read_text(r, x.host_id, sizeof x.host_id);
     tly_read_text(r, x.door, sizeof x.door);
     tly_read_text(r, x.settings, sizeof x.settings);
     bool rank_ok = x.role == TLY_ROLE_RANK && x.size >= 1 && x.size <= TLY_MAX_RANKS && x.rank < x.size;
-    if (r->failed || x.port > 65535 || !(rank_ok || x.role == TLY_ROLE_TALLYD))
+    if (r->failed || x.port > 65535 || x.bandwidth > TLY_MAX_RATE || x.sum_rate > TLY_MAX_RATE ||
+        !(rank_ok || x.role == TLY_ROLE_TALLYD))
         return -EPROTO;
     *m = x;
     return 0;
@@ -77,6 +82,10 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write32(w, s->rank);
         tly_write32(w, s->port);
         tly_write64(w, s->incarnation);
+        tly_write64(w, s->bandwidth);
+        tly_write64(w, s->sum_rate);
+        tly_write32(w, s->card);
+        tly_write32(w, s->weight);
         tly_write_text(w, s->address);
         tly_write_text(w, s->host);
     }
@@ -103,7 +112,7 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         tly_roster_finish(&r);
         return -ENOMEM;
     }
-    bool bad = false;
+    bool bad = false, any_weight = false;
     for (uint32_t i = 0; i < r.rank_count; i++) {
         r.ranks[i].machine = tly_read32(rd);
         r.ranks[i].local_rank = tly_read32(rd);
@@ -115,12 +124,18 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->rank = tly_read32(rd);
         s->port = tly_read32(rd);
         s->incarnation = tly_read64(rd);
+        s->bandwidth = tly_read64(rd);
+        s->sum_rate = tly_read64(rd);
+        s->card = tly_read32(rd);
+        s->weight = tly_read32(rd);
         tly_read_text(rd, s->address, sizeof s->address);
         tly_read_text(rd, s->host, sizeof s->host);
         bad |= s->port > 65535 || s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
-               (i < r.machine_count && s->rank >= r.rank_count);
+               (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
+               s->sum_rate > TLY_MAX_RATE || s->card > i || r.services[s->card].card != s->card;
+        any_weight |= s->weight > 0;
     }
-    if (bad || rd->failed) {
+    if (bad || !any_weight || rd->failed) {
         tly_roster_finish(&r);
         return -EPROTO;
     }
@@ -142,6 +157,41 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
             local += same[j] == first;
         r->ranks[i] = (struct tly_roster_rank){r->ranks[first].machine, local};
     }
+}
+
+void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine)
+{
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        machine[i] = (struct tly_plan_machine){
+            .card = s->card, .bandwidth = (double)s->bandwidth / 8, .sum_rate = (double)s->sum_rate / 8};
+    }
+    for (uint32_t i = 0; i < r->rank_count; i++)
+        machine[r->ranks[i].machine].ranks++;
+}
+
+int tly_roster_split(struct tly_roster *r, enum tly_split split)
+{
+    struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
+    uint32_t *weight = calloc(r->service_count, sizeof *weight);
+    int err = machine && weight ? 0 : -ENOMEM;
+    if (!err) {
+        tly_roster_machines(r, machine);
+        err = tly_plan_split(split, (int)r->service_count, machine, weight);
+    }
+    for (uint32_t i = 0; !err && i < r->service_count; i++)
+        r->services[i].weight = weight[i];
+    free(machine);
+    free(weight);
+    return err;
+}
+
+uint32_t tly_roster_active(const struct tly_roster *r)
+{
+    uint32_t active = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        active += r->services[i].weight > 0;
+    return active;
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */

@@ -6,10 +6,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "plan/plan.h"
 #include "wire/hello.h"
 #include "wire/pack.h"
 
 enum { TLY_MAX_MACHINES = 1024 };
+/* bit/s */
+#define TLY_MAX_RATE 1000000000000000ull
 
 /* What a process says of itself when it joins. */
 struct tly_member_info {
@@ -19,6 +22,8 @@ struct tly_member_info {
     uint32_t pid;
     uint32_t port; /* of its summation service */
     uint64_t netns, digest, nonce, incarnation;
+    uint64_t bandwidth;                   /* of its network card each way, bit/s; 0: not known */
+    uint64_t sum_rate;                    /* of inputs that its service adds, bit/s; 0: no limit */
     char address[64];                     /* of its service: numeric, without port */
     char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
     char settings[256];                   /* the agreed ones, for messages */
@@ -36,6 +41,9 @@ struct tly_roster_service {
     uint32_t rank; /* embedded: its rank */
     uint32_t port;
     uint64_t incarnation;
+    uint64_t bandwidth, sum_rate; /* as its member has said */
+    uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
+    uint32_t weight; /* its share of all bytes, over the sum of weights */
     char address[64], host[64];
 };
 
@@ -56,6 +64,15 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *r);
 /* Group ranks into machines: same[i] is the lowest rank on the machine of rank i.  Machines are numbered in
  * the order of their lowest ranks, local ranks in the order of ranks.  r->ranks has room for n. */
 void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
+
+/* Who sums how much: weight of all services from their bandwidths, cards and ranks (plan/plan.h).  As there. */
+int tly_roster_split(struct tly_roster *r, enum tly_split split);
+
+/* How many services have a weight. */
+uint32_t tly_roster_active(const struct tly_roster *r);
+
+/* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */
+void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine);
 
 /* How sums are nested (design decision 1): sizes of the groups of leaves, and order[] the ranks in the order
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in

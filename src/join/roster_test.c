@@ -90,6 +90,9 @@ static void fill(struct tly_roster *r)
         r->services[i].role = i < 2 ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
         r->services[i].rank = i == 1 ? 2 : 0;
         r->services[i].port = 1000 + i;
+        r->services[i].bandwidth = 1000000000ull * i;
+        r->services[i].card = i < 2 ? i : 1;
+        r->services[i].weight = i + 1;
         snprintf(r->services[i].address, sizeof r->services[i].address, "10.0.0.%u", i);
     }
 }
@@ -105,6 +108,8 @@ static void round_trip_and_every_truncation(void **state)
     assert_int_equal(back.rank_count, 3);
     assert_int_equal(back.ranks[2].machine, 1);
     assert_string_equal(back.services[2].address, "10.0.0.2");
+    assert_true(back.services[2].bandwidth == 2000000000ull && back.services[2].card == 1);
+    assert_int_equal(back.services[2].weight, 3);
     tly_roster_finish(&back);
     for (size_t n = 0; n < w.len; n++) {
         struct tly_reader cut = {w.data, n, false};
@@ -116,7 +121,7 @@ static void round_trip_and_every_truncation(void **state)
 
 static void nonsense_is_refused(void **state)
 {
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 12; i++) {
         struct tly_roster r, back;
         struct tly_writer w = {0};
         fill(&r);
@@ -140,13 +145,29 @@ static void nonsense_is_refused(void **state)
             r.services[1].port = 65536;
             break;
         case 6:
+            r.services[1].bandwidth = TLY_MAX_RATE + 1;
+            break;
+        case 7:
+            r.services[1].sum_rate = TLY_MAX_RATE + 1;
+            break;
+        case 8:
+            r.services[1].card = 2;
+            break;
+        case 9: /* 2 behind 1's card, and that behind 0's */
+            r.services[1].card = 0;
+            break;
+        case 10:
+            r.services[0].weight = r.services[1].weight = r.services[2].weight = 0;
+            break;
+        case 11:
             r.epoch = 0;
             break;
         }
         tly_roster_write(&w, &r);
         struct tly_reader rd = {w.data, w.len, false};
         int err = tly_roster_read(&rd, &back);
-        assert_int_equal(err, i == 6 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
+        assert_int_equal(err,
+                         i == 11 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
         if (!err)
             tly_roster_finish(&back);
         free(w.data);
@@ -154,9 +175,39 @@ static void nonsense_is_refused(void **state)
     }
 }
 
+/* Two machines, one with two ranks, and a tallyd that shares the card of the second. */
+static void weights_come_from_ranks_cards_and_bandwidths(void **state)
+{
+    struct tly_roster r;
+    struct tly_plan_machine m[3];
+    uint32_t due[3];
+    fill(&r);
+    r.services[0].bandwidth = 8000;
+    r.services[2].sum_rate = 16000;
+    tly_roster_machines(&r, m);
+    assert_true(m[0].ranks == 2 && m[1].ranks == 1 && m[2].ranks == 0);
+    assert_true(m[0].card == 0 && m[1].card == 1 && m[2].card == 1);
+    assert_true(m[0].bandwidth == 1000 && m[2].sum_rate == 2000 && m[0].sum_rate == 0);
+    for (int split = TLY_SPLIT_OPTIMAL; split <= TLY_SPLIT_SERVER; split++) {
+        assert_int_equal(tly_plan_split(split, 3, m, due), 0);
+        assert_int_equal(tly_roster_split(&r, split), 0);
+        uint32_t active = 0;
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(r.services[i].weight, due[i]);
+            active += due[i] > 0;
+        }
+        assert_int_equal(tly_roster_active(&r), active);
+    }
+    r.service_count = 2;
+    assert_int_equal(tly_roster_split(&r, TLY_SPLIT_SERVER), -ENOENT);
+    tly_roster_finish(&r);
+}
+
 static void members(void **state)
 {
-    struct tly_member_info m = {.role = TLY_ROLE_RANK, .rank = 1, .size = 2, .port = 5, .nonce = 7}, back;
+    struct tly_member_info
+        m = {.role = TLY_ROLE_RANK, .rank = 1, .size = 2, .port = 5, .nonce = 7, .bandwidth = TLY_MAX_RATE},
+        back;
     struct tly_writer w = {0};
     snprintf(m.host, sizeof m.host, "h");
     tly_member_write(&w, &m);
@@ -169,6 +220,13 @@ static void members(void **state)
     }
     free(w.data);
     w = (struct tly_writer){0};
+    m.bandwidth = TLY_MAX_RATE + 1;
+    tly_member_write(&w, &m);
+    rd = (struct tly_reader){w.data, w.len, false};
+    assert_int_equal(tly_member_read(&rd, &back), -EPROTO);
+    free(w.data);
+    w = (struct tly_writer){0};
+    m.bandwidth = 0;
     m.rank = 2; /* of 2 */
     tly_member_write(&w, &m);
     rd = (struct tly_reader){w.data, w.len, false};
@@ -183,6 +241,7 @@ int main(void)
         cmocka_unit_test(trees),
         cmocka_unit_test(round_trip_and_every_truncation),
         cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(weights_come_from_ranks_cards_and_bandwidths),
         cmocka_unit_test(members),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

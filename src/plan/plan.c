@@ -50,13 +50,6 @@ void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t
     }
 }
 
-int tly_plan_active(int n, int k)
-{
-    if (n == 1)
-        return 1;
-    return k >= n ? k : n + k;
-}
-
 double tly_plan_time(int n, int k, double bytes, double bandwidth)
 {
     if (n <= 1)

@@ -19,9 +19,6 @@ int tly_plan_weights(int n, int k, uint32_t *weight);
  * At least one weight is positive. */
 void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t *share);
 
-/* How many of the n + k services have a weight. */
-int tly_plan_active(int n, int k);
-
 /* Eq. 6 and its neighbours: seconds for M bytes over n worker and k CPU machines with NICs of B bytes/s,
  * full duplex.  k >= n: M/B.  n = 1: 0, nothing crosses the network. */
 double tly_plan_time(int n, int k, double bytes, double bandwidth);

@@ -1,0 +1,15 @@
+/* card.h - how fast the network card behind an address is.  Knows nothing of the rest. */
+#ifndef TLY_CARD_H
+#define TLY_CARD_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+
+/* What the card that has this address of ours says it carries each way, in bit/s; 0: not known, as of the
+ * loopback and of cards that are not real. */
+uint64_t tly_card_rate(const struct sockaddr_storage *own);
+
+/* The same of an interface by its name; `folder` is /sys/class/net but in tests. */
+uint64_t tly_card_rate_of(const char *folder, const char *interface);
+
+#endif
