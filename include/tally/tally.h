@@ -138,8 +138,8 @@ TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_eve
  * ends with TALLY_EVENT_LOG_END, so that a thread that waits for lines knows when to go. */
 TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
 
-/* Facts of the communicator and its services as a JSON object: part size, and for each service its
- * kind, address, planned share, bytes summed, memory in use and the most that was.  Asks the services;
+/* Facts of the communicator and its services as a JSON object: part size, predicted and reached speed of large
+ * push_pulls, and for each service its kind, address, bandwidth, planned share, bytes summed, memory in use and the most that was.  Asks the services;
  * -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */
 TALLY_API int tally_comm_report(tally_comm *comm, int timeout_ms, char **json);
 

@@ -257,7 +257,7 @@ static int take_roster(tally_comm *c)
     c->credit_bytes = c->params.credit_bytes;
     if (!c->credit_bytes)
         c->credit_bytes = 2ull * (unsigned)c->sharing * c->part_bytes;
-    return 0;
+    return tly_pace_init(c);
 }
 
 static int connect_peers(tally_comm *c)
@@ -286,19 +286,20 @@ static int connect_peers(tally_comm *c)
 
 static void greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE];
+    char text[TLY_SENTENCE], best[80];
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     free(sizes);
     free(order);
+    tly_pace_foretell(c, best, sizeof best);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, tcp to all; "
-             "parts of %u KB, sums along the tree over %s",
+             "parts of %u KB, sums along the tree over %s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
              c->services - c->machines, c->member.coordinator, c->part_bytes >> 10,
-             flat ? "ranks" : "machines");
+             flat ? "ranks" : "machines", best);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }
 
@@ -329,6 +330,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     pthread_mutex_destroy(&c->names_lock);
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
+    tly_pace_finish(c);
     free(c->peers);
     free(c->weight);
     free(c);
@@ -406,6 +408,7 @@ static int join(tally_comm *c)
         return err;
     c->member.over = on_over;
     c->member.goodbye = on_goodbye;
+    c->member.judged = tly_pace_judged;
     c->member.user = c;
     err = connect_peers(c);
     return err ? err : tly_member_begin(&c->member);
@@ -497,14 +500,16 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         say_goodbye(c);
     uint64_t ops = c->ops_done, bytes = c->bytes_done;
+    char pace[400];
+    tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     /* Others may still need our service or the coordinator; and the goodbye must get out. */
     if (!failed)
         tly_event_wait(&c->left, c->service || c->coordinator ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
-            "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB", c->rank, c->size,
-            (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9);
+            "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB%s", c->rank, c->size,
+            (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9, pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;

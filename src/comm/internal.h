@@ -4,12 +4,14 @@
  *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
  *   queue.c   which part goes next: priority, credit, windows
  *   events.c  the completion queue                    report.c  tally_comm_report
+ *   pace.c    predicted and reached speed, and who holds it up
  */
 #ifndef TLY_COMM_INTERNAL_H
 #define TLY_COMM_INTERNAL_H
 
 #include <stdatomic.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/event.h"
 #include "base/fork.h"
@@ -112,6 +114,12 @@ struct tally_op {
     bool listed; /* the list has come */
 };
 
+/* Parts of a flight that were admitted to a service, and the time until their results were there. */
+struct stay {
+    uint64_t us; /* modulo 2^64 while some are under way */
+    uint64_t came, went;
+};
+
 /* The connection to one summation service.  Owner: the loop. */
 struct peer {
     tally_comm *comm;
@@ -128,6 +136,23 @@ struct peer {
     int slow;      /* the rank whose network it last said is slow, or -1 */
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
+    struct stay flight;
+    uint64_t waited, parts; /* us in all flights that count, and their parts */
+};
+
+/* How fast the job goes.  Owner: the loop; the first two are fixed once open. */
+struct pace {
+    struct tly_plan_machine *machine; /* owned: of each service */
+    double predicted;                 /* seconds for a byte of a large push_pull; 0: no telling */
+    int64_t since;                    /* monotonic: the flight's begin */
+    uint64_t flight;                  /* its bytes */
+    uint64_t flight_held;             /* byte-us handed over and not accepted, modulo 2^64 */
+    bool counts;                      /* as far as it has come */
+    uint64_t bytes;                   /* of all flights that count, and so on */
+    int64_t ns;
+    double held;
+    bool told; /* the coordinator */
+    int slow;  /* the machine that it takes for the cause; -1: none, or not said */
 };
 
 struct tally_comm {
@@ -178,6 +203,7 @@ struct tally_comm {
     struct tly_event *report_done;
     uint64_t ops_done, bytes_done;
     int64_t opened_at;
+    struct pace pace;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     /* failure; `failed` is set (release) after the sentence */
@@ -240,6 +266,42 @@ void tly_events_init(tally_comm *c);
 void tly_events_finish(tally_comm *c);
 void tly_events_close(tally_comm *c);
 void tly_events_op(tally_comm *c, struct tally_op *op);
+
+/* pace.c */
+int tly_pace_init(tally_comm *c); /* once the weights are known; -ENOMEM, sentence set */
+void tly_pace_finish(tally_comm *c);
+/* The coordinator has heard all ranks: the machine that holds the job up. */
+void tly_pace_judged(void *user, uint32_t machine);
+/* An operation has been put into active_ops, has been taken out. */
+void tly_pace_enters(tally_comm *c, const struct tally_op *op);
+void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
+/* Seconds for a byte over the flights that count; 0: too few. */
+double tly_pace_reached(const tally_comm *c);
+/* "; at best ..." for the line at the start, "; large tensors at ..." for that at the end; or "". */
+void tly_pace_foretell(const tally_comm *c, char *out, size_t len);
+void tly_pace_sum_up(const tally_comm *c, char *out, size_t len);
+
+static inline void tly_pace_admitted(struct peer *p, uint32_t cost)
+{
+    if (p->comm->pace.predicted > 0) {
+        uint64_t now = (uint64_t)tly_now() / 1000;
+        p->comm->pace.flight_held -= cost * now;
+        p->flight.us -= now;
+        p->flight.came++;
+    }
+}
+static inline void tly_pace_accepted(tally_comm *c, uint64_t bytes)
+{
+    if (c->pace.predicted > 0)
+        c->pace.flight_held += bytes * ((uint64_t)tly_now() / 1000);
+}
+static inline void tly_pace_landed(struct peer *p)
+{
+    if (p->comm->pace.predicted > 0) {
+        p->flight.us += (uint64_t)tly_now() / 1000;
+        p->flight.went++;
+    }
+}
 
 /* The part has come to a stage of the timeline. */
 static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)

@@ -97,6 +97,7 @@ static void complete(tally_comm *c, struct tally_op *op)
         tly_map_take(&c->active, op->key);
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
+    tly_pace_leaves(c, op);
     forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     c->ops_done++;
@@ -191,6 +192,7 @@ void tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     p->state = PART_LANDED;
+    tly_pace_landed(&c->peers[p->owner]);
     op->parts_left--;
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
@@ -225,6 +227,7 @@ void tly_op_drain(tally_comm *c)
         struct tally_op *op = tly_list_entry(mine.next, struct tally_op, node);
         tly_list_remove(&op->node);
         tly_list_append(&c->active_ops, &op->node);
+        tly_pace_enters(c, op);
         op->born = c->loop.awake;
         tly_stamp_at(c->trace, op->submitted, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART,
                      (uint32_t)op->bytes);

@@ -49,6 +49,7 @@ void tly_queue_admit(tally_comm *c)
         p->state = PART_ADMITTED;
         p->next = NULL;
         tly_part_stamp(p, TLY_AT_ADMITTED);
+        tly_pace_admitted(best, cost);
         tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
         if (best->last)
             best->last->next = p;
@@ -64,6 +65,7 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted)
         return;
     uint64_t more = accepted - peer->accepted;
     tally_comm *c = peer->comm;
+    tly_pace_accepted(c, more < c->in_flight ? more : c->in_flight);
     c->in_flight -= more < c->in_flight ? more : c->in_flight;
     c->opened = c->opened + more < c->credit_bytes ? c->opened + more : c->credit_bytes;
     peer->accepted = accepted;

@@ -21,6 +21,15 @@ static void ask(tally_comm *c, struct tly_event *done)
     }
 }
 
+/* Not known is 0, and null to the reader. */
+static void write_number(FILE *out, const char *name, double x)
+{
+    if (x > 0)
+        fprintf(out, "\"%s\": %.9g, ", name, x);
+    else
+        fprintf(out, "\"%s\": null, ", name);
+}
+
 static void write_json(const tally_comm *c, FILE *out)
 {
     uint64_t total = 0;
@@ -29,18 +38,23 @@ static void write_json(const tally_comm *c, FILE *out)
     fprintf(out,
             "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
             "\"part_bytes\": %u, "
-            "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", \"services\": [",
+            "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
             TALLY_VERSION, c->rank, c->size, c->machines, c->services - c->machines, c->part_bytes,
             c->credit_bytes, c->ops_done);
+    write_number(out, "predicted_s_per_gb", c->pace.predicted * 1e9);
+    write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
+    fprintf(out, "\"services\": [");
     for (int i = 0; i < c->services; i++) {
         const struct tly_roster_service *s = &c->member.roster.services[i];
         const uint64_t *v = c->peers[i].report;
+        fprintf(out, "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, ", i ? ", " : "",
+                s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port);
+        write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);
         fprintf(out,
-                "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, \"share\": %.9g, \"bytes_summed\": "
+                "\"share\": %.9g, \"bytes_summed\": "
                 "%" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
                 ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
                 ", \"slots_dropped\": %" PRIu64 "}",
-                i ? ", " : "", s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port,
                 (double)c->weight[i] / (double)total, v[0], v[1], v[2], v[3], v[4], v[5], v[6]);
     }
     fprintf(out, "]}");

@@ -48,6 +48,8 @@ struct member {
     struct tly_member_info info;
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
+    bool told;              /* that the job is slower than predicted */
+    uint32_t held, suspect; /* what it told */
 };
 
 /* All fields but the first three belong to the loop. */
@@ -513,6 +515,42 @@ static void answer(struct member *watcher)
     free(s.members); /* the roster is the coordinator's */
 }
 
+/* --- who holds the job up -------------------------------------------------------------------------- */
+
+/* All ranks say that it goes slower than predicted.  If one alone has its credit out, the others wait for what it
+ * sends: its machine.  Else the service that most of them point at. */
+static void judge(struct tly_coordinator *c)
+{
+    double *held = calloc(c->size, sizeof *held);
+    uint32_t machine = TLY_NO_SERVICE;
+    for (uint32_t i = 0; held && i < c->size; i++) {
+        if (!c->ranks[i] || !c->ranks[i]->told)
+            goto out; /* not all yet */
+        held[i] = c->ranks[i]->held;
+    }
+    if (!held)
+        return;
+    int one = tly_plan_standout((int)c->size, held);
+    if (one >= 0)
+        machine = c->roster.ranks[one].machine;
+    for (uint32_t i = 0; i < c->size && one < 0; i++) {
+        uint32_t votes = 0;
+        for (uint32_t j = 0; j < c->size; j++)
+            votes += c->ranks[j]->suspect == c->ranks[i]->suspect;
+        if (2 * votes > c->size) {
+            machine = c->ranks[i]->suspect;
+            break;
+        }
+    }
+    struct tly_writer w = {0};
+    tly_write32(&w, machine);
+    if (!w.failed && machine != TLY_NO_SERVICE)
+        post_all(c, TLY_PACE, w.data, w.len);
+    free(w.data);
+out:
+    free(held);
+}
+
 /* --- frames -------------------------------------------------------------------------------------- */
 
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
@@ -529,6 +567,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     case TLY_ROSTER:
     case TLY_BEGUN:
     case TLY_COMPLAIN:
+    case TLY_PACE:
     case TLY_GOODBYE:
     case TLY_BEAT:
     case TLY_COUNTS:
@@ -584,6 +623,14 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         }
         break;
     }
+    case TLY_PACE:
+        if (m->joined && m->info.role == TLY_ROLE_RANK && c->state == RUNNING && !m->told) {
+            m->told = true;
+            m->held = tly_read32(&r);
+            m->suspect = tly_read32(&r);
+            judge(c);
+        }
+        break;
     case TLY_GOODBYE:
         m->left = true;
         advance(c);

@@ -98,6 +98,12 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (m->goodbye)
             m->goodbye(m->user);
         return 0;
+    case TLY_PACE: {
+        uint32_t machine = tly_read32(&r);
+        if (!r.failed && m->judged)
+            m->judged(m->user, machine);
+        return 0;
+    }
     case TLY_BEAT:
     case TLY_COUNTS:
         return 0;
@@ -401,6 +407,16 @@ void tly_member_goodbye(struct tly_member *m)
 {
     if (m->link)
         post(m, TLY_GOODBYE, 0, NULL);
+}
+
+void tly_member_tell_pace(struct tly_member *m, uint32_t held, uint32_t service)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, held);
+    tly_write32(&w, service);
+    if (m->link)
+        post(m, TLY_PACE, 0, &w);
+    free(w.data);
 }
 
 void tly_member_complain(struct tly_member *m, int err, const char *sentence)

@@ -45,6 +45,7 @@ struct tly_member {
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
     void (*goodbye)(void *user);                             /* all ranks have left; may be NULL */
+    void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
     void *user;
 };
 
@@ -66,6 +67,9 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
 int tly_member_begin(struct tly_member *m);
 
 void tly_member_goodbye(struct tly_member *m);
+/* The job goes slower than predicted: how full our credit is on average, in thousandths, and the service whose parts
+ * take longest by far, or TLY_NO_SERVICE. */
+void tly_member_tell_pace(struct tly_member *m, uint32_t held, uint32_t service);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
 

@@ -11,6 +11,7 @@
 #include "wire/pack.h"
 
 enum { TLY_MAX_MACHINES = 1024 };
+#define TLY_NO_SERVICE UINT32_MAX
 /* bit/s */
 #define TLY_MAX_RATE 1000000000000000ull
 

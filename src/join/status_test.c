@@ -17,8 +17,19 @@ static struct tly_status_member members[] = {
 };
 static struct tly_roster_rank ranks[] = {{0, 0}, {0, 1}};
 static struct tly_roster_service services[] = {
-    {.role = TLY_ROLE_RANK, .rank = 0, .port = 4002, .incarnation = 5, .weight = 1, .address = "10.0.0.1", .host = "one"},
-    {.role = TLY_ROLE_TALLYD, .port = 4001, .incarnation = 6, .card = 1, .address = "10.0.0.2", .host = "two"},
+    {.role = TLY_ROLE_RANK,
+     .rank = 0,
+     .port = 4002,
+     .incarnation = 5,
+     .weight = 1,
+     .address = "10.0.0.1",
+     .host = "one"},
+    {.role = TLY_ROLE_TALLYD,
+     .port = 4001,
+     .incarnation = 6,
+     .card = 1,
+     .address = "10.0.0.2",
+     .host = "two"},
 };
 
 static struct tly_status example(void)

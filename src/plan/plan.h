@@ -71,6 +71,10 @@ double tly_plan_traffic(int count, const struct tly_plan_machine *machine, const
  * one, NAN if a bandwidth is not known. */
 double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
 
+/* Who stands out: the one whose value is at least twice every other's; negative ones are not known.  -1 if there is
+ * none, or nobody to compare it with. */
+int tly_plan_standout(int count, const double *value);
+
 /* --- parts and their order -------------------------------------------------------------------------- */
 
 /* A tensor's bytes, and those of a planned list before and behind it; both 0 for a tensor in no list. */

@@ -338,6 +338,18 @@ static void nonsense_is_refused(void **state)
     near(tly_plan_cost(TLY_MAX_SERVICES, m, w, NULL), least_time(TLY_MAX_SERVICES, m), 1e-3);
 }
 
+static void who_stands_out(void **state)
+{
+    assert_int_equal(tly_plan_standout(4, (const double[]){1, 1.2, 0.9, 1.1}), -1);
+    assert_int_equal(tly_plan_standout(4, (const double[]){1, 1.2, 2.5, 1.1}), 2);
+    assert_int_equal(tly_plan_standout(4, (const double[]){2.5, 0, 0.1, 1.2}), 0);
+    assert_int_equal(tly_plan_standout(4, (const double[]){2.2, 1.2, 2.5, 1.1}), -1); /* neither is the one */
+    assert_int_equal(tly_plan_standout(4, (const double[]){-1, 1.2, 2.5, -1}), 2);
+    assert_int_equal(tly_plan_standout(4, (const double[]){-1, -1, 2.5, -1}), -1);
+    assert_int_equal(tly_plan_standout(2, (const double[]){0, 0}), -1);
+    assert_int_equal(tly_plan_standout(0, NULL), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -350,6 +362,7 @@ int main(void)
         cmocka_unit_test(unknown_is_as_slow_as_the_slowest),
         cmocka_unit_test(splits_for_comparison),
         cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(who_stands_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

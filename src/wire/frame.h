@@ -53,6 +53,7 @@ enum tly_frame_type {
     TLY_BEAT,      /* nothing but a sign of life and counts */
     TLY_STATUS,    /* question about, or news of, a service or a round */
     TLY_GOODBYE,   /* an orderly end */
+    TLY_PACE,      /* member -> coordinator: slower than predicted; back: who holds all up */
     TLY_FRAME_TYPES
 };
 

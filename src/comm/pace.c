@@ -1,0 +1,174 @@
+/* pace.c - how fast the job goes beside what the plan predicts, and who holds it up.
+ *
+ * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
+ * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.
+ *
+ * When they take much longer than predicted, each rank tells the coordinator once how full its credit was on average,
+ * and which service's parts took by far the longest, if one's did.  A card that is slower than the plan has it shows
+ * so: a rank behind it has its credit handed over all the time, while the others wait for it with theirs given back;
+ * a service behind it keeps all ranks' alike, and their parts.  The coordinator compares (src/join/coordinator.c,
+ * judge) and tells all. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/internal.h"
+
+enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
+
+/* Reached and predicted within these are the same. */
+#define SLOW 0.8
+#define FAST 1.2
+
+int tly_pace_init(tally_comm *c)
+{
+    struct pace *p = &c->pace;
+    p->slow = -1;
+    p->machine = calloc((size_t)c->services, sizeof *p->machine);
+    if (!p->machine)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_roster_machines(&c->member.roster, p->machine);
+    double cost = tly_plan_cost(c->services, p->machine, c->weight, NULL);
+    p->predicted = isnan(cost) ? 0 : cost;
+    return 0;
+}
+
+void tly_pace_finish(tally_comm *c)
+{
+    free(c->pace.machine);
+    c->pace.machine = NULL;
+}
+
+static int64_t predicted_ns(const struct pace *p, uint64_t bytes)
+{
+    return (int64_t)(p->predicted * (double)bytes * (double)TLY_SEC);
+}
+
+static double gbits(double seconds_per_byte)
+{
+    return 8e-9 / seconds_per_byte;
+}
+
+double tly_pace_reached(const tally_comm *c)
+{
+    const struct pace *p = &c->pace;
+    bool enough = p->bytes && predicted_ns(p, p->bytes) >= ENOUGH_MS * TLY_MS;
+    return enough ? (double)p->ns / (double)TLY_SEC / (double)p->bytes : 0;
+}
+
+/* How it has gone here, to the coordinator. */
+static void tell(tally_comm *c)
+{
+    struct pace *p = &c->pace;
+    double wait[TLY_MAX_SERVICES];
+    for (int i = 0; i < c->services; i++) {
+        const struct peer *peer = &c->peers[i];
+        wait[i] = peer->parts >= LEAST_PARTS ? (double)peer->waited / (double)peer->parts : -1;
+    }
+    double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
+    int who = tly_plan_standout(c->services, wait);
+    p->told = true;
+    tly_member_tell_pace(&c->member, (uint32_t)(fmin(held, 1) * 1000),
+                         who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
+}
+
+static void machine_name(const tally_comm *c, int i, char *out, size_t len)
+{
+    const struct tly_roster_service *s = &c->member.roster.services[i];
+    if (s->role == TLY_ROLE_RANK)
+        snprintf(out, len, "the machine of rank %u (%s)", s->rank, s->host);
+    else
+        snprintf(out, len, "tallyd %d on %s", i - c->machines, s->host);
+}
+
+void tly_pace_judged(void *user, uint32_t machine)
+{
+    tally_comm *c = user;
+    struct pace *p = &c->pace;
+    if (machine >= (uint32_t)c->services || p->slow >= 0 || !p->ns)
+        return;
+    p->slow = (int)machine;
+    char name[200];
+    double seconds = (double)p->ns / (double)TLY_SEC;
+    double carried =
+        tly_plan_traffic(c->services, p->machine, c->weight, p->slow) * (double)p->bytes / seconds;
+    machine_name(c, p->slow, name, sizeof name);
+    if (c->rank == 0) /* the others see the same */
+        tly_warn("comm",
+                 "%s is slower than it said: of %.3g Gbit/s each way it carries %.3g, and all wait for it; "
+                 "TALLY_BANDWIDTH there (or TALLY_SUM_RATE) would leave more to others",
+                 name, p->machine[p->slow].bandwidth * 8e-9, carried * 8e-9);
+}
+
+void tly_pace_enters(tally_comm *c, const struct tally_op *op)
+{
+    struct pace *p = &c->pace;
+    if (p->predicted == 0)
+        return;
+    if (c->active_ops.next->next == &c->active_ops) { /* the first of a flight */
+        p->since = tly_now();
+        p->flight_held = -(c->in_flight * ((uint64_t)p->since / 1000));
+        p->flight = 0;
+        p->counts = true;
+        for (int i = 0; i < c->services; i++)
+            c->peers[i].flight = (struct stay){0};
+    }
+    p->flight += op->bytes;
+    p->counts &= op->kind == TALLY_PUSH_PULL && !op->mark;
+}
+
+void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
+{
+    struct pace *p = &c->pace;
+    p->counts &= op->status == 0;
+    if (p->predicted == 0 || !tly_list_empty(&c->active_ops) || !p->counts ||
+        predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
+        return;
+    int64_t now = tly_now();
+    p->bytes += p->flight;
+    p->ns += now - p->since;
+    p->held += (double)(p->flight_held + c->in_flight * ((uint64_t)now / 1000));
+    for (int i = 0; i < c->services; i++) {
+        struct peer *peer = &c->peers[i];
+        if (peer->flight.came != peer->flight.went) /* some were asked for again */
+            continue;
+        peer->waited += peer->flight.us;
+        peer->parts += peer->flight.went;
+    }
+    int64_t due = predicted_ns(p, p->bytes);
+    if (!p->told && due >= TELL_MS * TLY_MS && (double)due < SLOW * (double)p->ns)
+        tell(c);
+}
+
+void tly_pace_foretell(const tally_comm *c, char *out, size_t len)
+{
+    double s = c->pace.predicted;
+    out[0] = '\0';
+    if (s > 0)
+        snprintf(out, len, "; at best %.3g s for 1 GB, %.3g Gbit/s", s * 1e9, gbits(s));
+}
+
+void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
+{
+    const struct pace *p = &c->pace;
+    double reached = tly_pace_reached(c);
+    char who[240] = "";
+    out[0] = '\0';
+    if (!(reached > 0))
+        return;
+    double ratio = p->predicted / reached;
+    if (ratio > FAST)
+        snprintf(who, sizeof who, ", cards are faster than they said");
+    else if (ratio < SLOW && p->slow < 0)
+        snprintf(who, sizeof who, ", held up by no one machine");
+    else if (ratio < SLOW) {
+        snprintf(who, sizeof who, ", held up by ");
+        machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));
+    }
+    snprintf(out, len, "; large tensors at %.3g Gbit/s, predicted %.3g%s", gbits(reached),
+             gbits(p->predicted), who);
+}

@@ -1,0 +1,94 @@
+"""The split over machines that differ, on the emulated cluster: what crosses each link is what `tally plan` says, and
+who is slower than it said is named."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import lab as cluster
+import pytest
+from lab import Host, Lab
+
+pytestmark = pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("TALLY_TEST_BUILD", ROOT / "build"))
+PATIENCE_S = 60
+BYTES = 4 * 1000000  # of examples/push_pull
+
+
+def built(*names):
+    """A program: in the build folder of `make`, or in one of Meson's own."""
+    for name in names:
+        if (BUILD / name).exists():
+            return str(BUILD / name)
+    pytest.fail(f"there is no {names[0]} in {BUILD}")
+
+
+def tallyd():
+    return built("bin/tallyd", "src/tallyd/tallyd")
+
+
+def planned(machines):
+    """What `tally plan` says of [(kind, rate)]."""
+    listed = "".join(f"{kind} {rate}\n" for kind, rate in machines)
+    tool = [built("bin/tally", "src/cli/tally"), "plan", "--machines", "-", "-M", str(BYTES), "--json"]
+    done = subprocess.run(tool, input=listed, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return json.loads(done.stdout)
+
+
+def test_bytes_on_every_link_of_unequal_machines():
+    rates = {"w0": "200M", "w1": "200M", "w2": "100M", "c0": "50M", "c1": "100M"}
+    p = planned([("worker" if host[0] == "w" else "cpu", rate) for host, rate in rates.items()])
+
+    def settings(host):
+        return {"TALLY_PART_BYTES": "8192", "TALLY_WINDOW_PARTS": "64", "TALLY_BANDWIDTH": rates[host]}
+
+    with Lab([Host(host, rate=rate.replace("M", "mbit")) for host, rate in rates.items()]) as lab:
+        done = lab.job(
+            [built("meson/examples/push_pull", "examples/push_pull")],
+            ["w0", "w1", "w2"],
+            ["c0", "c1"],
+            tallyd(),
+            env=settings,
+            timeout_s=PATIENCE_S,
+        )
+    assert done.ok, str(done)
+    assert "each of 1000000 sums is 6, 0 are wrong" in done.ranks[0].output
+    assert f"at best {p['time_s'] / BYTES * 1e9:.3g} s for 1 GB" in done.ranks[0].output
+    for host, service in zip(rates, p["services"]):
+        due = service["each_way_bytes"]
+        for way, measured in zip(("sent", "received"), done.traffic[host]):
+            # Below: a part more or less than the share.  Above: headers of frames and packets, acknowledgements.
+            assert 0.985 * due < measured < 1.08 * due, f"{host} {way} {measured} bytes, the plan says {due:.0f}"
+
+
+@pytest.mark.parametrize(
+    "slow, name",
+    [("c1", r"tallyd [01] on c1"), ("w2", r"the machine of rank 2 \(w2\)"), ("w0", r"the machine of rank 0 \(w0\)")],
+)
+def test_who_is_slower_than_it_said_is_named(slow, name, tmp_path):
+    """One card carries a quarter of what its machine says; what that does to the others names it, however busy the
+    test's own machine is."""
+    tensors = tmp_path / "list"
+    tensors.write_text("1500000 x\n", encoding="ascii")
+    hosts = [Host(h, rate="25mbit") if h == slow else h for h in ("w0", "w1", "w2", "w3", "c0", "c1")]
+    with Lab(hosts, rate="100mbit") as lab:
+        done = lab.job(
+            [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "2", "0", str(tensors)],
+            ["w0", "w1", "w2", "w3"],
+            ["c0", "c1"],
+            tallyd(),
+            env={"TALLY_PART_BYTES": "48K", "TALLY_FRAGMENT_BYTES": "24K", "TALLY_BANDWIDTH": "100M"},
+            timeout_s=2 * PATIENCE_S,
+        )
+    assert done.ok, str(done)
+    said = done.ranks[0].output
+    warnings = [line for line in said.splitlines() if "is slower than it said" in line]
+    assert len(warnings) == 1 and re.search(f"{name} is slower", warnings[0]), said
+    assert "of 0.1 Gbit/s each way it carries 0.0" in warnings[0]
+    assert re.search(f"predicted [0-9.]+, held up by {name}", said), said
+    for rank in done.ranks[1:]:
+        assert "is slower than it said" not in rank.output, "said once"
