@@ -40,7 +40,7 @@ void tly_queue_admit(tally_comm *c)
             return;
         uint32_t cost = tly_cost(best_top->value);
         if (!c->in_flight)
-            c->opened = c->credit_bytes / 8;
+            c->opened = c->credit_bytes / 4;
         else if (c->in_flight + cost > c->opened)
             return;
         struct part *p = tly_heap_pop(&best->waiting);

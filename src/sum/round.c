@@ -129,9 +129,11 @@ void tly_round_grant(struct session *p)
     if (p->lacking && granted < p->pushed + s->part_bytes)
         granted = p->pushed + s->part_bytes;
     if (granted > p->granted) {
+        /* Where a part did not fit into the window it may be waited for, however little it is. */
+        bool awaited = p->granted < p->pushed + s->part_bytes;
         uint64_t more = granted - p->granted;
         p->granted = granted;
-        tly_session_counts(p, more < UINT32_MAX ? (uint32_t)more : UINT32_MAX);
+        tly_session_counts(p, awaited || more > UINT32_MAX ? UINT32_MAX : (uint32_t)more);
     }
 }
 

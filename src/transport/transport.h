@@ -95,7 +95,7 @@ void tly_link_set_silence(struct tly_link *l, int64_t silence_ns);
 /* The counts that go into the next header.  `bytes`: how much has landed that the peer should hear of soon. */
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes);
 
-/* Counts go alone once there is news of so many bytes (256 KB), else with the next frame or after 20 ms. */
+/* Counts go alone once there is news of so many bytes (256 KB), else with the next frame or after 5 ms. */
 void tly_link_set_pace(struct tly_link *l, uint32_t bytes);
 
 /* Whoever landed with this token does not want the rest: drop it. */

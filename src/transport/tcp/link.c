@@ -32,7 +32,7 @@ enum {
     CONNECT_MS = 10000,
     BEAT_MS = 1000,
     PACE_BYTES = 256 << 10, /* counts go alone after so much news, */
-    PACE_MS = 20,           /* or so long */
+    PACE_MS = 5,           /* or so long */
 };
 
 struct outgoing {
@@ -361,7 +361,7 @@ void tly_link_set_pace(struct tly_link *l, uint32_t bytes)
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes)
 {
     l->counts = *counts;
-    l->owed_bytes += bytes;
+    l->owed_bytes = bytes < UINT32_MAX - l->owed_bytes ? l->owed_bytes + bytes : UINT32_MAX;
     if (!l->owes) {
         l->owes = true;
         l->owed_since = l->loop->now;
