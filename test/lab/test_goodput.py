@@ -166,6 +166,33 @@ def test_quick_run(tmp_path):
     assert [[k for k, _ in lines["tally"]] for lines in drawn.values()] == [[0, 2, 4]] * 2
 
 
+@needs_lab
+def test_cards_that_differ(tmp_path):
+    rows = benchmark(
+        tmp_path / "rows.json",
+        *("-n", "4", "-k", "2", "--bytes", "4M", "--iterations", "2", "--warm-up", "0", "--systems", "tally"),
+        *("--rate-of", "w1=160mbit", "w2=160mbit", "w3=160mbit", "c0=160mbit", "c1=80mbit", *SMALL_PARTS),
+    )
+    as_planned(rows)
+    workers, services = [2e8, 1.6e8, 1.6e8, 1.6e8], [1.6e8, 8e7]
+    shares = [s["share"] for s in sorted(rows[0]["report"]["services"], key=lambda s: s["address"])]
+    busiest = max(due / rate for due, rate in zip(optimum.traffic(4, shares, 1), workers + services))
+    assert busiest == pytest.approx(optimum.optimum(workers, services, 1), rel=1e-3), "Tally's split is not the best"
+
+
+@needs_lab
+def test_other_splits(tmp_path):
+    """A parameter server needs 2M / B here, all-reduce 1.5 M / B, the best split 1.2 M / B."""
+    rows = benchmark(
+        tmp_path / "rows.json",
+        *("-n", "4", "-k", "2", "--bytes", "4M", "--iterations", "2", "--warm-up", "0"),
+        *("--systems", "server", "all-reduce", "tally", *SMALL_PARTS),
+    )
+    assert [row["system"] for row in rows] == ["server", "all-reduce", "tally"]
+    as_planned(rows)
+    assert [row["plan"] for row in rows] == pytest.approx([2 / 1.2, 1.5 / 1.2, 1], abs=1e-3)
+
+
 def test_bad_arguments():
     for arguments, word in (
         (["-n", "1"], "two workers"),
