@@ -428,8 +428,6 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
     for (int i = 0; settings && settings[i]; i++)
         if ((rc = set_pair(&r, settings[i])))
             goto fail;
-    if (fresh.fragment_bytes > fresh.part_bytes)
-        fresh.fragment_bytes = fresh.part_bytes;
     *p = fresh;
     return 0;
 fail:

@@ -30,8 +30,8 @@
     X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "a rank silent for so long is dead") \
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 524288, 4096, 67108864, 1, "largest part of a tensor that is sent as one") \
-    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 131072, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "largest part of a tensor that is sent as one; default what the slowest network card sends in 0.4 ms, 32K to 512K") \
+    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on; default half a part, at most 128K") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
@@ -57,8 +57,7 @@ struct tly_params {
 };
 
 /* Fill from, in falling order of precedence: `settings` (NULL or NULL-terminated "NAME=value"), environment,
- * configuration file, defaults.  An empty value stands for the default.  A fragment is never larger than a
- * part: fragment_bytes comes out cut to part_bytes.  Unknown TALLY_* names and values out of range are
+ * configuration file, defaults.  An empty value stands for the default.  Unknown TALLY_* names and values out of range are
  * refused: -EINVAL and a sentence in `why` that names the variable, the value (a secret's never) and what is
  * valid (a near-miss gets "did you mean").  Also -ENOMEM, and what opening the configuration file gives.
  * p is to be finished in the end after success only. */

@@ -175,15 +175,25 @@ static void ask_for_proofs(struct tly_coordinator *c)
     }
 }
 
+/* Of the cards that are known, in bytes/s; 0: none is. */
+static double slowest(const struct tly_roster *r)
+{
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (r->services[i].bandwidth && (!least || r->services[i].bandwidth < least))
+            least = r->services[i].bandwidth;
+    return (double)least / 8;
+}
+
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
  * that is passed over because its service's window is shut leaves the order common to all ranks. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
-    uint64_t bytes = c->part_bytes * c->window_parts;
+    uint64_t bytes = r->part_bytes * c->window_parts;
     if (!bytes)
-        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * tly_roster_active(r) * c->part_bytes);
-    if (bytes < c->part_bytes)
-        bytes = c->part_bytes;
+        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * tly_roster_active(r) * r->part_bytes);
+    if (bytes < r->part_bytes)
+        bytes = r->part_bytes;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
 }
 
@@ -327,6 +337,8 @@ static void invite(struct tly_coordinator *c)
         err = tly_roster_split(r, c->split);
     switch (err) {
     case 0:
+        if (!r->part_bytes)
+            r->part_bytes = tly_plan_part_bytes(slowest(r));
         r->window_bytes = window(c, r);
         tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)

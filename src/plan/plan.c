@@ -72,6 +72,15 @@ double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
     return fmax(bytes / bandwidth, n * bytes / (k * bandwidth));
 }
 
+uint32_t tly_plan_part_bytes(double bandwidth)
+{
+    enum { STEP = 16 << 10, LEAST = 32 << 10, MOST = 512 << 10 };
+    double bytes = bandwidth > 0 ? bandwidth * 0.4e-3 : MOST;
+    if (bytes < LEAST)
+        return LEAST;
+    return bytes < MOST ? (uint32_t)(bytes + STEP / 2) / STEP * STEP : MOST;
+}
+
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active)
 {
     enum { BLOCK = 64 };

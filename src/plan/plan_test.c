@@ -316,6 +316,15 @@ static void empty_parts_count_too(void **state)
         assert_int_equal(got[i], 10);
 }
 
+static void test_part_bytes(void **state)
+{
+    assert_int_equal(tly_plan_part_bytes(0), 512 << 10);
+    assert_int_equal(tly_plan_part_bytes(1), 32 << 10);
+    assert_int_equal(tly_plan_part_bytes(1e9 / 8), 48 << 10);
+    assert_int_equal(tly_plan_part_bytes(2.5e9 / 8), 128 << 10);
+    assert_int_equal(tly_plan_part_bytes(100e9 / 8), 512 << 10);
+}
+
 /* Parts cover a tensor, keep their bounds, and at both ends of the list are a small share of what is left. */
 static void test_parts(void **state)
 {
@@ -359,6 +368,7 @@ int main(void)
         cmocka_unit_test(placed_alike_for_a_hash),
         cmocka_unit_test(nothing_overflows),
         cmocka_unit_test(empty_parts_count_too),
+        cmocka_unit_test(test_part_bytes),
         cmocka_unit_test(test_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,6 +18,8 @@
 #include "topo/topo.h"
 #include "transport/tcp/socket.h"
 
+enum { FRAGMENT = 128 << 10 };
+
 /* --- sessions ------------------------------------------------------------------------------------ */
 
 static void drop_letter(void *service, void *verdict)
@@ -584,6 +586,10 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
     s->part_bytes = roster->part_bytes;
+    if (!s->fragment_bytes)
+        s->fragment_bytes = s->part_bytes / 2 < FRAGMENT ? (uint32_t)s->part_bytes / 2 : FRAGMENT;
+    if (s->fragment_bytes > s->part_bytes)
+        s->fragment_bytes = (uint32_t)s->part_bytes;
     s->window_bytes = roster->window_bytes;
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);

@@ -32,7 +32,7 @@ enum {
     CONNECT_MS = 10000,
     BEAT_MS = 1000,
     PACE_BYTES = 256 << 10, /* counts go alone after so much news, */
-    PACE_MS = 5,           /* or so long */
+    PACE_MS = 5,            /* or so long */
 };
 
 struct outgoing {
