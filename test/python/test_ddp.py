@@ -427,7 +427,7 @@ def test_hybrid_sharding(store):
     print("good", flush=True)
     dist.barrier()
     os._exit(0)
-    """), store], env={"MASTER_ADDR": "127.0.0.1"})
+    """), store])
     assert status == 0 and output.count("good") == 4, output
 
 
@@ -450,5 +450,5 @@ def test_hybrid_sharding_refused(store):
     print("good", flush=True)
     dist.barrier()
     os._exit(0)
-    """), store], env={"MASTER_ADDR": "127.0.0.1"})
+    """), store])
     assert status == 0 and output.count("good") == 4, output

@@ -7,7 +7,6 @@ import pytest
 
 import jobs
 from test_ddp import group, store
-from test_process import free_port
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64",
           "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn")
@@ -268,6 +267,12 @@ def late(path):
             told.append(said(work.get_future().wait if future else work.wait))
             assert work.is_completed() and not work.is_success() and work.exception() is not None
             told.append(said(lambda: dist.all_reduce(torch.ones(3), group=one)))
+        one = dist.new_group()
+        if tally.rank() != 1:
+            works = [dist.all_reduce(torch.ones(3), group=one, async_op=True) for _ in range(2)]
+            future = works[1].get_future()
+            one.abort()
+            told += [said(works[0].wait), said(future.wait)]
         x = torch.ones(2)
         dist.all_reduce(x)  # the other groups live on
         assert x.tolist() == [3, 3]
@@ -280,7 +285,8 @@ def test_a_group_that_times_out(three, store):
     for rank in (0, 2):
         first, *rest = told[rank]
         assert "0.1 s" in first and "time-out" not in first
-        for waited, again in (rest[:2], rest[2:]):
+        assert all("aborted" in one for one in rest[4:]) and len(rest) == 6
+        for waited, again in (rest[:2], rest[2:4]):
             assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
             assert "can no longer be used" in again
 
@@ -301,7 +307,7 @@ def test_a_rank_that_dies(store):
                 assert "rank 2" in str(error), error
         print("good", flush=True)
         os._exit(0)
-    """)], machines=3, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    """)], machines=3)
     assert status == 0 and output.count("good") == 2, output
 
 
@@ -494,5 +500,5 @@ def test_it_leaves_what_it_has_joined():
             dist.destroy_process_group()
             assert not tally.is_initialized()
         print("good")
-    """)], env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    """)])
     assert status == 0 and output.count("good") == 2, output

@@ -14,6 +14,7 @@ from .. import _core
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
 
+_USUAL_PORT = 29777  # TALLY_PORT's default
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,13 +33,24 @@ def _variables(values):
                 os.environ[name] = value
 
 
+def _free_port(wanted):
+    """`wanted` if it is free, else a port that is."""
+    for port in (wanted, 0):
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                free.bind(("", port))
+            except OSError:
+                continue
+            return free.getsockname()[1]
+    raise OSError("no port is free")
+
+
 def _choose_place(store, of_all):
     """Rank 0's word for where all meet, HOST:PORT or :PORT; "" where the settings say it."""
     if of_all and any(name in os.environ for name in _SAID):
         return ""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = _free_port(_USUAL_PORT if of_all else 0)
     master = os.environ.get("MASTER_ADDR")
     if not of_all and dist.get_rank() != 0:
         # Not the launcher's rank 0, perhaps not on its machine.
