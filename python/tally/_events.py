@@ -16,7 +16,7 @@ from ._lib import blocking, lib
 
 logger = logging.getLogger("tally")
 
-# How long stop() waits for calls of operations in flight, and for calls that run.
+# How long stop() waits for calls that run.
 PATIENCE_S = 10.0
 
 _LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _lib.LOG_INFO: logging.INFO,
@@ -102,9 +102,10 @@ class Events:
         return thread in self._threads
 
     def stop(self):
-        """Wait for calls, then take all threads from the queue.  The communicator can be closed afterwards."""
+        """Take all threads from the queue, once calls of what has ended have run.  The communicator can be closed
+        afterwards, and has its own patience with what is in flight."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._calls and not self._running, PATIENCE_S)
+            self._changed.wait_for(lambda: not self._running, PATIENCE_S)
         lib.tally_comm_watch_log(self._comm, 0)  # what is said from here on goes where it went before
         for thread in list(self._threads):
             thread.join(PATIENCE_S)

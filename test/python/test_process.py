@@ -498,3 +498,40 @@ def test_signatures_are_horovods(line):
     from tally import torch as t
     name = line.split("(")[0]
     assert describe(name, getattr(t, name)) == line
+
+
+def test_shutdown_with_calls_to_come():
+    """What is to follow an operation follows it, also one that ends only when the job is left."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import threading, numpy as np, tally
+        from tally import _core
+        tally.init()
+        x, y, seen = np.ones(3, np.float32), np.ones(3, np.float32), []
+
+        def submit(array, name):
+            return _core.push_pull(name, array.ctypes.data, array.ctypes.data, 3, 0, 0, (3,), keep=array,
+                                   then=seen.append)
+
+        met = submit(x, "met")
+        met.wait()
+        # Calls that wait for each other's operations, deeper than there were threads.
+        left = threading.Barrier(4)
+        for number in range(4):
+            submit(np.ones(3, np.float32), "deep %d" % number)
+        deep = [_core.push_pull("wait %d" % number, x.ctypes.data, x.ctypes.data, 0, 0, 0, (0,), keep=x,
+                                then=lambda _: left.wait(30)) for number in range(4)]
+        if tally.rank() == 0:
+            alone = submit(y, "alone")
+        else:
+            submit(np.ones(3, np.float32), "only here")
+        tally.shutdown()
+        assert not left.broken and len(seen) == 6, seen
+        for one in seen:
+            try:
+                one.wait()
+            except tally.Error as error:
+                assert one not in (met, *deep)
+                continue
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
