@@ -184,8 +184,8 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
 enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
 
 /* From here on inputs and result together do not stay in the second-level cache.  Then asking for the inputs
- * ahead, and writing the result around the caches, without reading its lines first, was measured to pay; below
- * that, both cost. */
+ * ahead, and writing a result of its own around the caches, without reading its lines first, was measured to
+ * pay; below that, both cost. */
 enum { FAR_BYTES = 3 << 20 };
 
 struct tree {
@@ -309,10 +309,12 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
         .postscale = r->to_partial ? 1 : r->postscale,
         .divisor = r->op == TALLY_AVERAGE && !r->to_partial ? r->divisor : 1,
     };
-    t->step.ask = t->step.stream = (size_t)(leaves + 1) * *count * tly_format_size(t->step.from) >= FAR_BYTES;
+    bool in_place = false;
     for (int j = 0; j < inputs; j++)
-        if (input[j] == output)
-            t->step.stream = false;
+        in_place |= input[j] == output;
+    size_t rows = (size_t)leaves + !in_place;
+    t->step.ask = rows * *count * tly_format_size(t->step.from) >= FAR_BYTES;
+    t->step.stream = t->step.ask && !in_place;
     t->fold = variant()->fold;
     t->leaves = leaves;
     t->row_bytes = row_bytes(leaves);
