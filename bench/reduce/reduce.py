@@ -1,10 +1,11 @@
 """Summation: Tally's kernels beside the memory's limit, pairwise adding, OpenMPI and NumPy.
 
     reduce.py [--quick] [--json FILE] [--plot FILE] [--build DIR]
+    reduce.py --rows FILE [--plot FILE]
 
 Runs the program bench_reduce (see reduce_bench.c for what is measured and how) over types, numbers of inputs,
 sizes and threads, times NumPy for the same rows, prints a table and writes the rows as JSON, one object a line.
-The plot needs matplotlib.
+With --rows it measures nothing, but takes the rows of an earlier run.  The plot needs matplotlib.
 """
 
 import argparse
@@ -87,23 +88,49 @@ def print_table(rows):
 
 
 def plot(rows, path):
-    """GB/s of input over the size, a panel for each type, 8 inputs and one thread."""
+    """GB/s of input by one thread: over the size for 8 inputs, and over the inputs for the largest size."""
     try:
+        import matplotlib
+        matplotlib.use("Agg")  # into files, also without a display
         from matplotlib import pyplot
     except ImportError:
         sys.exit("reduce.py: --plot needs matplotlib (pip install matplotlib)")
     types = list(dict.fromkeys(r["dtype"] for r in rows))
-    figure, panels = pyplot.subplots(1, len(types), figsize=(5 * len(types), 4), squeeze=False)
-    for panel, dtype in zip(panels[0], types):
-        for method in METHODS:
-            points = sorted((r["bytes"], r["input_GBps"]) for r in rows if r["dtype"] == dtype
-                            and r["method"] == method and r["inputs"] == 8 and r["threads"] == 1)
-            if points:
-                panel.loglog(*zip(*points), marker="o", label=method, base=2)
-        panel.set(title=f"{dtype}, 8 inputs, 1 thread", xlabel="bytes of an input", ylabel="GB/s of input")
-        panel.legend()
+    largest = max(r["bytes"] for r in rows)
+    figure, panels = pyplot.subplots(2, len(types), figsize=(4.6 * len(types), 7.5), squeeze=False)
+    for column, dtype in enumerate(types):
+        one = [r for r in rows if r["dtype"] == dtype and r["threads"] == 1]
+        for over, at, fixed, panel in (("bytes", "inputs", 8, panels[0][column]),
+                                       ("inputs", "bytes", largest, panels[1][column])):
+            ticks = sorted({r[over] for r in one if r[at] == fixed})
+            for method in METHODS:
+                points = sorted((ticks.index(r[over]), r["input_GBps"]) for r in one
+                                if r["method"] == method and r[at] == fixed)
+                if points:
+                    panel.plot(*zip(*points), marker="o", markersize=4, label=method,
+                               color=f"C{METHODS.index(method)}", linestyle="--" if method == "limit" else "-")
+            panel.set_xticks(range(len(ticks)), [human(t) if over == "bytes" else t for t in ticks])
+            if over == "bytes":  # caches are ten times as fast as memory
+                panel.set_yscale("log")
+                panel.yaxis.set_major_formatter("{x:g}")
+            else:
+                panel.set_ylim(bottom=0)
+            panel.grid(True, which="both", alpha=0.3)
+            panel.set(title=f"{dtype}, {human(fixed) + ' each' if at == 'bytes' else f'{fixed} inputs'}",
+                      xlabel="size of an input" if over == "bytes" else "inputs", ylabel="GB/s of input, one thread")
+        panels[0][column].legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def report(rows, path):
+    versions = {m: next((r["variant"] for r in rows if r["method"] == m), "absent") for m in ("tally", "mpi", "numpy")}
+    print(f"# kernels {versions['tally']}, up to {max(r['threads'] for r in rows)} threads, MPI: {versions['mpi']}, "
+          f"NumPy: {versions['numpy']}")
+    print_table(rows)
+    if path:
+        plot(rows, path)
 
 
 def main():
@@ -112,7 +139,12 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write the rows, one JSON object a line")
     parser.add_argument("--plot", metavar="FILE", help="draw GB/s over size (.svg, .png, ...)")
     parser.add_argument("--build", metavar="DIR", type=Path, default=ROOT / "build/meson", help="Meson's folder")
+    parser.add_argument("--rows", metavar="FILE", help="take the rows from there instead of measuring")
     arguments = parser.parse_args()
+    if arguments.rows:
+        with open(arguments.rows) as file:
+            report([json.loads(line) for line in file], arguments.plot)
+        return
     program = arguments.build / "bench/reduce/bench_reduce"
 
     cores = len(os.sched_getaffinity(0))
@@ -127,14 +159,10 @@ def main():
         for size in sizes:
             got = measure(program, dtype, size, inputs, threads, rounds, min(available // 2, 9 << 30))
             rows += got + measure_numpy(got, 3)
-    versions = {m: next((r["variant"] for r in rows if r["method"] == m), "absent") for m in ("tally", "mpi", "numpy")}
-    print(f"# kernels {versions['tally']}, {cores} cores, MPI: {versions['mpi']}, NumPy: {versions['numpy']}")
-    print_table(rows)
     if arguments.json:
         with open(arguments.json, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    if arguments.plot:
-        plot(rows, arguments.plot)
+    report(rows, arguments.plot)
 
 
 if __name__ == "__main__":
