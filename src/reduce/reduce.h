@@ -21,7 +21,7 @@
  * restore it.
  *
  * How it is fast.  Adding each input to an accumulator as it arrives reads two and writes one for every
- * input; here all n are read once and the result is written once: (n + 1) / (3n) of the traffic.  A fold
+ * input; here all n are read once and the result is written once: (n + 1) / (3n - 1) of the traffic.  A fold
  * adds up to 8 inputs in registers, depth first (fold.h).  More are taken in blocks that the first-level
  * cache holds: T over n > 8 inputs is T over the sums of groups of 8, 64 or 512 neighbours, because m is
  * then a multiple of the group, so a block's groups are folded into scratch rows on the stack, in the type
