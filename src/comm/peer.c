@@ -300,7 +300,7 @@ static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
     peer->open = true;
-    tly_link_set_pace(link, peer->comm->part_bytes / 2);
+    tly_link_set_pace(link, peer->comm->part_bytes);
     tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
 }
 

@@ -84,7 +84,7 @@ static void admit(struct session *p)
     }
     s->by_rank[p->rank] = p;
     p->granted = s->window_bytes; /* both ends know it from the roster */
-    tly_link_set_pace(p->link, (uint32_t)s->part_bytes / 2);
+    tly_link_set_pace(p->link, (uint32_t)s->part_bytes);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
     tly_map_each(&s->store, r) p->lacking += r->slots[p->rank].state == SLOT_ABSENT;
