@@ -10,6 +10,7 @@ SPDX-License-Identifier: Apache-2.0
 import ctypes
 import logging
 import threading
+import time
 
 from . import _lib
 from ._lib import blocking, lib
@@ -113,8 +114,14 @@ class Events:
             self._closed = True  # for threads that still run a call
 
     def finish(self):
-        """After the communicator's closing: all operations have ended, run what calls are left."""
+        """After the communicator's closing: all operations have ended, run what calls are left.  Each in a thread, for
+        they may wait for each other."""
         with self._changed:
             entries, self._calls = list(self._calls.values()), {}
-        for call, operation in entries:
-            call(operation)
+        threads = [threading.Thread(target=call, args=(operation,), name="tally-event", daemon=True)
+                   for call, operation in entries]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + PATIENCE_S
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
