@@ -348,6 +348,13 @@ static void step_back(tally_comm *c)
     nanosleep(&pause, NULL);
 }
 
+/* Never below 0, which would be no deadline. */
+static double seconds_until(int64_t deadline)
+{
+    int64_t left = deadline - tly_now();
+    return left > 0 ? (double)left / TLY_SEC : 0;
+}
+
 /* Become known to the coordinator and learn the roster.  An earlier start that is about to end is waited for:
  * its coordinator holds the address, or says that it is not done yet (-EAGAIN). */
 static int enter(tally_comm *c)
@@ -358,7 +365,7 @@ static int enter(tally_comm *c)
     for (;;) {
         bool own;
         tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
-        int err = tly_member_find(&c->member, (double)(deadline - tly_now()) / TLY_SEC);
+        int err = tly_member_find(&c->member, seconds_until(deadline));
         if (!err)
             err = coordinate(c, &c->member.to, &own);
         if (err)
@@ -368,7 +375,7 @@ static int enter(tally_comm *c)
             tly_warn("join",
                      "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
                      c->place.coord_host, c->place.coord_from);
-        err = tly_member_connect(&c->member, held ? 2 : (double)(deadline - tly_now()) / TLY_SEC);
+        err = tly_member_connect(&c->member, held ? 2 : seconds_until(deadline));
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,
                             "%s is in use, and not by a coordinator of this job (%s): end what holds it, "

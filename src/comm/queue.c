@@ -87,7 +87,9 @@ static void retract(tally_comm *c, struct part *p)
     if (peer->last == p)
         peer->last = before;
     uint32_t unsent = tly_cost(p) - p->sent;
-    c->in_flight -= unsent < c->in_flight ? unsent : c->in_flight;
+    unsent = unsent < c->in_flight ? unsent : (uint32_t)c->in_flight;
+    tly_pace_accepted(c, unsent);
+    c->in_flight -= unsent;
     if (p->sent == 0)
         peer->pushed -= tly_cost(p); /* the service has never heard of it */
 }

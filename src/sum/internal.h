@@ -69,6 +69,7 @@ struct round {
     uint32_t arrived;        /* ranks whose push has begun to come, refused ones too */
     uint32_t summed, length; /* of the result: bytes ready, bytes in all */
     bool complete;
+    bool refused;                     /* a push of it is not kept: its verdict is on the way */
     struct piece piece[PIECES];       /* the crew's share of the work */
     uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
     uint8_t *result;                  /* one of the slots' data, or own */
@@ -125,6 +126,7 @@ struct tly_service {
     uint32_t ranks; /* 0: no epoch yet */
     uint32_t left;  /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
+    uint32_t pace_bytes;      /* counts go alone after so much news */
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
     struct tree tree[2];      /* [1] for 16-bit types */

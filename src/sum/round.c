@@ -306,6 +306,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (r->verdict || r->mismatch_at || f->spec != r->head.spec ||
             ((f->flags | r->head.flags) & TLY_MARK)) {
             slot->state = SLOT_REFUSED;
+            r->refused = true;
             if (!r->verdict && !r->mismatch_at && f->spec != r->head.spec &&
                 !((f->flags | r->head.flags) & TLY_MARK))
                 tly_verdict_differs(s, r);
@@ -530,7 +531,7 @@ static void advance(struct tly_service *s, struct round *r, uint32_t to)
 /* Sum what has come from all, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
-    if (r->complete || r->pieces_left || r->mismatch_at || r->arrived < s->ranks)
+    if (r->complete || r->pieces_left || r->refused || r->arrived < s->ranks)
         return;
     uint32_t to = reach(s, r);
     bool whole = to == r->length;

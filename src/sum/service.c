@@ -84,7 +84,7 @@ static void admit(struct session *p)
     }
     s->by_rank[p->rank] = p;
     p->granted = s->window_bytes; /* both ends know it from the roster */
-    tly_link_set_pace(p->link, (uint32_t)s->part_bytes);
+    tly_link_set_pace(p->link, s->pace_bytes);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
     tly_map_each(&s->store, r) p->lacking += r->slots[p->rank].state == SLOT_ABSENT;
@@ -591,6 +591,9 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     if (s->fragment_bytes > s->part_bytes)
         s->fragment_bytes = (uint32_t)s->part_bytes;
     s->window_bytes = roster->window_bytes;
+    /* A rank's credit is half a window unless told: where that is little, it waits for less news. */
+    uint64_t share = s->window_bytes / (4 * (uint64_t)tly_roster_active(roster));
+    s->pace_bytes = (uint32_t)(share < s->part_bytes ? share : s->part_bytes);
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     int err = s->by_rank && s->gone ? 0 : -ENOMEM;

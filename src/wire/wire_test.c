@@ -192,9 +192,16 @@ static void reflection_and_replay_fail(void **state)
     assert_int_equal(tly_hello_consume(&later, forged), -EACCES);
 }
 
+static void test_every_type_has_a_name(void **state)
+{
+    for (int type = TLY_HELLO; type < TLY_FRAME_TYPES; type++)
+        assert_non_null(tly_frame_type_name(type));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_type_has_a_name),
         cmocka_unit_test(round_trip),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(limits_hold),
