@@ -338,7 +338,11 @@ int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const stru
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
     p->slow = -1;
-    struct tly_link_config config = {.user_calls = &calls, .user = p, .identity = *id, .peer_name = p->name};
+    struct tly_link_config config = {.user_calls = &calls,
+                                     .user = p,
+                                     .identity = *id,
+                                     .peer_name = p->name,
+                                     .checksum = p->comm->params.checksum};
     return tly_tcp_connect(&p->comm->loop, &to, &config, &p->link);
 }
 

@@ -252,7 +252,8 @@ static int try_to_connect(struct tly_member *m, int64_t deadline)
                                 .user = m,
                                 .identity = m->identity,
                                 .peer_name = "coordinator",
-                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC)};
+                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC),
+                                .checksum = m->params->checksum};
     m->state = TLY_MEMBER_CONNECTING;
     snprintf(m->sentence, sizeof m->sentence, "no answer");
     tly_loop_lock(m->loop);

@@ -42,7 +42,8 @@ struct tly_link_user {
      * (static string); the link is closed. */
     int (*header)(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why);
-    /* May be NULL.  So many bytes of the payload have landed, and more are to come. */
+    /* May be NULL.  So many bytes of the payload have landed, and more are to come.  Not called where payloads
+     * have checksums: what is not verified has not landed. */
     void (*landed)(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes);
     /* Header and payload are there.  `data` is where it landed (NULL: dropped).  Nonzero as above. */
     int (*frame)(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
@@ -66,6 +67,7 @@ struct tly_link_config {
     struct tly_identity identity;
     const char *peer_name; /* for messages; copied */
     int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
+    bool checksum;         /* connecting links: payloads are checked, both ways (TALLY_CHECKSUM) */
     uint32_t
         *shaking; /* accepted links: counts those whose handshake is under way; must outlive that; or NULL */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */

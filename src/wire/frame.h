@@ -29,6 +29,7 @@ enum {
     TLY_MAX_PART = 64 << 20,
     TLY_ALIGN = 64, /* parts and fragments begin at multiples of this in the tensor */
     TLY_FRAME_KEY_BYTES = 16,
+    TLY_TRAILER_BYTES = 8, /* XXH3 of the payload, 64 bits, little-endian, seeded with the frame's seq */
     TLY_MAX_RANKS = 4096,
 };
 
@@ -62,6 +63,7 @@ enum tly_frame_flag {
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason */
     TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
+    TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
 };
 
 struct tly_frame {

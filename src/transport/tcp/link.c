@@ -3,7 +3,10 @@
  * Receiving: headers pass through a small stage buffer; a payload is read by readv() directly to where it
  * belongs, with the stage behind it to catch the next header in the same call.  What of a payload is in the
  * stage already is copied (at most its size).
- * Sending: next() fills a batch of frames, sendmsg() takes headers and payloads from where they lie. */
+ * Sending: next() fills a batch of frames, sendmsg() takes headers and payloads from where they lie.
+ *
+ * With checksums a payload is followed by its own.  What would land over something that is still needed (a result
+ * over its input) lands beside it then, and moves once it has proved whole.  The acceptor does as the connector. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -15,6 +18,9 @@
 #include <sys/ioctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -39,6 +45,8 @@ struct outgoing {
     uint8_t header[TLY_FRAME_BYTES];
     const uint8_t *payload;
     uint32_t len;
+    uint32_t trailer_len; /* 0: no checksum */
+    uint8_t trailer[TLY_TRAILER_BYTES];
     void *token, *owned;
 };
 
@@ -68,11 +76,15 @@ struct tly_link {
     uint32_t stage_from, stage_to;
     struct tly_frame in;
     struct tly_landing land;
-    uint32_t landed; /* of in.payload */
+    uint32_t landed;  /* of in.payload */
+    uint32_t trailer; /* bytes that follow in.payload: its checksum, or none */
     bool landing;
     uint32_t receive_seq;
     int low_water;    /* SO_RCVLOWAT now */
     uint8_t *control; /* owned: payload that has no other place */
+    bool checksum;    /* what is sent has one */
+    uint8_t *beside;  /* owned: where a fragment lies until it is verified; NULL until the first */
+    void *verified;   /* where it belongs then; NULL: it is there already */
 
     struct outgoing out[BATCH];
     int out_from, out_to; /* [from, to) wait for the kernel */
@@ -105,6 +117,7 @@ static void release(struct tly_link *l)
     for (int i = l->out_from; i < l->out_to; i++)
         free(l->out[i].owned);
     free(l->control);
+    free(l->beside);
     free(l);
 }
 
@@ -169,6 +182,7 @@ static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_l
     snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
     tly_hello_init(&l->hello, &c->identity, connector);
     l->silence_ns = c->silence_ns;
+    l->checksum = c->checksum;
     l->pace_bytes = PACE_BYTES;
     l->low_water = 1;
     l->last_heard = loop->awake;
@@ -237,6 +251,12 @@ static void watch_for(struct tly_link *l, uint32_t events)
     }
 }
 
+static void write_checksum(uint8_t out[TLY_TRAILER_BYTES], const void *payload, uint32_t len, uint32_t seq)
+{
+    uint64_t sum = htole64(XXH3_64bits_withSeed(payload, len, seq));
+    memcpy(out, &sum, sizeof sum);
+}
+
 static void append(struct tly_link *l, struct tly_outgoing *o)
 {
     struct outgoing *slot = &l->out[l->out_to++];
@@ -245,9 +265,17 @@ static void append(struct tly_link *l, struct tly_outgoing *o)
     o->frame.granted = (uint32_t)l->counts.granted;
     o->frame.received = (uint32_t)l->counts.received;
     o->frame.stable = (uint32_t)l->counts.stable;
-    tly_frame_encode(&o->frame, l->hello.send_key, slot->header);
     slot->payload = o->payload;
     slot->len = o->frame.payload;
+    slot->trailer_len = 0;
+    if (l->checksum && l->state == OPEN) {
+        o->frame.flags |= TLY_SUMMED;
+        if (slot->len) {
+            write_checksum(slot->trailer, slot->payload, slot->len, o->frame.seq);
+            slot->trailer_len = TLY_TRAILER_BYTES;
+        }
+    }
+    tly_frame_encode(&o->frame, l->hello.send_key, slot->header);
     slot->token = o->token;
     slot->owned = o->owned;
     l->owes = false;
@@ -272,7 +300,7 @@ static void advance(struct tly_link *l, size_t n)
     l->bytes_sent += n;
     while (n > 0) {
         struct outgoing *o = &l->out[l->out_from];
-        uint32_t left = TLY_FRAME_BYTES + o->len - l->out_done;
+        uint32_t left = TLY_FRAME_BYTES + o->len + o->trailer_len - l->out_done;
         if (n < left) {
             l->out_done += (uint32_t)n;
             return;
@@ -289,7 +317,7 @@ static void advance(struct tly_link *l, size_t n)
 
 static ssize_t push_batch(struct tly_link *l)
 {
-    struct iovec iov[2 * BATCH];
+    struct iovec iov[3 * BATCH];
     int n = 0;
     uint32_t skip = l->out_done;
     for (int i = l->out_from; i < l->out_to; i++) {
@@ -299,6 +327,10 @@ static ssize_t push_batch(struct tly_link *l)
         uint32_t done = skip > TLY_FRAME_BYTES ? skip - TLY_FRAME_BYTES : 0;
         if (o->len > done)
             iov[n++] = (struct iovec){(void *)(o->payload + done), o->len - done};
+        if (o->trailer_len) {
+            uint32_t before = TLY_FRAME_BYTES + o->len, past = skip > before ? skip - before : 0;
+            iov[n++] = (struct iovec){o->trailer + past, o->trailer_len - past};
+        }
         skip = 0;
     }
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
@@ -464,6 +496,12 @@ static int begin_frame(struct tly_link *l, const char **why)
     l->stage_from += TLY_FRAME_BYTES;
     l->receive_seq++;
     l->landed = 0;
+    l->trailer = 0;
+    if ((l->in.flags & TLY_SUMMED) && l->state == OPEN) {
+        l->checksum = true;
+        l->trailer = l->in.payload ? TLY_TRAILER_BYTES : 0;
+        l->in.flags &= (uint16_t)~TLY_SUMMED; /* none of the user's business */
+    }
     l->land = (struct tly_landing){0};
     if (l->state == SHAKING) {
         if (l->in.type != TLY_HELLO || l->in.payload != TLY_HELLO_BYTES) {
@@ -488,7 +526,41 @@ static int begin_frame(struct tly_link *l, const char **why)
         }
         l->land.to = l->control;
     }
+    l->verified = NULL;
+    if (l->trailer && l->land.to && l->land.in_blocks) {
+        if (!l->beside)
+            l->beside = malloc(TLY_MAX_FRAGMENT);
+        if (!l->beside) {
+            *why = "out of memory";
+            return -ENOMEM;
+        }
+        l->verified = l->land.to;
+        l->land.to = l->beside;
+        l->land.in_blocks = false; /* it moves whole */
+    }
     l->landing = true;
+    return 0;
+}
+
+/* All of the payload and its trailer, which the stage has, are there.  -EPROTO: it is not what was sent. */
+static int verify(struct tly_link *l, const char **why)
+{
+    uint8_t sum[TLY_TRAILER_BYTES];
+    const uint8_t *told = l->stage + l->stage_from;
+    if (!l->trailer)
+        return 0;
+    l->stage_from += TLY_TRAILER_BYTES;
+    if (!l->land.to)
+        return 0; /* nobody wants it, so nobody is misled */
+    write_checksum(sum, l->land.to, l->in.payload, l->in.seq);
+    if (memcmp(sum, told, sizeof sum) != 0) {
+        *why = "a payload was altered on its way";
+        return -EPROTO;
+    }
+    if (l->verified) {
+        memcpy(l->verified, l->land.to, l->in.payload);
+        l->land.to = l->verified;
+    }
     return 0;
 }
 
@@ -526,9 +598,11 @@ static int eat_stage(struct tly_link *l, const char **why)
             memcpy((uint8_t *)l->land.to + l->landed, l->stage + l->stage_from, n);
         l->stage_from += n;
         l->landed += n;
-        if (l->landed < l->in.payload)
+        if (l->landed < l->in.payload || l->stage_to - l->stage_from < l->trailer)
             break;
-        int err = complete_frame(l, why);
+        int err = verify(l, why);
+        if (!err)
+            err = complete_frame(l, why);
         if (err)
             return err;
     }
@@ -576,8 +650,8 @@ static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
 /* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
 static uint32_t least_wanted(const struct tly_link *l)
 {
-    uint32_t left = l->landing ? l->in.payload - l->landed : TLY_FRAME_BYTES;
-    left -= l->stage_to; /* less than a block or a header, else it would have been used up */
+    uint32_t left = l->landing ? l->in.payload - l->landed + l->trailer : TLY_FRAME_BYTES;
+    left -= l->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
     return left < TLY_ALIGN ? left : TLY_ALIGN;
 }
 
@@ -600,7 +674,7 @@ static ssize_t receive(struct tly_link *l, bool *drained)
     int n = 0;
     uint32_t direct = 0;
     /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
-    if (l->landing) {
+    if (l->landing && l->landed < l->in.payload) {
         uint32_t left = l->in.payload - l->landed;
         if (l->land.in_blocks && l->land.to) {
             ssize_t blocks = whole_blocks(l, left);
@@ -660,9 +734,9 @@ static void receive_more(struct tly_link *l)
         l->bytes_received += (uint64_t)n;
         l->last_heard = l->loop->awake;
         int err = 0;
-        if (l->landing && l->landed == l->in.payload)
+        if (l->landing && l->landed == l->in.payload && !l->trailer)
             err = complete_frame(l, &why);
-        else if (l->landing && l->calls->landed && l->state == OPEN)
+        else if (l->landing && l->calls->landed && l->state == OPEN && !l->trailer)
             l->calls->landed(l->user, l, &l->in, l->landed);
         if (!err)
             err = eat_stage(l, &why);
