@@ -1,6 +1,8 @@
 /* roster.c - fuzzes what members and the coordinator tell each other: whatever comes is refused, or is a roster
- * that can be used: every index within bounds, and the same again when written and read. */
+ * that can be used: every index within bounds, and the same again when written and read.  Also what a service answers
+ * to who asks how it stands. */
 #include "join/status.h"
+#include "sum/service.h"
 
 #include <string.h>
 
@@ -55,6 +57,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (status.has_roster)
             use(&status.roster);
         tly_status_finish(&status);
+    }
+    struct tly_reader f = {data, size, false};
+    struct tly_service_facts facts, again;
+    if (tly_service_facts_read(&f, &facts) == 0) {
+        struct tly_writer w = {0};
+        tly_service_facts_write(&w, &facts);
+        require(!w.failed);
+        struct tly_reader rd = {w.data, w.len, false};
+        require(tly_service_facts_read(&rd, &again) == 0 && strcmp(facts.waits_for, again.waits_for) == 0);
+        free(w.data);
     }
     return 0;
 }

@@ -35,6 +35,8 @@ const char tly_cli_status_usage[] =
     "      --json             as JSON\n"
     "      --timeout SECONDS  for an answer (5)\n";
 
+enum { LATE_MS = 1000 }; /* a round that waits for less is on its way */
+
 /* One question to one process.  Owner: the loop, which this thread turns. */
 struct query {
     struct tly_link *link; /* owned */
@@ -165,6 +167,7 @@ struct service {
     const char *host;
     bool embedded;
     uint32_t rank, port;
+    uint64_t bandwidth; /* bit/s each way; 0: not known */
 };
 
 struct job {
@@ -208,6 +211,7 @@ static int list_services(struct job *j)
     for (uint32_t i = 0; s->has_roster && i < r->service_count; i++) {
         const struct tly_roster_service *x = &r->services[i];
         add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : tallyd++, x->host, x->address, x->port);
+        j->services[j->service_count - 1].bandwidth = x->bandwidth;
     }
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
         const struct tly_status_member *m = &s->members[i];
@@ -299,20 +303,41 @@ static void print_missing(const struct tly_status *s)
 static void print_facts(const struct query *q)
 {
     char a[32], b[32], c[32];
-    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s\n", quantity(q->facts.bytes_summed, a, sizeof a),
+    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s", quantity(q->facts.bytes_summed, a, sizeof a),
            q->facts.parts_summed, q->facts.rounds_open, quantity(q->facts.bytes_in_use, b, sizeof b),
            quantity(q->facts.memory_limit, c, sizeof c));
+}
+
+/* Who is late and why, as far as one service can tell. */
+static void print_late(const struct query *q, const char *name)
+{
+    if (!q->err && q->facts.waiting_ms >= LATE_MS)
+        printf("late: a round at %s has waited %.1f s for %s\n", name, (double)q->facts.waiting_ms / 1e3,
+               q->facts.waits_for);
+    if (!q->err && q->facts.held_up[0])
+        printf("late: %s (seen by %s)\n", q->facts.held_up, name);
+}
+
+static const char *rate(uint64_t bits, char *out, size_t len)
+{
+    if (bits)
+        snprintf(out, len, "%.3g Gbit/s", (double)bits / 1e9);
+    else
+        snprintf(out, len, "unknown");
+    return out;
 }
 
 static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
+    char size[32], network[32], in[32], out[32];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
-        printf("%u ranks on %u machines, %u services\n", s->size, s->roster.machine_count,
-               s->roster.service_count);
+        printf("%u ranks on %u machines, %u services; epoch %u, parts of %s\n", s->size,
+               s->roster.machine_count, s->roster.service_count, s->roster.epoch,
+               quantity(s->roster.part_bytes, size, sizeof size));
     else if (s->size)
         printf("%u ranks are expected\n", s->size);
     else
@@ -330,8 +355,8 @@ static void print_job(const struct job *j, const struct asker *a)
                m ? m->pid : 0, stand_of(s, m));
     }
     if (j->service_count)
-        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s\n", "service of", "host", "address", "summed",
-               "parts", "open", "memory", "limit");
+        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %14s\n", "service of", "host",
+               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "bandwidth");
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
@@ -339,9 +364,15 @@ static void print_job(const struct job *j, const struct asker *a)
         printf("%-12s %-16s %-30s ", x->name, x->host, where);
         if (j->answers[i].err)
             printf("%12s: %s\n", "no answer", j->answers[i].why);
-        else
+        else {
+            const struct tly_service_facts *f = &j->answers[i].facts;
             print_facts(&j->answers[i]);
+            printf(" %12s %12s %14s\n", quantity(f->bytes_received, in, sizeof in),
+                   quantity(f->bytes_sent, out, sizeof out), rate(x->bandwidth, network, sizeof network));
+        }
     }
+    for (size_t i = 0; i < j->service_count; i++)
+        print_late(&j->answers[i], j->services[i].name);
 }
 
 static void print_service(const struct query *q, const char *at)
@@ -349,6 +380,8 @@ static void print_service(const struct query *q, const char *at)
     printf("a service of job '%s', start %016" PRIx64 ", at %s\n\n%12s %12s %6s %10s %10s\n", q->peer.job,
            q->peer.incarnation, at, "summed", "parts", "open", "memory", "limit");
     print_facts(q);
+    putchar('\n');
+    print_late(q, "it");
 }
 
 /* --- as JSON ------------------------------------------------------------------------------------- */
@@ -364,9 +397,12 @@ static void json_facts(const struct tly_service_facts *f)
 {
     printf("\"bytes_summed\": %" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
            ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
-           ", \"slots_dropped\": %" PRIu64,
+           ", \"slots_dropped\": %" PRIu64 ", \"bytes_received\": %" PRIu64 ", \"bytes_sent\": %" PRIu64
+           ", \"waiting_s\": %.3f, ",
            f->bytes_summed, f->parts_summed, f->rounds_open, f->bytes_in_use, f->bytes_peak, f->memory_limit,
-           f->slots_dropped);
+           f->slots_dropped, f->bytes_received, f->bytes_sent, (double)f->waiting_ms / 1e3);
+    json_text("waits_for", f->waits_for, ", ");
+    json_text("held_up", f->held_up, "");
 }
 
 static void json_start(const struct query *q, const char *kind, const char *at)
@@ -409,7 +445,8 @@ static void json_job(const struct job *j, const struct asker *a)
     json_text("state", state_of(s), ", ");
     printf("\"age_s\": %.3f,\n\"size\": %u, ", (double)s->age_ms / 1e3, s->size);
     if (s->has_roster)
-        printf("\"machines\": %u, ", s->roster.machine_count);
+        printf("\"machines\": %u, \"epoch\": %u, \"part_bytes\": %" PRIu64 ", ", s->roster.machine_count,
+               s->roster.epoch, s->roster.part_bytes);
     printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
     json_ranks(s);
     printf("\"services\": [");
@@ -420,6 +457,8 @@ static void json_job(const struct job *j, const struct asker *a)
             printf("\"rank\": %u, ", x->rank);
         json_text("host", x->host, ", ");
         json_text("address", x->address, ", ");
+        if (x->bandwidth)
+            printf("\"bandwidth_bits_per_s\": %" PRIu64 ", ", x->bandwidth);
         printf("\"port\": %u, \"answers\": %s, ", x->port, j->answers[i].err ? "false" : "true");
         if (j->answers[i].err)
             json_text("why", j->answers[i].why, "");

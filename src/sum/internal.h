@@ -131,6 +131,8 @@ struct tly_service {
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
     struct tree tree[2];      /* [1] for 16-bit types */
     struct tly_straggler straggler;
+    char held_up[300];  /* what it found last, in words */
+    int64_t held_up_at; /* awake clock; 0: nothing yet */
     struct tly_crew crew;
     int home; /* the NUMA node of the loop's thread and its data; -1: there is only one */
 
@@ -179,6 +181,8 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank);
 /* Say who is late: to all who wait, or to one who asks. */
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);
 void tly_verdict_tick(struct tly_service *s);
+/* For how long (ns of the awake clock) the round that waits longest has waited, and for what; 0 and "" if none. */
+int64_t tly_verdict_waits(struct tly_service *s, char *out, size_t len);
 void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f);
 
 /* service.c */

@@ -18,7 +18,7 @@
 #include "topo/topo.h"
 #include "transport/tcp/socket.h"
 
-enum { FRAGMENT = 128 << 10 };
+enum { FRAGMENT = 128 << 10, HELD_UP_S = 120 /* so long it is told that a rank held the others up */ };
 
 /* --- sessions ------------------------------------------------------------------------------------ */
 
@@ -57,9 +57,18 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     return true;
 }
 
+static void add_bytes(struct tly_service_facts *f, const struct session *p)
+{
+    if (!p->link || p->watcher)
+        return;
+    f->bytes_received += tly_link_bytes(p->link, false);
+    f->bytes_sent += tly_link_bytes(p->link, true);
+}
+
 static void destroy_session(struct session *p)
 {
     struct tly_service *s = p->service;
+    add_bytes(&s->facts, p);
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
     if (p->rank < s->ranks && s->by_rank[p->rank] == p)
@@ -265,11 +274,7 @@ static void report(struct session *p)
     struct tly_writer w = {0};
     struct tly_frame f = {.type = TLY_STATUS};
     tly_service_facts(p->service, &facts);
-    /* As tly_service_facts_read() reads them. */
-    const uint64_t values[] = {facts.bytes_summed, facts.parts_summed, facts.rounds_open,  facts.bytes_in_use,
-                               facts.bytes_peak,   facts.memory_limit, facts.slots_dropped};
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        tly_write64(&w, values[i]);
+    tly_service_facts_write(&w, &facts);
     if (!w.failed)
         tly_session_post(p, &f, w.data, w.len, NULL);
     free(w.data);
@@ -632,6 +637,23 @@ void tly_service_facts(struct tly_service *s, struct tly_service_facts *out)
     out->bytes_in_use = s->pool.in_use;
     out->bytes_peak = s->pool.peak;
     out->memory_limit = s->pool.limit;
+    for (const struct tly_list *n = s->sessions.next; n != &s->sessions; n = n->next)
+        add_bytes(out, tly_list_entry(n, struct session, node));
+    out->waiting_ms = (uint64_t)(tly_verdict_waits(s, out->waits_for, sizeof out->waits_for) / TLY_MS);
+    bool fresh = s->held_up_at && s->loop->awake - s->held_up_at < HELD_UP_S * TLY_SEC;
+    snprintf(out->held_up, sizeof out->held_up, "%s", fresh ? s->held_up : "");
+}
+
+/* The numbers first, in the order in which they have come to be. */
+void tly_service_facts_write(struct tly_writer *w, const struct tly_service_facts *f)
+{
+    const uint64_t values[] = {f->bytes_summed, f->parts_summed, f->rounds_open,   f->bytes_in_use,
+                               f->bytes_peak,   f->memory_limit, f->slots_dropped, f->bytes_received,
+                               f->bytes_sent,   f->waiting_ms};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        tly_write64(w, values[i]);
+    tly_write_text(w, f->waits_for);
+    tly_write_text(w, f->held_up);
 }
 
 int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
@@ -644,6 +666,11 @@ int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
     f.bytes_peak = tly_read64(r);
     f.memory_limit = tly_read64(r);
     f.slots_dropped = tly_read64(r);
+    f.bytes_received = tly_read64(r);
+    f.bytes_sent = tly_read64(r);
+    f.waiting_ms = tly_read64(r);
+    tly_read_text(r, f.waits_for, sizeof f.waits_for);
+    tly_read_text(r, f.held_up, sizeof f.held_up);
     if (r->failed)
         return -EPROTO;
     *out = f;

@@ -19,6 +19,10 @@ struct tly_service;
 struct tly_service_facts {
     uint64_t bytes_summed; /* of results */
     uint64_t parts_summed, rounds_open, bytes_in_use, bytes_peak, memory_limit, slots_dropped;
+    uint64_t bytes_received, bytes_sent; /* over the connections to ranks, headers too */
+    uint64_t waiting_ms;                 /* of the round that has waited longest; 0: none waits */
+    char waits_for[200];                 /* what it waits for, in words; empty: nothing */
+    char held_up[300];                   /* which rank the others waited for of late, and why; empty: none */
 };
 
 /* Listen at `address` (port 0: any within TALLY_PORTS) for members of the job that `identity` names.  `loop`
@@ -37,7 +41,8 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
 void tly_service_write_trace(struct tly_service *s);
 
 void tly_service_facts(struct tly_service *s, struct tly_service_facts *out);
-/* From what a service answers to STATUS.  -EPROTO. */
+/* What a service answers to STATUS: as bytes, and back.  -EPROTO. */
+void tly_service_facts_write(struct tly_writer *w, const struct tly_service_facts *facts);
 int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out);
 
 /* Wait (until the monotonic deadline) for what is being sent, then close all and free.  NULL is accepted. */

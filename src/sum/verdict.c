@@ -56,6 +56,16 @@ static bool is_absent(struct tly_service *s, const struct round *r, uint32_t ran
     return r->slots[rank].state == SLOT_ABSENT;
 }
 
+static bool is_coming(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return r->slots[rank].state == SLOT_COMING;
+}
+
+static bool is_dropped(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return r->slots[rank].state == SLOT_DROPPED || r->slots[rank].state == SLOT_AGAIN;
+}
+
 static void tell(struct session *p, struct round *r)
 {
     struct tly_frame f = about(r, TLY_VERDICT);
@@ -201,7 +211,7 @@ void tly_verdict_late(struct tly_service *s, struct round *r, const struct sessi
 /* Once in a while, to the lowest rank alone: most services notice the same. */
 void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
 {
-    char text[300];
+    char *text = s->held_up;
     struct tly_frame status = {.type = TLY_STATUS, .flags = TLY_MARK};
     struct tly_writer w = {0};
     uint32_t to = 0;
@@ -209,7 +219,8 @@ void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
         to++;
     if (to == s->ranks)
         return;
-    snprintf(text, sizeof text,
+    s->held_up_at = s->loop->awake;
+    snprintf(text, sizeof s->held_up,
              "rank %u was the others' delay in %u of %u steps of %.3g s, by %.0f%% of the step: %s", f->rank,
              f->count, f->steps, f->step_s, 100 * f->share,
              f->network ? "its network is slow (its pushes begin in time, but their bytes come slowly)"
@@ -220,6 +231,30 @@ void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
     if (!w.failed)
         tly_session_post(s->by_rank[to], &status, w.data, w.len, NULL);
     free(w.data);
+}
+
+int64_t tly_verdict_waits(struct tly_service *s, char *out, size_t len)
+{
+    out[0] = '\0';
+    if (tly_list_empty(&s->incomplete))
+        return 0;
+    struct round *r = tly_list_entry(s->incomplete.next, struct round, node);
+    static const struct {
+        bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text);
+        const char *why;
+    } reasons[] = {{is_absent, "did not push yet"},
+                   {is_coming, "did not send all of it yet"},
+                   {is_dropped, "must send it again, for want of memory here"}};
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        char ranks[120];
+        uint32_t count = ranks_text(s, r, reasons[i].is, NULL, ranks, sizeof ranks);
+        if (count) {
+            snprintf(out, len, "rank%s %s, which %s", count > 1 ? "s" : "", ranks, reasons[i].why);
+            return s->loop->awake - r->born;
+        }
+    }
+    snprintf(out, len, "the sum");
+    return s->loop->awake - r->born;
 }
 
 void tly_verdict_tick(struct tly_service *s)

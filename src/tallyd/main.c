@@ -1,5 +1,6 @@
 /* main.c - tallyd: a summation service on a spare CPU machine.  Joins a job, serves it to its end, waits for
- * the next.  One thread: the loop holds both the coordinator's connection and the service. */
+ * the next.  One thread: the loop holds both the coordinator's connection and the service.  Another,
+ * with --health, answers probes. */
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include "base/loop.h"
 #include "join/member.h"
 #include "sum/service.h"
+#include "tallyd/health.h"
 #include "transport/tcp/socket.h"
 
 static volatile sig_atomic_t asked_to_stop;
@@ -31,15 +33,71 @@ static bool cancelled(void *user)
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME]\n"
-                 "Sums gradients for a Tally job on a machine that has network and CPU to spare.\n\n"
-                 "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
-                 "  --once               exit when the job ends (default: wait for the next one)\n"
-                 "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
-                 "  --job NAME           serve this job only (TALLY_JOB; default: any)\n"
-                 "  --help, --version\n\n"
-                 "The job secret is read from TALLY_SECRET_FILE, TALLY_SECRET or ~/.config/tally/secret.\n"
-                 "`tally params` lists all settings.\n");
+    fprintf(
+        out,
+        "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME] [--health [ADDRESS:]PORT]\n"
+        "Sums gradients for a Tally job on a machine that has network and CPU to spare.\n\n"
+        "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
+        "  --once               exit when the job ends (default: wait for the next one)\n"
+        "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
+        "  --job NAME           serve this job only (TALLY_JOB; default: any)\n"
+        "  --health [ADDRESS:]PORT  answer /live, /ready and /metrics there over HTTP (127.0.0.1)\n"
+        "  --help, --version\n\n"
+        "The job secret is read from TALLY_SECRET_FILE, TALLY_SECRET or ~/.config/tally/secret.\n"
+        "`tally params` lists all settings.\n");
+}
+
+/* Tells once a tick how it stands.  Owner: the main thread. */
+static struct pulse {
+    struct tly_hook hook;
+    struct tly_health *health; /* owned; NULL: nobody wants to know */
+    struct tly_health_news news;
+    struct tly_member *member;   /* of this job; borrowed */
+    struct tly_service *service; /* borrowed; NULL: not yet */
+} pulse;
+
+static void tell(struct tly_hook *h)
+{
+    const struct tly_roster *r = &pulse.member->roster;
+    struct tly_health_news *n = &pulse.news;
+    bool serving = pulse.service && pulse.member->state == TLY_MEMBER_RUNNING;
+    n->jobs += serving && !n->serving;
+    n->serving = serving;
+    snprintf(n->job, sizeof n->job, "%s", pulse.member->identity.job);
+    n->ranks = r->rank_count;
+    n->machines = r->machine_count;
+    n->services = r->service_count;
+    n->epoch = r->epoch;
+    if (pulse.service)
+        tly_service_facts(pulse.service, &n->facts);
+    tly_health_tell(pulse.health, n);
+}
+
+static void begin_pulse(struct tly_loop *loop, struct tly_member *m)
+{
+    if (!pulse.health)
+        return;
+    pulse.member = m;
+    pulse.service = NULL;
+    pulse.hook = (struct tly_hook){.tick = tell};
+    tly_loop_hook(loop, &pulse.hook);
+}
+
+/* Before the service and the member go: what it has done counts among what was before. */
+static void end_pulse(struct tly_loop *loop)
+{
+    struct tly_health_news *n = &pulse.news;
+    if (!pulse.health)
+        return;
+    tell(&pulse.hook);
+    n->before.bytes_summed += n->facts.bytes_summed;
+    n->before.parts_summed += n->facts.parts_summed;
+    n->before.slots_dropped += n->facts.slots_dropped;
+    n->before.bytes_received += n->facts.bytes_received;
+    n->before.bytes_sent += n->facts.bytes_sent;
+    tly_loop_unhook(loop, &pulse.hook);
+    *n = (struct tly_health_news){.jobs = n->jobs, .before = n->before};
+    tly_health_tell(pulse.health, n);
 }
 
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
@@ -50,6 +108,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
         err = tly_service_create(loop, m->params, &m->identity, &at, service);
     if (err)
         return err;
+    pulse.service = *service;
     tly_address_set_port(&at, tly_service_port(*service));
     err = tly_member_announce(m, &at, tly_service_incarnation(*service));
     if (!err)
@@ -79,6 +138,7 @@ static int job(const struct tly_place *place, const struct tly_params *params)
         return err;
     tly_member_init(&member, &loop, place, params, false);
     member.cancelled = cancelled;
+    begin_pulse(&loop, &member);
     err = tly_member_find(&member, -1);
     if (!err)
         err = tly_member_connect(&member, -1);
@@ -93,6 +153,9 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());
+    tly_loop_lock(&loop);
+    end_pulse(&loop);
+    tly_loop_unlock(&loop);
     tly_service_destroy(service, 0);
     tly_loop_lock(&loop);
     tly_member_finish(&member);
@@ -102,18 +165,15 @@ static int job(const struct tly_place *place, const struct tly_params *params)
 }
 
 static const struct option options[] = {
-    {"coord", required_argument, NULL, 'c'},
-    {"once", no_argument, NULL, 'o'},
-    {"memory", required_argument, NULL, 'm'},
-    {"job", required_argument, NULL, 'j'},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},
-    {0}};
+    {"coord", required_argument, NULL, 'c'},  {"once", no_argument, NULL, 'o'},
+    {"memory", required_argument, NULL, 'm'}, {"job", required_argument, NULL, 'j'},
+    {"health", required_argument, NULL, 'H'}, {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},      {0}};
 
 int main(int argc, char **argv)
 {
     char text[3][512];
-    const char *settings[4] = {NULL};
+    const char *settings[4] = {NULL}, *health = NULL;
     int count = 0, o;
     bool once = false;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
@@ -126,6 +186,8 @@ int main(int argc, char **argv)
             snprintf(text[count], sizeof text[count], "%s=%s", name, optarg);
             settings[count] = text[count];
             count++;
+        } else if (o == 'H') {
+            health = optarg;
         } else if (o == 'o') {
             once = true;
         } else if (o == 'v') {
@@ -152,6 +214,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "tallyd: %s\n", tly_error());
         return 2;
     }
+    if (health && tly_health_start(health, &pulse.health) != 0) {
+        fprintf(stderr, "tallyd: --health: %s\n", tly_error());
+        return 2;
+    }
     struct sigaction act = {.sa_handler = on_signal};
     sigaction(SIGTERM, &act, NULL);
     sigaction(SIGINT, &act, NULL);
@@ -176,6 +242,7 @@ int main(int argc, char **argv)
             nanosleep(&pause, NULL);
         }
     } while (!asked_to_stop && (!once || err == -EAGAIN || err == -ESTALE));
+    tly_health_stop(pulse.health);
     tly_params_finish(&params);
     return err && !asked_to_stop ? 1 : 0;
 }

@@ -1,0 +1,365 @@
+/* health.c - `tallyd --health`: /live, /ready and /metrics (Prometheus's text format 0.0.4) over HTTP/1.0.
+ *
+ * A request is read into a buffer of fixed size until its empty line; the answer is made at once, sent, and the
+ * connection closed.  There are places for a few connections; each has 5 s, and if all are taken the one that has
+ * lasted longest gives its place up.  So who sends nothing, or a byte a second, holds up nobody. */
+#include "tallyd/health.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "base/thread.h"
+#include "transport/tcp/socket.h"
+
+enum { PLACES = 16, PATIENCE_S = 5 };
+
+/* Owner: the loop. */
+struct visitor {
+    struct tly_watch watch; /* fd -1: the place is free */
+    struct tly_health *health;
+    int64_t came; /* awake clock */
+    size_t read, sent, answered;
+    char request[TLY_HEALTH_REQUEST], answer[TLY_HEALTH_ANSWER];
+};
+
+struct tly_health {
+    struct tly_loop loop;
+    pthread_t thread;
+    struct tly_watch door;
+    struct tly_hook hook;
+    struct visitor places[PLACES];
+
+    pthread_mutex_t news_lock; /* guards what follows; held for a copy */
+    struct tly_health_news news;
+    int64_t told; /* monotonic */
+};
+
+/* --- what is answered ---------------------------------------------------------------------------- */
+
+struct text {
+    char *at;
+    size_t len, room;
+};
+
+static void add(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct text *t, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int n = vsnprintf(t->at + t->len, t->room - t->len, format, arguments);
+    va_end(arguments);
+    if (n > 0)
+        t->len = (size_t)n < t->room - t->len ? t->len + (size_t)n : t->room - 1;
+}
+
+/* A label's value: backslash, quote and line feed are escaped. */
+static void add_label(struct text *t, const char *value)
+{
+    for (; *value; value++)
+        add(t, *value == '\n' ? "\\n" : *value == '\\' || *value == '"' ? "\\%c" : "%c", *value);
+}
+
+static void metric(struct text *t, const char *name, const char *type, const char *help, uint64_t value)
+{
+    add(t, "# HELP tally_%s %s\n# TYPE tally_%s %s\ntally_%s %" PRIu64 "\n", name, help, name, type, name,
+        value);
+}
+
+static void metrics(struct text *t, const struct tly_health_news *n)
+{
+    const struct tly_service_facts *f = &n->facts;
+    add(t, "# HELP tally_info The release and, while it serves one, the job.\n# TYPE tally_info gauge\n"
+           "tally_info{version=\"" TALLY_VERSION "\",job=\"");
+    add_label(t, n->serving ? n->job : "");
+    add(t, "\"} 1\n");
+    metric(t, "serving", "gauge", "1 while a job runs of which this is a service.", n->serving);
+    metric(t, "jobs_total", "counter", "Jobs that have begun here.", n->jobs);
+    metric(t, "ranks", "gauge", "Ranks of the job.", n->ranks);
+    metric(t, "machines", "gauge", "Machines that the ranks are on.", n->machines);
+    metric(t, "services", "gauge", "Summation services of the job.", n->services);
+    metric(t, "epoch", "gauge", "The job's epoch.", n->epoch);
+    metric(t, "summed_bytes_total", "counter", "Bytes of sums made.",
+           n->before.bytes_summed + f->bytes_summed);
+    metric(t, "summed_parts_total", "counter", "Parts summed.", n->before.parts_summed + f->parts_summed);
+    metric(t, "receive_bytes_total", "counter", "Bytes that came from ranks, headers too.",
+           n->before.bytes_received + f->bytes_received);
+    metric(t, "transmit_bytes_total", "counter", "Bytes that went to ranks, headers too.",
+           n->before.bytes_sent + f->bytes_sent);
+    metric(t, "dropped_slots_total", "counter", "Inputs dropped for want of memory and asked for again.",
+           n->before.slots_dropped + f->slots_dropped);
+    metric(t, "open_rounds", "gauge", "Rounds of parts that have begun and that not all ranks have.",
+           f->rounds_open);
+    metric(t, "memory_bytes", "gauge", "Memory taken for tensors.", f->bytes_in_use);
+    metric(t, "memory_peak_bytes", "gauge", "The most that was taken, in this job.", f->bytes_peak);
+    metric(t, "memory_limit_bytes", "gauge", "The most that may be taken.", f->memory_limit);
+    add(t,
+        "# HELP tally_waiting_seconds How long the round that has waited longest has waited.\n"
+        "# TYPE tally_waiting_seconds gauge\ntally_waiting_seconds %.3f\n",
+        (double)f->waiting_ms / 1e3);
+}
+
+/* The request's first word, and the second without a query; false: it is no request. */
+static bool parse(const char *request, size_t len, char method[8], char path[32])
+{
+    const char *end = memchr(request, '\n', len), *at = request;
+    size_t n = 0;
+    if (!end)
+        return false;
+    for (; at < end && *at >= 'A' && *at <= 'Z' && n < 7; at++)
+        method[n++] = *at;
+    method[n] = '\0';
+    if (n == 0 || at == end || *at++ != ' ' || at == end || *at != '/')
+        return false;
+    for (n = 0; at<end && * at> ' ' && *at <= '~' && *at != '?' && n < 31; at++)
+        path[n++] = *at;
+    path[n] = '\0';
+    while (at<end && * at> ' ' && *at <= '~') /* the rest of a long path, or a query */
+        at++;
+    return end - at > 6 && memcmp(at, " HTTP/", 6) == 0;
+}
+
+/* A line without anything ends a request. */
+static bool ended(const char *request, size_t len)
+{
+    for (size_t i = 1; i < len; i++)
+        if (request[i] == '\n' &&
+            (request[i - 1] == '\n' || (i > 1 && request[i - 1] == '\r' && request[i - 2] == '\n')))
+            return true;
+    return false;
+}
+
+size_t tly_health_answer(const char *request, size_t len, const struct tly_health_news *news, double age_s,
+                         char out[TLY_HEALTH_ANSWER])
+{
+    char method[8], path[32], body_room[TLY_HEALTH_ANSWER - 256];
+    struct text body = {body_room, 0, sizeof body_room}, all = {out, 0, TLY_HEALTH_ANSWER};
+    const char *status = "200 OK", *type = "text/plain; charset=utf-8";
+    body_room[0] = '\0';
+    if (!ended(request, len)) {
+        if (len < TLY_HEALTH_REQUEST)
+            return 0;
+        status = "431 Request Header Fields Too Large";
+        add(&body, "too long\n");
+    } else if (!parse(request, len, method, path)) {
+        status = "400 Bad Request";
+        add(&body, "no HTTP\n");
+    } else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+        status = "405 Method Not Allowed";
+        add(&body, "GET or HEAD\n");
+    } else if (strcmp(path, "/live") == 0) {
+        bool alive = age_s < TLY_HEALTH_ALIVE_S;
+        status = alive ? status : "503 Service Unavailable";
+        add(&body, "last turn of the main thread %.1f s ago\n", age_s);
+    } else if (strcmp(path, "/ready") == 0) {
+        bool ready = news->serving && age_s < TLY_HEALTH_ALIVE_S;
+        status = ready ? status : "503 Service Unavailable";
+        if (ready)
+            add(&body, "serving job '%s'\n", news->job);
+        else
+            add(&body, "waiting for a job\n");
+    } else if (strcmp(path, "/metrics") == 0) {
+        type = "text/plain; version=0.0.4; charset=utf-8";
+        metrics(&body, news);
+    } else {
+        status = "404 Not Found";
+        add(&body, "/live, /ready or /metrics\n");
+    }
+    add(&all, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n", status,
+        type, body.len, status[0] == '4' && status[2] == '5' ? "Allow: GET, HEAD\r\n" : "");
+    bool head = ended(request, len) && strncmp(request, "HEAD ", 5) == 0;
+    if (!head)
+        add(&all, "%s", body.at);
+    return all.len;
+}
+
+/* --- connections --------------------------------------------------------------------------------- */
+
+static void leave(struct visitor *v)
+{
+    tly_loop_remove(&v->health->loop, &v->watch);
+    tly_fd_close(v->watch.fd);
+    v->watch.fd = -1;
+}
+
+static void answer(struct visitor *v)
+{
+    struct tly_health *h = v->health;
+    pthread_mutex_lock(&h->news_lock);
+    struct tly_health_news news = h->news;
+    double age_s = (double)(tly_now() - h->told) / TLY_SEC;
+    pthread_mutex_unlock(&h->news_lock);
+    v->answered = tly_health_answer(v->request, v->read, &news, age_s, v->answer);
+    if (v->answered)
+        tly_loop_change(&h->loop, &v->watch, EPOLLOUT);
+}
+
+static void on_visitor(struct tly_watch *w, uint32_t events)
+{
+    struct visitor *v = tly_list_entry(w, struct visitor, watch);
+    ssize_t n;
+    if (!v->answered) {
+        n = recv(w->fd, v->request + v->read, sizeof v->request - v->read, MSG_DONTWAIT);
+        if (n > 0) {
+            v->read += (size_t)n;
+            answer(v);
+        }
+    } else {
+        n = send(w->fd, v->answer + v->sent, v->answered - v->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0)
+            v->sent += (size_t)n;
+        if (v->sent == v->answered) {
+            /* What it may still send would make of close() a reset, which takes the answer with it. */
+            shutdown(w->fd, SHUT_WR);
+            char rest[256];
+            while (recv(w->fd, rest, sizeof rest, MSG_DONTWAIT) > 0)
+                ;
+            leave(v);
+            return;
+        }
+    }
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        leave(v);
+}
+
+static void on_door(struct tly_watch *w, uint32_t events)
+{
+    struct tly_health *h = tly_list_entry(w, struct tly_health, door);
+    int fd = tly_fd_own(accept4(w->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd < 0)
+        return;
+    struct visitor *v = &h->places[0];
+    for (int i = 0; i < PLACES && v->watch.fd >= 0; i++)
+        if (h->places[i].watch.fd < 0 || h->places[i].came < v->came)
+            v = &h->places[i];
+    if (v->watch.fd >= 0)
+        leave(v);
+    v->health = h;
+    v->came = h->loop.now;
+    v->read = v->sent = v->answered = 0;
+    v->watch = (struct tly_watch){.fd = fd, .ready = on_visitor};
+    if (tly_loop_add(&h->loop, &v->watch, EPOLLIN) != 0) {
+        tly_fd_close(fd);
+        v->watch.fd = -1;
+    }
+}
+
+static void tick(struct tly_hook *hook)
+{
+    struct tly_health *h = tly_list_entry(hook, struct tly_health, hook);
+    for (int i = 0; i < PLACES; i++)
+        if (h->places[i].watch.fd >= 0 && h->loop.now - h->places[i].came > PATIENCE_S * TLY_SEC)
+            leave(&h->places[i]);
+}
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+int tly_health_parse(const char *where, struct sockaddr_storage *out)
+{
+    char host[64] = "127.0.0.1", *end;
+    const char *port = strrchr(where, ':');
+    size_t len = port ? (size_t)(port - where) : 0;
+    if (port && len < sizeof host) {
+        bool brackets = len > 2 && where[0] == '[' && where[len - 1] == ']';
+        snprintf(host, sizeof host, "%.*s", (int)(brackets ? len - 2 : len), where + brackets);
+    }
+    port = port ? port + 1 : where;
+    long number = strtol(port, &end, 10);
+    if (*port < '0' || *port > '9' || *end || number < 1 || number > 65535 || len >= sizeof host ||
+        tly_address_parse(host, (uint16_t)number, out) != 0)
+        return tly_fail(EINVAL, "'%s' is no PORT or ADDRESS:PORT", where);
+    return 0;
+}
+
+static void *run(void *arg)
+{
+    struct tly_health *h = arg;
+    tly_loop_run(&h->loop);
+    return NULL;
+}
+
+static int open_door(struct tly_health *h, const struct sockaddr_storage *at, const char *where)
+{
+    int one = 1, fd = tly_fd_own(socket(at->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    h->door = (struct tly_watch){.fd = fd, .ready = on_door};
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0 ||
+        bind(fd, (const struct sockaddr *)at, tly_address_len(at)) < 0 || listen(fd, 64) < 0)
+        return tly_fail(errno, "cannot listen at %s: %s", where, strerror(errno));
+    return 0;
+}
+
+int tly_health_start(const char *where, struct tly_health **out)
+{
+    struct sockaddr_storage at;
+    int err = tly_health_parse(where, &at);
+    if (err)
+        return err;
+    struct tly_health *h = calloc(1, sizeof *h);
+    if (!h)
+        return tly_fail(ENOMEM, "out of memory");
+    pthread_mutex_init(&h->news_lock, NULL);
+    h->told = tly_now();
+    h->door.fd = -1;
+    h->hook = (struct tly_hook){.tick = tick};
+    for (int i = 0; i < PLACES; i++)
+        h->places[i].watch.fd = -1;
+    err = tly_loop_init(&h->loop);
+    if (err)
+        goto fail;
+    err = open_door(h, &at, where);
+    if (err)
+        goto fail_loop;
+    tly_loop_lock(&h->loop);
+    err = tly_loop_add(&h->loop, &h->door, EPOLLIN);
+    tly_loop_hook(&h->loop, &h->hook);
+    tly_loop_unlock(&h->loop);
+    if (!err)
+        err = tly_thread_start(&h->thread, "tally-health", run, h);
+    if (err)
+        goto fail_loop;
+    *out = h;
+    return 0;
+fail_loop:
+    tly_fd_close(h->door.fd);
+    tly_loop_finish(&h->loop);
+fail:
+    pthread_mutex_destroy(&h->news_lock);
+    free(h);
+    return err;
+}
+
+void tly_health_tell(struct tly_health *h, const struct tly_health_news *news)
+{
+    pthread_mutex_lock(&h->news_lock);
+    h->news = *news;
+    h->told = tly_now();
+    pthread_mutex_unlock(&h->news_lock);
+}
+
+void tly_health_stop(struct tly_health *h)
+{
+    if (!h)
+        return;
+    tly_loop_stop(&h->loop);
+    pthread_join(h->thread, NULL);
+    for (int i = 0; i < PLACES; i++)
+        if (h->places[i].watch.fd >= 0)
+            leave(&h->places[i]);
+    tly_loop_remove(&h->loop, &h->door);
+    tly_fd_close(h->door.fd);
+    tly_loop_finish(&h->loop);
+    pthread_mutex_destroy(&h->news_lock);
+    free(h);
+}
