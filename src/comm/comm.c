@@ -389,7 +389,9 @@ static int enter(tally_comm *c)
             err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service));
         if (!err)
             return 0;
-        if (!(held && err == -ETIMEDOUT) && err != -EAGAIN)
+        bool gone =
+            held && c->member.lost && tly_now() < patience; /* an earlier start's: its place is free now */
+        if (!(held && err == -ETIMEDOUT) && err != -EAGAIN && !gone)
             return err;
         if (tly_now() > deadline)
             return err;

@@ -121,6 +121,7 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     if (m->left || m->state == TLY_MEMBER_OVER)
         return;
     char sentence[512];
+    m->lost = err == ECONNRESET;
     if (m->state == TLY_MEMBER_CONNECTING)
         snprintf(sentence, sizeof sentence, "%s", why);
     else

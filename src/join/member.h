@@ -39,6 +39,7 @@ struct tly_member {
     char coordinator[384];        /* its address and name, for messages */
     struct tly_door door;
     bool left; /* the coordinator has said goodbye: all ranks have */
+    bool lost; /* it ended without a word */
     int error; /* errno of what ended it */
     char sentence[TLY_SENTENCE];
     struct tly_outbox outbox;

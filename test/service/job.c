@@ -80,7 +80,9 @@ int job_free_port(void)
     socklen_t len = sizeof a;
     assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
-    close(fd);
+    /* Stays bound to the end of the program, so that no other test beside it is given the same one.  Who sets
+     * SO_REUSEADDR may listen there. */
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)), 0);
     return ntohs(a.sin_port);
 }
 

@@ -6,8 +6,15 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <sodium.h>
+
+#include "base/param.h"
 #include "job.h"
+#include "join/coordinator.h"
+#include "join/place.h"
 
 #include <cmocka.h>
 
@@ -209,6 +216,7 @@ static void test_port_taken(void **state)
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_port = htons((uint16_t)port),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)), 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(fd, 16), 0);
     pid_t holder = fork();
@@ -229,6 +237,46 @@ static void test_port_taken(void **state)
     job_finish(&j);
     job_clear(&j);
     kill(holder, SIGKILL);
+}
+
+/* The coordinator of an earlier start holds the port, lets rank 0 in and dies: rank 0 takes its place. */
+static void test_port_held_by_the_dying(void **state)
+{
+    struct expectation e = {{0}};
+    struct job j = {.ranks = 2, .start_first = 1, .port = job_free_port(), .main = opens, .arg = &e};
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    pid_t holder = fork();
+    if (holder == 0) {
+        struct tly_params p;
+        struct tly_place place;
+        struct tly_coordinator *c;
+        char why[200];
+        struct sockaddr_in a = {.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)j.port),
+                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        struct sockaddr_storage at = {0};
+        memcpy(&at, &a, sizeof a);
+        setenv("RANK", "0", 1);
+        setenv("WORLD_SIZE", "2", 1);
+        setenv("TALLY_COORD", "127.0.0.1", 1);
+        if (sodium_init() < 0 || tly_params_load(&p, NULL, why, sizeof why) != 0 ||
+            tly_place_find(&place, &p, true) != 0 || tly_coordinator_create(&place, &p, &at, &c) != 0)
+            _exit(1);
+        write(ready[1], "r", 1);
+        job_sleep_ms(1500); /* by then rank 0 waits here for rank 1, if the machine is not too busy */
+        _exit(0);
+    }
+    char r;
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &r, 1), 1);
+    close(ready[0]);
+    job_start(&j);
+    job_sleep_ms(2000);
+    job_start_rank(&j, 1);
+    job_finish(&j);
+    job_clear(&j);
+    assert_int_equal(waitpid(holder, NULL, 0), holder);
 }
 
 /* --- tallyd -------------------------------------------------------------------------------------- */
@@ -305,15 +353,25 @@ static void test_idle_tallyd_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_secret),           cmocka_unit_test(test_wrong_secret),
-        cmocka_unit_test(test_no_secret_here),   cmocka_unit_test(test_secret_needed),
-        cmocka_unit_test(test_short_secret),     cmocka_unit_test(test_tallyd_with_wrong_secret),
-        cmocka_unit_test(test_missing_rank),     cmocka_unit_test(test_rank_twice),
-        cmocka_unit_test(test_other_world_size), cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_other_restart),    cmocka_unit_test(test_other_job),
-        cmocka_unit_test(test_bad_ranks),        cmocka_unit_test(test_no_coordinator),
-        cmocka_unit_test(test_bad_address),      cmocka_unit_test(test_port_taken),
-        cmocka_unit_test(test_missing_tallyd),   cmocka_unit_test(test_late_tallyd),
+        cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_wrong_secret),
+        cmocka_unit_test(test_no_secret_here),
+        cmocka_unit_test(test_secret_needed),
+        cmocka_unit_test(test_short_secret),
+        cmocka_unit_test(test_tallyd_with_wrong_secret),
+        cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_rank_twice),
+        cmocka_unit_test(test_other_world_size),
+        cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_other_restart),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_bad_ranks),
+        cmocka_unit_test(test_no_coordinator),
+        cmocka_unit_test(test_bad_address),
+        cmocka_unit_test(test_port_taken),
+        cmocka_unit_test(test_port_held_by_the_dying),
+        cmocka_unit_test(test_missing_tallyd),
+        cmocka_unit_test(test_late_tallyd),
         cmocka_unit_test(test_idle_tallyd_ends),
     };
     return cmocka_run_group_tests_name("start", tests, NULL, NULL);
