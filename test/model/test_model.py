@@ -1,0 +1,103 @@
+"""SPIN on recovery.pml: every interleaving of small jobs with faults in them, and proof that the model would notice."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+MODEL = pathlib.Path(__file__).resolve().with_name("recovery.pml")
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("spin") and COMPILER), reason="no spin, or no compiler for what it makes"
+)
+
+# Two machines, three services, two rounds, parts of two blocks, unless it says otherwise.
+SOUND = {
+    "undisturbed": "KILLS=0",
+    "two services die": "L=1 KILLS=2",
+    "one dies, a connection breaks": "ROUNDS=1 KILLS=1 BREAKS=1",
+    "one dies, a connection breaks, over two rounds": "L=1 KILLS=1 BREAKS=1",
+    "two connections break": "KILLS=0 BREAKS=2",
+    "one is evicted while it lives, one joins, one drains": "L=1 KILLS=0 SUSPECTS=1 JOINS=1",
+    "no room for copies": "KILLS=1 POOL=0",
+    "three blocks": "ROUNDS=1 L=3 KILLS=2",
+    "three machines": "MACHINES=3 ROUNDS=1 L=1 KILLS=1",
+    "all at once": "ROUNDS=1 L=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
+}
+if os.environ.get("TALLY_CHAOS"):  # as `make chaos` does: minutes, gigabytes
+    SOUND |= {
+        "deep: two services die": "KILLS=2",
+        "deep: one dies, a connection breaks": "KILLS=1 BREAKS=1",
+        "deep: one is evicted, one joins, one drains": "KILLS=0 SUSPECTS=1 JOINS=1",
+        "deep: one dies, one joins, one drains": "KILLS=1 JOINS=1",
+        "deep: three machines, a connection breaks": "MACHINES=3 ROUNDS=1 KILLS=1 BREAKS=1",
+        "deep: all at once": "ROUNDS=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
+    }
+
+# A rule that is dropped, the faults under which that shows, the assertion that must find it.
+WRONG_SUM = r"frame_value==\(\(2\*r\)\+1\)"
+LOST = r"frame_value==\(\(2\*r\)\+2\)"
+NO_HOLDER = r"\(o==0\)\|\|\(b!=0\)"
+TWICE = r"b==h\["
+STUCK = r"st\[i\]==3"
+LEFT_BEHIND = r"phase\[i\]==0"
+MUTANTS = {
+    "NO_COPY": ("KILLS=1", LOST),
+    "PUSH_RESULTS": ("KILLS=1", WRONG_SUM),
+    "DROP_EARLY": ("KILLS=1", NO_HOLDER),
+    "NO_UNION": ("KILLS=0 JOINS=1", STUCK),
+    "HAVE_BEFORE_COMMIT": ("KILLS=0 BREAKS=1", STUCK),
+    "CLOSE_LATE": ("KILLS=0 SUSPECTS=1 ROUNDS=1", LEFT_BEHIND),
+    "NOBODY_ASKED": ("KILLS=0 BREAKS=1", STUCK),
+    "JUDGE_BY_OWNER": ("KILLS=2", LOST),
+    "SERVICE_FIRST": ("ROUNDS=1 KILLS=1 BREAKS=1", TWICE),
+}
+
+
+def search(folder, settings, *flags, options=()):
+    """Every reachable state; the report of the search."""
+    defines = [f"-D{setting}" for setting in settings.split()]
+    subprocess.run(["spin", "-a", *defines, MODEL], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([COMPILER, "-w", "-DVECTORSZ=1024", *flags, "-o", "pan", "pan.c"], cwd=folder, check=True)
+    report = subprocess.run(["./pan", *options], cwd=folder, check=True, capture_output=True, text=True)
+    text = report.stdout
+    assert "max search depth too small" not in text and "out of memory" not in text, text
+    return text
+
+
+def trail(folder, settings):
+    """The shortest account of what went wrong: the frames, in order."""
+    defines = [f"-D{setting}" for setting in settings.split()]
+    command = ["spin", "-t", "-c", "-k", f"{MODEL.name}.trail", *defines, MODEL]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_goes_wrong(name, tmp_path):
+    report = search(tmp_path, SOUND[name], "-O1", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=8000")
+    assert "errors: 0" in report, report + trail(tmp_path, SOUND[name])
+    if name == "all at once":
+        # The model is not empty: every step of it happens.
+        assert re.findall(r"line|state \d+, \"(?!-end-)", report.partition("unreached")[2]) == [], report
+
+
+def test_nothing_goes_round_for_ever(tmp_path):
+    """No step is marked as progress, so any cycle at all would be found."""
+    report = search(tmp_path, "ROUNDS=1 KILLS=1 BREAKS=1", "-DNP", "-DNOFAIR", options=["-l"])
+    assert "errors: 0" in report and "non-progress cycles" in report, report
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_dropped_rule_is_noticed(rule, tmp_path):
+    settings, assertion = MUTANTS[rule]
+    report = search(tmp_path, f"{settings} MUTANT_{rule}", "-DSAFETY")
+    found = re.search(r"assertion violated (.*)", report)
+    assert found and re.search(assertion, found[1]), report
+
+
+def test_every_mutant_is_tried():
+    assert set(re.findall(r"\bMUTANT_(\w+)", MODEL.read_text(encoding="utf-8"))) == set(MUTANTS)
