@@ -25,6 +25,8 @@ extern "C" {
 
 /* A process's place in a running job.  Opaque. */
 typedef struct tally_comm tally_comm;
+/* Some of its ranks, in an order of their own.  Opaque; lives as long as its communicator. */
+typedef struct tally_group tally_group;
 /* One operation in flight or finished.  Opaque; ends with tally_op_free(). */
 typedef struct tally_op tally_op;
 
@@ -45,10 +47,14 @@ enum tally_dtype {
 /* Reductions.  The numbers are part of the wire format. */
 enum tally_reduction {
     TALLY_SUM = 0,
-    TALLY_AVERAGE = 1, /* sum divided by the number of ranks, rounded once; integers truncate toward zero */
-    TALLY_MIN = 2,     /* NaN wins; of equal zeros the lower rank's stays */
+    TALLY_AVERAGE =
+        1, /* sum divided by the number of ranks that take part, rounded once; integers truncate toward zero */
+    TALLY_MIN = 2, /* NaN wins; of equal zeros the lower rank's stays */
     TALLY_MAX = 3,
     TALLY_PRODUCT = 4,
+    TALLY_BAND = 5, /* bit by bit; integers and booleans alone */
+    TALLY_BOR = 6,
+    TALLY_BXOR = 7,
 };
 
 /* What an operation may be given besides its data.  Zero the struct, set `size` to sizeof, then what is
@@ -63,6 +69,7 @@ struct tally_options {
     uint32_t queued;      /* nonzero: the end of the operation is announced by tally_comm_next() */
     uint32_t space;       /* name space: equal names in different spaces are different tensors; 0..255 */
     void *tag;            /* returned in the event */
+    tally_group *group;   /* the ranks that take part; NULL: all */
 };
 
 /* The first ordered name space.  In it and those above, calls without a name are numbered together, whatever
@@ -143,6 +150,23 @@ TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
  * -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */
 TALLY_API int tally_comm_report(tally_comm *comm, int timeout_ms, char **json);
 
+/* --- groups -------------------------------------------------------------------------------------- */
+
+/* Ranks that operate among themselves: ranks[i], i < count, each once and in any order, the caller's own among them.
+ * In a group's operations all that is said of ranks (roots, pieces, who takes part) means this list: roots are places
+ * in it, pieces come in its order, sums are nested along it, averages divide by `count`; sentences name ranks of the
+ * communicator.  Equal names of tensors in two groups are different tensors.
+ *
+ * Nothing is sent.  `name` says which group it is: groups that exist at the same time need names of their own, and
+ * every rank of a group must give the same list under the same name; where two ranks' lists differ, an operation in
+ * which they meet fails on both.  The same name and list again is the same group.  Errors: -EINVAL a rank is out of
+ * range, there twice or missing; -EEXIST the name has another list; -ENOMEM. */
+TALLY_API int tally_group_create(tally_comm *comm, const char *name, const int ranks[], size_t count,
+                                 tally_group **group);
+
+TALLY_API int tally_group_rank(const tally_group *group); /* this process's place in it, from 0 */
+TALLY_API int tally_group_size(const tally_group *group); /* number of its ranks */
+
 /* --- operations --------------------------------------------------------------------------------- */
 
 /* Agree with all ranks on a list of tensors in order of submission, so that the whole list is split
@@ -174,12 +198,57 @@ TALLY_API int tally_allgather(tally_comm *comm, const char *name, const void *in
 TALLY_API int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options,
                             tally_op **op);
 
+/* As tally_push_pull, but rank `root` alone gets the result; the others' `output` is not used.  To them nothing is
+ * sent but that the root has been served. */
+TALLY_API int tally_reduce(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                           enum tally_dtype dtype, enum tally_reduction reduction, int root,
+                           const struct tally_options *options, tally_op **op);
+
+/* The input is a piece for each rank, one behind the other, of counts[i] elements for rank i, the same on all ranks.
+ * `output` gets this rank's piece of the reduction: counts[own rank] elements, in the input's place (where that piece
+ * lies) or apart from it.  Each piece is summed on the machine of its rank, so that a network card carries no more than
+ * all of the input out and the pieces in; spare machines do not make it faster.  options->shape is not used. */
+TALLY_API int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, void *output,
+                                   const size_t counts[], enum tally_dtype dtype,
+                                   enum tally_reduction reduction, const struct tally_options *options,
+                                   tally_op **op);
+
+/* input: give[i] elements for rank i, one behind the other; output: take[i] elements from rank i, likewise.  What
+ * rank i gives rank j must be what j takes from i, or it fails on all ranks.  They must not overlap.  Pieces go
+ * through the machine of who takes them, and so once out of and once into a network card.  options->shape is not
+ * used.  -EINVAL: also for more ranks than a part has room for lengths, 16 bytes a rank. */
+TALLY_API int tally_alltoall(tally_comm *comm, const char *name, const void *input, const size_t give[],
+                             void *output, const size_t take[], enum tally_dtype dtype,
+                             const struct tally_options *options, tally_op **op);
+
+/* The ranks' inputs in the memory of rank `root`, one behind the other in order of ranks: counts[i] elements from rank
+ * i.  `output` and `counts` are the root's; as tally_alltoall otherwise. */
+TALLY_API int tally_gather(tally_comm *comm, const char *name, const void *input, size_t count, void *output,
+                           const size_t counts[], enum tally_dtype dtype, int root,
+                           const struct tally_options *options, tally_op **op);
+
+/* The opposite: rank i gets counts[i] elements of the root's input.  `input` and `counts` are the root's. */
+TALLY_API int tally_scatter(tally_comm *comm, const char *name, const void *input, const size_t counts[],
+                            void *output, size_t count, enum tally_dtype dtype, int root,
+                            const struct tally_options *options, tally_op **op);
+
 /* Push an error mark for `name`: the operation of `kind` (an enum tally_kind) that the other ranks submit
  * under it fails on all ranks with `reason`.  For a rank that must refuse what it
- * was asked to do and cannot submit it. */
-TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, uint32_t space,
-                           const char *reason);
-enum tally_kind { TALLY_PUSH_PULL = 1, TALLY_BROADCAST = 2, TALLY_ALLGATHER = 3, TALLY_BARRIER = 4 };
+ * was asked to do and cannot submit it.  Of the options, space and group are used. */
+TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind,
+                           const struct tally_options *options, const char *reason);
+enum tally_kind {
+    TALLY_PUSH_PULL = 1,
+    TALLY_BROADCAST = 2,
+    TALLY_ALLGATHER = 3,
+    TALLY_BARRIER = 4,
+    TALLY_REDUCE = 5,
+    TALLY_REDUCE_SCATTER = 6,
+    TALLY_ALLTOALL = 7,
+    TALLY_GATHER = 8,
+    TALLY_SCATTER = 9,
+    TALLY_MESSAGE = 10,
+};
 
 /* 1: ended, 0: not yet. */
 TALLY_API int tally_op_poll(const tally_op *op);
@@ -193,8 +262,8 @@ TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 /* The sentence of a failed operation, "" for one that did not fail; lives as long as the handle. */
 TALLY_API const char *tally_op_error(const tally_op *op);
 
-/* A finished allgather's result: `data` of `bytes` bytes and each rank's first dimension, `size` of
- * them.  They live as long as the handle.  -EAGAIN: not finished; -EINVAL: no allgather. */
+/* A finished allgather's result: `data` of `bytes` bytes and each rank's first dimension, one for each
+ * rank of its group.  They live as long as the handle.  -EAGAIN: not finished; -EINVAL: no allgather. */
 TALLY_API int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes,
                                 const int64_t **first_dims);
 

@@ -392,7 +392,9 @@ def refuse(kind, name, space, reason):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
     if _comm is None:
         return
-    lib.tally_refuse(_comm, _encode(name), kind, space, str(reason).encode())
+    key = ((), 0, 1.0, 1.0, space, False)
+    options = _options.get(key) or _make_options(key)
+    lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
 
 
 def _unfit(error, name, kind, space):

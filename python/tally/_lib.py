@@ -33,6 +33,7 @@ class Options(Structure):
         ("queued", c_uint32),
         ("space", c_uint32),
         ("tag", c_void_p),
+        ("group", c_void_p),
     ]
 
 
@@ -93,7 +94,7 @@ _shared = {
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
     "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
-    "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_uint32, c_char_p),
+    "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_void_p, c_char_p),
     "tally_op_poll": (c_int, c_void_p),
     "tally_op_error": (c_char_p, c_void_p),
     "tally_op_gathered": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(POINTER(c_int64))),

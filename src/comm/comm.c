@@ -257,7 +257,8 @@ static int take_roster(tally_comm *c)
     c->credit_bytes = c->params.credit_bytes;
     if (!c->credit_bytes)
         c->credit_bytes = 2ull * (unsigned)c->sharing * c->part_bytes;
-    return tly_pace_init(c);
+    int err = tly_group_begin(c);
+    return err ? err : tly_pace_init(c);
 }
 
 static int connect_peers(tally_comm *c)
@@ -326,6 +327,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     struct tensor *t;
     tly_map_each(&c->names, t) tly_tensor_destroy(t);
     tly_map_finish(&c->names);
+    tly_group_finish(c);
     tly_map_finish(&c->active);
     pthread_mutex_destroy(&c->names_lock);
     pthread_mutex_destroy(&c->inbox_lock);
@@ -553,7 +555,7 @@ static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *co
         s.behind += bytes[i];
     for (size_t i = 0; i < count; i++) {
         s.behind -= s.bytes = bytes[i];
-        struct tensor *t = tly_tensor_get(c, TALLY_PUSH_PULL, space, names[i]);
+        struct tensor *t = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, space, names[i]);
         if (!t)
             return -ENOMEM;
         int err = tly_tensor_plan(c, t, &s, &d);
@@ -573,13 +575,14 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     pthread_mutex_lock(&c->names_lock);
     snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)c->plans++);
     for (size_t i = 0; i < count && !busy[0]; i++) {
-        struct tensor *t = tly_map_get(&c->names, tly_tensor_key(TALLY_PUSH_PULL, space, names[i]));
+        struct tensor *t =
+            tly_map_get(&c->names, tly_tensor_key(c->all.id, TALLY_PUSH_PULL, space, names[i]));
         if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
             snprintf(busy, sizeof busy, "'%.80s' is in flight", names[i]);
     }
     pthread_mutex_unlock(&c->names_lock);
     if (busy[0]) {
-        tally_refuse(c, name, TALLY_BARRIER, 0, busy);
+        tally_refuse(c, name, TALLY_BARRIER, NULL, busy);
         return tly_fail(EBUSY, "cannot plan: %s", busy);
     }
     tally_op *op;

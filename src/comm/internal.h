@@ -2,6 +2,7 @@
  *
  *   comm.c    open, close, the thread, failure        tensor.c  names, keys, specs, parts and their services
  *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
+ *   group.c   ranks that operate among themselves
  *   queue.c   which part goes next: priority, credit, windows
  *   events.c  the completion queue                    report.c  tally_comm_report
  *   pace.c    predicted and reached speed, and who holds it up
@@ -44,20 +45,40 @@ struct part {
     uint8_t *landing;     /* where the result belongs */
     const uint8_t *input; /* NULL: a request */
     uint64_t place;       /* in the tensor, or in the rank's piece of it */
+    uint64_t piece;       /* between two ranks: bytes of that piece, which both must mean */
     uint32_t index, length, result_length;
+    uint32_t order;  /* among the parts of its operation, as they are sent */
+    uint32_t number; /* on the wire, as the two below; between two ranks each pair has numbers of its own */
+    uint32_t group;
     uint32_t sent, landed; /* bytes */
     uint32_t frames;       /* given to the link and not yet taken by the kernel */
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;
     bool known; /* its service has heard of it */
+    bool quiet; /* we push it and do not want the result */
     uint32_t root;
+};
+
+/* Ranks that operate among themselves, and their numbers for calls without a name. */
+struct tally_group {
+    tally_comm *comm; /* borrowed */
+    char *name;       /* owned; NULL: all ranks */
+    uint64_t id;      /* hash of the name; 0: all ranks */
+    uint64_t list;    /* hash of the list */
+    uint32_t number;  /* of the list, on the wire; 0: all ranks in their order */
+    int rank, size;   /* our place in it */
+    uint32_t *ranks;  /* owned */
+    uint64_t
+        unnamed[TALLY_MESSAGE + 1]; /* calls without a name of each kind; under names_lock, as those below */
+    uint64_t ordered[256 - TALLY_SPACE_ORDERED];
 };
 
 /* A name in use. */
 struct tensor {
     uint64_t key;
-    char *name; /* owned */
+    char *name;     /* owned */
+    uint64_t group; /* id */
     uint8_t kind, space;
     bool unnamed; /* used once */
     bool planned;
@@ -76,13 +97,14 @@ struct tensor {
 struct tally_op {
     atomic_int references; /* the caller's handle, the loop, the completion queue */
     struct tly_event done;
-    int status;            /* written before `done` is set */
-    char *sentence;        /* owned; likewise */
-    unsigned generation;   /* of forks */
-    tally_comm *comm;      /* borrowed; used by the loop alone, and by submission */
-    struct tensor *tensor; /* borrowed while in flight */
-    struct tly_list node;  /* inbox, then comm->active_ops */
-    struct tly_list event; /* completion queue */
+    int status;                /* written before `done` is set */
+    char *sentence;            /* owned; likewise */
+    unsigned generation;       /* of forks */
+    tally_comm *comm;          /* borrowed; used by the loop alone, and by submission */
+    struct tensor *tensor;     /* borrowed while in flight */
+    struct tally_group *group; /* borrowed likewise */
+    struct tly_list node;      /* inbox, then comm->active_ops */
+    struct tly_list event;     /* completion queue */
     bool queued;
     void *tag;
 
@@ -112,6 +134,11 @@ struct tally_op {
     uint8_t *gathered;   /* owned */
     uint64_t gathered_bytes;
     bool listed; /* the list has come */
+
+    /* between two ranks */
+    int64_t *table; /* owned: elements for each of the group, then from each */
+    uint32_t *
+        pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
 };
 
 /* Parts of a flight that were admitted to a service, and the time until their results were there. */
@@ -132,6 +159,7 @@ struct peer {
     uint64_t pushed, granted; /* window, charge bytes */
     uint64_t accepted;        /* of what was handed over */
     uint64_t received;        /* results landed */
+    uint32_t told;            /* groups' lists that it knows */
     bool open;
     int slow;      /* the rank whose network it last said is slow, or -1 */
     bool reported; /* answer to tally_comm_report */
@@ -175,11 +203,13 @@ struct tally_comm {
     int sharing; /* services with a share */
     struct peer *peers;
 
-    pthread_mutex_t names_lock; /* guards the next five */
+    pthread_mutex_t names_lock; /* guards the next seven, and what is said so of groups */
     struct tly_map names;       /* key -> struct tensor */
-    uint64_t unnamed[8], plans; /* unnamed calls of each kind */
-    uint64_t ordered[256 - TALLY_SPACE_ORDERED];
-    uint64_t sequence;
+    struct tally_group all;
+    struct tly_map groups;      /* id -> struct tally_group; owned */
+    struct tally_group **lists; /* owned array: a group for each number but 0 */
+    uint32_t list_count;
+    uint64_t plans, sequence;
     bool closing;
 
     pthread_mutex_t inbox_lock; /* guards inbox */
@@ -224,17 +254,26 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence);
 int tly_comm_check(const tally_comm *c);
 
 /* tensor.c */
-uint64_t tly_tensor_key(uint32_t kind, uint32_t space, const char *name);
+uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name);
 /* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
-struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, const char *name);
+struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
+                              const char *name);
 /* Its parts and their services for so many bytes, the same on all ranks; names_lock held.  NULL: sentence set. */
 const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
 /* The next of a list of tensors whose parts are dealt in one sequence; names_lock held. */
 int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d);
 void tly_tensor_destroy(struct tensor *t);
-uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op);
+uint64_t tly_spec_hash(const struct tally_op *op);
 /* "'w' push_pull float32 [10, 3] sum" */
 void tly_spec_text(const struct tally_op *op, char *out, size_t len);
+
+/* group.c */
+int tly_group_begin(tally_comm *c); /* all ranks; sentence set */
+void tly_group_finish(tally_comm *c);
+/* "0-2, 5" */
+void tly_group_text(const struct tally_group *g, char *out, size_t len);
+/* The service behind `p` must know a group before its first part.  -ENOMEM. */
+int tly_group_tell(struct peer *p, uint32_t number);
 
 /* op.c */
 void tly_op_unref(struct tally_op *op);
@@ -308,6 +347,11 @@ static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)
 {
     const struct tally_op *op = p->op;
     tly_stamp(op->comm->trace, stage, p->owner, op->key, op->round, p->index, p->length);
+}
+
+static inline bool tly_op_is_sum(const struct tally_op *op)
+{
+    return op->kind == TALLY_PUSH_PULL || op->kind == TALLY_REDUCE || op->kind == TALLY_REDUCE_SCATTER;
 }
 
 static inline uint32_t tly_cost(const struct part *p)

@@ -27,6 +27,8 @@ void tly_op_unref(struct tally_op *op)
     free(op->parts);
     free(op->first_dims);
     free(op->gathered);
+    free(op->table);
+    free(op->pairs);
     free(op);
 }
 
@@ -132,6 +134,7 @@ static int queue_parts(tally_comm *c, struct tally_op *op, uint32_t from)
 /* All first dimensions are known: cut each rank's piece into parts, each a broadcast from its owner. */
 static int cut_gathered(tally_comm *c, struct tally_op *op)
 {
+    const struct tally_group *g = op->group;
     uint64_t row = op->bytes, parts = 1, total = 0;
     if (op->first_dim > 0)
         row = op->bytes / (uint64_t)op->first_dim;
@@ -140,7 +143,7 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
         for (uint32_t i = 1; i < op->ndim; i++)
             row *= (uint64_t)op->shape[i];
     }
-    for (int i = 0; i < c->size; i++) {
+    for (int i = 0; i < g->size; i++) {
         uint64_t piece = (uint64_t)op->first_dims[i] * row;
         if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) ||
             total + piece < total)
@@ -161,25 +164,28 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
     tly_dealer_init_at(&d, c->services, c->weight, op->key);
     uint32_t at = 1;
     uint64_t start = 0;
-    for (int i = 0; i < c->size; i++) {
+    for (int i = 0; i < g->size; i++) {
         uint64_t piece = (uint64_t)op->first_dims[i] * row;
         for (uint64_t place = 0; place < piece; place += c->part_bytes) {
             uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
-            bool mine = i == c->rank;
+            bool mine = i == g->rank;
             op->parts[at] = (struct part){
                 .op = op,
                 .landing = op->gathered + start + place,
                 .input = mine ? op->input + place : NULL,
                 .place = place,
                 .index = at,
+                .order = at,
+                .number = at,
+                .group = g->number,
                 .length = length,
                 .result_length = mine ? 0 : length,
                 .owner = (uint16_t)tly_dealer_next(&d, length),
                 .dtype = op->dtype,
-                .root = (uint32_t)i};
+                .root = g->ranks[i]};
             at++;
         }
-        if (i == c->rank && piece)
+        if (i == g->rank && piece)
             memcpy(op->gathered + start, op->input, piece);
         start += piece;
     }
@@ -244,15 +250,33 @@ void tly_op_drain(tally_comm *c)
 
 /* What the caller asked for, before it is an operation. */
 struct request {
+    struct tally_group *group;
     const char *name;
     uint8_t kind, reduction;
     unsigned dtype;
-    uint32_t root;
+    uint32_t root; /* in the group */
     const void *input;
     void *output;
     uint64_t count, digest;
-    const char *reason; /* an error mark */
+    const size_t *give, *take; /* elements for each rank of the group and from each; NULL: none for any */
+    const char *reason;        /* an error mark */
 };
+
+static bool has_root(uint8_t kind)
+{
+    return kind == TALLY_BROADCAST || kind == TALLY_REDUCE || kind == TALLY_GATHER || kind == TALLY_SCATTER;
+}
+
+/* Pieces between two ranks, whose lengths only these know. */
+static bool is_exchange(uint8_t kind)
+{
+    return kind >= TALLY_ALLTOALL && kind <= TALLY_SCATTER;
+}
+
+static struct tally_group *group_of(tally_comm *c, const struct tally_options *o)
+{
+    return o && o->size == sizeof *o && o->group ? o->group : &c->all;
+}
 
 static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o,
                          bool out)
@@ -262,10 +286,17 @@ static int check_request(const tally_comm *c, const struct request *r, const str
     size_t element = tly_reduce_element_size((int)r->dtype);
     if (r->count > UINT64_MAX / 16 / element)
         return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
-    if (r->count && ((!r->input && r->kind != TALLY_BROADCAST) || (!r->output && r->kind != TALLY_ALLGATHER)))
+    bool gives = r->kind != TALLY_BROADCAST;
+    bool gets =
+        r->kind != TALLY_ALLGATHER && (r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank);
+    if (r->count && !is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
-    if (r->kind == TALLY_BROADCAST && r->root >= (uint32_t)c->size)
-        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, c->size - 1);
+    if (r->group->comm != c)
+        return tly_fail(EINVAL, "the group is another communicator's");
+    if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
+        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
+    if (is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
+        return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_bytes);
     if (!o)
         return 0;
     if (o->size != sizeof *o)
@@ -276,7 +307,7 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
-    if (o->shape && r->kind != TALLY_BARRIER) {
+    if (o->shape && r->kind <= TALLY_REDUCE && r->kind != TALLY_BARRIER) {
         uint64_t product = 1;
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
@@ -293,13 +324,25 @@ static int check_request(const tally_comm *c, const struct request *r, const str
     return 0;
 }
 
-static int check_reduction(const tally_comm *c, const struct tally_op *op)
+static int check_reduction(const struct tally_op *op)
 {
     const char *why = "unknown";
-    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)c->size, op->prescale, op->postscale};
-    if (op->kind == TALLY_PUSH_PULL && tly_reduce_check(&r, &why) != 0)
+    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size, op->prescale,
+                              op->postscale};
+    if (tly_op_is_sum(op) && tly_reduce_check(&r, &why) != 0)
         return tly_fail(EINVAL, "'%s': %s", op->tensor ? op->tensor->name : "?", why);
     return 0;
+}
+
+static int64_t *make_table(const struct request *r)
+{
+    size_t n = (size_t)r->group->size;
+    int64_t *table = calloc(2 * n, sizeof *table);
+    for (size_t i = 0; table && i < n; i++) {
+        table[i] = r->give ? (int64_t)r->give[i] : 0;
+        table[n + i] = r->take ? (int64_t)r->take[i] : 0;
+    }
+    return table;
 }
 
 static struct tally_op *make_op(tally_comm *c, const struct request *r, const struct tally_options *o)
@@ -310,13 +353,14 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->references = 2;
     op->generation = c->generation;
     op->comm = c;
+    op->group = r->group;
     op->submitted = tly_now();
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->kind = r->kind;
     op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
-    op->root = r->root;
+    op->root = has_root(r->kind) && !r->reason ? r->group->ranks[r->root] : 0;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size(op->dtype);
     op->digest = r->digest;
@@ -328,21 +372,29 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->space = o ? (uint8_t)o->space : 0;
     op->queued = o && o->queued;
     op->tag = o ? o->tag : NULL;
-    op->ndim = o && o->shape ? o->ndim : 1;
+    bool shaped = r->kind <= TALLY_REDUCE && o && o->shape;
+    op->ndim = shaped ? o->ndim : 1;
+    if (r->kind > TALLY_REDUCE)
+        op->ndim = r->kind == TALLY_REDUCE_SCATTER && !r->reason ? (uint32_t)r->group->size : 0;
     op->shape = calloc(op->ndim + 1, sizeof *op->shape);
-    if (op->shape && o && o->shape && o->ndim)
+    for (uint32_t i = 0; op->shape && r->give && i < op->ndim; i++)
+        op->shape[i] = (int64_t)r->give[i];
+    if (op->shape && shaped && o->ndim)
         memcpy(op->shape, o->shape, op->ndim * sizeof *op->shape);
-    else if (op->shape)
+    else if (op->shape && r->kind <= TALLY_REDUCE)
         op->shape[0] = (int64_t)r->count;
     if (r->reason) {
         op->mark = true;
         op->reason = strdup(r->reason);
     }
     if (r->kind == TALLY_ALLGATHER)
-        op->first_dims = calloc((size_t)c->size, sizeof *op->first_dims);
+        op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims);
+    if (is_exchange(r->kind) && !r->reason)
+        op->table = make_table(r);
     if (op->queued)
         op->references++;
-    if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims)) {
+    if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
+        (is_exchange(r->kind) && !r->reason && !op->table)) {
         op->references = 1;
         tly_op_unref(op);
         return NULL;
@@ -352,8 +404,8 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
 
 static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
-    bool gather = op->kind == TALLY_ALLGATHER;
-    uint32_t n = gather || op->mark ? 1 : cut->count;
+    bool gather = op->kind == TALLY_ALLGATHER, meet = gather || op->mark || op->kind > TALLY_REDUCE;
+    uint32_t n = meet ? 1 : cut->count;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
@@ -362,7 +414,8 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
     for (uint32_t i = 0; i < n; i++) {
         struct part *p = &op->parts[i];
         p->op = op;
-        p->index = i;
+        p->index = p->order = p->number = i;
+        p->group = op->group->number;
         p->owner = cut->pieces[i].owner;
         p->dtype = op->dtype;
         p->root = op->root;
@@ -373,20 +426,162 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
             p->input = (const uint8_t *)&op->first_dim;
             p->landing = (uint8_t *)op->first_dims;
             p->length = sizeof op->first_dim;
-            p->result_length = p->length * (uint32_t)c->size;
+            p->result_length = p->length * (uint32_t)op->group->size;
             p->dtype = TALLY_INT64;
+            continue;
+        }
+        static const uint8_t nothing;
+        if (meet) {
+            p->input = op->table ? (const uint8_t *)op->table : &nothing;
+            p->length = op->table ? (uint32_t)(2 * sizeof *op->table) * (uint32_t)op->group->size : 0;
+            p->dtype = op->table ? TALLY_INT64 : op->dtype;
             continue;
         }
         p->place = place;
         p->length = cut->pieces[i].length;
         place += p->length;
         p->result_length = p->length;
-        p->landing = op->output + p->place;
+        p->quiet = op->kind == TALLY_REDUCE && op->root != (uint32_t)c->rank;
+        if (p->quiet)
+            p->result_length = 0;
+        else
+            p->landing = op->output + p->place;
         bool receives_only = op->kind == TALLY_BROADCAST && op->root != (uint32_t)c->rank;
-        static const uint8_t nothing;
         p->input = receives_only ? NULL : op->input ? op->input + p->place : &nothing;
         if (op->kind == TALLY_BROADCAST && !receives_only)
             p->result_length = 0;
+    }
+    return 0;
+}
+
+/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
+static uint16_t service_of(const tally_comm *c, uint32_t rank)
+{
+    return (uint16_t)c->member.roster.ranks[rank].machine;
+}
+
+static uint32_t chunks(const tally_comm *c, uint64_t bytes)
+{
+    return (uint32_t)((bytes + c->part_bytes - 1) / c->part_bytes);
+}
+
+/* Room for `more` parts behind the first. */
+static int more_parts(struct tally_op *op, uint64_t more)
+{
+    if (more > UINT32_MAX / 2)
+        return tly_fail(EINVAL, "'%s': too many parts", op->tensor->name);
+    struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
+    if (!all)
+        return tly_fail(ENOMEM, "out of memory");
+    op->parts = all;
+    memset(all + 1, 0, more * sizeof *all);
+    op->part_count = op->parts_left = 1 + (uint32_t)more;
+    return 0;
+}
+
+/* Pieces are cut alike on all ranks.  The n-th parts of all pieces go before any piece's next, so that all machines'
+ * cards receive all the time. */
+static int scatter_parts(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    size_t element = tly_reduce_element_size(op->dtype);
+    uint64_t total = 0, most = 0;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t n = chunks(c, (uint64_t)op->shape[i] * element);
+        total += n;
+        most = n > most ? n : most;
+    }
+    int err = more_parts(op, total);
+    if (err)
+        return err;
+    struct part *p = op->parts + 1;
+    for (uint64_t n = 0, at = 0; n < most; n++, at += c->part_bytes) {
+        uint64_t start = 0;
+        for (int i = 0; i < g->size; i++) {
+            uint64_t bytes = (uint64_t)op->shape[i] * element;
+            bool mine = i == g->rank;
+            if (at < bytes) {
+                uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+                uint32_t index = (uint32_t)(p - op->parts);
+                *p++ = (struct part){
+                    .op = op,
+                    .landing = mine ? op->output + at : NULL,
+                    .input = op->input + start + at,
+                    .place = at,
+                    .index = index,
+                    .order = index,
+                    .number = index,
+                    .group = g->number,
+                    .length = length,
+                    .result_length = mine ? length : 0,
+                    .owner = service_of(c, g->ranks[i]),
+                    .dtype = op->dtype,
+                    .quiet = !mine};
+            }
+            start += bytes;
+        }
+    }
+    return 0;
+}
+
+/* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
+ * all send to one machine at a time. */
+static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
+                       const uint8_t *input, uint8_t *landing, int turn)
+{
+    for (uint64_t at = 0; at < bytes; at += c->part_bytes, p++) {
+        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+        uint32_t n = (uint32_t)(at / c->part_bytes);
+        *p = (struct part){
+            .op = op,
+            .landing = landing ? landing + at : NULL,
+            .input = input ? input + at : NULL,
+            .place = at,
+            .piece = bytes,
+            .index = (uint32_t)(p - op->parts),
+            .order = 1 + n * 2 * (uint32_t)op->group->size + (uint32_t)turn,
+            .number = 1 + n,
+            .group = pair,
+            .length = length,
+            .result_length = landing ? length : 0,
+            .owner = service_of(c, tly_pair_to(pair)),
+            .dtype = op->dtype,
+            .root = tly_pair_from(pair)};
+    }
+}
+
+static int exchange_parts(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    uint64_t element = tly_reduce_element_size(op->dtype), n = (uint64_t)g->size, total = 0;
+    op->pairs = calloc(2 * n + 1, sizeof *op->pairs);
+    if (!op->pairs)
+        return tly_fail(ENOMEM, "out of memory");
+    for (uint64_t i = 0; i < 2 * n; i++) {
+        op->pairs[i] = 1 + (uint32_t)total;
+        if (i / 2 != (uint64_t)g->rank)
+            total += chunks(c, (uint64_t)op->table[i % 2 * n + i / 2] * element);
+    }
+    op->pairs[2 * n] = 1 + (uint32_t)total;
+    int err = more_parts(op, total);
+    if (err)
+        return err;
+    uint32_t me = g->ranks[g->rank];
+    const uint8_t *input = op->input;
+    uint8_t *output = op->output;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t given = (uint64_t)op->table[i] * element, taken = (uint64_t)op->table[g->size + i] * element;
+        int ahead = (i - g->rank + g->size) % g->size, behind = (g->rank - i + g->size) % g->size;
+        if (i != g->rank) {
+            pair_parts(c, op, op->parts + op->pairs[2 * i], tly_pair(me, g->ranks[i]), given, input, NULL,
+                       2 * ahead);
+            pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
+                       output, 2 * behind + 1);
+        } else if (given == taken && given && output != input) {
+            memmove(output, input, given);
+        }
+        input += given;
+        output += taken;
     }
     return 0;
 }
@@ -396,32 +591,39 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
 {
     char made[64];
     const char *name = r->name;
-    static const char *const kinds[] = {"?", "push_pull", "broadcast", "allgather", "barrier"};
+    static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
+                                        "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
     bool ordered = !name && op->space >= TALLY_SPACE_ORDERED;
-    uint64_t *number = ordered ? &c->ordered[op->space - TALLY_SPACE_ORDERED] : &c->unnamed[r->kind];
+    struct tally_group *g = op->group;
+    uint64_t *number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
     if (!name) {
         snprintf(made, sizeof made, "unnamed %s %llu", ordered ? "call" : kinds[r->kind],
                  (unsigned long long)*number);
         name = made;
     }
-    struct tensor *t = tly_tensor_get(c, ordered ? 0 : r->kind, op->space, name);
+    struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)
         return -ENOMEM;
     /* Pairs with the release in forget_tensor(). */
     if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
-    int err = check_reduction(c, op);
+    int err = check_reduction(op);
     if (err)
         return err;
     /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
-    const struct cut *cut = tly_tensor_cut(c, t, r->kind == TALLY_ALLGATHER || r->reason ? 0 : op->bytes);
+    bool meet = r->kind == TALLY_ALLGATHER || r->kind > TALLY_REDUCE || r->reason;
+    const struct cut *cut = tly_tensor_cut(c, t, meet ? 0 : op->bytes);
     if (!cut)
         return -ENOMEM;
     err = make_parts(c, op, cut);
+    if (!err && !op->mark && r->kind == TALLY_REDUCE_SCATTER)
+        err = scatter_parts(c, op);
+    if (!err && op->table)
+        err = exchange_parts(c, op);
     if (err)
         return err;
     if (!r->name) {
@@ -431,7 +633,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     op->key = t->key;
     op->round = t->round++;
     op->sequence = c->sequence++;
-    op->spec = tly_spec_hash(c, op);
+    op->spec = tly_spec_hash(op);
     if (!r->reason)
         atomic_store_explicit(&t->busy, true, memory_order_relaxed);
     return 0;
@@ -468,9 +670,10 @@ static void hand_over(tally_comm *c, struct tally_op *op)
     tly_loop_unlock(&c->loop);
 }
 
-static int submit(tally_comm *c, const struct request *r, const struct tally_options *o, tally_op **out)
+static int submit(tally_comm *c, struct request *r, const struct tally_options *o, tally_op **out)
 {
     int err = tly_comm_check(c);
+    r->group = group_of(c, o);
     if (!err)
         err = check_request(c, r, o, out != NULL);
     if (err)
@@ -505,9 +708,141 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
                         .input = input,
                         .output = output,
                         .count = count};
-    if ((unsigned)reduction > TALLY_PRODUCT)
+    if ((unsigned)reduction > TALLY_BXOR)
         return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
     return submit(comm, &r, options, op);
+}
+
+int tally_reduce(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                 enum tally_dtype dtype, enum tally_reduction reduction, int root,
+                 const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_REDUCE,
+                        .dtype = (unsigned)dtype,
+                        .reduction = (uint8_t)reduction,
+                        .root = (uint32_t)root,
+                        .input = input,
+                        .output = output,
+                        .count = count};
+    if ((unsigned)reduction > TALLY_BXOR)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    return submit(comm, &r, options, op);
+}
+
+/* Sum of a group's counts, which are checked; -EINVAL. */
+static int add_up(const size_t counts[], int n, uint64_t *sum)
+{
+    uint64_t s = 0;
+    for (int i = 0; counts && i < n; i++)
+        if (counts[i] > INT64_MAX / 16 || __builtin_add_overflow(s, counts[i], &s) || s > INT64_MAX / 16)
+            return tly_fail(EINVAL, "too many elements");
+    *sum = s;
+    return 0;
+}
+
+int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, void *output,
+                         const size_t counts[], enum tally_dtype dtype, enum tally_reduction reduction,
+                         const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_REDUCE_SCATTER,
+                        .dtype = (unsigned)dtype,
+                        .reduction = (uint8_t)reduction,
+                        .input = input,
+                        .output = output,
+                        .give = counts};
+    const struct tally_group *g = group_of(comm, options);
+    if ((unsigned)reduction > TALLY_BXOR)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    if (!counts)
+        return tly_fail(EINVAL, "no counts");
+    int err = add_up(counts, g->size, &r.count);
+    if (err)
+        return err;
+    if (!output && counts[g->rank] == 0)
+        r.output = (void *)input; /* nothing will land there */
+    return submit(comm, &r, options, op);
+}
+
+/* An operation of pieces between two ranks. */
+static int exchange(tally_comm *c, struct request *r, const struct tally_options *o, tally_op **op)
+{
+    const struct tally_group *g = group_of(c, o);
+    uint64_t given = 0, taken = 0;
+    int err = add_up(r->give, g->size, &given);
+    if (!err)
+        err = add_up(r->take, g->size, &taken);
+    if (err)
+        return err;
+    if ((given && !r->input) || (taken && !r->output))
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)(given + taken));
+    r->count = given > taken ? given : taken;
+    return submit(c, r, o, op);
+}
+
+int tally_alltoall(tally_comm *comm, const char *name, const void *input, const size_t give[], void *output,
+                   const size_t take[], enum tally_dtype dtype, const struct tally_options *options,
+                   tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_ALLTOALL,
+                        .dtype = (unsigned)dtype,
+                        .input = input,
+                        .output = output,
+                        .give = give,
+                        .take = take};
+    if (!give || !take)
+        return tly_fail(EINVAL, "no counts");
+    return exchange(comm, &r, options, op);
+}
+
+/* Between the root, which has counts for all, and each of the others, which has one for the root. */
+static int exchange_with_root(tally_comm *c, struct request *r, const size_t counts[], size_t count,
+                              const struct tally_options *o, tally_op **op)
+{
+    const struct tally_group *g = group_of(c, o);
+    bool root = r->root == (uint32_t)g->rank;
+    if (r->root >= (uint32_t)g->size)
+        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, g->size - 1);
+    if (root && !counts)
+        return tly_fail(EINVAL, "no counts");
+    size_t *one = calloc((size_t)g->size, sizeof *one);
+    if (!one)
+        return tly_fail(ENOMEM, "out of memory");
+    one[r->root] = count;
+    bool gather = r->kind == TALLY_GATHER;
+    r->give = gather ? one : root ? counts : NULL;
+    r->take = gather ? root ? counts : NULL : one;
+    int err = exchange(c, r, o, op);
+    free(one);
+    return err;
+}
+
+int tally_gather(tally_comm *comm, const char *name, const void *input, size_t count, void *output,
+                 const size_t counts[], enum tally_dtype dtype, int root, const struct tally_options *options,
+                 tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_GATHER,
+                        .dtype = (unsigned)dtype,
+                        .root = (uint32_t)root,
+                        .input = input,
+                        .output = output};
+    return exchange_with_root(comm, &r, counts, count, options, op);
+}
+
+int tally_scatter(tally_comm *comm, const char *name, const void *input, const size_t counts[], void *output,
+                  size_t count, enum tally_dtype dtype, int root, const struct tally_options *options,
+                  tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_SCATTER,
+                        .dtype = (unsigned)dtype,
+                        .root = (uint32_t)root,
+                        .input = input,
+                        .output = output};
+    return exchange_with_root(comm, &r, counts, count, options, op);
 }
 
 int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype,
@@ -543,13 +878,18 @@ int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tall
     return submit(c, &r, NULL, op);
 }
 
-int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, uint32_t space, const char *reason)
+int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct tally_options *options,
+                 const char *reason)
 {
-    if (kind < TALLY_PUSH_PULL || kind > TALLY_BARRIER)
+    if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
         return tly_fail(EINVAL, "%u is no kind of operation", kind);
     char text[600];
     snprintf(text, sizeof text, "%s", reason ? reason : "no reason given");
     struct request r = {.name = name, .kind = (uint8_t)kind, .dtype = TALLY_UINT8, .reason = text};
-    struct tally_options o = {.size = sizeof o, .space = space};
+    struct tally_options o = {.size = sizeof o};
+    if (options && options->size == sizeof o) {
+        o.space = options->space;
+        o.group = options->group;
+    }
     return submit(comm, &r, &o, NULL);
 }

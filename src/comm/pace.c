@@ -118,7 +118,7 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
             c->peers[i].flight = (struct stay){0};
     }
     p->flight += op->bytes;
-    p->counts &= op->kind == TALLY_PUSH_PULL && !op->mark;
+    p->counts &= op->kind == TALLY_PUSH_PULL && op->group->size == c->size && !op->mark;
 }
 
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op)

@@ -24,15 +24,16 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .type = TLY_PUSH,
         .epoch = op->comm->member.roster.epoch,
         .key = op->key,
-        .spec = op->spec,
+        .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
         .count = op->count,
         .kind = op->kind,
         .dtype = p->dtype,
         .op = op->reduction,
-        .part = p->index,
+        .part = p->number,
         .place = p->place,
         .length = p->length,
         .round = op->round,
+        .group = p->group,
         .rank = (uint32_t)op->comm->rank,
         .root = p->root,
         .priority = op->priority,
@@ -75,7 +76,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         uint32_t n = left < TLY_MAX_FRAGMENT ? left : TLY_MAX_FRAGMENT;
         out->frame.offset = p->sent;
         out->frame.payload = n;
-        out->frame.flags = n == left ? TLY_LAST : 0;
+        out->frame.flags = (n == left ? TLY_LAST : 0) | (p->quiet ? TLY_QUIET : 0);
         if (p->sent == 0 && tly_now() - p->op->submitted < PROMPT_MS * TLY_MS)
             out->frame.flags |= TLY_PROMPT;
         out->payload = p->input + p->sent;
@@ -105,13 +106,34 @@ static void sent(void *user, struct tly_link *link, void *token)
 
 /* --- in ------------------------------------------------------------------------------------------ */
 
+/* Where the parts between two ranks begin and end. */
+static const uint32_t *pair_range(const struct tally_op *op, uint32_t pair)
+{
+    uint32_t me = (uint32_t)op->comm->rank;
+    bool given = tly_pair_from(pair) == me;
+    uint32_t other = given ? tly_pair_to(pair) : tly_pair_from(pair);
+    if (!(pair & TLY_PAIR) || (!given && tly_pair_to(pair) != me))
+        return NULL;
+    for (int i = 0; i < op->group->size; i++)
+        if (op->group->ranks[i] == other)
+            return &op->pairs[2 * i + !given];
+    return NULL;
+}
+
 static struct part *find_part(struct peer *peer, const struct tly_frame *f)
 {
     struct tally_op *op = tly_op_find(peer->comm, f);
-    if (!op || f->part >= op->part_count)
+    if (!op)
         return NULL;
-    struct part *p = &op->parts[f->part];
-    return p->owner == peer->index ? p : NULL;
+    uint32_t at = f->part;
+    if (op->pairs && at > 0) {
+        const uint32_t *range = pair_range(op, f->group);
+        if (!range || at - 1 >= range[1] - range[0])
+            return NULL;
+        at += range[0] - 1;
+    }
+    struct part *p = at < op->part_count ? &op->parts[at] : NULL;
+    return p && p->owner == peer->index ? p : NULL;
 }
 
 static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,

@@ -11,8 +11,10 @@
 
 int tly_queue_part(tally_comm *c, struct part *p)
 {
-    struct tly_rank_order order = {p->op->priority, p->op->sequence << 32 | p->index};
-    int err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
+    struct tly_rank_order order = {p->op->priority, p->op->sequence << 32 | p->order};
+    int err = p->group & TLY_PAIR ? 0 : tly_group_tell(&c->peers[p->owner], p->group);
+    if (!err)
+        err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
     if (!err) {
         p->state = PART_QUEUED;
         p->sent = 0;

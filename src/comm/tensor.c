@@ -9,16 +9,18 @@
 
 #include "comm/internal.h"
 
-uint64_t tly_tensor_key(uint32_t kind, uint32_t space, const char *name)
+uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name)
 {
-    return XXH3_64bits_withSeed(name, strlen(name), 0x74616c6c79000000ull | (uint64_t)space << 8 | kind);
+    uint64_t seed = 0x74616c6c79000000ull | (uint64_t)space << 8 | kind;
+    return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
 
-struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, const char *name)
+struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
+                              const char *name)
 {
-    uint64_t key = tly_tensor_key(kind, space, name);
+    uint64_t key = tly_tensor_key(g->id, kind, space, name);
     struct tensor *t = tly_map_get(&c->names, key);
-    if (t && (t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
+    if (t && (t->group != g->id || t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
         tly_fail(EINVAL, "the names '%s' and '%s' have the same hash: rename one", t->name, name);
         return NULL;
     }
@@ -31,6 +33,7 @@ struct tensor *tly_tensor_get(tally_comm *c, uint32_t kind, uint32_t space, cons
         return NULL;
     }
     t->key = key;
+    t->group = g->id;
     t->kind = (uint8_t)kind;
     t->space = (uint8_t)space;
     return t;
@@ -100,16 +103,17 @@ int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s
     return 0;
 }
 
-static const char *const kinds[] = {"?", "push_pull", "broadcast", "allgather", "barrier"};
+static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
+                                    "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
 static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
                                      "uint8",   "int16",   "int32",   "int64",    "bool"};
-static const char *const reductions[] = {"sum", "average", "min", "max", "product"};
+static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
-uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op)
+uint64_t tly_spec_hash(const struct tally_op *op)
 {
     struct {
-        uint64_t name, count, digest, scales[2];
-        uint32_t kind, dtype, reduction, root, ndim, size;
+        uint64_t name, count, digest, scales[2], list;
+        uint32_t kind, dtype, reduction, root, ndim, spare;
     } s = {.name = XXH3_64bits_withSeed(op->tensor->name, strlen(op->tensor->name), op->space),
            .digest = op->digest,
            .kind = op->kind,
@@ -117,10 +121,10 @@ uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op)
            .reduction = op->reduction,
            .root = op->root,
            .ndim = op->ndim,
-           .size = (uint32_t)c->size};
+           .list = op->group->list};
     /* Ranks of an allgather may differ in the first dimension. */
     bool gather = op->kind == TALLY_ALLGATHER;
-    s.count = gather ? 0 : op->count;
+    s.count = gather || op->table ? 0 : op->count;
     memcpy(&s.scales[0], &op->prescale, 8);
     memcpy(&s.scales[1], &op->postscale, 8);
     uint32_t skip = gather && op->ndim ? 1 : 0;
@@ -131,25 +135,32 @@ uint64_t tly_spec_hash(const tally_comm *c, const struct tally_op *op)
 void tly_spec_text(const struct tally_op *op, char *out, size_t len)
 {
     size_t at = (size_t)snprintf(out, len, "'%.100s' %s", op->tensor->name, kinds[op->kind]);
+    if (op->group->name && at < len) {
+        char ranks[100];
+        tly_group_text(op->group, ranks, sizeof ranks);
+        at += (size_t)snprintf(out + at, len - at, " in group '%.60s' of ranks %s", op->group->name, ranks);
+    }
     if (op->kind == TALLY_BARRIER) {
         if (op->digest && at < len)
             snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
         return;
     }
     if (at < len)
-        at += (size_t)snprintf(out + at, len - at, " %s [", dtypes[op->dtype]);
+        at += (size_t)snprintf(out + at, len - at, op->table ? " %s" : " %s [", dtypes[op->dtype]);
     for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
         if (i == 0 && op->kind == TALLY_ALLGATHER)
             at += (size_t)snprintf(out + at, len - at, "*");
         else
             at += (size_t)snprintf(out + at, len - at, "%s%lld", i ? ", " : "", (long long)op->shape[i]);
     }
-    if (at < len)
+    if (at < len && !op->table)
         at += (size_t)snprintf(out + at, len - at, "]");
-    if (op->kind == TALLY_PUSH_PULL && at < len)
+    if (tly_op_is_sum(op) && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
-    if (op->kind == TALLY_BROADCAST && at < len)
+    if ((op->kind == TALLY_BROADCAST || op->kind == TALLY_SCATTER) && at < len)
         at += (size_t)snprintf(out + at, len - at, " from rank %u", op->root);
+    if ((op->kind == TALLY_REDUCE || op->kind == TALLY_GATHER) && at < len)
+        at += (size_t)snprintf(out + at, len - at, " to rank %u", op->root);
     if (op->prescale != 1 && at < len)
         at += (size_t)snprintf(out + at, len - at, " prescale %g", op->prescale);
     if (op->postscale != 1 && at < len)

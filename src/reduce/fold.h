@@ -25,7 +25,7 @@ enum tly_format {
     TLY_S16 = TALLY_INT16,
     TLY_S32 = TALLY_INT32,
     TLY_S64 = TALLY_INT64,
-    TLY_BOOL8 = TALLY_BOOL, /* only TLY_BAND, TLY_BOR, TLY_BXOR */
+    TLY_BOOL8 = TALLY_BOOL, /* only TALLY_BAND, TALLY_BOR, TALLY_BXOR */
 };
 
 /* Bytes of an element. */

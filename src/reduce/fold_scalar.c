@@ -162,11 +162,11 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
             ROW(b[i] < a[i] ? b[i] : a[i]); \
         case TALLY_MAX: \
             ROW(b[i] > a[i] ? b[i] : a[i]); \
-        case TLY_BAND: \
+        case TALLY_BAND: \
             ROW((T)(a[i] & b[i])); \
-        case TLY_BOR: \
+        case TALLY_BOR: \
             ROW((T)(a[i] | b[i])); \
-        case TLY_BXOR: \
+        case TALLY_BXOR: \
             ROW((T)(a[i] ^ b[i])); \
         } \
     } \

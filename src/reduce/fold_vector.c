@@ -225,11 +225,11 @@ FLOAT_COMBINE(D, Q)
             return a + b; \
         case TALLY_PRODUCT: \
             return a * b; \
-        case TLY_BAND: \
+        case TALLY_BAND: \
             return a & b; \
-        case TLY_BOR: \
+        case TALLY_BOR: \
             return a | b; \
-        case TLY_BXOR: \
+        case TALLY_BXOR: \
             return a ^ b; \
         default: \
             less = h.from == TLY_U8 ? (V)(a < b) : (V)((SIGNED)a < (SIGNED)b); \
@@ -372,9 +372,9 @@ INTEGERS(s64, Q, TLY_S64)
     static void name(ARGUMENTS) \
     { \
         switch (f->op) { \
-            OP(B, format, format, TLY_BAND, false); \
-            OP(B, format, format, TLY_BOR, false); \
-            OP(B, format, format, TLY_BXOR, false); \
+            OP(B, format, format, TALLY_BAND, false); \
+            OP(B, format, format, TALLY_BOR, false); \
+            OP(B, format, format, TALLY_BXOR, false); \
         } \
     }
 BITS(bits, TLY_S8)
@@ -392,7 +392,7 @@ static void whole(ARGUMENTS)
         (f->from == TLY_F16 ? f16_partial : bf16_partial)(f, in, out, count);
     else if (f->from != f->to)
         (f->to == TLY_F16 ? partial_f16 : partial_bf16)(f, in, out, count);
-    else if (f->op >= TLY_BAND && f->from != TLY_BOOL8) /* whatever the integers, these are bytes */
+    else if (f->op >= TALLY_BAND && f->from != TLY_BOOL8) /* whatever the integers, these are bytes */
         bits(f, in, out, count * tly_format_size(f->from));
     else
         same[f->from](f, in, out, count);

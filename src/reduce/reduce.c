@@ -156,7 +156,7 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
 {
     bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
     bool real = r->dtype <= TALLY_BFLOAT16;
-    bool bitwise = r->op == TLY_BAND || r->op == TLY_BOR || r->op == TLY_BXOR;
+    bool bitwise = r->op == TALLY_BAND || r->op == TALLY_BOR || r->op == TALLY_BXOR;
 
     if (r->dtype >= TLY_DTYPE_COUNT)
         return refuse(-EINVAL, "unknown element type", why);
@@ -294,9 +294,9 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     int op = r->op == TALLY_AVERAGE ? TALLY_SUM : r->op;
     if (format == TLY_BOOL8) {
         if (op == TALLY_SUM || op == TALLY_MAX)
-            op = TLY_BOR;
+            op = TALLY_BOR;
         else if (op == TALLY_PRODUCT || op == TALLY_MIN)
-            op = TLY_BAND;
+            op = TALLY_BAND;
     }
     if (complex)
         *count *= 2;

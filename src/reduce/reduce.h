@@ -37,13 +37,13 @@
 
 enum { TLY_REDUCE_MAX_INPUTS = 4096 };
 
-/* Types and operations beyond those of tally.h, for the kernels alone. */
+/* Types beyond those of tally.h, for the kernels alone. */
 enum { TLY_COMPLEX64 = 10, TLY_COMPLEX128 = 11, TLY_DTYPE_COUNT = 12 };
-enum { TLY_BAND = 5, TLY_BOR = 6, TLY_BXOR = 7, TLY_REDUCTION_COUNT = 8 };
+enum { TLY_REDUCTION_COUNT = 8 };
 
 struct tly_reduction {
     uint8_t dtype;      /* enum tally_dtype or TLY_COMPLEX* */
-    uint8_t op;         /* enum tally_reduction or TLY_B* */
+    uint8_t op;         /* enum tally_reduction */
     uint32_t divisor;   /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
     double prescale;    /* 1: nothing.  Applied to each input as it is read */
     double postscale;   /* 1: nothing.  Applied to the result (after the division) as it is stored */

@@ -240,17 +240,17 @@ static union value combine(const struct tly_reduction *r, union value a, union v
               : r->op == TALLY_MIN     ? EXTREME(a.d, b.d, <)
                                        : EXTREME(a.d, b.d, >);
     } else if (r->dtype == TALLY_BOOL) {
-        v.i = r->op == TALLY_SUM || r->op == TALLY_MAX || r->op == TLY_BOR ? (a.i || b.i)
-              : r->op == TLY_BXOR                                          ? a.i != b.i
-                                                                           : (a.i && b.i);
+        v.i = r->op == TALLY_SUM || r->op == TALLY_MAX || r->op == TALLY_BOR ? (a.i || b.i)
+              : r->op == TALLY_BXOR                                          ? a.i != b.i
+                                                                             : (a.i && b.i);
     } else {
         uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
         v.i = sum                      ? wrap(r->dtype, x + y)
               : r->op == TALLY_PRODUCT ? wrap(r->dtype, x * y)
               : r->op == TALLY_MIN     ? (b.i < a.i ? b.i : a.i)
               : r->op == TALLY_MAX     ? (b.i > a.i ? b.i : a.i)
-              : r->op == TLY_BAND      ? (a.i & b.i)
-              : r->op == TLY_BOR       ? (a.i | b.i)
+              : r->op == TALLY_BAND    ? (a.i & b.i)
+              : r->op == TALLY_BOR     ? (a.i | b.i)
                                        : (a.i ^ b.i);
     }
     return v;
@@ -624,7 +624,7 @@ static void test_check(void **state)
         for (uint8_t op = 0; op < TLY_REDUCTION_COUNT; op++) {
             bool integer = dtype >= TALLY_INT8 && dtype <= TALLY_INT64;
             bool complex = dtype >= TLY_COMPLEX64;
-            bool bitwise = op >= TLY_BAND;
+            bool bitwise = op >= TALLY_BAND;
             bool fine = integer || (dtype == TALLY_BOOL && op != TALLY_AVERAGE) ||
                         (complex && op <= TALLY_AVERAGE) || (dtype <= TALLY_BFLOAT16 && !bitwise);
             r = (struct tly_reduction){dtype, op, 2, 1, 1};

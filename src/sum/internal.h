@@ -1,5 +1,5 @@
-/* internal.h - what the files of the summation service share: service.c (life, sessions, frames), round.c
- * (arrivals to release) and verdict.c (disagreement, lateness). */
+/* internal.h - what the files of the summation service share: service.c (life, sessions, frames), members.c (who
+ * takes part), round.c (arrivals to release) and verdict.c (disagreement, lateness). */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
@@ -39,6 +39,7 @@ struct slot {
     uint8_t *data; /* owned, from the pool */
     uint32_t filled;
     uint32_t charge; /* of its window; 0 once given back */
+    bool quiet;      /* its rank does not want the result */
     uint64_t spec;
     int64_t busy; /* how long its rank's pushes had been under way when the round was opened */
     char *text;   /* owned: its spec in words, once asked for */
@@ -61,13 +62,29 @@ struct piece {
 
 enum { PIECES = 8 };
 
+/* How a sum is nested. */
+struct tree {
+    int groups;
+    int *group_size; /* owned */
+    uint32_t *order; /* owned: rank of each leaf */
+};
+
+/* The ranks that take part in a round.  One list is one object, which lives as long as the job. */
+struct members {
+    struct tly_list node; /* in service->lists */
+    uint32_t count;
+    uint32_t *rank;      /* owned: in the group's order */
+    struct tree tree[2]; /* [1] for 16-bit types */
+};
+
 /* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
 struct round {
-    struct tly_list node;    /* in service->incomplete by age while not summed */
-    uint64_t id;             /* key of the store */
-    struct tly_frame head;   /* of the first push: what all must agree on */
-    uint32_t arrived;        /* ranks whose push has begun to come, refused ones too */
-    uint32_t summed, length; /* of the result: bytes ready, bytes in all */
+    struct tly_list node;      /* in service->incomplete by age while not summed */
+    uint64_t id;               /* key of the store */
+    struct tly_frame head;     /* of the first push: what all must agree on */
+    const struct members *who; /* contributors; where ranks disagree about them, all that anybody names */
+    uint32_t arrived;          /* ranks whose push has begun to come, refused ones too */
+    uint32_t summed, length;   /* of the result: bytes ready, bytes in all */
     bool complete;
     bool refused;                     /* a push of it is not kept: its verdict is on the way */
     struct piece piece[PIECES];       /* the crew's share of the work */
@@ -95,6 +112,7 @@ struct session {
     uint32_t rank;
     bool watcher;                                 /* no rank: asks how the service stands */
     bool left;                                    /* has said goodbye */
+    struct tly_map groups;                        /* number -> struct members, as this rank has told */
     uint32_t taken;                               /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
@@ -103,12 +121,6 @@ struct session {
     struct round **deliveries;            /* owned ring of those sent whole and not yet stable; references */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint32_t ring_room;
-};
-
-struct tree {
-    int groups;
-    int *group_size; /* owned */
-    uint32_t *order; /* owned: rank of each leaf */
 };
 
 struct tly_service {
@@ -129,7 +141,9 @@ struct tly_service {
     uint32_t pace_bytes;      /* counts go alone after so much news */
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
-    struct tree tree[2];      /* [1] for 16-bit types */
+    struct members *all;      /* borrowed from lists */
+    struct tly_list lists;    /* of struct members; owned */
+    struct tly_map pairs;     /* number -> struct members, likewise */
     struct tly_straggler straggler;
     char held_up[300];  /* what it found last, in words */
     int64_t held_up_at; /* awake clock; 0: nothing yet */
@@ -149,17 +163,58 @@ struct tly_service {
     atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
 
-/* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline. */
+/* What becomes of a part's pushes: all are summed, */
+static inline bool tly_is_sum(const struct tly_frame *f)
+{
+    return f->kind == TALLY_PUSH_PULL || f->kind == TALLY_REDUCE ||
+           (f->kind == TALLY_REDUCE_SCATTER && f->part > 0);
+}
+/* or compared: how much each rank gives to each and expects of each, */
+static inline bool tly_is_table(const struct tly_frame *f)
+{
+    return f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER && f->part == 0;
+}
+/* or put one behind the other, */
+static inline bool tly_is_list(const struct tly_frame *f)
+{
+    return f->kind == TALLY_ALLGATHER && f->part == 0;
+}
+/* or one rank's data goes to the others.  What is none of these only meets. */
+static inline bool tly_is_from_root(const struct tly_frame *f)
+{
+    return f->kind == TALLY_BROADCAST || f->kind == TALLY_MESSAGE ||
+           (f->part > 0 &&
+            (f->kind == TALLY_ALLGATHER || (f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER)));
+}
+
+/* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline.  Parts between
+ * two ranks have numbers of their own, which the timeline could not tell apart. */
 static inline void tly_round_stamp(const struct tly_service *s, const struct round *r, enum tly_stage stage,
                                    uint32_t rank)
 {
+    if (r->head.group & TLY_PAIR)
+        return;
     tly_stamp(s->trace, stage, rank, r->head.key, r->head.round, r->head.part, r->head.length);
 }
 
+/* members.c */
+/* Those for which a frame's group stands on this connection, or NULL: unknown, or without the rank. */
+const struct members *tly_members_of(struct session *p, uint32_t group);
+/* A list has come.  -EPROTO with *why, -ENOMEM. */
+int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
+int tly_members_begin(struct tly_service *s, const struct tly_roster *roster);
+void tly_members_finish(struct tly_service *s);
+bool tly_members_have(const struct members *m, uint32_t rank);
+/* Those of both; NULL: out of memory. */
+const struct members *tly_members_join(struct tly_service *s, const struct members *a,
+                                       const struct members *b);
+
 /* round.c */
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
-struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f); /* NULL: out of memory */
-void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, struct tly_landing *land);
+/* who: those for which the frame's group stands.  NULL: out of memory. */
+struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who);
+void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
+                    struct tly_landing *land);
 void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes);
 void tly_round_progress(struct tly_service *s, struct round *r);
 void tly_round_cancel(struct session *p, struct round *r);
@@ -176,6 +231,10 @@ void tly_round_close_store(struct tly_service *s);
 void tly_verdict_differs(struct tly_service *s, struct round *r);
 void tly_verdict_arrived(struct session *p, struct round *r);
 void tly_verdict_text(struct session *p, struct round *r, char *text);
+/* A rank comes to a round that has ended without it: the others' group is another. */
+void tly_verdict_too_late(struct session *p, struct round *r);
+/* All tables have come: does each expect what it is given? */
+void tly_verdict_lengths(struct tly_service *s, struct round *r);
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
 void tly_verdict_left(struct tly_service *s, uint32_t rank);
 /* Say who is late: to all who wait, or to one who asks. */

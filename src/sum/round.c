@@ -20,38 +20,45 @@ static uint64_t mix(uint64_t x)
 
 static uint64_t round_id(const struct tly_frame *f)
 {
-    return mix(f->key ^ mix((uint64_t)f->part << 32 | f->round) ^ mix(~(uint64_t)f->group));
+    /* A key is of one group already; only between two ranks there are parts of the same number for each pair. */
+    uint32_t pair = f->group & TLY_PAIR ? f->group : 0;
+    return mix(f->key ^ mix((uint64_t)f->part << 32 | f->round) ^ mix(~(uint64_t)pair));
+}
+
+static bool same_pair(const struct tly_frame *a, const struct tly_frame *b)
+{
+    return a->group == b->group || !((a->group | b->group) & TLY_PAIR);
 }
 
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f)
 {
     struct round *r = tly_map_get(&s->store, round_id(f));
     if (r && (r->head.key != f->key || r->head.part != f->part || r->head.round != f->round ||
-              r->head.group != f->group))
+              !same_pair(&r->head, f)))
         return NULL; /* two names with one hash: the newer one's push is refused by tly_round_open() */
     return r;
 }
 
-/* Is this kind of part one rank's data for all others? */
-static bool from_root(const struct tly_frame *f)
+static uint32_t result_length(const struct members *who, const struct tly_frame *f)
 {
-    return f->kind == TALLY_BROADCAST || (f->kind == TALLY_ALLGATHER && f->part > 0);
-}
-
-static uint32_t result_length(const struct tly_service *s, const struct tly_frame *f)
-{
-    return f->kind == TALLY_ALLGATHER && f->part == 0 ? f->length * s->ranks : f->length;
+    return tly_is_list(f) ? f->length * who->count : tly_is_table(f) ? 0 : f->length;
 }
 
 static uint32_t answer_length(const struct round *r, uint32_t rank)
 {
-    return from_root(&r->head) && rank == r->head.root ? 0 : r->length;
+    bool gives = tly_is_from_root(&r->head) && rank == r->head.root;
+    return gives || r->slots[rank].quiet ? 0 : r->length;
+}
+
+static bool all_arrived(const struct round *r)
+{
+    return r->arrived == r->who->count;
 }
 
 static void watch_stragglers(struct tly_service *s, struct round *r)
 {
     struct tly_finding f;
-    if (r->head.kind != TALLY_PUSH_PULL)
+    if (r->head.kind != TALLY_PUSH_PULL || r->who != s->all)
         return;
     r->opened = tly_now();
     if (tly_straggler_opened(&s->straggler, r->head.key, r->head.part, r->opened, &f))
@@ -60,7 +67,7 @@ static void watch_stragglers(struct tly_service *s, struct round *r)
         r->slots[i].busy = tly_straggler_busy(&s->straggler, i, r->opened);
 }
 
-struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
+struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who)
 {
     uint64_t id = round_id(f);
     if (tly_map_get(&s->store, id))
@@ -74,17 +81,18 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f)
     }
     r->id = id;
     r->head = *f;
-    r->length = result_length(s, f);
+    r->who = who;
+    r->length = result_length(who, f);
     r->references = 1;
     r->born = s->loop->awake;
     r->age = s->next_age++;
     r->warn_at = r->born + s->late_ns;
     r->answers = (struct answer *)(r->slots + s->ranks);
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < s->ranks; i++)
         r->answers[i].round = r;
-        if (s->by_rank[i])
-            s->by_rank[i]->lacking++;
-    }
+    for (uint32_t i = 0; i < who->count; i++)
+        if (s->by_rank[who->rank[i]])
+            s->by_rank[who->rank[i]]->lacking++;
     tly_list_append(&s->incomplete, &r->node);
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
     watch_stragglers(s, r);
@@ -188,9 +196,9 @@ static void drop_slot(struct tly_service *s, struct round *r, uint32_t rank)
 
 /* Who has the better claim to memory.  A round for which all ranks have pushed needs nothing but memory to end;
  * another may wait for a rank that waits for the first.  Among equals the older one. */
-static bool comes_before(const struct tly_service *s, const struct round *a, const struct round *b)
+static bool comes_before(const struct round *a, const struct round *b)
 {
-    bool all_a = a->arrived == s->ranks, all_b = b->arrived == s->ranks;
+    bool all_a = all_arrived(a), all_b = all_arrived(b);
     return all_a != all_b ? all_a : a->age < b->age;
 }
 
@@ -210,7 +218,7 @@ static struct round *find_victim(struct tly_service *s, const struct round *r)
         struct round *other = tly_list_entry(n, struct round, node);
         if (other->summed || other->pieces_left)
             continue; /* its sum has begun: it needs no more memory to end */
-        if (comes_before(s, r, other) && (!victim || comes_before(s, victim, other)) && has_data(s, other))
+        if (comes_before(r, other) && (!victim || comes_before(victim, other)) && has_data(s, other))
             victim = other;
     }
     return victim;
@@ -263,7 +271,7 @@ void tly_round_ask_again(struct tly_service *s)
     for (int all = 1; all >= 0; all--)
         for (struct tly_list *n = s->incomplete.next; n != &s->incomplete && s->dropped_slots; n = n->next) {
             struct round *r = tly_list_entry(n, struct round, node);
-            if ((r->arrived == s->ranks) != all)
+            if (all_arrived(r) != all)
                 continue;
             if (!ask_for(s, r, &room, first))
                 return;
@@ -276,19 +284,44 @@ static bool wants_data(const struct round *r, const struct tly_frame *f)
     return !(f->flags & TLY_REQUEST) && f->length > 0;
 }
 
+/* Ranks do not agree on who takes part: all whom anybody names shall hear of it. */
+static void widen(struct tly_service *s, struct round *r, const struct members *who)
+{
+    const struct members *all = tly_members_join(s, r->who, who);
+    if (!all)
+        return;
+    for (uint32_t i = 0; i < all->count; i++) {
+        struct session *p = s->by_rank[all->rank[i]];
+        if (tly_members_have(r->who, all->rank[i]))
+            continue;
+        if (p)
+            p->lacking++;
+        if (r->verdict && (!p || p->left))
+            r->received++; /* will never ask */
+    }
+    r->who = all;
+}
+
 /* The header of a push: its first fragment takes a slot, all say where the payload belongs. */
-void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, struct tly_landing *land)
+void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
+                    struct tly_landing *land)
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
     if (f->offset == 0 &&
         (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
         bool first = slot->state == SLOT_ABSENT;
+        if (who != r->who) {
+            if (r->complete && !r->verdict)
+                tly_verdict_too_late(p, r);
+            widen(s, r, who);
+        }
         if (slot->state == SLOT_DROPPED)
             s->dropped_slots--;
         else
             p->lacking--;
         slot->spec = f->spec;
+        slot->quiet = f->flags & TLY_QUIET;
         slot->charge = tly_charge(f->length);
         slot->state = SLOT_COMING;
         p->pushed += slot->charge;
@@ -319,7 +352,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
                 drop_slot(s, r, p->rank);
         }
         /* The last to come: now only memory may be missing, unless it was just this one that found none. */
-        if (first && r->arrived == s->ranks && s->dropped_slots && slot->state != SLOT_DROPPED)
+        if (first && all_arrived(r) && s->dropped_slots && slot->state != SLOT_DROPPED)
             tly_round_ask_again(s);
         tly_round_grant(p);
     } else if (f->offset == 0 && slot->state == SLOT_REFUSED) {
@@ -362,9 +395,9 @@ void tly_round_cancel(struct session *p, struct round *r)
     slot->state = SLOT_ABSENT;
     r->arrived--;
     if (r->arrived == 0) {
-        for (uint32_t i = 0; i < s->ranks; i++)
-            if (s->by_rank[i])
-                s->by_rank[i]->lacking--;
+        for (uint32_t i = 0; i < r->who->count; i++)
+            if (s->by_rank[r->who->rank[i]])
+                s->by_rank[r->who->rank[i]]->lacking--;
         remove_from_store(s, r);
     }
     if (s->dropped_slots)
@@ -384,17 +417,18 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
 {
     const struct tly_frame *h = &r->head;
     size_t element = tly_reduce_element_size(h->dtype);
-    const struct tree *t = &s->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
+    const struct members *who = r->who;
+    const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
     struct tly_reduction how = {.dtype = h->dtype,
                                 .op = h->op,
-                                .divisor = s->ranks,
+                                .divisor = who->count,
                                 .prescale = h->prescale,
                                 .postscale = h->postscale};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < who->count; i++)
         inputs[i] = r->slots[t->order[i]].data + from;
     if (t->groups == 1)
-        tly_reduce(&how, (int)s->ranks, inputs, r->result + from, (to - from) / element);
+        tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
     else
         tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
 }
@@ -420,7 +454,7 @@ static void piece_done(struct tly_task *t)
 static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
 {
     uint32_t length = to - r->summed, count = (uint32_t)s->crew.threads;
-    if (!count || (uint64_t)length * s->ranks < WORTH_A_THREAD)
+    if (!count || (uint64_t)length * r->who->count < WORTH_A_THREAD)
         return false;
     if (count > length / LEAST_PIECE)
         count = length / LEAST_PIECE;
@@ -445,21 +479,24 @@ static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
 }
 
 /* How far the result can be had with what is there. */
-static uint32_t reach(const struct tly_service *s, const struct round *r)
+static uint32_t reach(const struct round *r)
 {
     uint32_t least = r->head.length;
-    for (uint32_t i = 0; i < s->ranks; i++)
-        if (r->slots[i].filled < least && (!from_root(&r->head) || i == r->head.root))
-            least = r->slots[i].filled;
-    if (r->head.kind == TALLY_ALLGATHER)
+    bool from_root = tly_is_from_root(&r->head);
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        uint32_t rank = r->who->rank[i];
+        if (r->slots[rank].filled < least && (!from_root || rank == r->head.root))
+            least = r->slots[rank].filled;
+    }
+    if (tly_is_list(&r->head) || tly_is_table(&r->head))
         return least == r->head.length ? r->length : 0;
     return least == r->length ? least : least - least % TLY_ALIGN;
 }
 
-static void gather_list(struct tly_service *s, struct round *r)
+static void gather_list(struct round *r)
 {
-    for (uint32_t i = 0; i < s->ranks; i++)
-        memcpy(r->result + (size_t)i * r->head.length, r->slots[i].data, r->head.length);
+    for (uint32_t i = 0; i < r->who->count; i++)
+        memcpy(r->result + (size_t)i * r->head.length, r->slots[r->who->rank[i]].data, r->head.length);
 }
 
 /* The result takes the place of one of the inputs; only a gathered list needs room of its own. */
@@ -468,7 +505,7 @@ static bool place_result(struct tly_service *s, struct round *r)
     if (r->result || r->length == 0)
         return true;
     r->result_room = r->head.length;
-    if (r->head.kind == TALLY_ALLGATHER && r->head.part == 0) {
+    if (tly_is_list(&r->head)) {
         r->result = tly_pool_take(&s->pool, r->length);
         if (!r->result) { /* a few bytes for each rank: not worth a detour through AGAIN */
             uint64_t limit = s->pool.limit;
@@ -479,7 +516,7 @@ static bool place_result(struct tly_service *s, struct round *r)
         r->result_room = r->length;
         return r->result != NULL;
     }
-    r->result = r->slots[from_root(&r->head) ? r->head.root : 0].data;
+    r->result = r->slots[tly_is_from_root(&r->head) ? r->head.root : r->who->rank[0]].data;
     return r->result != NULL;
 }
 
@@ -493,10 +530,11 @@ static bool answer_ready(const struct tly_service *s, const struct round *r, uin
 static void queue_answers(struct tly_service *s, struct round *r)
 {
     struct tly_rank_order order = {r->head.priority, r->order};
-    for (uint32_t i = 0; i < s->ranks; i++) {
-        struct answer *a = &r->answers[i];
-        struct session *p = s->by_rank[i];
-        if (p && !a->queued && answer_ready(s, r, i) && tly_heap_push(&p->ready, order, a) == 0)
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        uint32_t rank = r->who->rank[i];
+        struct answer *a = &r->answers[rank];
+        struct session *p = s->by_rank[rank];
+        if (p && !a->queued && answer_ready(s, r, rank) && tly_heap_push(&p->ready, order, a) == 0)
             a->queued = true;
     }
 }
@@ -531,28 +569,32 @@ static void advance(struct tly_service *s, struct round *r, uint32_t to)
 /* Sum what has come from all, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
-    if (r->complete || r->pieces_left || r->refused || r->arrived < s->ranks)
+    if (r->complete || r->pieces_left || r->refused || !all_arrived(r))
         return;
-    uint32_t to = reach(s, r);
+    uint32_t to = reach(r);
     bool whole = to == r->length;
-    for (uint32_t i = 0; i < s->ranks && whole; i++)
-        whole = r->slots[i].state == SLOT_WHOLE;
+    for (uint32_t i = 0; i < r->who->count && whole; i++)
+        whole = r->slots[r->who->rank[i]].state == SLOT_WHOLE;
     if (whole)
         tly_round_stamp(s, r, TLY_AT_GATHERED, TLY_NO_PEER);
     /* Less than a fragment is not worth a frame of its own. */
     if (!whole && to - r->summed < s->fragment_bytes)
+        return;
+    if (whole && tly_is_table(&r->head))
+        tly_verdict_lengths(s, r);
+    if (r->complete)
         return;
     if (!place_result(s, r))
         return;
     if (r->summed == 0)
         r->order = s->next_order++;
     if (to > r->summed) {
-        if (r->head.kind == TALLY_PUSH_PULL) {
+        if (tly_is_sum(&r->head)) {
             if (hand_to_crew(s, r, to))
                 return;
             sum_range(s, r, r->summed, to);
-        } else if (!from_root(&r->head)) {
-            gather_list(s, r);
+        } else if (tly_is_list(&r->head)) {
+            gather_list(r);
         }
     }
     advance(s, r, to);
@@ -631,7 +673,7 @@ void tly_round_received(struct session *p, uint64_t count)
         struct round *r = p->deliveries[p->received++ % p->ring_room];
         if (r->opened)
             tly_straggler_answered(&s->straggler, p->rank, r->opened, tly_now());
-        if (++r->received == s->ranks) {
+        if (++r->received == r->who->count) {
             become_stable(s, r);
             any = true;
         }
@@ -641,7 +683,9 @@ void tly_round_received(struct session *p, uint64_t count)
     /* Any rank's oldest answers may have become stable by this one's word. */
     for (uint32_t i = 0; i < s->ranks; i++) {
         struct session *q = s->by_rank[i];
-        while (q && q->stable < q->received && q->deliveries[q->stable % q->ring_room]->received == s->ranks)
+        while (q && q->stable < q->received &&
+               q->deliveries[q->stable % q->ring_room]->received ==
+                   q->deliveries[q->stable % q->ring_room]->who->count)
             tly_round_unref(s, q->deliveries[q->stable++ % q->ring_room]);
     }
 }

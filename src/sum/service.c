@@ -78,6 +78,7 @@ static void destroy_session(struct session *p)
         tly_round_unref(s, p->deliveries[p->stable % p->ring_room]);
     free(p->deliveries);
     tly_heap_finish(&p->ready);
+    tly_map_finish(&p->groups);
     free(p);
     if (tly_list_empty(&s->sessions))
         tly_event_set(&s->quiet);
@@ -96,7 +97,8 @@ static void admit(struct session *p)
     tly_link_set_pace(p->link, s->pace_bytes);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
-    tly_map_each(&s->store, r) p->lacking += r->slots[p->rank].state == SLOT_ABSENT;
+    tly_map_each(&s->store, r) p->lacking +=
+        r->slots[p->rank].state == SLOT_ABSENT && tly_members_have(r->who, p->rank);
 }
 
 static void opened(void *user, struct tly_link *l)
@@ -128,12 +130,8 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 
 /* --- frames -------------------------------------------------------------------------------------- */
 
-static bool is_from_root(const struct tly_frame *f)
-{
-    return f->kind == TALLY_BROADCAST || (f->kind == TALLY_ALLGATHER && f->part > 0);
-}
-
-static const char *bad_push(const struct tly_service *s, const struct session *p, const struct tly_frame *f)
+static const char *bad_push(const struct tly_service *s, const struct session *p, const struct tly_frame *f,
+                            const struct members *who)
 {
     size_t element = tly_reduce_element_size(f->dtype);
     struct tly_reduction how = {f->dtype, f->op, s->ranks, f->prescale, f->postscale};
@@ -141,26 +139,28 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
     bool request = f->flags & TLY_REQUEST;
     if (f->rank != p->rank || !s->by_rank[p->rank])
         return "a push in another's name";
-    if (f->group != 0)
+    if (!who || (f->group & TLY_PAIR && !(tly_is_from_root(f) && f->root == tly_pair_from(f->group))))
         return "unknown group";
-    if (f->root >= s->ranks)
+    if (tly_is_from_root(f) && !tly_members_have(who, f->root))
         return "no such root";
     if (f->flags & TLY_MARK)
         return f->part == 0 && f->offset == 0 && f->length == 0
                    ? NULL
                    : "an error mark off its home, or with a size";
-    if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_BARRIER || element == 0 || f->length % element ||
+    if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_MESSAGE || element == 0 || f->length % element ||
         f->payload % element)
         return "unknown kind, type or size";
-    /* The list of first dimensions is one number from each; what only meets brings nothing. */
-    bool list = f->kind == TALLY_ALLGATHER && f->part == 0;
-    if (list ? f->dtype != TALLY_INT64 || f->length != sizeof(int64_t) : f->length > s->part_bytes)
+    /* The list of first dimensions is one number from each, a table two for each; what only meets brings nothing. */
+    uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : 0;
+    if (numbers && (f->dtype != TALLY_INT64 || f->length != numbers * sizeof(int64_t)))
+        return "a list of another size";
+    if (f->length > s->part_bytes)
         return "a part larger than agreed";
-    if (f->kind == TALLY_BARRIER && f->length)
-        return "a barrier with data";
-    if (f->kind == TALLY_PUSH_PULL && tly_reduce_check(&how, &why) != 0)
+    if (!numbers && !tly_is_sum(f) && !tly_is_from_root(f) && f->length)
+        return "data where ranks only meet";
+    if (tly_is_sum(f) && tly_reduce_check(&how, &why) != 0)
         return why;
-    if (request != (is_from_root(f) && f->root != f->rank))
+    if (request != (tly_is_from_root(f) && f->root != f->rank))
         return "a request out of place";
     if (request && f->payload)
         return "a request with data";
@@ -177,7 +177,8 @@ static bool same_shape(const struct tly_frame *a, const struct tly_frame *b)
 static int on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land, const char **why)
 {
     struct tly_service *s = p->service;
-    const char *bad = bad_push(s, p, f);
+    const struct members *who = tly_members_of(p, f->group);
+    const char *bad = bad_push(s, p, f, who);
     if (bad) {
         *why = bad;
         return -EPROTO;
@@ -190,7 +191,7 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
     if (!r && f->offset > 0)
         return 0; /* the rest of something cancelled */
     if (!r)
-        r = tly_round_open(s, f);
+        r = tly_round_open(s, f, who);
     if (!r) {
         *why = "out of memory";
         return -ENOMEM;
@@ -211,7 +212,7 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         *why = "a fragment that does not continue its part";
         return -EPROTO;
     }
-    tly_round_push(p, r, f, land);
+    tly_round_push(p, r, f, who, land);
     return 0;
 }
 
@@ -244,6 +245,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
             return err;
         break;
     }
+    case TLY_GROUP:
     case TLY_SPEC:
     case TLY_CANCEL:
     case TLY_STATUS:
@@ -342,6 +344,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_PUSH:
         on_pushed(p, f, data);
         break;
+    case TLY_GROUP:
+        return tly_members_learn(p, f, data, why);
     case TLY_SPEC:
         r = tly_round_find(s, f);
         if (r) {
@@ -527,6 +531,7 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     s->loop = loop ? loop : &s->own_loop;
     tly_list_init(&s->sessions);
     tly_list_init(&s->incomplete);
+    tly_list_init(&s->lists);
     tly_list_init(&s->hook.node);
     s->hook.tick = tick;
     s->hook.prepare = prepare;
@@ -577,16 +582,6 @@ uint64_t tly_service_incarnation(const struct tly_service *s)
     return s->incarnation;
 }
 
-static int plant(struct tree *t, const struct tly_roster *r, bool sixteen_bit)
-{
-    t->group_size = calloc(r->rank_count, sizeof *t->group_size);
-    t->order = calloc(r->rank_count, sizeof *t->order);
-    if (!t->group_size || !t->order)
-        return -ENOMEM;
-    tly_roster_tree(r, sixteen_bit, &t->groups, t->group_size, t->order);
-    return 0;
-}
-
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
@@ -602,8 +597,8 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     int err = s->by_rank && s->gone ? 0 : -ENOMEM;
-    for (int i = 0; i < 2 && !err; i++)
-        err = plant(&s->tree[i], roster, i == 1);
+    if (!err)
+        err = tly_members_begin(s, roster);
     if (!err)
         err = tly_straggler_init(&s->straggler, roster->rank_count);
     /* The first services are the machines' own, in their order. */
@@ -707,10 +702,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
     tly_trace_write(s->trace, NULL, NULL);
     tly_trace_destroy(s->trace);
     tly_pool_trim(&s->pool);
-    for (int i = 0; i < 2; i++) {
-        free(s->tree[i].group_size);
-        free(s->tree[i].order);
-    }
+    tly_members_finish(s);
     tly_straggler_finish(&s->straggler);
     free(s->by_rank);
     free(s->gone);

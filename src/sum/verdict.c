@@ -53,7 +53,12 @@ static bool has_text(struct tly_service *s, const struct round *r, uint32_t rank
 
 static bool is_absent(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
 {
-    return r->slots[rank].state == SLOT_ABSENT;
+    return r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank);
+}
+
+static bool is_member(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return tly_members_have(r->who, rank);
 }
 
 static bool is_coming(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
@@ -95,7 +100,7 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
         struct session *p = s->by_rank[i];
         if (r->slots[i].state != SLOT_ABSENT && p)
             tell(p, r);
-        else if (!p || p->left)
+        else if ((!p || p->left) && tly_members_have(r->who, i))
             r->received++; /* will never ask */
     }
     if (s->dropped_slots)
@@ -160,10 +165,41 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
     slot->text = text;
     if (!r->asked || r->verdict)
         return;
-    for (uint32_t i = 0; i < s->ranks; i++)
-        if (!r->slots[i].text)
+    for (uint32_t i = 0; i < r->who->count; i++)
+        if (!r->slots[r->who->rank[i]].text)
             return;
     compose(s, r);
+}
+
+void tly_verdict_too_late(struct session *p, struct round *r)
+{
+    char sentence[TLY_SENTENCE], ranks[200];
+    ranks_text(p->service, r, is_member, NULL, ranks, sizeof ranks);
+    snprintf(sentence, sizeof sentence, "the ranks disagree: the group of ranks %s has none of rank %u",
+             ranks, p->rank);
+    r->verdict = strdup(sentence);
+    r->verdict_err = EINVAL;
+}
+
+void tly_verdict_lengths(struct tly_service *s, struct round *r)
+{
+    char sentence[TLY_SENTENCE];
+    uint32_t n = r->who->count;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < n; j++) {
+            /* A rank's table: elements for each of the group, then from each. */
+            uint32_t from = r->who->rank[i], to = r->who->rank[j];
+            uint64_t given, taken;
+            memcpy(&given, r->slots[from].data + 8 * (size_t)j, 8);
+            memcpy(&taken, r->slots[to].data + 8 * ((size_t)n + i), 8);
+            if (given == taken)
+                continue;
+            snprintf(sentence, sizeof sentence,
+                     "the ranks disagree: rank %u gives rank %u %llu elements, and %llu are expected", from,
+                     to, (unsigned long long)given, (unsigned long long)taken);
+            decide(s, r, EINVAL, sentence);
+            return;
+        }
 }
 
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason)
@@ -181,7 +217,7 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank)
     for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
-        if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT)
+        if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank))
             decide(s, r, ESHUTDOWN, sentence);
     }
 }

@@ -55,6 +55,7 @@ enum tly_frame_type {
     TLY_STATUS,    /* question about, or news of, a service or a round */
     TLY_GOODBYE,   /* an orderly end */
     TLY_PACE,      /* member -> coordinator: slower than predicted; back: who holds all up */
+    TLY_GROUP,     /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_FRAME_TYPES
 };
 
@@ -64,7 +65,24 @@ enum tly_frame_flag {
     TLY_MARK = 4,    /* error mark: the payload is the reason */
     TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
+    TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
 };
+
+/* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and
+ * these for two ranks alone, of which the first gives and the second takes. */
+#define TLY_PAIR 0x80000000u
+static inline uint32_t tly_pair(uint32_t from, uint32_t to)
+{
+    return TLY_PAIR | from << 12 | to;
+}
+static inline uint32_t tly_pair_from(uint32_t pair)
+{
+    return pair >> 12 & (TLY_MAX_RANKS - 1);
+}
+static inline uint32_t tly_pair_to(uint32_t pair)
+{
+    return pair & (TLY_MAX_RANKS - 1);
+}
 
 struct tly_frame {
     uint8_t type;

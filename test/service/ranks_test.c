@@ -223,7 +223,7 @@ static int other_kinds(int rank, void *arg)
         else if (kind == TALLY_ALLGATHER)
             CHECK(tally_allgather(c, NULL, x, count, TALLY_FLOAT32, &o, &op) == 0);
         else if (i == 11 && rank == 1)
-            CHECK(tally_refuse(c, NULL, TALLY_PUSH_PULL, o.space, "a tensor of strings") == 0);
+            CHECK(tally_refuse(c, NULL, TALLY_PUSH_PULL, &o, "a tensor of strings") == 0);
         else
             CHECK(tally_barrier(c, NULL, &o, &op) == 0);
         if (i == 11 && rank == 1)
@@ -260,7 +260,7 @@ static int refuse(int rank, void *arg)
     for (int i = 0; i < 4; i++) {
         const char *name = i % 2 ? "first" : "unplanned";
         if (rank == 1) {
-            CHECK(tally_refuse(c, name, TALLY_PUSH_PULL, 0, "a tensor of strings") == 0);
+            CHECK(tally_refuse(c, name, TALLY_PUSH_PULL, NULL, "a tensor of strings") == 0);
         } else {
             CHECK(tally_push_pull(c, name, x, x, 100000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
             CHECK(tally_op_wait(op, -1) == -EINVAL);
@@ -455,8 +455,8 @@ static int bad_calls(int rank, void *arg)
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
     o = (struct tally_options){.size = sizeof o, .space = 256};
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
-    CHECK(tally_refuse(c, "x", 0, 0, "why") == -EINVAL);
-    CHECK(tally_refuse(c, "x", 5, 0, "why") == -EINVAL);
+    CHECK(tally_refuse(c, "x", 0, NULL, "why") == -EINVAL);
+    CHECK(tally_refuse(c, "x", TALLY_SCATTER + 1, NULL, "why") == -EINVAL);
     /* None of these has counted as a round. */
     sums_well(c, "x", 100);
     /* In flight twice: rank 1 comes only when rank 0 has tried. */

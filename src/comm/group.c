@@ -1,0 +1,189 @@
+/* group.c - ranks that operate among themselves.
+ *
+ * A group has a name, which goes into its tensors' keys, so that ranks meet by name even where their lists differ; and
+ * a list of ranks, which has a number on the wire.  A service learns the list once on each connection, before the
+ * first part that carries the number (tly_group_tell). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "comm/internal.h"
+
+static void destroy(struct tally_group *g)
+{
+    free(g->ranks);
+    free(g->name);
+    free(g);
+}
+
+static uint64_t hash_list(const uint32_t *ranks, int size)
+{
+    return XXH3_64bits_withSeed(ranks, (size_t)size * sizeof *ranks, 2);
+}
+
+int tly_group_begin(tally_comm *c)
+{
+    struct tally_group *g = &c->all;
+    g->comm = c;
+    g->rank = c->rank;
+    g->size = c->size;
+    g->ranks = malloc((size_t)c->size * sizeof *g->ranks);
+    if (!g->ranks)
+        return tly_fail(ENOMEM, "out of memory");
+    for (int i = 0; i < c->size; i++)
+        g->ranks[i] = (uint32_t)i;
+    g->list = hash_list(g->ranks, g->size);
+    return 0;
+}
+
+void tly_group_finish(tally_comm *c)
+{
+    struct tally_group *g;
+    tly_map_each(&c->groups, g) destroy(g);
+    tly_map_finish(&c->groups);
+    free(c->all.ranks);
+    free(c->lists);
+}
+
+static bool same_list(const struct tally_group *a, const struct tally_group *b)
+{
+    return a->size == b->size && memcmp(a->ranks, b->ranks, (size_t)a->size * sizeof *a->ranks) == 0;
+}
+
+/* Of equal lists; names_lock held. */
+static int number_list(tally_comm *c, struct tally_group *g)
+{
+    if (same_list(g, &c->all))
+        return 0;
+    for (uint32_t i = 0; i < c->list_count; i++)
+        if (same_list(g, c->lists[i])) {
+            g->number = i + 1;
+            return 0;
+        }
+    struct tally_group **more = realloc(c->lists, (c->list_count + 1) * sizeof(struct tally_group *));
+    if (!more)
+        return -ENOMEM;
+    c->lists = more;
+    c->lists[c->list_count++] = g;
+    g->number = c->list_count;
+    return 0;
+}
+
+static int read_list(tally_comm *c, struct tally_group *g, const int ranks[])
+{
+    bool *named = calloc((size_t)c->size, sizeof *named);
+    if (!named)
+        return tly_fail(ENOMEM, "out of memory");
+    int err = 0;
+    g->rank = -1;
+    for (int i = 0; i < g->size && !err; i++) {
+        if (ranks[i] < 0 || ranks[i] >= c->size)
+            err = tly_fail(EINVAL, "group '%.100s': %d is no rank from 0 to %d", g->name, ranks[i],
+                           c->size - 1);
+        else if (named[ranks[i]])
+            err = tly_fail(EINVAL, "group '%.100s': rank %d is there twice", g->name, ranks[i]);
+        if (err)
+            break;
+        named[ranks[i]] = true;
+        g->ranks[i] = (uint32_t)ranks[i];
+        if (ranks[i] == c->rank)
+            g->rank = i;
+    }
+    free(named);
+    if (!err && g->rank < 0)
+        err = tly_fail(EINVAL, "group '%.100s': rank %d, which makes it, is not in it", g->name, c->rank);
+    g->list = hash_list(g->ranks, g->size);
+    return err;
+}
+
+int tally_group_create(tally_comm *comm, const char *name, const int ranks[], size_t count,
+                       tally_group **group)
+{
+    int err = tly_comm_check(comm);
+    if (err)
+        return err;
+    if (!name || !name[0] || !ranks || count < 1 || count > (size_t)comm->size)
+        return tly_fail(EINVAL, "a group needs a name and 1 to %d ranks", comm->size);
+    struct tally_group *g = calloc(1, sizeof *g);
+    if (g) {
+        g->comm = comm;
+        g->name = strdup(name);
+        g->id = XXH3_64bits_withSeed(name, strlen(name), 3) | 1;
+        g->size = (int)count;
+        g->ranks = calloc(count, sizeof *g->ranks);
+    }
+    if (!g || !g->name || !g->ranks)
+        err = tly_fail(ENOMEM, "out of memory");
+    if (!err)
+        err = read_list(comm, g, ranks);
+    pthread_mutex_lock(&comm->names_lock);
+    struct tally_group *known = err ? NULL : tly_map_get(&comm->groups, g->id);
+    if (known && strcmp(known->name, name) != 0)
+        err = tly_fail(EEXIST, "the groups '%.80s' and '%.80s' have the same hash: rename one", known->name,
+                       name);
+    else if (known && !same_list(known, g))
+        err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already", name);
+    else if (!err && !known && (number_list(comm, g) != 0 || tly_map_put(&comm->groups, g->id, g) != 0)) {
+        if (g->number == comm->list_count && g->number && comm->lists[g->number - 1] == g)
+            comm->list_count--;
+        err = tly_fail(ENOMEM, "out of memory");
+    }
+    pthread_mutex_unlock(&comm->names_lock);
+    if (g && (err || known))
+        destroy(g);
+    if (!err)
+        *group = known ? known : g;
+    return err;
+}
+
+int tally_group_rank(const tally_group *group)
+{
+    return group->rank;
+}
+
+int tally_group_size(const tally_group *group)
+{
+    return group->size;
+}
+
+void tly_group_text(const struct tally_group *g, char *out, size_t len)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (int i = 0; i < g->size && at + 32 < len; i++) {
+        int end = i;
+        while (end + 1 < g->size && g->ranks[end + 1] == g->ranks[end] + 1)
+            end++;
+        at +=
+            (size_t)(end > i
+                         ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", g->ranks[i], g->ranks[end])
+                         : snprintf(out + at, len - at, "%s%u", at ? ", " : "", g->ranks[i]));
+        i = end;
+    }
+}
+
+/* In the loop.  All lists up to that number: which of them it needs does not matter. */
+int tly_group_tell(struct peer *p, uint32_t number)
+{
+    tally_comm *c = p->comm;
+    while (p->told < number) {
+        struct tly_frame f = {.type = TLY_GROUP, .group = p->told + 1, .rank = (uint32_t)c->rank};
+        struct tly_writer w = {0};
+        pthread_mutex_lock(&c->names_lock);
+        const struct tally_group *g = c->lists[p->told];
+        pthread_mutex_unlock(&c->names_lock);
+        tly_write32(&w, (uint32_t)g->size);
+        for (int i = 0; i < g->size; i++)
+            tly_write32(&w, g->ranks[i]);
+        int err = w.failed ? -ENOMEM : tly_outbox_post(&p->outbox, &f, w.data, w.len, NULL);
+        free(w.data);
+        if (err)
+            return err;
+        p->told++;
+    }
+    return 0;
+}

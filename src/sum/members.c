@@ -1,0 +1,160 @@
+/* members.c - who takes part in a round: all ranks, a group's list that a rank has sent on its connection, or two
+ * ranks alone.  Equal lists are one object, whoever sent them, so that rounds compare them by address. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sum/internal.h"
+#include "wire/pack.h"
+
+enum { MOST_GROUPS = 1 << 16 }; /* of one rank: what it may have us remember */
+
+bool tly_members_have(const struct members *m, uint32_t rank)
+{
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->rank[i] == rank)
+            return true;
+    return false;
+}
+
+static void destroy(struct members *m)
+{
+    for (int i = 0; i < 2; i++) {
+        free(m->tree[i].group_size);
+        free(m->tree[i].order);
+    }
+    free(m->rank);
+    free(m);
+}
+
+static struct members *make(struct tly_service *s, const uint32_t *rank, uint32_t count)
+{
+    struct members *m = calloc(1, sizeof *m);
+    if (!m)
+        return NULL;
+    m->rank = malloc(count * sizeof *m->rank);
+    m->count = count;
+    for (int i = 0; i < 2; i++) {
+        m->tree[i].group_size = calloc(count, sizeof *m->tree[i].group_size);
+        m->tree[i].order = calloc(count, sizeof *m->tree[i].order);
+    }
+    if (!m->rank || !m->tree[0].group_size || !m->tree[0].order || !m->tree[1].group_size ||
+        !m->tree[1].order) {
+        destroy(m);
+        return NULL;
+    }
+    memcpy(m->rank, rank, count * sizeof *rank);
+    /* One balanced tree in the group's order: a rank is numbered by its place among the contributors. */
+    for (int i = 0; i < 2; i++) {
+        m->tree[i].groups = 1;
+        m->tree[i].group_size[0] = (int)count;
+        memcpy(m->tree[i].order, rank, count * sizeof *rank);
+    }
+    tly_list_append(&s->lists, &m->node);
+    return m;
+}
+
+static struct members *find_or_make(struct tly_service *s, const uint32_t *rank, uint32_t count)
+{
+    for (struct tly_list *n = s->lists.next; n != &s->lists; n = n->next) {
+        struct members *m = tly_list_entry(n, struct members, node);
+        if (m->count == count && memcmp(m->rank, rank, count * sizeof *rank) == 0)
+            return m;
+    }
+    return make(s, rank, count);
+}
+
+static uint64_t hash(uint32_t number)
+{
+    return (number + 1ull) * 0x9e3779b97f4a7c15ull;
+}
+
+const struct members *tly_members_of(struct session *p, uint32_t group)
+{
+    struct tly_service *s = p->service;
+    if (!(group & TLY_PAIR))
+        return group ? tly_map_get(&p->groups, hash(group)) : s->all;
+    const uint32_t rank[2] = {tly_pair_from(group), tly_pair_to(group)};
+    if ((rank[0] != p->rank && rank[1] != p->rank) || rank[0] >= s->ranks || rank[1] >= s->ranks)
+        return NULL;
+    struct members *m = tly_map_get(&s->pairs, hash(group));
+    if (!m) {
+        m = find_or_make(s, rank, rank[0] == rank[1] ? 1 : 2);
+        if (m && tly_map_put(&s->pairs, hash(group), m) != 0)
+            return NULL;
+    }
+    return m;
+}
+
+int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+{
+    struct tly_service *s = p->service;
+    struct tly_reader r = {data, f->payload, false};
+    uint32_t count = tly_read32(&r);
+    *why = "no list of a group";
+    if (!f->group || f->group & TLY_PAIR || !count || count > s->ranks || p->groups.count >= MOST_GROUPS ||
+        tly_map_get(&p->groups, hash(f->group)))
+        return -EPROTO;
+    uint32_t *rank = malloc(count * sizeof *rank);
+    bool *named = calloc(s->ranks, sizeof *named);
+    int err = rank && named ? 0 : -ENOMEM;
+    for (uint32_t i = 0; i < count && !err; i++) {
+        rank[i] = tly_read32(&r);
+        if (r.failed || rank[i] >= s->ranks || named[rank[i]])
+            err = -EPROTO;
+        else
+            named[rank[i]] = true;
+    }
+    if (!err && !named[p->rank])
+        err = -EPROTO;
+    struct members *m = err ? NULL : find_or_make(s, rank, count);
+    if (!err)
+        err = m && tly_map_put(&p->groups, hash(f->group), m) == 0 ? 0 : -ENOMEM;
+    free(rank);
+    free(named);
+    return err;
+}
+
+const struct members *tly_members_join(struct tly_service *s, const struct members *a,
+                                       const struct members *b)
+{
+    uint32_t *rank = malloc((a->count + (size_t)b->count) * sizeof *rank), count = 0;
+    if (!rank)
+        return NULL;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (tly_members_have(a, i) || tly_members_have(b, i))
+            rank[count++] = i;
+    const struct members *m = find_or_make(s, rank, count);
+    free(rank);
+    return m;
+}
+
+/* All ranks in their order.  A group of all ranks in that order is the same list, and so are its sums' trees: those
+ * of the roster, which may go by machines. */
+int tly_members_begin(struct tly_service *s, const struct tly_roster *roster)
+{
+    uint32_t *rank = malloc(roster->rank_count * sizeof *rank);
+    if (!rank)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < roster->rank_count; i++)
+        rank[i] = i;
+    s->all = make(s, rank, roster->rank_count);
+    free(rank);
+    if (!s->all)
+        return -ENOMEM;
+    for (int i = 0; i < 2; i++) {
+        struct tree *t = &s->all->tree[i];
+        tly_roster_tree(roster, i == 1, &t->groups, t->group_size, t->order);
+    }
+    return 0;
+}
+
+void tly_members_finish(struct tly_service *s)
+{
+    while (!tly_list_empty(&s->lists)) {
+        struct members *m = tly_list_entry(s->lists.next, struct members, node);
+        tly_list_remove(&m->node);
+        destroy(m);
+    }
+    tly_map_finish(&s->pairs);
+}
