@@ -15,16 +15,23 @@ SPDX-License-Identifier: Apache-2.0
 import torch.distributed
 
 from .. import _core
-from .._core import (Error, NotInitializedError, barrier, is_initialized, local_rank, local_size, rank, report,
-                     shutdown, size)
+from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
+from . import elastic
 from .compression import Compression
-from .functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
+                       reducescatter_async)
+from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
-from .ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
-                  allreduce_async, allreduce_async_, broadcast, broadcast_, broadcast_async, broadcast_async_,
-                  grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_, poll,
-                  push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace, synchronize)
+from .ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
+                  allreduce_async, allreduce_async_, barrier, broadcast, broadcast_, broadcast_async,
+                  broadcast_async_, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
+                  grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull, push_pull_async,
+                  push_pull_async_inplace, push_pull_inplace, synchronize)
 from .optimizer import DistributedOptimizer
+from .process_sets import ProcessSet, global_process_set
+from .sparse import sparse_allreduce_async
+from .sync_batch_norm import SyncBatchNorm
+from .uneven import join
 
 if torch.distributed.is_available():
     from . import group  # registers the backend
@@ -53,11 +60,23 @@ def cross_rank():
     return _core.machine()
 
 
-__all__ = ["Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError", "Product",
-           "Sum", "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
-           "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "ddp_hook", "ddp_hook_bf16",
-           "ddp_hook_fp16", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
-           "grouped_allreduce_async_", "init", "is_initialized", "local_rank", "local_size", "poll", "push_pull",
-           "push_pull_async", "push_pull_async_inplace", "push_pull_inplace", "rank", "report", "shutdown", "size",
-           "state", "synchronize"]
+def _not_built():
+    """Whether Horovod has been built with the library of this name: this is not Horovod."""
+    return False
+
+
+mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nccl_built = _not_built
+ddl_built = ccl_built = cuda_built = rocm_built = _not_built
+
+__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError",
+           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "allgather", "allgather_async", "allgather_object",
+           "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
+           "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+           "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank", "cross_size", "cuda_built",
+           "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16", "elastic", "global_process_set", "gloo_built",
+           "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+           "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
+           "grouped_reducescatter_async", "init", "is_initialized", "join", "local_rank", "local_size", "mpi_built",
+           "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "push_pull", "push_pull_async",
+           "push_pull_async_inplace", "push_pull_inplace", "rank", "reducescatter", "reducescatter_async", "report",
+           "rocm_built", "shutdown", "size", "sparse_allreduce_async", "state", "synchronize"]

@@ -10,8 +10,9 @@ import torch
 
 from .. import _core
 from .._core import STATE
-from .._lib import BROADCAST
-from .ops import Group, _broadcast
+from .._lib import ALLGATHER, BROADCAST
+from .ops import Group, _allgather, _broadcast
+from .process_sets import global_process_set
 
 try:
     # Also takes lambdas and what __main__ defines.  What it writes, pickle reads where the package is present.
@@ -20,7 +21,7 @@ except ImportError:
     from pickle import dumps as _dumps
 
 
-def broadcast_parameters(params, root_rank):
+def broadcast_parameters(params, root_rank, process_set=global_process_set):
     """Overwrite tensors with rank `root_rank`'s, in place.
 
     params: a dict such as model.state_dict(), or an iterable of (name, tensor) such as
@@ -44,10 +45,11 @@ def broadcast_parameters(params, root_rank):
                                % (name, type(tensor).__name__))
             _core.refuse(BROADCAST, name, STATE, reason)
             raise reason
-    Group([_broadcast(tensor, tensor, root_rank, name, STATE) for name, tensor in params]).wait()
+    group = process_set.group()
+    Group([_broadcast(tensor, tensor, root_rank, name, STATE, group) for name, tensor in params]).wait()
 
 
-def broadcast_object(obj, root_rank=0, name=None):
+def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
     """Rank `root_rank`'s `obj` on every rank: on the root itself, elsewhere a copy made by pickling.
 
     obj: anything that can be pickled (with lambdas and the like where cloudpickle is installed); other ranks' is
@@ -63,11 +65,28 @@ def broadcast_object(obj, root_rank=0, name=None):
             _core.refuse(BROADCAST, names[0], STATE, "rank %d cannot pickle its object: %s" % (root_rank, reason))
             raise
         length[0] = data.numel()
-    _broadcast(length, length, root_rank, names[0], STATE).wait()
+    group = process_set.group()
+    _broadcast(length, length, root_rank, names[0], STATE, group).wait()
     if not root:
         data = torch.empty(int(length), dtype=torch.uint8)
-    _broadcast(data, data, root_rank, names[1], STATE).wait()
+    _broadcast(data, data, root_rank, names[1], STATE, group).wait()
     return obj if root else pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
+
+
+def allgather_object(obj, name=None, process_set=global_process_set):
+    """The ranks' objects, a list in order of ranks: copies made by pickling, this rank's too.
+
+    obj: anything that can be pickled (with lambdas and the like where cloudpickle is installed).
+    """
+    if name is not None:
+        name += ".pickles"
+    try:
+        data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
+    except Exception as reason:
+        _core.refuse(ALLGATHER, name, STATE, "rank %d cannot pickle its object: %s" % (_core.rank(), reason))
+        raise
+    gather = _allgather(data, name, STATE, group=process_set.group())
+    return [pickle.loads(piece.numpy().tobytes()) for piece in gather.wait().split(gather.first_dims)]
 
 
 class _Slot:
@@ -88,7 +107,7 @@ def _replace(state, kind, function):
     return state
 
 
-def broadcast_optimizer_state(optimizer, root_rank, model=None):
+def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=global_process_set):
     """Give every rank rank `root_rank`'s optimizer state: hyperparameters and what it keeps for each parameter.
 
     A fresh optimizer has the root's state afterwards, whatever it is made of; where the root's is fresh, all are.
@@ -107,9 +126,11 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None):
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
         return tensors[-1]
 
-    state = broadcast_object(_replace(optimizer.state_dict(), torch.Tensor, take) if root else None, root_rank)
+    state = broadcast_object(_replace(optimizer.state_dict(), torch.Tensor, take) if root else None, root_rank,
+                             process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)
-    Group([_broadcast(tensor, tensor, root_rank, None, STATE) for tensor in tensors]).wait()
+    group = process_set.group()
+    Group([_broadcast(tensor, tensor, root_rank, None, STATE, group) for tensor in tensors]).wait()
     if not root:
         optimizer.load_state_dict(state)

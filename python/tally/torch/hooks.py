@@ -12,12 +12,13 @@ SPDX-License-Identifier: Apache-2.0
 import itertools
 
 import torch
-from torch.futures import Future, collect_all
+from torch.futures import Future
 
 from .. import _core
 from .._core import BUCKET
 from .join import join_default
-from .ops import Average, _allgather, _reduce
+from .ops import Average, _reduce
+from .sparse import SparseReduction
 
 _numbers = itertools.count()
 
@@ -56,20 +57,10 @@ def _result(future):
 
 
 def _average_sparse(gradient, name, priority):
-    """The future of a sparse gradient's average: indices and values of all ranks, gathered."""
-    gradient = gradient.coalesce()
-    values, parts = gradient.values(), []
-    for suffix, part in ((".indices", gradient.indices().t()), (".values", values)):
-        future, then = _ended()
-        gather = _allgather(part, name + suffix, BUCKET, then)
-        parts.append(future.then(lambda _, gather=gather: gather.wait()))
-
-    def combine(both):
-        indices, values = (part.value() for part in both.value())
-        return torch.sparse_coo_tensor(indices.t(), values / _core.size(), gradient.shape,
-                                       check_invariants=False).coalesce()
-
-    return collect_all(parts).then(combine)
+    """The future of a sparse gradient's average over the union of the ranks' rows."""
+    future, then = _ended()
+    SparseReduction(gradient, name, Average, BUCKET, priority, then)
+    return future.then(_result)
 
 
 def _average(state, bucket, dtype):

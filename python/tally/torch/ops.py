@@ -1,8 +1,9 @@
-"""Horovod's operations on PyTorch tensors, over `tally._core`.
+"""Horovod's operations on PyTorch tensors, over `tally._core`; exchange.py has those that give each rank its own.
 
-Each `x_async` returns a handle for poll() and synchronize(), each `x` waits; a trailing underscore means in place.
-Operations are matched over the ranks by kind and name, not by order of call; calls without a name are numbered
-per kind.  All raise
+Each `x_async` returns a handle for poll() and synchronize(), each `x` waits; a trailing underscore means in place; a
+`grouped_x` takes a list, of which with a name the i-th is called `name.i`.  Operations are matched over the ranks by
+kind and name, not by order of call; calls without a name are numbered per kind.  process_set: the ranks that take
+part, by default all; roots are ranks of the job.  All raise
 
     ValueError           the name is in flight, or an argument makes no sense
     TypeError            a dtype or layout that cannot be summed
@@ -18,14 +19,16 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
+import errno
 import warnings
 
 import torch
 
 from .. import _core
-from .._core import USER, Reduction
+from .._core import STATE, USER, Reduction
 from .._lib import ALLGATHER, BROADCAST, DTYPE_CODES, PUSH_PULL
 from .compression import Compression
+from .process_sets import global_process_set
 
 Average = Reduction.Average
 Sum = Reduction.Sum
@@ -35,12 +38,25 @@ Product = Reduction.Product
 
 _DTYPES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
 _STRIDED = torch.strided
+_BY_NAME = (USER, STATE)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _REDUCTIONS = {reduction: int(reduction) for reduction in Reduction}
 
 
+class _Adasum:
+    """Horovod's name for a reduction that Tally does not have."""
+
+    def __repr__(self):
+        return "Adasum"
+
+
+Adasum = _Adasum()
+
+
 def _reduction(op, average):
     """The reduction that `op` and Horovod's older `average` stand for."""
+    if op is Adasum:
+        raise NotImplementedError("Adasum is not supported; use Average, with a learning rate to fit")
     if op is None:
         if average is None:
             return 1
@@ -72,8 +88,16 @@ def _check(tensor):
                         % (tensor.dtype, ", ".join(str(dtype) for dtype in _DTYPES)))
 
 
+# Ranks that have called join() and have been heard of; they take part in gradients' reductions only.
+joined = []
+
+
 def _dtype_code(tensor, kind, name, space):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
+    if joined and space in _BY_NAME:
+        raise _core.Error("rank%s %s joined: until all ranks have, only gradients of DistributedOptimizers are reduced"
+                          % ("s" if len(joined) > 1 else "", ", ".join(map(str, joined))
+                             + (" have" if len(joined) > 1 else " has")), errno.ECANCELED)
     try:
         code = _DTYPES.get(tensor.dtype)
         if (code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN
@@ -88,7 +112,8 @@ def _dtype_code(tensor, kind, name, space):
     raise reason
 
 
-def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None):
+def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None,
+            group=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one."""
     code = _dtype_code(source, PUSH_PULL, name, space)
     if source.is_contiguous() and not source.is_neg():
@@ -152,29 +177,75 @@ def synchronize(handle):
     return handle.wait()
 
 
+# --- gradients through operations ---------------------------------------------------------------------------
+
+
+class _Flow(torch.autograd.Function):
+    """start(tensors) -> results; back(gradients of all results) -> gradients of all tensors."""
+
+    @staticmethod
+    def forward(ctx, start, back, *tensors):
+        ctx.back = back
+        return tuple(start(tensors))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return (None, None, *ctx.back(gradients))
+
+
+def _flow(start, back, tensors):
+    """start(tensors), in a way that gradients flow back through it where somebody asks for them."""
+    if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors):
+        return list(_Flow.apply(start, back, *tensors))
+    return start(tensors)
+
+
+def _names(name, count):
+    return [None if name is None else "%s.%d" % (name, index) for index in range(count)]
+
+
+def _backward_name(name):
+    return None if name is None else name + ".backward"
+
+
+def _all_or_none(kind, tensors, names):
+    """Check a list of tensors: if one cannot be handed over, then none is, and the other ranks are told."""
+    try:
+        for tensor in tensors:
+            _check(tensor)
+    except (TypeError, NotImplementedError) as reason:
+        for name in names:
+            _core.refuse(kind, name, USER, reason)
+        raise
+
+
 # --- allreduce ---------------------------------------------------------------------------------------------
 
 
-def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *,
-                    priority=0):
-    """Start the reduction of `tensor` over all ranks into a new tensor of its shape and dtype; see allreduce()."""
-    return _reduce(tensor, None, name, _reduction(op, average), prescale_factor, postscale_factor, priority)
+def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                    process_set=global_process_set, *, priority=0):
+    """Start the reduction of `tensor` over the ranks into a new tensor of its shape and dtype; see allreduce()."""
+    return _reduce(tensor, None, name, _reduction(op, average), prescale_factor, postscale_factor, priority,
+                   group=process_set.group())
 
 
-def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *,
-                     priority=0):
-    """Start the reduction of `tensor` over all ranks in place; it must not be touched until the end."""
-    return _reduce(tensor, tensor, name, _reduction(op, average), prescale_factor, postscale_factor, priority)
+def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                     process_set=global_process_set, *, priority=0):
+    """Start the reduction of `tensor` over the ranks in place; it must not be touched until the end."""
+    return _reduce(tensor, tensor, name, _reduction(op, average), prescale_factor, postscale_factor, priority,
+                   group=process_set.group())
 
 
-def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *, priority=0):
-    """Reduce `tensor` over all ranks in place, and return it."""
-    return _reduce(tensor, tensor, name, _reduction(op, average), prescale_factor, postscale_factor, priority).wait()
+def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+               process_set=global_process_set, *, priority=0):
+    """Reduce `tensor` over the ranks in place, and return it."""
+    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set,
+                            priority=priority).wait()
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
-              postscale_factor=1.0, *, priority=0):
-    """The reduction of `tensor` over all ranks, elementwise, the same bits on every rank.
+              postscale_factor=1.0, process_set=global_process_set, *, priority=0):
+    """The reduction of `tensor` over the ranks, elementwise, the same bits on every rank.
 
     tensor: any shape, the same on all ranks; 0-d and empty ones too.  It is not changed.
     op: Average (default), Sum, Min, Max or Product; average: Horovod's older True or False, excludes op.
@@ -184,67 +255,74 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
 
     Returns a tensor of the same shape and dtype; gradients flow through Sum and Average.
     """
-    reduction = _reduction(op, average)
-    if (reduction <= 1 and torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad):
-        sent, ctx = compression.compress(tensor)
-        return compression.decompress(
-            _Allreduce.apply(sent, name, reduction, prescale_factor, postscale_factor, priority), ctx)
-    sent, ctx = compression.compress(tensor) if isinstance(tensor, torch.Tensor) else (tensor, None)
-    # What compression has copied is ours to overwrite.
-    target = None if sent is tensor else sent
-    handle = _reduce(sent, target, name, reduction, prescale_factor, postscale_factor, priority)
-    return compression.decompress(handle.wait(), ctx)
+    return _allreduce([tensor], [name], compression, _reduction(op, average), prescale_factor, postscale_factor,
+                      process_set, priority)[0]
 
 
-def _grouped(tensors, targets, name, reduction, prescale, postscale, priority):
-    tensors = list(tensors)
-    names = [None if name is None else "%s.%d" % (name, index) for index in range(len(tensors))]
-    try:
-        for tensor in tensors:
-            _check(tensor)
-    except (TypeError, NotImplementedError) as reason:
-        for one in names:
-            _core.refuse(PUSH_PULL, one, USER, reason)
-        raise
-    return Group([_reduce(tensor, target, one, reduction, prescale, postscale, priority)
+def _allreduce(tensors, names, compression, reduction, prescale, postscale, process_set, priority):
+    group = process_set.group()
+    pairs = [compression.compress(one) if isinstance(one, torch.Tensor) else (one, None) for one in tensors]
+
+    def run(inputs, names):
+        # What compression has copied is ours to overwrite, unless gradients need it.
+        return Group([_reduce(one, one if ours else None, name, reduction, prescale, postscale, priority, group=group)
+                      for one, ours, name in zip(inputs, own, names)]).wait()
+
+    def back(gradients):
+        # d sum(x_i) / d x_j = 1: the gradients of all ranks' results, reduced as the inputs were.
+        return run(gradients, [_backward_name(name) for name in names])
+
+    sent = [one for one, _ in pairs]
+    flows = reduction <= 1 and torch.is_grad_enabled() and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in tensors)
+    own = [not flows and one is not before for one, before in zip(sent, tensors)]
+    if flows:
+        results = _flow(lambda inputs: run(inputs, names), back, sent)
+    else:
+        results = run(sent, names)
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
+
+
+def _grouped(tensors, targets, name, reduction, prescale, postscale, priority, process_set):
+    names = _names(name, len(tensors))
+    _all_or_none(PUSH_PULL, tensors, names)
+    group = process_set.group()
+    return Group([_reduce(tensor, target, one, reduction, prescale, postscale, priority, group=group)
                   for tensor, target, one in zip(tensors, targets, names)])
 
 
-def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *,
-                            priority=0):
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                            process_set=global_process_set, *, priority=0):
     """Start the reduction of each of a list of tensors into new ones; the result is their list."""
     tensors = list(tensors)
     return _grouped(tensors, [None] * len(tensors), name, _reduction(op, average), prescale_factor,
-                    postscale_factor, priority)
+                    postscale_factor, priority, process_set)
 
 
-def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *,
-                             priority=0):
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                             process_set=global_process_set, *, priority=0):
     """Start the reduction of each of a list of tensors in place."""
     tensors = list(tensors)
-    return _grouped(tensors, tensors, name, _reduction(op, average), prescale_factor, postscale_factor, priority)
+    return _grouped(tensors, tensors, name, _reduction(op, average), prescale_factor, postscale_factor, priority,
+                    process_set)
 
 
-def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, *,
-                       priority=0):
+def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                       process_set=global_process_set, *, priority=0):
     """Reduce each of a list of tensors in place, and return them."""
-    tensors = list(tensors)
-    return _grouped(tensors, tensors, name, _reduction(op, average), prescale_factor, postscale_factor,
-                    priority).wait()
+    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set,
+                                    priority=priority).wait()
 
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
-                      postscale_factor=1.0, *, priority=0):
-    """The reductions of a list of tensors, all submitted before the first is waited for.  With a name the i-th is
-    called `name.i`.  Arguments as for allreduce(); gradients do not flow through it."""
-    sent, ctxs = [], []
-    for tensor in tensors:
-        one, ctx = compression.compress(tensor) if isinstance(tensor, torch.Tensor) else (tensor, None)
-        sent.append(one)
-        ctxs.append(ctx)
-    handle = _grouped(sent, [None] * len(sent), name, _reduction(op, average), prescale_factor, postscale_factor,
-                      priority)
-    return [compression.decompress(result, ctx) for result, ctx in zip(handle.wait(), ctxs)]
+                      postscale_factor=1.0, process_set=global_process_set, *, priority=0):
+    """The reductions of a list of tensors, all submitted before the first is waited for.  Arguments as for
+    allreduce(); gradients flow through Sum and Average."""
+    tensors = list(tensors)
+    names = _names(name, len(tensors))
+    _all_or_none(PUSH_PULL, tensors, names)
+    return _allreduce(tensors, names, compression, _reduction(op, average), prescale_factor, postscale_factor,
+                      process_set, priority)
 
 
 # BytePS's names.  `version` has no effect: rounds of a name are counted by the library.
@@ -273,7 +351,7 @@ def push_pull(tensor, average=True, name=None, version=0, priority=0, compressio
 # --- broadcast ---------------------------------------------------------------------------------------------
 
 
-def _broadcast(tensor, target, root_rank, name, space=USER):
+def _broadcast(tensor, target, root_rank, name, space=USER, group=None):
     code = _dtype_code(tensor, BROADCAST, name, space)
     finish = None
     if target is None:
@@ -291,29 +369,35 @@ def _broadcast(tensor, target, root_rank, name, space=USER):
                            (buffer, target), target, finish)
 
 
-def broadcast_async(tensor, root_rank, name=None):
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
     """Start a broadcast of rank `root_rank`'s tensor into a new tensor; see broadcast()."""
-    return _broadcast(tensor, None, root_rank, name)
+    return _broadcast(tensor, None, root_rank, name, group=process_set.group())
 
 
-def broadcast_async_(tensor, root_rank, name=None):
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
     """Start a broadcast of rank `root_rank`'s tensor in place; it must not be touched until the end."""
-    return _broadcast(tensor, tensor, root_rank, name)
+    return _broadcast(tensor, tensor, root_rank, name, group=process_set.group())
 
 
-def broadcast_(tensor, root_rank, name=None):
+def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     """Overwrite `tensor` with rank `root_rank`'s, and return it."""
-    return _broadcast(tensor, tensor, root_rank, name).wait()
+    return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
-def broadcast(tensor, root_rank, name=None):
+def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     """Rank `root_rank`'s tensor, as a new tensor on every rank.
 
-    tensor: the same shape and dtype on all ranks; not changed.  Gradients flow through it to the root's.
+    tensor: the same shape and dtype on all ranks; not changed.  Gradients flow through it to the root's: the average
+    over the ranks, as in Horovod.
     """
-    if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-        return _Broadcast.apply(tensor, root_rank, name)
-    return _broadcast(tensor, None, root_rank, name).wait()
+    def start(tensors):
+        return [broadcast_async(tensors[0], root_rank, name, process_set).wait()]
+
+    def back(gradients):
+        mean = allreduce_async(gradients[0], name=_backward_name(name), process_set=process_set).wait()
+        return [mean if _core.rank() == root_rank else torch.zeros_like(mean)]
+
+    return _flow(start, back, [tensor])[0]
 
 
 # --- allgather ---------------------------------------------------------------------------------------------
@@ -342,12 +426,7 @@ class _Gather:
         return self.result
 
 
-def allgather_async(tensor, name=None):
-    """Start the concatenation of all ranks' tensors; see allgather()."""
-    return _allgather(tensor, name)
-
-
-def _allgather(tensor, name, space=USER, then=None):
+def _allgather(tensor, name, space=USER, then=None, group=None):
     code = _dtype_code(tensor, ALLGATHER, name, space)
     packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
@@ -355,60 +434,61 @@ def _allgather(tensor, name, space=USER, then=None):
     return _Gather(operation, packed.dtype, shape[1:])
 
 
-def allgather(tensor, name=None):
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    """Start the concatenation of all ranks' tensors; see allgather()."""
+    return _allgather(tensor, name, group=process_set.group())
+
+
+def allgather(tensor, name=None, process_set=global_process_set):
     """All ranks' tensors, one behind the other along the first dimension, in order of ranks.
 
     tensor: the same dtype and shape on all ranks but for the first dimension; a 0-d tensor counts as shape (1,).
-    Returns a new tensor; gradients flow through it.
+    Returns a new tensor; gradients flow through it: the average over the ranks, as in Horovod.
     """
-    if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-        return _Allgather.apply(tensor, name)
-    return _allgather(tensor, name).wait()
+    return _gathered([tensor], [name], process_set)[0]
 
 
-# --- gradients through the operations ------------------------------------------------------------------------
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    """Start the concatenations of each of a list of tensors; the result is their list."""
+    tensors = list(tensors)
+    names = _names(name, len(tensors))
+    _all_or_none(ALLGATHER, tensors, names)
+    return Group([_allgather(tensor, one, group=process_set.group()) for tensor, one in zip(tensors, names)])
 
 
-def _backward_name(name):
-    return None if name is None else name + ".backward"
+def grouped_allgather(tensors, name=None, process_set=global_process_set):
+    """allgather() of each of a list of tensors, all submitted before the first is waited for."""
+    tensors = list(tensors)
+    names = _names(name, len(tensors))
+    _all_or_none(ALLGATHER, tensors, names)
+    return _gathered(tensors, names, process_set)
 
 
-class _Allreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, name, reduction, prescale, postscale, priority):
-        ctx.arguments = (reduction, prescale, postscale, priority)
-        ctx.name = _backward_name(name)
-        return _reduce(tensor, None, name, *ctx.arguments).wait()
+def _gathered(tensors, names, process_set):
+    group = process_set.group()
+    places = []  # where this rank's rows lie in the results
 
-    @staticmethod
-    def backward(ctx, gradient):
-        # d sum(x_i) / d x_j = 1: the gradients of all ranks' results, reduced as the inputs were.
-        return (_reduce(gradient, None, ctx.name, *ctx.arguments).wait(),) + (None,) * 5
+    def start(tensors):
+        gathers = [_allgather(one, name, group=group) for one, name in zip(tensors, names)]
+        results = Group(gathers).wait()
+        rank = process_set.rank()
+        places.extend((one.shape, sum(gather.first_dims[:rank]), gather.first_dims[rank])
+                      for one, gather in zip(tensors, gathers))
+        return results
 
+    def back(gradients):
+        means = Group([_reduce(one, None, _backward_name(name), 1, 1.0, 1.0, 0, group=group)
+                       for one, name in zip(gradients, names)]).wait()
+        return [mean.narrow(0, begin, length).reshape(shape)
+                for mean, (shape, begin, length) in zip(means, places)]
 
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, root_rank, name):
-        ctx.root_rank, ctx.name = root_rank, _backward_name(name)
-        return _broadcast(tensor, None, root_rank, name).wait()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        total = _reduce(gradient, None, ctx.name, 0, 1.0, 1.0, 0).wait()
-        return total if _core.rank() == ctx.root_rank else torch.zeros_like(total), None, None
+    return _flow(start, back, tensors)
 
 
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, name):
-        gather = _allgather(tensor, name)
-        result = gather.wait()
-        ctx.name, ctx.shape = _backward_name(name), tensor.shape
-        ctx.length = gather.first_dims[_core.rank()]
-        ctx.offset = sum(gather.first_dims[:_core.rank()])
-        return result
+# --- barrier -----------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def backward(ctx, gradient):
-        total = _reduce(gradient, None, ctx.name, 0, 1.0, 1.0, 0).wait()
-        return total.narrow(0, ctx.offset, ctx.length).reshape(ctx.shape), None
+
+def barrier(process_set=global_process_set):
+    """Wait until all ranks have called it."""
+    process_set.group()
+    _core.barrier()

@@ -15,9 +15,11 @@ import torch
 
 from .. import _core
 from .._core import GRADIENT
-from .._lib import ALLGATHER, PUSH_PULL
 from .compression import Compression
-from .ops import Average, _allgather, _reduce, _reduction
+from .ops import Average, Group, _reduce, _reduction
+from .process_sets import global_process_set
+from .sparse import SparseReduction
+from . import uneven
 
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
@@ -36,27 +38,11 @@ def _take_number():
     return count
 
 
-class _Sparse:
-    """Handle of a sparse gradient's reduction: indices and values of all ranks, gathered."""
-
-    __slots__ = ("indices", "values", "shape", "divisor")
-
-    def __init__(self, gradient, name, divisor):
-        gradient = gradient.coalesce()
-        self.shape, self.divisor = gradient.shape, divisor
-        self.indices = _allgather(gradient.indices().t(), name + ".indices", GRADIENT)
-        self.values = _allgather(gradient.values(), name + ".values", GRADIENT)
-
-    def wait(self):
-        indices, values = self.indices.wait(), self.values.wait()
-        return torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.shape).coalesce()
-
-
 class _Distributed:
     """What DistributedOptimizer() puts before the optimizer's own class."""
 
     def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
-                    sparse_as_dense):
+                    sparse_as_dense, process_set):
         parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
                       for i, p in enumerate(group["params"])]
         if named_parameters is not None:
@@ -89,6 +75,9 @@ class _Distributed:
         self._priorities = {p: -i for i, p in enumerate(self._names)}
         self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
+        self._process_set = process_set
+        self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
+        self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
         self._group_of = {}
         self._ready = {}                                          # group's number -> its parameters that are
@@ -100,9 +89,11 @@ class _Distributed:
         for number, group in enumerate(self._split(groups)):
             for p in group:
                 self._group_of[p] = (number, len(group))
-        if _core.size() > 1:
+        if process_set.size() > 1:
             self._register(list(self._update))
             self._agree()
+            if process_set is global_process_set:
+                uneven.register(self)
 
     def _split(self, groups):
         """Lists of parameters that are submitted together."""
@@ -171,7 +162,7 @@ class _Distributed:
                 self._update[p] = None
                 self._delay[p] = self.backward_passes_per_step
                 added.append(p)
-        if _core.size() > 1:
+        if self._process_set.size() > 1:
             self._register(added)
             self._agree()
 
@@ -196,6 +187,7 @@ class _Distributed:
             raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
+        self._take_census()
         self._delay[p] -= 1
         if self._delay[p] > 0:
             self._handles.setdefault(p, None)
@@ -212,25 +204,34 @@ class _Distributed:
             for member in ready:
                 self._handles[member] = self._submit(member)
 
+    def _take_census(self):
+        """Say once a step that this rank goes on, and hear who does not."""
+        if self._census is None or self._census[1] != _core.generation():
+            if self._agreed != _core.generation():
+                self._agree()  # the job was left and joined again
+            if self._process_set is global_process_set:
+                self._census = uneven.count(self._prefix + "/census", 0), _core.generation()
+
     def _submit(self, p):
         if self._agreed != _core.generation():
-            self._agree()  # the job was left and joined again
-        name = self._prefix + self._names[p]
+            self._agree()
         if p.grad is None:
             # Not reached in this pass here, perhaps on another rank.
-            p.grad = torch.zeros_like(p, memory_format=torch.preserve_format)
-        gradient = p.grad
+            empty = self._sparse.get(p)
+            p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if empty is None else empty.clone()
+        if p.grad.is_sparse and self._sparse_as_dense:
+            p.grad = p.grad.to_dense()
+        return self._start(p, p.grad)
+
+    def _start(self, p, gradient, then=None):
+        name = self._prefix + self._names[p]
         if gradient.is_sparse:
-            if self._sparse_as_dense:
-                gradient = p.grad = gradient.to_dense()
-            elif self._op > 1:
-                reason = NotImplementedError("the sparse gradient of %s can be summed and averaged only"
-                                             % self._names[p])
-                for part in (".indices", ".values"):
-                    _core.refuse(ALLGATHER, name + part, GRADIENT, reason)
-                raise reason
-            else:
-                return _Sparse(gradient, name, _core.size() if self._op == Average else 1)
+            if p not in self._sparse:
+                self._sparse[p] = torch.sparse_coo_tensor(
+                    torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64),
+                    gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape)
+            return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], then,
+                                   self._process_set.group())
         sent, ctx = self._compression.compress(gradient)
         finish = None
         if sent is not gradient:
@@ -240,7 +241,25 @@ class _Distributed:
                 with torch.no_grad():
                     gradient.copy_(decompress(result, ctx))
         return _reduce(sent, sent, name, self._op, 1.0 / self._predivide, self._predivide, self._priorities[p],
-                       GRADIENT, finish)
+                       GRADIENT, finish, then, self._process_set.group())
+
+    def stand_in(self, then):
+        """Take part in a step of the other ranks, for a rank that has joined: a handle of the census and of zeros for
+        all gradients.  then: called at the end of each of them, in another thread."""
+        if self._agreed != _core.generation():
+            self._agree()
+        handles = [uneven.count(self._prefix + "/census", 1, then) if self._census is None else self._census[0]]
+        self._census = None
+        for p in self._update:
+            handle = self._handles.get(p)  # begun by a backward without a step
+            if handle is None and p.requires_grad:
+                empty = self._sparse.get(p)
+                handle = self._start(p, torch.zeros_like(p) if empty is None else empty, then)
+            handles.append(handle)
+            self._delay[p] = self.backward_passes_per_step
+        self._handles.clear()
+        self._ready.clear()
+        return Group([handle for handle in handles if handle is not None])
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
@@ -248,7 +267,8 @@ class _Distributed:
         For what must see reduced gradients before the step (clipping, unscaling); call step() in
         skip_synchronize() then.  Raises Error, after all have ended, if one failed."""
         failure = None
-        if _core.size() > 1:
+        if self._process_set.size() > 1:
+            self._take_census()
             for p in self._update:
                 if self._handles.get(p) is None and p.requires_grad:
                     try:
@@ -259,11 +279,17 @@ class _Distributed:
             if handle is not None:
                 try:
                     result = handle.wait()
-                    if isinstance(handle, _Sparse):
+                    if isinstance(handle, SparseReduction):
                         p.grad = result
                 except _core.Error as error:
                     failure = failure or error
             self._delay[p] = self.backward_passes_per_step
+        if self._census is not None:
+            try:
+                uneven.note(self._census[0].wait())
+            except _core.Error as error:
+                failure = failure or error
+            self._census = None
         self._handles.clear()
         self._ready.clear()
         self._synchronized = True
@@ -310,7 +336,7 @@ class _Distributed:
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                         sparse_as_dense=False):
+                         sparse_as_dense=False, process_set=global_process_set):
     """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
 
     optimizer: any torch optimizer, over the same parameters on all ranks; the result is an instance of its class too,
@@ -322,8 +348,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     op: Average, Sum, Min, Max or Product.
     gradient_predivide_factor: for Average, gradients are divided by it before the sum, and the sum multiplied after.
     num_groups, groups: gradients that start together: a number of groups, or lists of parameters.
-    sparse_as_dense: turn sparse gradients into dense ones first; else indices and values are gathered, and a
-        parameter must have a sparse gradient on every rank or on none.
+    sparse_as_dense: turn sparse gradients into dense ones first; else the rows that any rank has are summed, and a
+        parameter's first gradient must be sparse on every rank or on none.
+    process_set: the ranks whose gradients are reduced together, this one among them.
 
     Collective: every rank must create it over the same names, in the same order; Error on all ranks if they differ.
     Where only one rank runs, gradients are left alone.
@@ -346,5 +373,5 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
-                        gradient_predivide_factor, groups, sparse_as_dense)
+                        gradient_predivide_factor, groups, sparse_as_dense, process_set)
     return wrapped

@@ -1,0 +1,117 @@
+"""Sums of sparse tensors: rows that any rank has are summed where dense tensors are, the others are not sent.
+
+Flow: the ranks gather which rows they have -> at its end, in the thread on the completion queue, each lays its values
+out over the union of rows, in order, and submits their reduction -> who waits makes a sparse tensor of the sums.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import errno
+import itertools
+import threading
+
+import torch
+
+from .. import _core
+from .._core import USER, Error
+from .._lib import ALLGATHER
+from .ops import Average, Sum, _allgather, _check, _Gather, _reduce, _reduction
+from .process_sets import global_process_set
+
+_numbers = itertools.count()
+
+
+class SparseReduction:
+    """Handle of the sum or average of the ranks' sparse tensors: poll it with done(), end it with wait().
+
+    Raises TypeError or NotImplementedError, and tells the other ranks, for what cannot be summed.
+    """
+
+    def __init__(self, tensor, name, reduction, space, priority=0, then=None, group=None):
+        names = (name + ".rows", name + ".values")
+        try:
+            if reduction not in (Sum, Average):
+                raise NotImplementedError("sparse tensors can be summed and averaged only")
+            tensor = tensor.detach().coalesce()
+            values = tensor.values()
+            _check(values)
+        except (TypeError, NotImplementedError, RuntimeError, AttributeError) as reason:
+            for one in names:
+                _core.refuse(ALLGATHER, one, space, reason)
+            raise
+        self._name, self._space, self._reduction, self._priority = names[1], space, int(reduction), priority
+        self._group, self._then = group, then
+        self._sum = self._result = self._failure = None
+        self._submitted = threading.Event()
+        self._sparse_dim = tensor.sparse_dim()
+        self._shape = tuple(tensor.shape)
+        # A row's place, as one number; coalesced tensors have them in order.
+        self._strides = [1]
+        for length in reversed(self._shape[1:self._sparse_dim]):
+            self._strides.insert(0, self._strides[0] * length)
+        self._own = (tensor.indices() * torch.tensor(self._strides).unsqueeze(1)).sum(0)
+        self._values = values
+        self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape])
+        _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, group)
+
+    def _rows_known(self, operation):
+        try:
+            gather = _Gather(operation, torch.int64, ())
+            everything = gather.wait()
+            union = self._union(everything.split(gather.first_dims))
+            summands = self._values.new_zeros((len(union), *self._values.shape[1:]))
+            summands[torch.searchsorted(union, self._own)] = self._values
+            self._rows = union
+            self._own = self._values = None
+            self._sum = _reduce(summands, summands, self._name, self._reduction, 1.0, 1.0, self._priority, self._space,
+                                None, self._then and self._told, self._group)
+        except Exception as failure:
+            self._failure = failure
+            if self._then:
+                self._then(self)
+        self._submitted.set()
+
+    def _told(self, _):
+        self._then(self)
+
+    def _union(self, pieces):
+        """The rows that any rank has, in order.  All ranks see the same pieces, and fail alike."""
+        length = len(self._header)
+        for rank, piece in enumerate(pieces):
+            if not torch.equal(piece[:length], pieces[0][:length]):
+                shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (pieces[0], piece)]
+                raise Error("ranks disagree on the sparse tensor of %r: rank 0 has one of shape %s, rank %d one of "
+                            "shape %s" % (self._name, shapes[0], rank, shapes[1]), errno.EINVAL)
+        return torch.unique(torch.cat([piece[length:] for piece in pieces]))
+
+    def done(self):
+        return self._failure is not None or (self._sum is not None and self._sum.done())
+
+    def wait(self):
+        """The sum, coalesced."""
+        if self._result is None:
+            while not self._submitted.wait(_core.SLICE_MS / 1000):
+                pass  # signals get through
+            if self._failure is not None:
+                raise self._failure
+            values = self._sum.wait()
+            rows, indices = self._rows, []
+            for stride in self._strides:
+                indices.append(rows // stride)
+                rows = rows % stride
+            self._result = torch.sparse_coo_tensor(torch.stack(indices), values, self._shape, is_coalesced=True,
+                                                   check_invariants=False)
+        return self._result
+
+    __call__ = wait  # Horovod's handle is called for the result
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+    """Start the sum or average of the ranks' sparse tensors of one shape; synchronize(handle) or handle() returns it.
+
+    tensor: in COO layout; the ranks' rows may differ.  op: Sum or Average.  The result is coalesced, with the same bits
+    on all ranks: its rows are those that any rank has.
+    """
+    if name is None:
+        name = "sparse.noname.%d" % next(_numbers)
+    return SparseReduction(tensor, name, _reduction(op, None), USER, group=process_set.group())

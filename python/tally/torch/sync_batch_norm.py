@@ -1,0 +1,94 @@
+"""Batch normalization over the batches of all ranks.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import itertools
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .. import _core
+from .._core import STATE
+from .ops import Sum, _allgather, _reduce
+
+_numbers = itertools.count()
+
+
+class SyncBatchNorm(_BatchNorm):
+    """torch.nn.BatchNorm1d, 2d and 3d, where while training mean and variance are those of all ranks' batches.
+
+    num_features, eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm1d.  Input: (N, C) or (N, C, ...)
+    with C = num_features; N may differ between ranks, of which one at least has more than one value a channel.
+    Made in the same order on all ranks.
+    """
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self._name = "sync_batch_norm.%d" % next(_numbers)
+
+    def _check_input_dim(self, input):
+        if input.dim() < 2:
+            raise ValueError("expected an input of 2 dimensions or more, got one of %d" % input.dim())
+
+    def forward(self, input):
+        self._check_input_dim(input)
+        if _core.size() == 1 or (not self.training and self.track_running_stats):
+            return super().forward(input)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._name)
+        if self.training and self.track_running_stats:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+                self.running_var.lerp_((variance * (count / (count - 1).clamp(min=1))).to(self.running_var.dtype),
+                                       momentum)
+        return output
+
+
+class _Normalize(torch.autograd.Function):
+    """Over all axes but the second, in float32 or wider."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, eps, name):
+        channels = input.shape[1]
+        wide = input.detach().to(torch.float64 if input.dtype == torch.float64 else torch.float32)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, channels] + [1] * (input.dim() - 2)
+        length = input.numel() // max(1, channels)
+        if length:
+            variance, mean = torch.var_mean(wide, axes, correction=0)
+        else:
+            variance = mean = wide.new_zeros(channels)
+        row = torch.cat([wide.new_tensor([length]), mean, variance]).to(torch.float64).unsqueeze(0)
+        rows = _allgather(row, name + ".forward", STATE).wait()
+        # Of the ranks' means and variances in one go, in float64: the mean of all, and the mean square around it.
+        counts, means, variances = rows[:, :1], rows[:, 1:1 + channels], rows[:, 1 + channels:]
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        variance = (counts * (variances + (means - mean).square())).sum(0) / count
+        ctx.scale = (variance + eps).rsqrt().to(wide.dtype).view(shape)
+        ctx.axes, ctx.shape, ctx.name, ctx.count = axes, shape, name, float(count)
+        normal = (wide - mean.to(wide.dtype).view(shape)) * ctx.scale
+        ctx.save_for_backward(normal, weight)
+        ctx.dtype = input.dtype
+        output = normal
+        if weight is not None:
+            output = output * weight.detach().view(shape) + bias.detach().view(shape)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output.to(input.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx, gradient, *_):
+        normal, weight = ctx.saved_tensors
+        gradient = gradient.to(normal.dtype)
+        sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
+        own = sums.clone()
+        weighted = gradient if weight is None else gradient * weight.detach().view(ctx.shape)
+        if weight is not None:
+            sums *= weight.detach()
+        _reduce(sums, sums, ctx.name + ".backward", int(Sum), 1.0, 1.0, 0, STATE).wait()
+        means = sums / ctx.count
+        back = (weighted - means[0].view(ctx.shape) - normal * means[1].view(ctx.shape)) * ctx.scale
+        affine = (None, None) if weight is None else (own[1].to(weight.dtype), own[0].to(weight.dtype))
+        return (back.to(ctx.dtype), *affine, None, None)

@@ -1,0 +1,400 @@
+"""Horovod's API beyond reductions and optimizers: signatures, exchanges, sparse sums, join(), SyncBatchNorm, elastic."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+
+import jobs
+import reference
+from test_ops import fails, hvd
+
+# --- signatures of 0.28 ------------------------------------------------------------------------------------------
+
+_REDUCE = "tensor average name op prescale_factor postscale_factor process_set"
+_GROUPED = _REDUCE.replace("tensor", "tensors", 1)
+_SCATTER = "tensor name op process_set prescale_factor postscale_factor"
+SIGNATURES = {
+    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set",
+    "allreduce_": _REDUCE, "allreduce_async": _REDUCE, "allreduce_async_": _REDUCE,
+    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_": _GROUPED, "grouped_allreduce_async": _GROUPED, "grouped_allreduce_async_": _GROUPED,
+    "sparse_allreduce_async": "tensor name op process_set",
+    "allgather": "tensor name process_set", "allgather_async": "tensor name process_set",
+    "grouped_allgather": "tensors name process_set", "grouped_allgather_async": "tensors name process_set",
+    "broadcast": "tensor root_rank name process_set", "broadcast_": "tensor root_rank name process_set",
+    "broadcast_async": "tensor root_rank name process_set", "broadcast_async_": "tensor root_rank name process_set",
+    "alltoall": "tensor splits name process_set", "alltoall_async": "tensor splits name process_set",
+    "reducescatter": "tensor name compression op process_set prescale_factor postscale_factor",
+    "reducescatter_async": _SCATTER,
+    "grouped_reducescatter": "tensors name compression op process_set prescale_factor postscale_factor",
+    "grouped_reducescatter_async": _SCATTER.replace("tensor", "tensors", 1),
+    "join": "device", "barrier": "process_set", "poll": "handle", "synchronize": "handle",
+    "init": "comm process_sets", "shutdown": "", "size": "", "rank": "", "local_size": "", "local_rank": "",
+    "cross_size": "", "cross_rank": "", "is_initialized": "", "nccl_built": "", "mpi_threads_supported": "",
+    "broadcast_parameters": "params root_rank process_set",
+    "broadcast_optimizer_state": "optimizer root_rank model process_set",
+    "broadcast_object": "obj root_rank name process_set", "allgather_object": "obj name",
+    "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
+                            "gradient_predivide_factor num_groups groups sparse_as_dense process_set",
+    "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
+}
+
+
+def test_signatures():
+    for name, wanted in SIGNATURES.items():
+        parameters = inspect.signature(getattr(hvd(), name)).parameters.values()
+        ours = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert ours[:len(wanted.split())] == wanted.split(), name
+        assert all(p.default is not p.empty for p in parameters if p.name not in wanted.split()), name
+
+
+# --- alltoall, reducescatter, grouped forms ----------------------------------------------------------------------
+
+
+def exchanges():
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    # Rank r has i + r rows for rank i, each of which says from whom to whom.
+    splits = [i + r for i in range(n)]
+    rows = torch.tensor([[r, i] for i in range(n) for _ in range(splits[i])], dtype=torch.int32).reshape(-1, 2)
+    for name, given in (("exchange", splits), (None, torch.tensor(splits))):
+        got, received = t.alltoall(rows, given, name=name)
+        assert received.tolist() == [r + i for i in range(n)]
+        assert received.dtype == (torch.int32 if name else torch.int64)
+        assert got.tolist() == [[i, r] for i in range(n) for _ in range(r + i)]
+    even = torch.arange(n * 2.0).reshape(n, 2) + 100 * r
+    assert torch.equal(t.alltoall(even), torch.stack([torch.arange(2.0) + 2 * r + 100 * i for i in range(n)]))
+    got, received = t.synchronize(t.alltoall_async(torch.empty(0, 3), name="nothing"))
+    assert got.shape == (0, 3) and received.tolist() == [0] * n
+    x = torch.ones(sum(splits), 2, requires_grad=True)
+    got, received = t.alltoall(x, splits)
+    (got * (r + 1)).sum().backward()
+    assert x.grad[:, 0].tolist() == [float(i + 1) for i in range(n) for _ in range(splits[i])]
+    good = [2] + [1] * (n - 1)
+    for bad in ([1] * n, [5] * (n - 1), [-1, 3] + [1] * (n - 1)):
+        # Rank 2 says what is wrong with its splits, and the others hear it.
+        odd = r == 2
+        fails(ValueError if odd else RuntimeError, lambda: t.alltoall(torch.ones(n + 1), bad if odd else good),
+              "splits")
+    assert t.allgather(torch.tensor(r)).tolist() == list(range(n)), "calls without a name still meet"
+
+
+def test_alltoall(four):
+    four(exchanges)
+
+
+def scatters():
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    for rows in (0, 1, n, 4 * n + 3):
+        own = [reference.make("float32", rows * 5, i, 3).reshape(rows, 5) for i in range(n)]
+        for op in ("Sum", "Average", "Max"):
+            total = torch.from_numpy(reference.reduce("float32", op, own))
+            want = total.tensor_split(n)[r]
+            x = torch.from_numpy(own[r])
+            assert torch.equal(t.reducescatter(x, op=getattr(t, op), name="scatter"), want)
+            assert torch.equal(t.synchronize(t.reducescatter_async(x, op=getattr(t, op))), want)
+    halves = t.reducescatter(torch.full((n,), 1.5), compression=t.Compression.fp16)
+    assert halves.dtype == torch.float32 and halves.tolist() == [1.5]
+    for op, factor in ((t.Sum, n), (t.Average, 1)):
+        x = torch.ones(2 * n, requires_grad=True)
+        (t.reducescatter(x, op=op) * (r + 1)).sum().backward()
+        assert x.grad.tolist() == [float(factor * (i + 1)) for i in range(n) for _ in "ab"]
+    odd = r == 1
+    fails(ValueError if odd else RuntimeError, lambda: t.reducescatter(torch.tensor(1.0) if odd else torch.ones(n)),
+          "first dimension")
+    # Not the same call as an allreduce of that name.
+    both = [t.allreduce_async(torch.ones(n), name="same", op=t.Sum), t.reducescatter_async(torch.ones(n), "same", t.Sum)]
+    assert t.synchronize(both[0]).tolist() == [float(n)] * n and t.synchronize(both[1]).tolist() == [float(n)]
+
+
+def test_reducescatter(four):
+    four(scatters)
+
+
+def groups():
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    a, b = torch.full((r + 1, 2), float(r), requires_grad=True), torch.tensor([r])
+    for results in (t.grouped_allgather([a, b], name="pair"),
+                    t.synchronize(t.grouped_allgather_async([a, b]))):
+        assert results[0].shape == (n * (n + 1) // 2, 2) and results[1].tolist() == list(range(n))
+    (t.grouped_allgather([a, b])[0] * (r + 1)).sum().backward()
+    assert torch.equal(a.grad, torch.full_like(a, (n + 1) / 2))
+    x, y = torch.ones(n, requires_grad=True), torch.ones(2 * n, requires_grad=True)
+    results = t.grouped_reducescatter([x, y], op=t.Sum)
+    assert [one.tolist() for one in results] == [[float(n)], [float(n)] * 2]
+    (results[0].sum() * (r + 1) + results[1].sum()).backward()
+    assert x.grad.tolist() == [float(n * (i + 1)) for i in range(n)] and y.grad.tolist() == [float(n)] * (2 * n)
+    results = t.synchronize(t.grouped_reducescatter_async([x.detach(), y.detach()], "pair", t.Average))
+    assert [one.tolist() for one in results] == [[1.0], [1.0] * 2]
+    x, y = torch.ones(3, requires_grad=True), torch.full((2,), float(r), requires_grad=True)
+    results = t.grouped_allreduce([x, y], op=t.Sum, name="grads")
+    (results[0].sum() * (r + 1) + results[1].sum()).backward()
+    assert x.grad.tolist() == [n * (n + 1) / 2] * 3 and y.grad.tolist() == [float(n)] * 2
+    fails(NotImplementedError, lambda: t.allreduce(x, op=t.Adasum), "Adasum")
+    assert t.allgather_object({"rank": r, "list": "x" * r}) == [{"rank": i, "list": "x" * i} for i in range(n)]
+    assert t.allgather_object(r, name="object") == list(range(n))
+    assert not t.nccl_built()
+
+
+def test_grouped_forms(four):
+    four(groups)
+
+
+# --- sparse ------------------------------------------------------------------------------------------------------
+
+
+def sparse_sums():
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+
+    def make(rank, seed):
+        generator = torch.Generator().manual_seed(10 * seed + rank)
+        count = 0 if rank == 1 else 40
+        indices = torch.stack([torch.randint(0, 30, (count,), generator=generator),
+                               torch.randint(0, 7, (count,), generator=generator)])
+        return torch.sparse_coo_tensor(indices, torch.randn(count, 3, generator=generator), (30, 7, 3))
+
+    for op in ("Sum", "Average"):
+        handle = t.sparse_allreduce_async(make(r, 1), "embedding", getattr(t, op))
+        got = t.synchronize(handle)
+        assert got is handle() and t.poll(handle) and got.is_coalesced()
+        dense = [make(rank, 1).to_dense().numpy() for rank in range(n)]
+        assert reference.same(got.to_dense().numpy(), reference.reduce("float32", op, dense)) == 0
+        rows = torch.stack([make(rank, 1).to_dense().abs().sum(-1) > 0 for rank in range(n)]).any(0)
+        assert torch.equal(got.indices().T, rows.nonzero()), "the union of rows, and no more"
+    assert t.synchronize(t.sparse_allreduce_async(torch.zeros(4, 2).to_sparse(1), None, t.Sum))._nnz() == 0
+    other = torch.eye(5 if r == 3 else 4).to_sparse(1)
+    sentence = fails(RuntimeError, lambda: t.synchronize(t.sparse_allreduce_async(other, "differ", t.Sum)), "3",
+                     "(5, 5)", "(4, 4)")
+    odd = r == 0
+    fails(NotImplementedError if odd else RuntimeError, lambda: t.synchronize(
+        t.sparse_allreduce_async(make(r, 2), "least", t.Min if odd else t.Sum)), "summed")
+    return sentence
+
+
+def test_sparse_sums(four):
+    assert len(set(four(sparse_sums))) == 1
+
+
+def embeddings():
+    """Rows of different ranks, a step that some ranks do not reach, and what it costs on the network."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    torch.manual_seed(0)
+    table, plain = torch.nn.Embedding(50, 3, sparse=True), torch.nn.Embedding(50, 3)
+    plain.load_state_dict(table.state_dict())
+    ours = t.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.5), table.named_parameters())
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for step in range(3):
+        def use(model, rank):
+            return model(torch.tensor([rank, 9, (7 * step + rank) % 50, 9])).square().sum()
+        ours.zero_grad()
+        if step == 0 or r != 2:
+            use(table, r).backward()
+        ours.step()
+        theirs.zero_grad()
+        sum(use(plain, rank) for rank in range(n) if step == 0 or rank != 2).div(n).backward()
+        theirs.step()
+        assert torch.allclose(table.weight, plain.weight, atol=1e-6)
+    return table.weight.detach().numpy()
+
+
+def test_sparse_gradients_of_ranks_that_differ(four):
+    results = four(embeddings)
+    assert all(reference.same(one, results[0]) == 0 for one in results)
+
+
+# --- join --------------------------------------------------------------------------------------------------------
+
+
+def uneven(steps, passes):
+    """Ranks with different numbers of batches; zeros stand for those that have none left."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    torch.manual_seed(0)
+    # A rank must have seen a sparse gradient once to know that it is one.
+    models = [torch.nn.Linear(4, 2), torch.nn.Embedding(8, 4, sparse=min(steps) > 0)]
+    singles = copy.deepcopy(models)
+    optimizers = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters(),
+                                         backward_passes_per_step=passes) for m in models]
+    plain = [torch.optim.SGD(m.parameters(), lr=0.1) for m in singles]
+
+    def loss(pair, step, rank):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        picks = torch.randint(0, 8, (3,), generator=generator)
+        return (pair[0](pair[1](picks)) - torch.randn(3, 2, generator=generator)).square().mean()
+
+    for step in range(steps[r]):
+        for one in optimizers:
+            one.zero_grad()
+        for part in range(passes):
+            loss(models, passes * step + part, r).backward()
+        for one in optimizers:
+            one.step()
+        gone = [rank for rank in range(n) if steps[rank] <= step]
+        if gone:
+            fails(RuntimeError, lambda: t.allreduce(torch.ones(2)), "rank", *map(str, gone), "joined")
+    last = t.join()
+    for step in range(max(steps)):
+        for one in plain:
+            one.zero_grad()
+        for rank in range(n):
+            if step < steps[rank]:
+                for part in range(passes):
+                    (loss(singles, passes * step + part, rank) / n).backward()
+        for one in plain:
+            one.step()
+    for m in models:
+        t.broadcast_parameters(m.state_dict(), last)
+    for m, s in zip(models, singles):
+        for a, b in zip(m.parameters(), s.parameters()):
+            assert torch.allclose(a, b, atol=1e-6), (a, b)
+    assert t.allreduce(torch.ones(2), op=t.Sum).tolist() == [n] * 2
+    # And on: the next epoch is in step.
+    for one in optimizers:
+        one.zero_grad()
+    for part in range(passes):
+        loss(models, 77 + part, r).backward()
+    for one in optimizers:
+        one.step()
+    return last, [p.detach().numpy() for m in models for p in m.parameters()]
+
+
+@pytest.mark.parametrize("steps, passes, last", (([3, 1, 5, 4], 1, 2), ([2, 2, 2, 2], 1, 3), ([1, 3, 0, 3], 2, 3)))
+def test_join(four, steps, passes, last):
+    results = four(uneven, steps, passes)
+    assert [one for one, _ in results] == [last] * 4
+    for _, model in results:
+        assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))
+
+
+# --- SyncBatchNorm -----------------------------------------------------------------------------------------------
+
+
+def normalize(dims, affine, momentum):
+    """The same as BatchNorm over the batches of all ranks, forward and back."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    torch.manual_seed(1)
+    kind = {2: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}[dims]
+    ours, whole = t.SyncBatchNorm(3, momentum=momentum, affine=affine), kind(3, momentum=momentum, affine=affine)
+    lengths = [rank + 1 for rank in range(n)]
+    for _ in range(2):
+        x = torch.randn(sum(lengths), 3, *[4, 5][:dims - 2]) * 3 + 1
+        x.requires_grad_()
+        weights = torch.randn_like(x)
+        mine = x.detach().split(lengths)[r].clone().requires_grad_()
+        out = ours(mine)
+        (out * weights.split(lengths)[r]).sum().backward()
+        want = whole(x)
+        (want * weights).sum().backward()
+        assert torch.allclose(out, want.split(lengths)[r], atol=1e-5)
+        assert torch.allclose(mine.grad, x.grad.split(lengths)[r], atol=1e-5)
+    for name, value in whole.state_dict().items():
+        assert torch.allclose(ours.state_dict()[name], value, atol=1e-5), name
+    if affine:
+        total = t.allreduce(ours.weight.grad, op=t.Sum)
+        assert torch.allclose(total, whole.weight.grad, atol=1e-3)
+    ours.eval(), whole.eval()
+    assert torch.allclose(ours(x), whole(x), atol=1e-5)
+    fails(ValueError, lambda: ours.train()(torch.ones(3)), "dimensions")
+
+
+@pytest.mark.parametrize("dims, affine, momentum", ((2, True, 0.1), (4, True, None), (4, False, 0.3)))
+def test_sync_batch_norm(four, dims, affine, momentum):
+    four(normalize, dims, affine, momentum)
+
+
+# --- elastic -----------------------------------------------------------------------------------------------------
+
+
+def states():
+    """commit, restore and sync of all kinds of state."""
+    import torch
+    t = hvd()
+    r = t.rank()
+    torch.manual_seed(r)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 + r)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sampler = t.elastic.ElasticSampler(list(range(10)), shuffle=False)
+    state = t.elastic.TorchState(model, optimizer, schedule=schedule, sampler=sampler, epoch=r, notes=[r])
+    if r == 2:
+        state.save()
+        state._commits += 1  # the one that has come furthest
+        weight = model.weight.detach().clone()
+    sampler.record_batch(0, 2)
+    state.sync()
+    assert state.epoch == 2 and state.notes == [2] and optimizer.param_groups[0]["lr"] == 2.1
+    assert t.allgather(model.weight).split(2)[2].equal(model.weight)
+    if r == 2:
+        assert torch.equal(model.weight, weight)
+    assert sampler.processed_indices == set(range(8)) and len(sampler) == 1
+    assert sorted(t.allgather_object(list(sampler))) == [[8], [8], [9], [9]]
+    state.commit()
+    state.epoch, before = 7, model.weight.detach().clone()
+    state.notes.append("more")
+    with torch.no_grad():
+        model.weight.zero_()
+    state.restore()
+    assert state.epoch == 2 and state.notes == [2] and torch.equal(model.weight, before)
+    sampler.set_epoch(1)
+    assert len(sampler) == 3 and not sampler.processed_indices
+
+
+def test_states(four):
+    four(states)
+
+
+def leave():
+    """Rank 1 leaves in the middle and comes back with nothing; all go on from the last commit."""
+    import torch
+    import tally
+    t = hvd()
+    r = t.rank()
+    torch.manual_seed(r)
+    model = torch.nn.Linear(2, 1)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    state = t.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    resets, seen = [], []
+    state.register_reset_callbacks([lambda: resets.append(1)])
+
+    @t.elastic.run
+    def train(state):
+        while state.step < 5:
+            if state.step == 3 and r == 1 and not resets:
+                t.shutdown()
+                raise tally.Error("as if this rank had died", 104)
+            optimizer.zero_grad()
+            model(torch.ones(1, 2) * (state.step + 1)).sum().backward()
+            optimizer.step()
+            seen.append(state.step)
+            state.step += 1
+            state.commit()
+        return model.weight.detach().numpy().copy()
+
+    weight = train(state)
+    return weight, len(resets), seen
+
+
+def test_elastic_run():
+    job = jobs.Ranks(3, 1)
+    try:
+        results = job(leave, timeout=100)
+    finally:
+        job.close()
+    for weight, resets, seen in results:
+        assert reference.same(weight, results[0][0]) == 0 and resets >= 1 and seen[-1] == 4
+        assert sorted(set(seen)) == list(range(5))
+    assert np.isfinite(results[0][0]).all()
