@@ -295,7 +295,10 @@ class Operation:
                 if deadline is not None:
                     limit = min(limit, max(0, int((deadline - time.monotonic()) * 1000)))
                 status = blocking.tally_op_wait(op, limit)
-                if status != -errno.ETIMEDOUT or lib.tally_op_poll(op):
+                if status != -errno.ETIMEDOUT:
+                    break
+                if lib.tally_op_poll(op):  # just after the slice's end, or with a status that is called the same
+                    status = blocking.tally_op_wait(op, 0)
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError("the operation has not ended within %g s" % timeout)

@@ -1,4 +1,5 @@
-"""Horovod's API beyond reductions and optimizers: signatures, exchanges, sparse sums, join(), SyncBatchNorm, elastic."""
+"""Horovod's API beyond reductions and optimizers: signatures, exchanges, sparse sums, join(), SyncBatchNorm, elastic.
+"""
 
 import copy
 import inspect
@@ -108,7 +109,8 @@ def scatters():
     fails(ValueError if odd else RuntimeError, lambda: t.reducescatter(torch.tensor(1.0) if odd else torch.ones(n)),
           "first dimension")
     # Not the same call as an allreduce of that name.
-    both = [t.allreduce_async(torch.ones(n), name="same", op=t.Sum), t.reducescatter_async(torch.ones(n), "same", t.Sum)]
+    both = [t.allreduce_async(torch.ones(n), name="same", op=t.Sum),
+            t.reducescatter_async(torch.ones(n), "same", t.Sum)]
     assert t.synchronize(both[0]).tolist() == [float(n)] * n and t.synchronize(both[1]).tolist() == [float(n)]
 
 
@@ -389,7 +391,7 @@ def leave():
 
 
 def test_elastic_run():
-    job = jobs.Ranks(3, 1)
+    job = jobs.Ranks(3, 0)
     try:
         results = job(leave, timeout=100)
     finally:

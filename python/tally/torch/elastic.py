@@ -1,4 +1,4 @@
-"""State that outlives a failure: Horovod's elastic.State, and its run() that goes on after the job has been joined anew.
+"""State that outlives a failure: Horovod's elastic.State, and its run() that goes on once the job has been joined anew.
 
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
 
