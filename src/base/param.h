@@ -31,7 +31,7 @@
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
     X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "largest part of a tensor that is sent as one; default what the slowest network card sends in 0.4 ms, 32K to 512K") \
-    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on; default half a part, at most 128K") \
+    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on; default half a part, from 64K to 128K") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \

@@ -9,7 +9,14 @@
 #include "comm/internal.h"
 #include "transport/tcp/socket.h"
 
-enum { EXPLAIN_MS = 1500, REPEAT_S = 60, PROMPT_MS = 1 };
+enum {
+    EXPLAIN_MS = 1500,
+    REPEAT_S = 60,
+    PROMPT_MS = 1,
+    NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
+    NEWS_MS = 5,
+    NEWS_PUSH_MS = 50, /* the same where a push will tell */
+};
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
 {
@@ -52,6 +59,13 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
     out->payload = out->owned = w.data;
 }
 
+/* What has been received is told by the next push, if there will be one; at a step's end at once. */
+static void pace(struct peer *peer, struct tly_link *link)
+{
+    tly_link_set_pace(link, NEWS_PARTS * peer->comm->part_bytes,
+                      tly_heap_top(&peer->waiting) ? NEWS_PUSH_MS : NEWS_MS);
+}
+
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct peer *peer = user;
@@ -59,8 +73,10 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         return true;
     tly_queue_admit(peer->comm);
     struct part *p = peer->first;
-    if (!p)
+    if (!p) {
+        pace(peer, link);
         return false;
+    }
     *out = (struct tly_outgoing){0};
     if (p->sent == 0)
         tly_part_stamp(p, TLY_AT_FIRST);
@@ -322,7 +338,6 @@ static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
     peer->open = true;
-    tly_link_set_pace(link, peer->comm->part_bytes);
     tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
 }
 

@@ -18,7 +18,12 @@
 #include "topo/topo.h"
 #include "transport/tcp/socket.h"
 
-enum { FRAGMENT = 128 << 10, HELD_UP_S = 120 /* so long it is told that a rank held the others up */ };
+enum {
+    FRAGMENT = 128 << 10,
+    SEGMENT = 64 << 10, /* what the kernel sends and receives as one */
+    HELD_UP_S = 120,    /* so long it is told that a rank held the others up */
+    COUNTS_MS = 20,     /* for so long what was accepted waits for a result that tells it */
+};
 
 /* --- sessions ------------------------------------------------------------------------------------ */
 
@@ -94,7 +99,7 @@ static void admit(struct session *p)
     }
     s->by_rank[p->rank] = p;
     p->granted = s->window_bytes; /* both ends know it from the roster */
-    tly_link_set_pace(p->link, s->pace_bytes);
+    tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
     tly_map_each(&s->store, r) p->lacking +=
@@ -586,14 +591,19 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
     s->part_bytes = roster->part_bytes;
-    if (!s->fragment_bytes)
+    if (!s->fragment_bytes) {
         s->fragment_bytes = s->part_bytes / 2 < FRAGMENT ? (uint32_t)s->part_bytes / 2 : FRAGMENT;
+        if (s->fragment_bytes < SEGMENT)
+            s->fragment_bytes = SEGMENT;
+    }
     if (s->fragment_bytes > s->part_bytes)
         s->fragment_bytes = (uint32_t)s->part_bytes;
     s->window_bytes = roster->window_bytes;
-    /* A rank's credit is half a window unless told: where that is little, it waits for less news. */
-    uint64_t share = s->window_bytes / (4 * (uint64_t)tly_roster_active(roster));
-    s->pace_bytes = (uint32_t)(share < s->part_bytes ? share : s->part_bytes);
+    /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
+     * for this service are back; the credit is half a window, two parts for each service, unless told. */
+    uint64_t news = 3 * s->window_bytes / (8 * (uint64_t)tly_roster_active(roster));
+    uint64_t most = 3 * s->part_bytes / 2;
+    s->pace_bytes = (uint32_t)(news < most ? news : most);
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     int err = s->by_rank && s->gone ? 0 : -ENOMEM;

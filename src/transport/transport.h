@@ -97,8 +97,9 @@ void tly_link_set_silence(struct tly_link *l, int64_t silence_ns);
 /* The counts that go into the next header.  `bytes`: how much has landed that the peer should hear of soon. */
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes);
 
-/* Counts go alone once there is news of so many bytes (256 KB), else with the next frame or after 5 ms. */
-void tly_link_set_pace(struct tly_link *l, uint32_t bytes);
+/* Counts go with the next frame; alone once there is news of so many bytes (256 KB), or after so long (5 ms).  May
+ * be called at any time, also inside next(): who knows that a frame will follow has the counts wait for it. */
+void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
 /* Whoever landed with this token does not want the rest: drop it. */
 void tly_link_sink(struct tly_link *l, const void *token);

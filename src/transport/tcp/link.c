@@ -38,7 +38,7 @@ enum {
     CONNECT_MS = 10000,
     BEAT_MS = 1000,
     PACE_BYTES = 256 << 10, /* counts go alone after so much news, */
-    PACE_MS = 5,            /* or so long */
+    PACE_MS = 5,            /* or so long, unless the user has said otherwise */
 };
 
 struct outgoing {
@@ -97,6 +97,7 @@ struct tly_link {
     bool owes;
     int64_t owed_since;
     uint32_t pace_bytes;
+    int64_t pace_ns;
     uint64_t bytes_sent, bytes_received;
 };
 
@@ -184,6 +185,7 @@ static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_l
     l->silence_ns = c->silence_ns;
     l->checksum = c->checksum;
     l->pace_bytes = PACE_BYTES;
+    l->pace_ns = PACE_MS * TLY_MS;
     l->low_water = 1;
     l->last_heard = loop->awake;
     l->last_spoken = loop->now;
@@ -385,9 +387,10 @@ void tly_link_flush(struct tly_link *l)
         send_more(l);
 }
 
-void tly_link_set_pace(struct tly_link *l, uint32_t bytes)
+void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms)
 {
     l->pace_bytes = bytes;
+    l->pace_ns = ms * TLY_MS;
 }
 
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes)
@@ -422,10 +425,10 @@ static int64_t on_prepare(struct tly_hook *h)
         send_more(l);
     if (l->state == OPEN && l->owes) {
         int64_t now = tly_now();
-        if (l->owed_bytes >= l->pace_bytes || now - l->owed_since >= PACE_MS * TLY_MS)
+        if (l->owed_bytes >= l->pace_bytes || now - l->owed_since >= l->pace_ns)
             say(l, TLY_COUNTS);
         else
-            due = l->owed_since + PACE_MS * TLY_MS;
+            due = l->owed_since + l->pace_ns;
     }
     leave(l);
     return due;

@@ -151,6 +151,7 @@ static struct fixture {
     struct parcel parcels[MOST];
     int count, next, arrived;
     uint64_t accepted_seen;
+    int alone; /* frames of nothing but counts */
     int64_t silence_ns;
     uint8_t secret;
 } x;
@@ -207,6 +208,10 @@ static void landed(void *user, struct tly_link *l, const struct tly_frame *f, ui
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct end *e = user;
+    if (f->type == TLY_COUNTS) {
+        x.alone++;
+        x.accepted_seen = f->accepted;
+    }
     if (e == &x.a || f->type != TLY_PUSH)
         return 0;
     struct parcel *p = &x.parcels[f->round];
@@ -485,6 +490,36 @@ static void test_counts(void **state)
     stop();
 }
 
+static void tell(uint64_t accepted, uint32_t news, uint32_t pace_bytes, uint32_t pace_ms)
+{
+    struct tly_counts counts = {.accepted = accepted};
+    tly_loop_lock(&x.loop);
+    tly_link_set_pace(x.a.link, pace_bytes, pace_ms);
+    tly_link_set_counts(x.a.link, &counts, news);
+    tly_loop_unlock(&x.loop);
+}
+
+/* They go alone when there is enough news, or when it is old enough, and not before. */
+static void test_pace(void **state)
+{
+    enum { HOUR_MS = 3600000 };
+    start(NULL);
+    dial();
+    turn_until(&x.b.opened, 1);
+    turn_until(&x.a.opened, 1);
+    tell(1, 999, 1000, HOUR_MS);
+    for (int i = 0; i < 20; i++)
+        tly_loop_turn(&x.loop, 1);
+    assert_int_equal(x.alone, 0);
+    tell(2, 1000, 1000, HOUR_MS);
+    turn_until(&x.alone, 1);
+    assert_int_equal(x.accepted_seen, 2);
+    tell(3, 1, 1000, 1);
+    turn_until(&x.alone, 2);
+    assert_int_equal(x.accepted_seen, 3);
+    stop();
+}
+
 /* Whoever landed does not want the rest: nothing of it is written any more, and what follows is well. */
 static void test_sink(void **state)
 {
@@ -711,6 +746,7 @@ int main(void)
         cmocka_unit_test(test_with_checksums),
         cmocka_unit_test(test_altered_payload),
         cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_pace),
         cmocka_unit_test(test_sink),
         cmocka_unit_test(test_detach),
         cmocka_unit_test(test_destroy_in_each_state),
