@@ -9,12 +9,14 @@
 #   make asan, make ubsan, make tsan    the C tests under a sanitizer
 #   make lint       formatting and static checks;  make format mends the formatting
 #   make fuzz       each fuzzer for SECONDS (60)
+#   make chaos      SEEDS (100) jobs to which random things happen, and the model of recovery at larger sizes
 #
 # PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 SECONDS ?= 60
+SEEDS ?= 100
 export PYTHON VERBOSE
 
 setup = scripts/setup.sh
@@ -22,7 +24,7 @@ build = scripts/build.sh meson -Dprefix=$(PREFIX)
 venv = build/venv/bin/python
 data = /usr/share/datasets/fashion-mnist
 
-.PHONY: all demo test bench install clean asan ubsan tsan lint format fuzz help
+.PHONY: all demo test bench install clean asan ubsan tsan lint format fuzz chaos help
 .NOTPARALLEL:
 
 all:
@@ -68,6 +70,12 @@ format:
 fuzz:
 	@$(setup) fuzz
 	@scripts/fuzz.sh $(SECONDS) $(FUZZERS)
+
+chaos:
+	@$(setup) test
+	@$(build)
+	@cd test && TALLY_CHAOS=1 ../$(venv) -m pytest -q -p no:cacheprovider -k deep model
+	@$(venv) test/fault/chaos.py --seeds $(SEEDS) $(ARGS)
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile

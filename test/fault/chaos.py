@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Jobs of random shape to which random things happen: `make chaos SEEDS=1000`, and a few of them in every test run.
+
+    test/fault/chaos.py [--seeds N] [--first SEED] [--only SEED] [--folder DIR]
+
+A seed gives a job (ranks, tallyd, settings, orders, sizes) and a list of faults, one or two at a time.  The times at
+which they strike depend on the machine, so a seed that failed may have to be tried more than once.  Every job must end
+as its faults promise: with the bits of the reference on all ranks, or, where a rank died, with one sentence that names
+it.  The folder of a job that failed stays and is named.
+"""
+
+import argparse
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+
+from fault import Job
+
+# What is promised to be survived; each is a function of (job, random).
+
+
+def pause(job, rnd):
+    job.await_steps(rnd.randrange(1, 4))
+    time.sleep(rnd.random() * 0.03)
+
+
+def stop_briefly(job, rnd):
+    process = rnd.choice(job.services + job.ranks)
+    job.stop(process)
+    time.sleep(rnd.random() * 1.5)
+    job.resume(process)
+
+
+def stop_several(job, rnd):
+    everybody = job.services + job.ranks
+    some = rnd.sample(everybody, rnd.randrange(1, len(everybody) + 1))
+    for process in some:
+        job.stop(process)
+    time.sleep(rnd.random())
+    for process in some:
+        job.resume(process)
+
+
+def slow_path(job, rnd):
+    proxies = job.all_proxies()
+    if proxies:
+        proxy = rnd.choice(proxies)
+        job.mark("slow path")
+        proxy.delay_s, proxy.rate = rnd.choice([(0.01, None), (0, 3e6)])
+        job.await_steps(2)
+        proxy.delay_s, proxy.rate = 0, None
+
+
+def dead_path(job, rnd):
+    """Nothing passes between a rank and a tallyd for a while, as behind a switch that starts anew."""
+    proxies = job.all_proxies()
+    if proxies:
+        proxy = rnd.choice(proxies)
+        job.mark("dead path")
+        proxy.hold(*rnd.choice([(True,), (False,), (True, False)]))
+        time.sleep(rnd.random() * 1.5)
+        proxy.pass_all()
+
+
+HARMLESS = [stop_briefly, stop_several, slow_path, dead_path]
+SURVIVED = [*HARMLESS]
+
+
+class Shape:
+    """The job that a seed gives."""
+
+    def __init__(self, seed):
+        rnd = self.rnd = random.Random(f"chaos {seed}")  # of a number, near seeds would give like jobs
+        self.ranks = rnd.randrange(2, 5)
+        self.services = rnd.randrange(0, 4)
+        self.sizes = [rnd.choice([1, 7, 1000, 20000, 100000, 300000]) + rnd.randrange(3) for _ in range(rnd.randrange(1, 12))]
+        self.env = {}
+        if rnd.random() < 0.4:
+            self.env["TALLY_PART_BYTES"] = str(rnd.choice([4096, 16384, 65536, 1 << 20]))
+        if rnd.random() < 0.2:
+            self.env["TALLY_WINDOW_PARTS"] = "1"
+            self.env["TALLY_CREDIT_BYTES"] = "4096"
+        if rnd.random() < 0.3:
+            self.env["TALLY_MEMORY"] = str(rnd.choice([1 << 20, 8 << 20]))
+        if rnd.random() < 0.5:
+            self.env["TALLY_CHECKSUM"] = "1"
+        self.words = [f"shuffle={rnd.randrange(2)}", f"pause_ms={rnd.choice([0, 5, 20])}"]
+        self.proxied = [s for s in range(self.services) if rnd.random() < 0.5]
+        self.faults = [rnd.choice(SURVIVED) for _ in range(rnd.randrange(1, 6))]
+        self.together = [rnd.random() < 0.3 for _ in self.faults]  # with the one before it
+        self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 else None
+
+    def __str__(self):
+        what = ", ".join(f.__name__ + ("+" if t else "") for f, t in zip(self.faults, self.together))
+        end = "" if self.victim is None else f", kill rank {self.victim}"
+        return (f"{self.ranks} ranks, {self.services} tallyd, {len(self.sizes)} tensors, {self.env}, {self.words}, "
+                f"proxied {self.proxied}: {what}{end}")
+
+
+def run(seed, folder):
+    """One seed; raises AssertionError where the job does not keep what is promised."""
+    s = Shape(seed)
+    with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied) as job:
+        job.await_steps(1)
+        for fault, together in zip(s.faults, s.together):
+            if not together:
+                pause(job, s.rnd)
+            fault(job, s.rnd)
+        job.await_steps(3)
+        if s.victim is None:
+            job.finish()
+        else:
+            job.kill(job.ranks[s.victim])
+            others = [r for r in range(s.ranks) if r != s.victim]
+            job.fail(others, "coordinator" if s.victim == 0 else rf"rank {s.victim}\b")
+    return s
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--folder", type=pathlib.Path)
+    arguments = parser.parse_args()
+    seeds = [arguments.only] if arguments.only else range(arguments.first, arguments.first + arguments.seeds)
+    base = arguments.folder or pathlib.Path(tempfile.mkdtemp(prefix="tally-chaos-"))
+    failed = []
+    for seed in seeds:
+        folder, begin = base / str(seed), time.monotonic()
+        print(f"seed {seed}: {Shape(seed)}", flush=True)
+        try:
+            run(seed, folder)
+            shutil.rmtree(folder)
+            print(f"seed {seed}: as promised ({time.monotonic() - begin:.1f} s)", flush=True)
+        except (AssertionError, OSError):
+            failed.append(seed)
+            print(f"seed {seed}: FAILED, see {folder}\n{traceback.format_exc()}", flush=True)
+    print(f"{len(seeds) - len(failed)} passed, {len(failed)} failed" + (f": seeds {failed}" if failed else ""))
+    if not failed and not arguments.folder:
+        shutil.rmtree(base, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,533 @@
+"""Jobs that things are done to: ranks and tallyd as processes, faults, and a judge of the ranks' histories.
+
+    with Job(tmp_path, ranks=3, services=2, seed=7) as job:
+        job.await_steps(5)
+        job.kill(job.services[1])
+        job.await_steps(20)
+        job.finish()          # all ranks left in good order, and every result has the bits of the reference
+
+Ranks run worker.c.  Whatever happens to a job, `judge` holds it to this: each (tensor, step) ends at most once on a
+rank, after it was begun; what ends well has the bits of the reference, on every rank; nothing is written into a
+buffer after its operation.  `finish` also wants everybody to have come to the same end.
+
+A Proxy stands between ranks and one tallyd and does to the bytes what networks do to bytes.
+"""
+
+import collections
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
+TALLY, TALLYD = BUILD / "bin" / "tally", BUILD / "bin" / "tallyd"
+WORKER = BUILD / "meson" / "test" / "fault" / "fault_worker"
+DIVERT = BUILD / "meson" / "test" / "fault" / "fault_divert.so"
+
+PATIENCE_S = 90  # for what must happen; how long it takes is never judged
+GONE_OVER = 3  # worker.c: ended by an error that Tally told it
+
+# Large and small, none a multiple of anything; the eighth is an allgather, the sixth a broadcast.
+SIZES = (300007, 1, 70001, 1000, 13, 40003, 150001, 2003)
+
+
+# --- what the ranks must get ---------------------------------------------------------------------------
+
+
+def mix(z):
+    """splitmix64, of a number or an array, as worker.c has it."""
+    with np.errstate(over="ignore"):
+        z = np.asarray(z, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return z ^ z >> np.uint64(31)
+
+
+def make_input(seed, step, tensor, rank, count):
+    key = np.uint64(seed)
+    with np.errstate(over="ignore"):
+        for part in (step, tensor, rank):
+            key = mix(key) + np.uint64(part)
+        z = mix(mix(key) + np.arange(count, dtype=np.uint64))
+    bits = (z & np.uint64(0x807FFFFF)) | (np.uint64(118) + (z >> np.uint64(32)) % np.uint64(16)) << np.uint64(23)
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def tree(inputs):
+    """T(lo, hi) = T(lo, lo + m) + T(lo + m, hi), m the largest power of two below hi - lo."""
+    if len(inputs) == 1:
+        return inputs[0]
+    m = 1 << ((len(inputs) - 1).bit_length() - 1)
+    return tree(inputs[:m]) + tree(inputs[m:])
+
+
+@functools.lru_cache(maxsize=4096)
+def reference(seed, step, tensor, count, ranks):
+    """The hash of what every rank must get."""
+    if tensor % 8 == 5:
+        result = make_input(seed, step, tensor, (step + tensor) % ranks, count)
+    elif tensor % 8 == 7:
+        result = np.concatenate([make_input(seed, step, tensor, r, count + r) for r in range(ranks)])
+    else:
+        result = tree([make_input(seed, step, tensor, r, count) for r in range(ranks)])
+    return hashlib.blake2b(result.tobytes(), digest_size=16).hexdigest()
+
+
+# --- histories -----------------------------------------------------------------------------------------
+
+
+class History:
+    """What one rank has noted (worker.c)."""
+
+    def __init__(self, path):
+        self.begun, self.ends, self.steps = set(), collections.OrderedDict(), []
+        self.failed = self.left = self.touched = None
+        self.twice = []
+        self.not_begun = []
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):
+                self._take(line.rstrip("\n").split(" ", 2))
+
+    def _take(self, words):
+        at, what, rest = int(words[0]), words[1], words[2] if len(words) > 2 else ""
+        if what == "begin":
+            step, tensor = map(int, rest.split())
+            self.begun.add((step, tensor))
+        elif what == "end":
+            step, tensor, status, text = rest.split(" ", 3)
+            key = (int(step), int(tensor))
+            if key in self.ends:
+                self.twice.append(key)
+            if key not in self.begun:
+                self.not_begun.append(key)
+            self.ends[key] = (int(status), text)
+        elif what == "step":
+            self.steps.append((int(rest), at))
+        elif what == "failed":
+            status, _, text = rest.partition(" ")
+            self.failed = (int(status), text, at)
+        elif what == "touched":
+            self.touched = rest
+        elif what == "left":
+            self.left = at
+
+
+def judge(histories, seed, sizes):
+    """What is wrong with them: sentences, none if all is well."""
+    wrong = []
+    for rank, h in enumerate(histories):
+        wrong += [f"rank {rank}: {key} ended twice" for key in h.twice]
+        wrong += [f"rank {rank}: {key} ended without having been begun" for key in h.not_begun]
+        if h.touched:
+            wrong.append(f"rank {rank}: a buffer changed after its operation had ended: {h.touched}")
+        for (step, tensor), (status, text) in h.ends.items():
+            if status == 0 and text != reference(seed, step, tensor, sizes[tensor], len(histories)):
+                wrong.append(f"rank {rank}: step {step}, tensor {tensor}: not the bits of the reference")
+    for key in set().union(*(h.ends for h in histories)):
+        outcomes = {h.ends[key][0] == 0 for h in histories if key in h.ends}
+        if len(outcomes) > 1 and not any(h.failed for h in histories):
+            wrong.append(f"{key} ended well on some ranks and badly on others")
+    return wrong
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+def free_port():
+    """One that nobody has; also below the range that the kernel hands out, so nobody will."""
+    low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(max(2000, low - 12000), low)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AssertionError("no free port")
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+class Local:
+    """Processes on this machine, each of which counts as a machine of its own."""
+
+    def __init__(self):
+        self.port = free_port()
+
+    def environment(self, name):
+        env = {k: v for k, v in os.environ.items() if not re.match(r"TALLY_|RANK$|WORLD_SIZE$|LOCAL_|MASTER_", k)}
+        return env | {"TALLY_COORD": f"127.0.0.1:{self.port}", "TALLY_HOST_ID": name}
+
+    def start(self, name, argv, env, output):
+        return subprocess.Popen(
+            [str(word) for word in argv],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+
+
+class Process:
+    """A rank or a tallyd.  name: rank-2, tallyd-0."""
+
+    def __init__(self, name, popen, log, port=None):
+        self.name, self.popen, self.log, self.port = name, popen, log, port
+
+    def running(self):
+        return self.popen.poll() is None
+
+    def signal(self, number):
+        if self.running():
+            self.popen.send_signal(number)
+
+    def output(self):
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+class Job:
+    """Ranks and tallyd.  env: settings for all; rank_words: {rank: words for the worker}; rank_env: {rank: settings};
+    proxied: which tallyd the ranks reach through a Proxy: job.proxies[tallyd][rank]."""
+
+    def __init__(self, folder, ranks=3, services=2, seed=1, sizes=SIZES, env=None, words=("pause_ms=5",), rank_words=None,
+                 rank_env=None, proxied=(), where=None, once=False):
+        self.folder, self.size, self.seed, self.sizes = pathlib.Path(folder), ranks, seed, tuple(sizes)
+        self.env, self.words = dict(env or {}), list(words)
+        self.rank_words, self.rank_env = rank_words or {}, rank_env or {}
+        self.where = where or Local()
+        self.once = once
+        self.initial = services
+        self.services, self.ranks, self.proxies = [], [], {}
+        self.marks = []  # (ns, what was done)
+        self._proxied = set(proxied)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self):
+        try:
+            for _ in range(self.initial):
+                self.add_service()
+            for rank in range(self.size):
+                self.ranks.append(self._start_rank(rank))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self):
+        for p in self.ranks + self.services:
+            if p.running():
+                p.popen.send_signal(signal.SIGKILL)
+        for p in self.ranks + self.services:
+            p.popen.wait()
+        for proxy in self.all_proxies():
+            proxy.close()
+
+    def all_proxies(self):
+        return [proxy for proxies in self.proxies.values() for proxy in proxies]
+
+    def _spawn(self, name, argv, env, port=None):
+        log = self.folder / f"{name}.log"
+        with open(log, "ab") as output:
+            popen = self.where.start(name, argv, self.where.environment(name) | self.env | env, output)
+        return Process(name, popen, log, port)
+
+    def _start_rank(self, rank):
+        env = {"RANK": str(rank), "WORLD_SIZE": str(self.size)}
+        if self.initial:
+            env["TALLY_SERVERS"] = str(self.initial)
+        if self.proxies:
+            env["LD_PRELOAD"] = str(DIVERT)
+            env["FAULT_DIVERT"] = ",".join(f"{p[rank].target}:{p[rank].port}" for p in self.proxies.values())
+        argv = [WORKER, self.folder, f"seed={self.seed}", "sizes=" + ",".join(map(str, self.sizes)), *self.words]
+        return self._spawn(f"rank-{rank}", argv + list(self.rank_words.get(rank, [])), env | self.rank_env.get(rank, {}))
+
+    def add_service(self, env=None):
+        """Start one more tallyd; it joins."""
+        number = len(self.services)
+        port = free_port()
+        if number in self._proxied:
+            self.proxies[number] = [Proxy(port) for _ in range(self.size)]
+        argv = [TALLYD, *(["--once"] if self.once else [])]
+        self.mark(f"start tallyd-{number}")
+        service = self._spawn(f"tallyd-{number}", argv, {"TALLY_PORTS": f"{port}-{port}", **(env or {})}, port)
+        self.services.append(service)
+        return service
+
+    def restart(self):
+        """The ranks of the next start of this job, with the tallyd that are there."""
+        self.folder = self.folder / "again"
+        self.folder.mkdir()
+        self.ranks = [self._start_rank(rank) for rank in range(self.size)]
+
+    # what is done to it
+
+    def mark(self, what):
+        self.marks.append((time.clock_gettime_ns(time.CLOCK_MONOTONIC), what))
+
+    def kill(self, process):
+        self.mark(f"kill {process.name}")
+        process.signal(signal.SIGKILL)
+
+    def stop(self, process):
+        self.mark(f"stop {process.name}")
+        process.signal(signal.SIGSTOP)
+
+    def resume(self, process):
+        self.mark(f"resume {process.name}")
+        process.signal(signal.SIGCONT)
+
+    def drain(self, process):
+        self.mark(f"drain {process.name}")
+        process.signal(signal.SIGTERM)
+
+    # how it goes
+
+    def histories(self):
+        return [History(self.folder / f"rank-{rank}") for rank in range(self.size)]
+
+    def steps(self, rank):
+        """How many steps a rank has done."""
+        path = self.folder / f"rank-{rank}"
+        return path.read_bytes().count(b" step ") if path.exists() else 0
+
+    def await_true(self, condition, what):
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > end:
+                raise AssertionError(f"in vain: {what}\n{self.account()}")
+            time.sleep(0.01)
+
+    def await_steps(self, count, ranks=None):
+        """Until the ranks have done so many steps more than each had now.  A rank that ends meanwhile is an error."""
+        ranks = range(self.size) if ranks is None else ranks
+        goals = {rank: self.steps(rank) + count for rank in ranks}
+
+        def done():
+            for rank in ranks:
+                if not self.ranks[rank].running() and self.steps(rank) < goals[rank]:
+                    raise AssertionError(f"rank {rank} has ended\n{self.account()}")
+            return all(self.steps(rank) >= goals[rank] for rank in ranks)
+
+        self.await_true(done, f"{count} more steps on ranks {list(ranks)}")
+
+    def await_ends(self, processes=None):
+        processes = self.ranks if processes is None else processes
+        self.await_true(lambda: not any(p.running() for p in processes), "the end of " +
+                        ", ".join(p.name for p in processes))
+        return [p.popen.returncode for p in processes]
+
+    def finish(self):
+        """Let the ranks stop after their step; all must have left in good order, with the right results."""
+        self.mark("finish")
+        (self.folder / "stop").touch()
+        statuses = self.await_ends()
+        self.check()
+        histories = self.histories()
+        assert statuses == [0] * self.size and all(h.left for h in histories), self.account()
+        assert len({len(h.steps) for h in histories}) == 1, self.account()
+        assert len({tuple(sorted(h.ends)) for h in histories}) == 1, self.account()
+        return histories
+
+    def fail(self, others, sentence):
+        """All of `others` must end with the same sentence, which matches."""
+        statuses = self.await_ends([self.ranks[r] for r in others])
+        self.check()
+        histories = self.histories()
+        assert statuses == [GONE_OVER] * len(statuses), self.account()
+        sentences = {histories[r].failed[1] for r in others}
+        assert len(sentences) == 1 and re.search(sentence, sentences.pop()), self.account()
+        return histories
+
+    def check(self):
+        wrong = judge(self.histories(), self.seed, self.sizes)
+        assert not wrong, "\n".join(wrong[:20]) + "\n" + self.account()
+
+    def longest_pause_ms(self):
+        """The longest time between two steps of rank 0, and what had been done before it."""
+        times = [at for _, at in self.histories()[0].steps]
+        pauses = [(b - a, a, b) for a, b in zip(times, times[1:])]
+        pause, _, end = max(pauses, default=(0, 0, 0))
+        before = [what for at, what in self.marks if at <= end]
+        return pause / 1e6, before[-1] if before else ""
+
+    def account(self):
+        """All that is known, for a failure's message."""
+        out = [f"seed {self.seed}, ranks {self.size}; done: " + ", ".join(what for _, what in self.marks)]
+        for rank, h in enumerate(self.histories()):
+            open_ops = sorted(h.begun - set(h.ends))
+            out.append(f"rank {rank}: {len(h.steps)} steps, failed {h.failed}, left {h.left}, open {open_ops[:6]}")
+        for p in self.ranks + self.services:
+            out.append(f"--- {p.name}: exit {p.popen.poll()}\n{p.output()[-1500:]}")
+        return "\n".join(out)
+
+
+# --- the network's tricks ------------------------------------------------------------------------------
+
+
+class Pipe:
+    """One direction of a connection through a proxy."""
+
+    def __init__(self, proxy, up, source, sink):
+        self.proxy, self.up, self.source, self.sink = proxy, up, source, sink
+        self.passed = 0
+        self.held = b""
+
+    def run(self):
+        try:
+            while True:
+                data = self.source.recv(65536)
+                if not data:
+                    break
+                for piece in self.proxy.treat(self, data):
+                    self.sink.sendall(piece)
+        except OSError:
+            pass
+        self.proxy.end(self)
+
+
+class Trick:
+    """Once so many bytes have passed one way (up: from ranks), do something to what follows, once."""
+
+    def __init__(self, kind, up, after, action=None):
+        self.kind, self.up, self.after, self.action = kind, up, after, action
+        self.done = threading.Event()
+
+
+class Proxy:
+    """Between a rank and the tallyd at port `target`.  Counts bytes over all connections, each way."""
+
+    def __init__(self, target):
+        self.target = target
+        self.port = free_port()
+        self.lock = threading.RLock()
+        self.passed = {True: 0, False: 0}
+        self.tricks = []
+        self.delay_s = 0.0
+        self.rate = None  # bytes a second, each direction of each connection
+        self.gate = {True: threading.Event(), False: threading.Event()}  # cleared: nothing passes, nothing is closed
+        self.pass_all()
+        self.refuses = False
+        self.pairs = []
+        self.listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            try:
+                if self.refuses:
+                    raise OSError
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
+            for s in (client, server):
+                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self.lock:
+                self.pairs.append((client, server))
+            for pipe in (Pipe(self, True, client, server), Pipe(self, False, server, client)):
+                threading.Thread(target=pipe.run, daemon=True).start()
+
+    def play(self, kind, up=True, after=None, action=None):
+        """after: bytes from now.  kinds: flip a bit, duplicate, reorder, lose some bytes; truncate: pass part of a piece,
+        then end the connection; cut: end it (RST); die: action(), and nothing more passes."""
+        with self.lock:
+            trick = Trick(kind, up, self.passed[up] + (after or 0), action)
+            self.tricks.append(trick)
+        return trick
+
+    def treat(self, pipe, data):
+        self.gate[pipe.up].wait()
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.rate:
+            time.sleep(len(data) / self.rate)
+        with self.lock:
+            trick = next((t for t in self.tricks if t.up == pipe.up and not t.done.is_set()
+                          and t.after < self.passed[pipe.up] + len(data)), None)
+            before = self.passed[pipe.up]
+            self.passed[pipe.up] += len(data)
+            if pipe.held:
+                data, pipe.held = data + pipe.held, b""
+            if not trick:
+                return [data]
+            trick.done.set()
+        at = max(0, min(trick.after - before, len(data) - 1))
+        return self._trick(trick.kind, trick, pipe, data, at)
+
+    def _trick(self, kind, trick, pipe, data, at):
+        if kind == "flip":
+            return [data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1:]]
+        if kind == "duplicate":
+            return [data[: at + 1], data[max(0, at - 128) : at + 1], data[at + 1 :]]
+        if kind == "lose":
+            return [data[:at], data[at + 128 :]]
+        if kind == "reorder":
+            pipe.held = data[at : at + 500]  # goes out behind what comes next
+            return [data[:at], data[at + 500 :]]
+        if kind == "truncate":
+            pipe.sink.sendall(data[:at])
+            raise OSError
+        if kind == "cut":
+            pipe.sink.sendall(data[:at])
+            pipe.sink.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise OSError
+        assert kind == "die"
+        pipe.sink.sendall(data[:at])
+        trick.action()
+        raise OSError
+
+    def end(self, pipe):
+        """A connection that ends on one side ends on the other."""
+        for s in (pipe.source, pipe.sink):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            s.close()
+
+    def cut_all(self):
+        with self.lock:
+            pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            for s in pair:
+                try:
+                    s.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def hold(self, *ups):
+        for up in ups or (True, False):
+            self.gate[up].clear()
+
+    def pass_all(self):
+        for gate in self.gate.values():
+            gate.set()
+
+    def close(self):
+        self.pass_all()
+        self.listener.close()
+        self.cut_all()

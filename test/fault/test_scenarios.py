@@ -1,0 +1,388 @@
+"""Faults one by one, on whole jobs over loopback: what README.md and docs/failures.md promise of each."""
+
+import json
+import re
+import subprocess
+import time
+
+import pytest
+
+from fault import GONE_OVER, SIZES, TALLY, Job
+
+EVICTION = pytest.mark.pending("a tallyd's end ends the job")
+REPAIR = pytest.mark.pending("a connection that breaks ends the job")
+CHANGE = pytest.mark.pending("services neither join nor leave a running job")
+STANDALONE = pytest.mark.pending("there is no coordinator apart from rank 0")
+
+DAMAGE = ["flip", "duplicate", "lose", "reorder", "truncate", "cut"]
+CHECKED = {"TALLY_CHECKSUM": "1"}
+
+
+# --- nothing is wrong, or only slow --------------------------------------------------------------------
+
+
+def test_undisturbed(tmp_path):
+    with Job(tmp_path, words=["shuffle=1"]) as job:
+        job.await_steps(10)
+        job.finish()
+
+
+def test_the_judge_sees_what_is_wrong(tmp_path):
+    with Job(tmp_path, ranks=2, services=0) as job:
+        job.await_steps(2)
+        job.finish()
+        path = tmp_path / "rank-1"
+        good = path.read_text()
+        changed = {
+            "reference": re.sub(r"(end 1 0 0 )(.)", lambda m: m[1] + "0123456789abcdef"[int(m[2], 16) ^ 1], good),
+            "twice": good + re.search(r".* end 1 0 .*\n", good)[0],
+            "begun": re.sub(r".* begin 1 0\n", "", good),
+            "changed": good + "1 touched 0 0\n",
+        }
+        for word, text in changed.items():
+            path.write_text(text)
+            with pytest.raises(AssertionError, match=word):
+                job.check()
+
+
+@pytest.mark.parametrize("services", [0, 1])
+def test_opposite_orders_through_windows_of_one_part(tmp_path, services):
+    env = {"TALLY_PART_BYTES": "65536", "TALLY_CREDIT_BYTES": "65536", "TALLY_WINDOW_PARTS": "1"}
+    with Job(tmp_path, ranks=2, services=services, env=env, words=["shuffle=1"]) as job:
+        job.await_steps(10)
+        job.finish()
+
+
+def test_a_slow_path_changes_no_bit(tmp_path):
+    with Job(tmp_path, services=1, proxied=[0]) as job:
+        job.await_steps(3)
+        job.proxies[0][1].delay_s = 0.02
+        job.await_steps(3)
+        job.proxies[0][1].delay_s = 0
+        job.proxies[0][2].rate = 2e6
+        job.await_steps(3)
+        job.proxies[0][2].rate = None
+        job.await_steps(3)
+        job.finish()
+
+
+# --- late is not dead ----------------------------------------------------------------------------------
+
+
+def test_a_late_rank_is_named_and_waited_for(tmp_path):
+    with Job(tmp_path, rank_words={1: ["late=3:2500"]}, env={"TALLY_LATE_WARNING": "0.5"}) as job:
+        job.await_steps(8)
+        histories = job.finish()
+        assert len(histories[0].steps) >= 8
+        assert re.search(r"rank 1\b", job.ranks[0].output()), job.account()
+
+
+@pytest.mark.parametrize("who", ["service", "rank", "rank 0"])
+def test_a_process_that_is_stopped_briefly_is_waited_for(tmp_path, who):
+    with Job(tmp_path) as job:
+        job.await_steps(3)
+        process = {"service": job.services[0], "rank": job.ranks[2], "rank 0": job.ranks[0]}[who]
+        job.stop(process)
+        time.sleep(1)
+        job.resume(process)
+        job.await_steps(3)
+        job.finish()
+
+
+def test_a_machine_that_sleeps_judges_nobody(tmp_path):
+    """All is stopped for longer than a silent tallyd, or rank, may be."""
+    with Job(tmp_path, env={"TALLY_DEAD_TIMEOUT": "2"}) as job:
+        job.await_steps(3)
+        everybody = job.services + job.ranks
+        for process in everybody:
+            job.stop(process)
+        time.sleep(6)
+        for process in everybody:
+            job.resume(process)
+        job.await_steps(3)
+        job.finish()
+
+
+# --- ranks ---------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_is_named_to_all(tmp_path):
+    with Job(tmp_path, ranks=4) as job:
+        job.await_steps(3)
+        job.kill(job.ranks[2])
+        job.fail([0, 1, 3], r"rank 2\b")
+
+
+def test_a_rank_that_stays_silent_is_named_to_all(tmp_path):
+    with Job(tmp_path, env={"TALLY_DEAD_TIMEOUT": "2"}) as job:
+        job.await_steps(3)
+        job.stop(job.ranks[1])
+        job.fail([0, 2], r"rank 1\b")
+
+
+def test_the_rank_with_the_coordinator_is_killed(tmp_path):
+    with Job(tmp_path) as job:
+        job.await_steps(3)
+        job.kill(job.ranks[0])
+        job.fail([1, 2], "coordinator")
+
+
+def test_two_ranks_killed_at_once(tmp_path):
+    with Job(tmp_path, ranks=4) as job:
+        job.await_steps(3)
+        job.kill(job.ranks[1])
+        job.kill(job.ranks[3])
+        job.fail([0, 2], r"rank [13]\b")
+
+
+def test_a_rank_that_leaves_early_is_named_to_all(tmp_path):
+    with Job(tmp_path, rank_words={1: ["leave=4"]}) as job:
+        statuses = job.await_ends()
+        job.check()
+        assert statuses == [GONE_OVER, 0, GONE_OVER], job.account()
+        for rank in 0, 2:
+            assert re.search(r"rank 1 has left", job.histories()[rank].failed[1]), job.account()
+
+
+def test_tallyd_serves_the_restarted_job(tmp_path):
+    with Job(tmp_path) as job:
+        job.await_steps(3)
+        job.kill(job.ranks[1])
+        job.fail([0, 2], r"rank 1\b")
+        assert all(service.running() for service in job.services), job.account()
+        job.restart()
+        job.await_steps(3)
+        job.finish()
+
+
+# --- disagreement --------------------------------------------------------------------------------------
+
+
+def status(job):
+    address = job.where.environment("watcher")["TALLY_COORD"]
+    done = subprocess.run([TALLY, "status", "--json", address], capture_output=True, text=True, timeout=60,
+                          env=job.where.environment("watcher"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_sizes_that_differ(tmp_path):
+    """w[10M] on one rank, w[5M] on the other, parts of 1 MB, 4 services: both are told, the next round works."""
+    sizes = (2_500_000, *SIZES[1:])
+    with Job(tmp_path, ranks=2, services=2, sizes=sizes, env={"TALLY_PART_BYTES": "1M"}, words=["pause_ms=200"],
+             rank_words={1: ["differ=1:0"]}) as job:
+        job.await_steps(4)
+        job.await_true(lambda: all(s["bytes_in_use"] == 0 for s in status(job)["services"]), "no memory in use")
+        histories = job.finish()
+        verdicts = {h.ends[1, 0] for h in histories}
+        assert len(verdicts) == 1
+        code, sentence = verdicts.pop()
+        assert code == -22 and "tensor 0" in sentence and "2500000" in sentence and "1250000" in sentence
+        assert all(h.ends[key][0] == 0 for h in histories for key in h.ends if key != (1, 0))
+
+
+# --- a service ends ------------------------------------------------------------------------------------
+
+
+@EVICTION
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_service_is_killed(tmp_path, steps):
+    with Job(tmp_path, words=["shuffle=1", "pause_ms=5"]) as job:
+        job.await_steps(1 + steps)
+        job.kill(job.services[0])
+        job.await_steps(10)
+        job.finish()
+
+
+@EVICTION
+def test_two_services_are_killed_at_once(tmp_path):
+    with Job(tmp_path, ranks=4, services=3) as job:
+        job.await_steps(3)
+        job.kill(job.services[0])
+        job.kill(job.services[2])
+        job.await_steps(10)
+        job.finish()
+
+
+@EVICTION
+def test_all_services_are_killed_one_after_another(tmp_path):
+    with Job(tmp_path, services=3) as job:
+        for service in job.services:
+            job.await_steps(3)
+            job.kill(service)
+        job.await_steps(5)
+        job.finish()
+
+
+@EVICTION
+@pytest.mark.parametrize("ms", [0, 1, 2, 5, 10, 20])
+def test_a_service_is_killed_during_the_change_that_another_caused(tmp_path, ms):
+    with Job(tmp_path, services=2) as job:
+        job.await_steps(3)
+        job.kill(job.services[1])
+        time.sleep(ms / 1000)
+        job.kill(job.services[0])
+        job.await_steps(5)
+        job.finish()
+
+
+@EVICTION
+@pytest.mark.parametrize("byte", [0, 1, 7, 63, 64, 127, 4096 + 33])
+def test_a_service_is_killed_after_a_byte_of_a_result(tmp_path, byte):
+    with Job(tmp_path, ranks=2, services=1, proxied=[0]) as job:
+        job.await_steps(3)
+        trick = job.proxies[0][1].play("die", up=False, after=200_000 + byte, action=lambda: job.kill(job.services[0]))
+        job.await_true(trick.done.is_set, "the byte")
+        job.await_steps(5)
+        job.finish()
+
+
+@EVICTION
+def test_a_verdict_reaches_one_machine_and_then_the_service_dies(tmp_path):
+    """All tensors differ in step 3; what one tallyd has to say of it reaches rank 0 alone."""
+    with Job(tmp_path, ranks=2, services=1, proxied=[0], sizes=[1000] * 5, rank_words={1: ["differ=3:-1"]},
+             words=["pause_ms=300"]) as job:
+        job.await_true(lambda: job.steps(1) == 3, "three steps")
+        job.proxies[0][1].hold(False)
+        job.await_true(lambda: sum(key[0] == 3 for key in job.histories()[0].ends) == 5, "verdicts on rank 0")
+        job.kill(job.services[0])
+        job.proxies[0][1].pass_all()
+        job.await_steps(3)
+        histories = job.finish()
+        for tensor in range(5):
+            assert {h.ends[3, tensor] for h in histories} == {histories[0].ends[3, tensor]}
+            assert histories[0].ends[3, tensor][0] == -22
+
+
+@EVICTION
+def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
+    with Job(tmp_path, services=2) as job:
+        job.await_steps(3)
+        job.stop(job.services[0])
+        job.await_steps(5)  # no sooner than it is out
+        job.resume(job.services[0])
+        job.await_steps(20)
+        job.finish()
+
+
+@EVICTION
+def test_a_service_that_one_machine_cannot_reach_is_evicted(tmp_path):
+    with Job(tmp_path, services=1, proxied=[0]) as job:
+        job.await_steps(3)
+        job.proxies[0][2].refuses = True
+        job.proxies[0][2].cut_all()
+        job.await_steps(5)
+        job.finish()
+
+
+# --- services come and go ------------------------------------------------------------------------------
+
+
+@CHANGE
+def test_a_service_joins_during_training(tmp_path):
+    with Job(tmp_path, services=1) as job:
+        job.await_steps(3)
+        late = job.add_service()
+        job.await_true(lambda: "serving" in late.output(), "the new tallyd's part in the job")
+        job.await_steps(10)
+        job.finish()
+
+
+@CHANGE
+def test_a_service_joins_while_a_round_has_begun_on_one_machine_only(tmp_path):
+    with Job(tmp_path, ranks=2, services=1, rank_words={1: ["late=3:6000"]}) as job:
+        job.await_true(lambda: any(key[0] == 3 for key in job.histories()[0].begun), "a begun round")
+        late = job.add_service()
+        job.await_true(lambda: "serving" in late.output(), "the new tallyd's part in the job")
+        assert job.steps(1) == 3
+        job.await_steps(5)
+        job.finish()
+
+
+@CHANGE
+def test_a_service_drains(tmp_path):
+    with Job(tmp_path) as job:
+        job.await_steps(3)
+        job.drain(job.services[0])
+        assert job.await_ends([job.services[0]]) == [0], job.account()
+        job.await_steps(5)
+        job.finish()
+
+
+@CHANGE
+def test_one_joins_one_drains_and_one_dies(tmp_path):
+    with Job(tmp_path, services=2) as job:
+        job.await_steps(3)
+        job.add_service()
+        job.drain(job.services[0])
+        job.kill(job.services[1])
+        job.await_steps(20)
+        job.finish()
+
+
+@CHANGE
+def test_a_killed_service_comes_back_on_its_port(tmp_path):
+    with Job(tmp_path, services=1) as job:
+        job.await_steps(3)
+        old = job.services[0]
+        job.kill(old)
+        job.await_steps(3)
+        new = job.add_service(env={"TALLY_PORTS": f"{old.port}-{old.port}"})
+        job.await_true(lambda: "serving" in new.output(), "the tallyd's part in the job")
+        job.await_steps(5)
+        job.finish()
+
+
+# --- connections ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("up", [True, False], ids=["pushes", "results"])
+def test_damage_on_the_path_never_makes_a_wrong_sum(tmp_path, kind, up):
+    """Whether the job goes on or ends, all ranks agree, and no result is wrong."""
+    with Job(tmp_path, services=1, proxied=[0], env=CHECKED) as job:
+        job.await_steps(2)
+        trick = job.proxies[0][1].play(kind, up, after=100_000 + 77)
+        job.await_true(trick.done.is_set, "the damage")
+        (job.folder / "stop").touch()
+        statuses = job.await_ends()
+        job.check()
+        assert statuses in ([0] * 3, [GONE_OVER] * 3), job.account()
+
+
+@REPAIR
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("up", [True, False], ids=["pushes", "results"])
+def test_a_broken_connection_is_repaired_unseen(tmp_path, kind, up):
+    with Job(tmp_path, services=1, proxied=[0], env=CHECKED) as job:
+        job.await_steps(2)
+        trick = job.proxies[0][1].play(kind, up, after=100_000 + 77)
+        job.await_true(trick.done.is_set, "the damage")
+        job.await_steps(5)
+        job.finish()
+        assert job.services[0].running()
+
+
+@REPAIR
+def test_all_connections_break_again_and_again(tmp_path):
+    with Job(tmp_path, services=1, proxied=[0]) as job:
+        for _ in range(5):
+            job.await_steps(1)
+            for proxy in job.all_proxies():
+                proxy.cut_all()
+        job.await_steps(5)
+        job.finish()
+
+
+# --- the coordinator -----------------------------------------------------------------------------------
+
+
+@STANDALONE
+def test_the_coordinators_death_does_not_stop_rounds(tmp_path):
+    with Job(tmp_path, services=1, coordinator=True) as job:
+        job.await_steps(3)
+        job.kill(job.coordinator)
+        job.await_steps(10)
+        job.start_coordinator()
+        job.await_steps(10)
+        job.finish()
