@@ -129,6 +129,8 @@ static int read_secret_file(struct tly_place *p, const char *path, bool must_exi
     char text[4096];
     struct stat st;
     FILE *f = fopen(path, "re");
+    if (f)
+        setvbuf(f, NULL, _IONBF, 0); /* or the secret would stay in a buffer that is not ours to clear */
     if (!f)
         return must_exist ? tly_fail(EINVAL, "TALLY_SECRET_FILE=%s: %s", path, strerror(errno)) : 0;
     if (fstat(fileno(f), &st) == 0 && (st.st_mode & 077)) {
@@ -140,7 +142,10 @@ static int read_secret_file(struct tly_place *p, const char *path, bool must_exi
     while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
         n--;
     text[n] = '\0';
-    int err = use_secret(p, text, path);
+    int err =
+        n == sizeof text - 1 ? tly_fail(EINVAL, "%s: the job secret has more than %zu bytes", path, n - 1)
+        : strlen(text) < n   ? tly_fail(EINVAL, "%s: the job secret holds a zero byte", path)
+                             : use_secret(p, text, path);
     explicit_bzero(text, sizeof text);
     return err;
 }

@@ -164,6 +164,16 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     return err ? tly_fail(-err, "%s", sentence) : 0;
 }
 
+/* What came as text is not needed any more; of the environment it would show to whoever may read that of our user's
+ * processes. */
+static void forget_secret(struct tly_params *params)
+{
+    char *text[] = {getenv("TALLY_SECRET"), params->secret};
+    for (int i = 0; i < 2; i++)
+        if (text[i])
+            sodium_memzero(text[i], strlen(text[i]));
+}
+
 static const struct option options[] = {
     {"coord", required_argument, NULL, 'c'},  {"once", no_argument, NULL, 'o'},
     {"memory", required_argument, NULL, 'm'}, {"job", required_argument, NULL, 'j'},
@@ -214,6 +224,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "tallyd: %s\n", tly_error());
         return 2;
     }
+    forget_secret(&params);
     if (health && tly_health_start(health, &pulse.health) != 0) {
         fprintf(stderr, "tallyd: --health: %s\n", tly_error());
         return 2;

@@ -8,6 +8,7 @@
 #include "wire/hello.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,11 +27,32 @@ enum {
     at_mac = 288
 };
 
+static uint8_t *mask; /* from sodium_malloc(): locked if that may be, in no core dump, never freed */
+
+static void make_mask(void)
+{
+    mask = sodium_malloc(TLY_SECRET_BYTES);
+    if (mask)
+        randombytes_buf(mask, TLY_SECRET_BYTES);
+}
+
+/* Masks and unmasks.  Without memory for a mask the secret stays as it is. */
+static void apply_mask(const uint8_t in[TLY_SECRET_BYTES], uint8_t out[TLY_SECRET_BYTES])
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_mask);
+    for (int i = 0; i < TLY_SECRET_BYTES; i++)
+        out[i] = in[i] ^ (mask ? mask[i] : 0);
+}
+
 void tly_hello_secret(const char *text, uint8_t out[TLY_SECRET_BYTES])
 {
     static const char salt[] = "tally job secret 1";
-    crypto_generichash(out, TLY_SECRET_BYTES, (const uint8_t *)(text ? text : ""), text ? strlen(text) : 0,
+    uint8_t key[TLY_SECRET_BYTES];
+    crypto_generichash(key, TLY_SECRET_BYTES, (const uint8_t *)(text ? text : ""), text ? strlen(text) : 0,
                        (const uint8_t *)salt, sizeof salt - 1);
+    apply_mask(key, out);
+    sodium_memzero(key, sizeof key);
 }
 
 void tly_hello_init(struct tly_hello *h, const struct tly_identity *me, bool connector)
@@ -43,11 +65,15 @@ void tly_hello_init(struct tly_hello *h, const struct tly_identity *me, bool con
 static void mac(const struct tly_hello *h, const char *label, uint8_t *out, size_t len)
 {
     crypto_generichash_state s;
-    crypto_generichash_init(&s, h->me.secret, TLY_SECRET_BYTES, len);
+    uint8_t key[TLY_SECRET_BYTES];
+    apply_mask(h->me.secret, key);
+    crypto_generichash_init(&s, key, TLY_SECRET_BYTES, len);
+    sodium_memzero(key, sizeof key);
     crypto_generichash_update(&s, (const uint8_t *)label, strlen(label) + 1);
     crypto_generichash_update(&s, h->first, TLY_HELLO_BYTES);
     crypto_generichash_update(&s, h->second, at_mac);
     crypto_generichash_final(&s, out, len);
+    sodium_memzero(&s, sizeof s); /* it holds the key */
 }
 
 static void derive(struct tly_hello *h)

@@ -30,7 +30,7 @@ enum tly_role {
 
 /* Who this process is in a handshake. */
 struct tly_identity {
-    uint8_t secret[TLY_SECRET_BYTES]; /* tly_hello_secret() */
+    uint8_t secret[TLY_SECRET_BYTES]; /* tly_hello_secret(): means nothing outside of this process */
     uint8_t role;                     /* enum tly_role */
     uint32_t rank;                    /* or TLY_NO_RANK */
     uint64_t incarnation;             /* of the job; a connector may not know it yet: 0 */
@@ -48,7 +48,8 @@ struct tly_hello {
     int refusal_err;
 };
 
-/* A uniform key from any secret; NULL or "" for none (loopback only). */
+/* A uniform key from any secret; NULL or "" for none (loopback only).  It is masked by random bytes of this process, in
+ * a page of their own that core dumps leave out: so the copies of it in identities give nothing away. */
 void tly_hello_secret(const char *text, uint8_t out[TLY_SECRET_BYTES]);
 
 void tly_hello_init(struct tly_hello *h, const struct tly_identity *me, bool connector);
