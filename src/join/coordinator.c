@@ -568,10 +568,15 @@ out:
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
+    const struct member *m = user;
     bool watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER,
          alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
     if (!alive && watcher != (f->type == TLY_STATUS)) {
         *why = "a frame out of its sender's role";
+        return -EPROTO;
+    }
+    if (tly_outbox_full(&m->outbox) && !alive) {
+        *why = "much is asked and no answer is read";
         return -EPROTO;
     }
     switch (f->type) {

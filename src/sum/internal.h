@@ -113,6 +113,7 @@ struct session {
     bool watcher;                                 /* no rank: asks how the service stands */
     bool left;                                    /* has said goodbye */
     struct tly_map groups;                        /* number -> struct members, as this rank has told */
+    uint32_t named;                               /* ranks in those lists, in all */
     uint32_t taken;                               /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */

@@ -7,7 +7,8 @@
 #include "sum/internal.h"
 #include "wire/pack.h"
 
-enum { MOST_GROUPS = 1 << 16 }; /* of one rank: what it may have us remember */
+/* Of one rank: what it may have us remember, in groups and in the ranks that they name. */
+enum { MOST_GROUPS = 1 << 16, MOST_NAMED = 1 << 20 };
 
 bool tly_members_have(const struct members *m, uint32_t rank)
 {
@@ -93,7 +94,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     uint32_t count = tly_read32(&r);
     *why = "no list of a group";
     if (!f->group || f->group & TLY_PAIR || !count || count > s->ranks || p->groups.count >= MOST_GROUPS ||
-        tly_map_get(&p->groups, hash(f->group)))
+        p->named + count > MOST_NAMED || tly_map_get(&p->groups, hash(f->group)))
         return -EPROTO;
     uint32_t *rank = malloc(count * sizeof *rank);
     bool *named = calloc(s->ranks, sizeof *named);
@@ -110,6 +111,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     struct members *m = err ? NULL : find_or_make(s, rank, count);
     if (!err)
         err = m && tly_map_put(&p->groups, hash(f->group), m) == 0 ? 0 : -ENOMEM;
+    p->named += err ? 0 : count;
     free(rank);
     free(named);
     return err;

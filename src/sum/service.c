@@ -231,6 +231,10 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "a watcher may only ask for the status";
         return -EPROTO;
     }
+    if (tly_outbox_full(&p->outbox) && !alive) {
+        *why = "much is asked and no answer is read";
+        return -EPROTO;
+    }
     if (p->watcher) {
         *land = (struct tly_landing){.control = true};
         return 0;

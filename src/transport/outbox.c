@@ -15,6 +15,12 @@ struct letter {
 void tly_outbox_init(struct tly_outbox *o)
 {
     tly_list_init(&o->letters);
+    o->bytes = 0;
+}
+
+bool tly_outbox_full(const struct tly_outbox *o)
+{
+    return o->bytes > TLY_MOST_LETTER_BYTES;
 }
 
 int tly_outbox_post(struct tly_outbox *o, const struct tly_frame *f, const void *data, size_t len, void *tag)
@@ -30,6 +36,7 @@ int tly_outbox_post(struct tly_outbox *o, const struct tly_frame *f, const void 
     l->frame.payload = (uint32_t)len;
     l->tag = tag;
     tly_list_append(&o->letters, &l->node);
+    o->bytes += sizeof *l + len;
     return 0;
 }
 
@@ -39,6 +46,7 @@ bool tly_outbox_next(struct tly_outbox *o, struct tly_outgoing *out, void **tag)
         return false;
     struct letter *l = tly_list_entry(o->letters.next, struct letter, node);
     tly_list_remove(&l->node);
+    o->bytes -= sizeof *l + l->frame.payload;
     *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
     if (tag)
         *tag = l->tag;

@@ -1,0 +1,470 @@
+/* enemy_test.c - a rank that was admitted and means ill: a service takes no nonsense from it and allocates no more for it
+ * than it may, and the other rank is served all the same.  And crowds of strangers at the doors of a running job.
+ *
+ * The service runs in a thread of this process; the enemy speaks over a link of ours, and so can say what no rank would. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sodium.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "job.h"
+#include "sum/service.h"
+#include "transport/outbox.h"
+#include "transport/tcp/socket.h"
+
+#include <cmocka.h>
+
+/* --- a service and its two ranks ------------------------------------------------------------------- */
+
+enum { PART = 65536, WINDOW = 2 * PART, RANKS = 2, BIG = TLY_MAX_CONTROL };
+
+struct rank {
+    struct tly_link *link;
+    struct tly_outbox outbox;
+    int opened, closed, answers, results;
+};
+
+static struct {
+    struct tly_loop loop;
+    struct tly_params params;
+    struct tly_service *service;
+    struct tly_identity identity;
+    struct rank rank[RANKS];
+} x;
+
+static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
+static char said[4096]; /* by the service, last */
+
+static void listen_to_log(void *user, enum tally_log_level level, const char *line)
+{
+    pthread_mutex_lock(&said_lock);
+    snprintf(said, sizeof said, "%s", line);
+    pthread_mutex_unlock(&said_lock);
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    ((struct rank *)user)->opened++;
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    land->control = true;
+    return 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct rank *r = user;
+    r->answers += f->type == TLY_STATUS;
+    r->results += f->type == TLY_RESULT;
+    return 0;
+}
+
+static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+{
+    return tly_outbox_next(&((struct rank *)user)->outbox, out, NULL);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct rank *r = user;
+    r->closed++;
+    tly_link_destroy(l);
+    r->link = NULL;
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static void turn_until(const int *what, int value)
+{
+    for (int i = 0; *what < value; i++) {
+        assert_true(i < 60000);
+        tly_loop_turn(&x.loop, 2);
+    }
+}
+
+static void post(int rank, struct tly_frame f, const void *data, size_t len)
+{
+    f.rank = (uint32_t)(f.rank == RANKS ? 0 : rank); /* RANKS: in another's name */
+    tly_loop_lock(&x.loop);
+    assert_int_equal(tly_outbox_post(&x.rank[rank].outbox, &f, data, len, NULL), 0);
+    tly_loop_unlock(&x.loop);
+}
+
+static void enter(int rank)
+{
+    struct rank *r = &x.rank[rank];
+    struct sockaddr_storage to;
+    struct tly_link_config c = {
+        .user_calls = &calls, .user = r, .identity = x.identity, .peer_name = "service"};
+    tly_outbox_finish(&r->outbox, NULL, NULL);
+    memset(r, 0, sizeof *r);
+    tly_outbox_init(&r->outbox);
+    c.identity.role = TLY_ROLE_RANK;
+    c.identity.rank = (uint32_t)rank;
+    assert_int_equal(tly_address_parse("127.0.0.1", tly_service_port(x.service), &to), 0);
+    tly_loop_lock(&x.loop);
+    assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &r->link), 0);
+    tly_loop_unlock(&x.loop);
+    turn_until(&r->opened, 1);
+}
+
+static int set_up(void **state)
+{
+    static struct tly_roster_rank ranks[RANKS] = {{0, 0}, {1, 0}};
+    static struct tly_roster_service services[RANKS];
+    struct tly_roster roster = {
+        .epoch = 1,
+        .rank_count = RANKS,
+        .machine_count = RANKS,
+        .service_count = RANKS,
+        .part_bytes = PART,
+        .window_bytes = WINDOW,
+        .ranks = ranks,
+        .services = services};
+    struct sockaddr_storage at;
+    char why[256];
+    tally_log_redirect(listen_to_log, NULL);
+    memset(&x, 0, sizeof x);
+    x.identity =
+        (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
+    tly_hello_secret(NULL, x.identity.secret);
+    services[0].weight = services[1].weight = 1;
+    for (int i = 0; i < RANKS; i++)
+        tly_outbox_init(&x.rank[i].outbox);
+    assert_int_equal(
+        tly_params_load(&x.params, (const char *const[]){"TALLY_MEMORY=4M", NULL}, why, sizeof why), 0);
+    assert_int_equal(tly_loop_init(&x.loop), 0);
+    assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
+    assert_int_equal(tly_service_create(NULL, &x.params, &x.identity, &at, &x.service), 0);
+    assert_int_equal(tly_service_begin(x.service, &roster), 0);
+    enter(0);
+    enter(1);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    tly_loop_lock(&x.loop);
+    for (int i = 0; i < RANKS; i++) {
+        tly_link_destroy(x.rank[i].link);
+        tly_outbox_finish(&x.rank[i].outbox, NULL, NULL);
+    }
+    tly_loop_unlock(&x.loop);
+    tly_service_destroy(x.service, 0);
+    tly_loop_finish(&x.loop);
+    tly_params_finish(&x.params);
+    tally_log_redirect(NULL, NULL);
+    return 0;
+}
+
+static struct tly_frame push(uint64_t key, uint32_t length)
+{
+    return (struct tly_frame){
+        .type = TLY_PUSH,
+        .flags = TLY_LAST,
+        .key = key,
+        .spec = 9,
+        .count = length / 4,
+        .kind = TALLY_PUSH_PULL,
+        .dtype = TALLY_FLOAT32,
+        .op = TALLY_SUM,
+        .length = length,
+        .prescale = 1,
+        .postscale = 1};
+}
+
+/* The enemy, rank 1, has been shown the door for this; the other is answered, and he may even come again. */
+static void thrown_out(const char *why)
+{
+    turn_until(&x.rank[1].closed, 1);
+    pthread_mutex_lock(&said_lock);
+    bool right = strstr(said, why);
+    if (!right)
+        print_error("not \"%s\" but \"%s\"\n", why, said);
+    said[0] = '\0';
+    pthread_mutex_unlock(&said_lock);
+    assert_true(right);
+    int before = x.rank[0].answers;
+    post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    turn_until(&x.rank[0].answers, before + 1);
+    assert_int_equal(x.rank[0].closed, 0);
+    enter(1);
+}
+
+/* --- what an admitted rank may not do ------------------------------------------------------------ */
+
+static void test_nonsense(void **state)
+{
+    static const uint8_t data[PART + 64];
+    struct tly_frame f;
+    uint32_t len = 1024;
+    const struct {
+        const char *why;
+        struct tly_frame frame;
+        uint32_t payload;
+    } cases[] = {
+#define CASE(why_, payload_, ...) \
+    {.why = why_, .payload = payload_, .frame = ({ \
+                                           f = push(1, len); \
+                                           (void)(__VA_ARGS__); \
+                                           f; \
+                                       })}
+        CASE("a push in another's name", len, f.rank = RANKS),
+        CASE("unknown group", len, f.group = 7),
+        CASE("unknown group", len, f.group = tly_pair(0, 0)),
+        CASE("unknown group", len, f.group = tly_pair(1, 4000)),
+        CASE("a part larger than agreed", len, (f.flags = 0, f.length = PART + 64)),
+        CASE("part too large", len, (f.flags = 0, f.length = 1u << 31)),
+        CASE("fragment reaches past its part", len + 64, f.length = len),
+        CASE("fragment reaches past its part", len, f.offset = 0xffffffc0),
+        CASE("part at an odd place", len, f.place = 3),
+        CASE("unknown kind, type or size", len, f.kind = 99),
+        CASE("unknown kind, type or size", len, f.kind = 0),
+        CASE("unknown kind, type or size", len, f.dtype = 200),
+        CASE("unknown kind, type or size", len + 1, f.length = len + 1),
+        CASE("reduction", len, f.op = 77),
+        CASE("no such root", 0, (f.kind = TALLY_BROADCAST, f.root = 3000)),
+        CASE("no such rank", len, f.root = TLY_MAX_RANKS),
+        CASE("a request out of place", len, f.flags |= TLY_REQUEST),
+        CASE("a request with data", len, (f.kind = TALLY_BROADCAST, f.flags |= TLY_REQUEST)),
+        CASE("data where ranks only meet", len, f.kind = TALLY_BARRIER),
+        CASE("a list of another size", len, f.kind = TALLY_ALLGATHER),
+        CASE("an error mark off its home", 100, (f.flags |= TLY_MARK, f.part = 1, f.length = 0)),
+        CASE("payload too large", 0, (f.type = TLY_SPEC, f.payload = BIG + 1)),
+        CASE("no list of a group", 4, (f.type = TLY_GROUP, f.group = 1)),
+        CASE("no list of a group", 4, (f.type = TLY_GROUP, f.group = 0)),
+        CASE("no list of a group", len, (f.type = TLY_GROUP, f.group = tly_pair(0, 1))),
+        CASE("no frame for a service", 0, f.type = TLY_RESULT),
+        CASE("no frame for a service", 0, f.type = TLY_INVITE),
+        CASE("no frame for a service", 0, f.type = TLY_COMMIT),
+        CASE("a second handshake", 0, f.type = TLY_HELLO),
+        CASE("unknown frame type", 0, f.type = 250),
+#undef CASE
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_frame sent = cases[i].frame;
+        if (sent.payload > BIG) { /* the header alone says it */
+            static uint8_t more[BIG + 1];
+            post(1, sent, more, sizeof more);
+        } else {
+            post(1, sent, data, cases[i].payload);
+        }
+        thrown_out(cases[i].why);
+    }
+}
+
+/* More than the window that was granted: in bytes, and in pushes without any. */
+static void test_past_the_window(void **state)
+{
+    static const uint8_t data[PART];
+    for (int empty = 0; empty <= 1; empty++) {
+        for (uint32_t i = 0; i < (empty ? WINDOW / 256 : WINDOW / PART) + 1; i++)
+            post(1, push((uint64_t)(1000 + 1000 * empty) + i, empty ? 0 : PART), data, empty ? 0 : PART);
+        thrown_out("a push past its window");
+    }
+}
+
+static void test_a_torn_part(void **state)
+{
+    static const uint8_t data[4096];
+    struct tly_frame f = push(5, 8192);
+    f.flags = 0;
+    post(1, f, data, 4096);
+    f.offset = 6144; /* not where the first fragment ended */
+    post(1, f, data, 2048);
+    thrown_out("a fragment that does not continue its part");
+}
+
+/* Questions about nothing have no answer and cost nothing. */
+static void test_about_nothing(void **state)
+{
+    static const uint8_t text[BIG];
+    for (int i = 0; i < 300; i++) {
+        struct tly_frame f = push((uint64_t)i, 0);
+        f.flags = i % 2 ? TLY_REQUEST : 0;
+        f.type = i % 3 == 0 ? TLY_CANCEL : i % 3 == 1 ? TLY_SPEC : TLY_STATUS;
+        if (f.type == TLY_STATUS)
+            f.flags = TLY_REQUEST;
+        post(1, f, text, f.type == TLY_SPEC && i < 30 ? sizeof text : 0);
+    }
+    post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    turn_until(&x.rank[1].answers, 1);
+    assert_int_equal(x.rank[1].answers, 1);
+    assert_int_equal(x.rank[1].closed, 0);
+}
+
+static size_t resident(void)
+{
+    unsigned long all, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lu %lu", &all, &pages), 2);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Who asks and asks and reads no answer is not remembered for ever: what waits for him is bounded, and then he goes.  His
+ * loop is not turned, so nothing is received; the answers fill the sockets, then the service's memory.  Only when the
+ * service is slower than he is a turn lets him send again; what that reads is less than he has asked for. */
+static void ask_without_reading(int rank)
+{
+    struct rank *r = &x.rank[rank];
+    size_t most = 0, before = resident();
+    for (int i = 0; !r->closed; i++) {
+        assert_true(i < 60000);
+        tly_loop_lock(&x.loop);
+        bool more = tly_list_empty(&r->outbox.letters);
+        for (int n = 0; n < 1000 && more; n++) {
+            struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)rank};
+            assert_int_equal(tly_outbox_post(&r->outbox, &f, NULL, 0, NULL), 0);
+        }
+        tly_link_flush(r->link);
+        bool stuck = r->link && tly_link_busy(r->link);
+        tly_loop_unlock(&x.loop);
+        if (stuck && i % 64 == 63)
+            tly_loop_turn(&x.loop, 0);
+        size_t now = resident();
+        most = now > most ? now : most;
+        job_sleep_ms(1);
+    }
+    assert_true(UNDER_SANITIZER || most - before < 4 * (size_t)TLY_MOST_LETTER_BYTES);
+}
+
+static void test_asking_without_reading(void **state)
+{
+    ask_without_reading(1);
+    thrown_out("much is asked and no answer is read");
+}
+
+/* --- crowds of strangers ------------------------------------------------------------------------- */
+
+struct board {
+    atomic_int stage, stop, ports_known;
+    int ports[8];
+};
+
+static int until_stopped(int rank, void *arg)
+{
+    struct board *b = arg;
+    static float x_[50000];
+    static int64_t stop;
+    tally_comm *c;
+    tally_op *op;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    if (rank == 0) {
+        char *json;
+        int n = 0;
+        CHECK(tally_comm_report(c, 60000, &json) == 0);
+        for (const char *at = json; (at = strstr(at, "\"port\": ")); at++)
+            sscanf(at, "\"port\": %d", &b->ports[n++]);
+        free(json);
+        atomic_store(&b->ports_known, n);
+    }
+    do {
+        for (int i = 0; i < 50000; i++)
+            x_[i] = (float)rank;
+        CHECK(tally_push_pull(c, "w", x_, x_, 50000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        tally_op_free(op);
+        CHECK(x_[17] == 1);
+        atomic_fetch_add(&b->stage, 1);
+        stop = atomic_load(&b->stop);
+        CHECK(tally_push_pull(c, "stop", &stop, &stop, 1, TALLY_INT64, TALLY_MAX, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        tally_op_free(op);
+    } while (!stop);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static int knock(int port)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (fd >= 0)
+        connect(fd, (struct sockaddr *)&a, sizeof a);
+    return fd;
+}
+
+static int count_descriptors(pid_t pid)
+{
+    char path[64];
+    int n = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    for (int fd = 0; fd < 20000; fd++) {
+        char name[96], target[64];
+        snprintf(name, sizeof name, "%s/%d", path, fd);
+        n += readlink(name, target, sizeof target) > 0;
+    }
+    return n;
+}
+
+/* 10,000 connections that stay half open or say a byte now and then, and a scanner that comes and goes: the job goes
+ * on, and keeps nothing of them. */
+static void test_crowds(void **state)
+{
+    enum { CROWD = UNDER_SANITIZER ? 2000 : 10000, SCANS = UNDER_SANITIZER ? 200 : 2000 };
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = 2, .tallyds = 1, .main = until_stopped, .arg = b};
+    struct rlimit limit;
+    static int fd[CROWD];
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit raised = {limit.rlim_max, limit.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &raised);
+    int crowd = limit.rlim_max > CROWD + 200 ? CROWD : (int)limit.rlim_max - 200;
+    job_start(&j);
+    job_await(&b->ports_known, 3);
+    job_await(&b->stage, 4);
+    int before = count_descriptors(j.tallyd_pid[0]);
+    b->ports[3] = j.port;
+    for (int i = 0; i < crowd; i++)
+        fd[i] = knock(b->ports[i % 4]);
+    for (int round = 0; round < 3; round++) {
+        int stage = atomic_load(&b->stage);
+        job_await(&b->stage, stage + 6);
+        for (int i = round; i < crowd; i += 3)
+            send(fd[i], "T", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        for (int i = 0; i < SCANS / 3; i++)
+            close(knock(b->ports[i % 4]));
+    }
+    for (int i = 0; i < crowd; i++)
+        close(fd[i]);
+    for (int i = 0; count_descriptors(j.tallyd_pid[0]) > before; i++) {
+        assert_true(i < 3000);
+        job_sleep_ms(20);
+    }
+    atomic_store(&b->stop, 1);
+    job_finish(&j);
+    job_clear(&j);
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_past_the_window, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_torn_part, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_asking_without_reading, set_up, tear_down),
+        cmocka_unit_test(test_crowds),
+    };
+    if (sodium_init() < 0)
+        return 1;
+    return cmocka_run_group_tests_name("enemy", tests, NULL, NULL);
+}
