@@ -232,9 +232,25 @@ TALLY_API int tally_scatter(tally_comm *comm, const char *name, const void *inpu
                             void *output, size_t count, enum tally_dtype dtype, int root,
                             const struct tally_options *options, tally_op **op);
 
+/* A message from one rank to another: the n-th that `from` sends to `to` with a tag meets the n-th that `to` receives from
+ * it with that tag, and must be of the same count and type.  Other operations do not wait for messages.  A tally_recv()
+ * ends when the message is there.  A tally_send() of up to 64 KB ends at once: the message has been copied, and where
+ * the receiver means another, the sender only warns.  A larger one ends when the receiver's machine has it, which
+ * asks for it once the receiver has; with -EINVAL if they disagree.  -EINVAL: no such rank, or the own. */
+TALLY_API int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dtype dtype, int to,
+                         uint32_t tag, const struct tally_options *options, tally_op **op);
+TALLY_API int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from,
+                         uint32_t tag, const struct tally_options *options, tally_op **op);
+
+/* Ends when there is a message with this tag for which this rank has not called tally_recv(); tally_op_source() says of
+ * whom the oldest is.  To receive from any rank, call this and then that: with one probe for a tag under way at a time,
+ * and no tally_recv() with that tag in between. */
+TALLY_API int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op);
+
 /* Push an error mark for `name`: the operation of `kind` (an enum tally_kind) that the other ranks submit
  * under it fails on all ranks with `reason`.  For a rank that must refuse what it
- * was asked to do and cannot submit it.  Of the options, space and group are used. */
+ * was asked to do and cannot submit it.  Of the options, space and group are used.  Not for
+ * messages. */
 TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind,
                            const struct tally_options *options, const char *reason);
 enum tally_kind {
@@ -266,6 +282,10 @@ TALLY_API const char *tally_op_error(const tally_op *op);
  * rank of its group.  They live as long as the handle.  -EAGAIN: not finished; -EINVAL: no allgather. */
 TALLY_API int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes,
                                 const int64_t **first_dims);
+
+/* The rank (its place in the group) whose message a finished tally_probe() has found.  -EAGAIN: not finished, or failed;
+ * -EINVAL: no probe. */
+TALLY_API int tally_op_source(const tally_op *op);
 
 /* Let go of the handle.  An operation in flight goes on to its end.  NULL is accepted. */
 TALLY_API void tally_op_free(tally_op *op);

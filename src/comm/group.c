@@ -15,6 +15,7 @@
 
 static void destroy(struct tally_group *g)
 {
+    tly_map_finish(&g->messages);
     free(g->ranks);
     free(g->name);
     free(g);
@@ -45,6 +46,7 @@ void tly_group_finish(tally_comm *c)
     struct tally_group *g;
     tly_map_each(&c->groups, g) destroy(g);
     tly_map_finish(&c->groups);
+    tly_map_finish(&c->all.messages);
     free(c->all.ranks);
     free(c->lists);
 }

@@ -57,6 +57,7 @@ struct part {
     uint8_t state;
     bool known; /* its service has heard of it */
     bool quiet; /* we push it and do not want the result */
+    bool offer; /* its data goes when it is asked for */
     uint32_t root;
 };
 
@@ -70,8 +71,10 @@ struct tally_group {
     int rank, size;   /* our place in it */
     uint32_t *ranks;  /* owned */
     uint64_t
-        unnamed[TALLY_MESSAGE + 1]; /* calls without a name of each kind; under names_lock, as those below */
+        unnamed[TALLY_SCATTER + 1]; /* calls without a name of each kind; under names_lock, as those below */
     uint64_t ordered[256 - TALLY_SPACE_ORDERED];
+    struct tly_map
+        messages; /* how many there were: hash of sender, receiver and tag -> number, as a pointer */
 };
 
 /* A name in use. */
@@ -135,7 +138,14 @@ struct tally_op {
     uint64_t gathered_bytes;
     bool listed; /* the list has come */
 
-    /* between two ranks */
+    /* messages */
+    uint32_t from, to;
+    uint64_t mailbox; /* hash of group and tag */
+    uint8_t *copy;    /* owned: of what is sent, so that the sender need not wait */
+    int64_t found;    /* a probe's answer: a rank, */
+    int source;       /* and its place in the group */
+
+    /* an alltoall and its kin */
     int64_t *table; /* owned: elements for each of the group, then from each */
     uint32_t *
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
@@ -210,6 +220,7 @@ struct tally_comm {
     struct tally_group **lists; /* owned array: a group for each number but 0 */
     uint32_t list_count;
     uint64_t plans, sequence;
+    atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     bool closing;
 
     pthread_mutex_t inbox_lock; /* guards inbox */

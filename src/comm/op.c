@@ -7,11 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "comm/internal.h"
 #include "reduce/reduce.h"
 
+/* A message of up to KEPT_BYTES goes with its offer, and its sender does not wait, as long as all such copies are no more
+ * than COPIED_BYTES. */
+enum { KEPT_BYTES = 64 << 10, COPIED_BYTES = 16 << 20 };
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 
 /* --- handles ------------------------------------------------------------------------------------- */
@@ -27,6 +34,9 @@ void tly_op_unref(struct tally_op *op)
     free(op->parts);
     free(op->first_dims);
     free(op->gathered);
+    if (op->copy)
+        atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
+    free(op->copy);
     free(op->table);
     free(op->pairs);
     free(op);
@@ -119,6 +129,8 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
     op->status = -err;
     op->sentence = strdup(text);
+    if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+        tly_warn("comm", "%s", text); /* nobody waits for it */
     tly_queue_withdraw(c, op);
     complete(c, op);
 }
@@ -212,6 +224,9 @@ void tly_op_landed(tally_comm *c, struct part *p)
             return;
         }
     }
+    for (int i = 0; op->kind == TLY_PROBE && i < op->group->size; i++)
+        if (op->group->ranks[i] == (uint32_t)op->found)
+            op->source = i;
     if (op->parts_left == 0)
         complete(c, op);
 }
@@ -258,6 +273,8 @@ struct request {
     const void *input;
     void *output;
     uint64_t count, digest;
+    uint32_t from, to, tag;    /* of a message: ranks of the communicator */
+    bool copy;                 /* the caller does not wait */
     const size_t *give, *take; /* elements for each rank of the group and from each; NULL: none for any */
     const char *reason;        /* an error mark */
 };
@@ -271,6 +288,16 @@ static bool has_root(uint8_t kind)
 static bool is_exchange(uint8_t kind)
 {
     return kind >= TALLY_ALLTOALL && kind <= TALLY_SCATTER;
+}
+
+static bool is_message(uint8_t kind)
+{
+    return kind == TALLY_MESSAGE || kind == TLY_PROBE;
+}
+
+static bool takes_shape(uint8_t kind)
+{
+    return kind != TALLY_REDUCE_SCATTER && !is_exchange(kind) && !is_message(kind);
 }
 
 static struct tally_group *group_of(tally_comm *c, const struct tally_options *o)
@@ -289,6 +316,8 @@ static int check_request(const tally_comm *c, const struct request *r, const str
     bool gives = r->kind != TALLY_BROADCAST;
     bool gets =
         r->kind != TALLY_ALLGATHER && (r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank);
+    if (r->kind == TALLY_MESSAGE)
+        gets = !(gives = r->from == (uint32_t)c->rank);
     if (r->count && !is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
     if (r->group->comm != c)
@@ -307,7 +336,7 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
-    if (o->shape && r->kind <= TALLY_REDUCE && r->kind != TALLY_BARRIER) {
+    if (o->shape && takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
         uint64_t product = 1;
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
@@ -345,6 +374,17 @@ static int64_t *make_table(const struct request *r)
     return table;
 }
 
+/* What is compared of lengths: the caller's shape, or those of all pieces; nothing, where only two ranks know them. */
+static void take_shape(struct tally_op *op, const struct request *r, const struct tally_options *o)
+{
+    bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
+    bool shaped = !pieces && takes_shape(r->kind) && o && o->shape;
+    op->ndim = pieces ? (uint32_t)r->group->size : is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
+    op->shape = calloc(op->ndim + 1, sizeof *op->shape);
+    for (uint32_t i = 0; op->shape && i < op->ndim; i++)
+        op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
+}
+
 static struct tally_op *make_op(tally_comm *c, const struct request *r, const struct tally_options *o)
 {
     struct tally_op *op = calloc(1, sizeof *op);
@@ -364,25 +404,18 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size(op->dtype);
     op->digest = r->digest;
+    op->from = r->from;
+    op->to = r->to;
     op->input = r->input;
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
     op->postscale = o && o->postscale != 0 ? o->postscale : 1;
-    op->priority = o ? o->priority : 0;
+    op->priority =
+        o && !is_message(r->kind) ? o->priority : 0; /* a probe comes behind what was asked for before */
     op->space = o ? (uint8_t)o->space : 0;
     op->queued = o && o->queued;
     op->tag = o ? o->tag : NULL;
-    bool shaped = r->kind <= TALLY_REDUCE && o && o->shape;
-    op->ndim = shaped ? o->ndim : 1;
-    if (r->kind > TALLY_REDUCE)
-        op->ndim = r->kind == TALLY_REDUCE_SCATTER && !r->reason ? (uint32_t)r->group->size : 0;
-    op->shape = calloc(op->ndim + 1, sizeof *op->shape);
-    for (uint32_t i = 0; op->shape && r->give && i < op->ndim; i++)
-        op->shape[i] = (int64_t)r->give[i];
-    if (op->shape && shaped && o->ndim)
-        memcpy(op->shape, o->shape, op->ndim * sizeof *op->shape);
-    else if (op->shape && r->kind <= TALLY_REDUCE)
-        op->shape[0] = (int64_t)r->count;
+    take_shape(op, r, o);
     if (r->reason) {
         op->mark = true;
         op->reason = strdup(r->reason);
@@ -391,10 +424,16 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
         op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims);
     if (is_exchange(r->kind) && !r->reason)
         op->table = make_table(r);
+    if (r->copy && (op->copy = malloc(op->bytes + 1)) != NULL) {
+        if (op->bytes)
+            memcpy(op->copy, r->input, op->bytes);
+        op->input = op->copy;
+        atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
+    }
     if (op->queued)
         op->references++;
     if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
-        (is_exchange(r->kind) && !r->reason && !op->table)) {
+        (is_exchange(r->kind) && !r->reason && !op->table) || (r->copy && !op->copy)) {
         op->references = 1;
         tly_op_unref(op);
         return NULL;
@@ -404,7 +443,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
 
 static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
-    bool gather = op->kind == TALLY_ALLGATHER, meet = gather || op->mark || op->kind > TALLY_REDUCE;
+    bool gather = op->kind == TALLY_ALLGATHER, meet = gather || op->mark || !takes_shape(op->kind);
     uint32_t n = meet ? 1 : cut->count;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
@@ -524,6 +563,60 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
+/* A message goes through the receiver's machine.  A large one is offered first, so that one that nobody receives yet
+ * takes no memory there. */
+static int message_parts(tally_comm *c, struct tally_op *op)
+{
+    bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
+    uint64_t bytes = probe ? sizeof op->found : op->bytes;
+    uint32_t n = bytes ? chunks(c, bytes) : 1;
+    static const uint8_t nothing;
+    op->parts = calloc(n, sizeof *op->parts);
+    if (!op->parts)
+        return tly_fail(ENOMEM, "out of memory");
+    op->part_count = op->parts_left = n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)i * c->part_bytes;
+        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+        struct part *p = &op->parts[i];
+        *p = (struct part){.op = op,
+                           .place = at,
+                           .index = i,
+                           .order = i,
+                           .number = i,
+                           .group = tly_pair(op->from, op->to),
+                           .length = length,
+                           .owner = service_of(c, op->to),
+                           .dtype = probe ? TALLY_INT64 : op->dtype,
+                           .root = op->from};
+        if (mine) {
+            p->input = op->input ? op->input + at : &nothing;
+            p->offer = bytes > KEPT_BYTES;
+        } else {
+            p->landing = probe ? (uint8_t *)&op->found : op->output + at;
+            p->result_length = length;
+        }
+    }
+    return 0;
+}
+
+/* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names_lock held. */
+static int number_message(const struct request *r, struct tally_op *op, char *name, size_t len)
+{
+    struct tally_group *g = op->group;
+    const uint32_t mailbox[] = {op->space, r->tag};
+    const uint32_t box[] = {op->space, r->tag, op->kind, r->from, r->to};
+    uint64_t key = XXH3_64bits_withSeed(box, sizeof box, 5);
+    uintptr_t n = (uintptr_t)tly_map_get(&g->messages, key);
+    op->mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
+    if (r->kind == TLY_PROBE)
+        snprintf(name, len, "probe %llu of rank %u, tag %u", (unsigned long long)n, r->to, r->tag);
+    else
+        snprintf(name, len, "message %llu from rank %u to rank %u, tag %u", (unsigned long long)n, r->from,
+                 r->to, r->tag);
+    return tly_map_put(&g->messages, key, (void *)(n + 1)) ? tly_fail(ENOMEM, "out of memory") : 0;
+}
+
 /* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
  * all send to one machine at a time. */
 static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
@@ -589,17 +682,24 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
 /* Give the operation its name, round and parts.  names_lock held. */
 static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
 {
-    char made[64];
+    char made[96];
     const char *name = r->name;
+    bool message = is_message(r->kind);
     static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
                                         "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
-    bool ordered = !name && op->space >= TALLY_SPACE_ORDERED;
+    bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
     struct tally_group *g = op->group;
-    uint64_t *number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-    if (!name) {
+    uint64_t *number = NULL;
+    if (message) {
+        int err = number_message(r, op, made, sizeof made);
+        if (err)
+            return err;
+        name = made;
+    } else if (!name) {
+        number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
         snprintf(made, sizeof made, "unnamed %s %llu", ordered ? "call" : kinds[r->kind],
                  (unsigned long long)*number);
         name = made;
@@ -615,11 +715,11 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     if (err)
         return err;
     /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
-    bool meet = r->kind == TALLY_ALLGATHER || r->kind > TALLY_REDUCE || r->reason;
-    const struct cut *cut = tly_tensor_cut(c, t, meet ? 0 : op->bytes);
-    if (!cut)
+    bool meet = r->kind == TALLY_ALLGATHER || !takes_shape(r->kind) || r->reason;
+    const struct cut *cut = message ? NULL : tly_tensor_cut(c, t, meet ? 0 : op->bytes);
+    if (!cut && !message)
         return -ENOMEM;
-    err = make_parts(c, op, cut);
+    err = message ? message_parts(c, op) : make_parts(c, op, cut);
     if (!err && !op->mark && r->kind == TALLY_REDUCE_SCATTER)
         err = scatter_parts(c, op);
     if (!err && op->table)
@@ -628,7 +728,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         return err;
     if (!r->name) {
         t->unnamed = true;
-        ++*number;
+        if (number)
+            ++*number;
     }
     op->key = t->key;
     op->round = t->round++;
@@ -876,6 +977,89 @@ int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tall
 {
     struct request r = {.name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8, .digest = digest};
     return submit(c, &r, NULL, op);
+}
+
+/* A handle of something that has ended. */
+static int hand_out_ended(tally_comm *c, const struct request *r, const struct tally_options *o,
+                          tally_op **out)
+{
+    struct request handle = {.group = r->group, .kind = r->kind, .dtype = r->dtype};
+    struct tally_op *op = make_op(c, &handle, o);
+    if (!op)
+        return tly_fail(ENOMEM, "out of memory");
+    atomic_fetch_sub_explicit(&op->references, 1, memory_order_relaxed); /* the loop never has it */
+    tly_event_set(&op->done);
+    *out = op;
+    if (op->queued)
+        tly_events_op(c, op);
+    return 0;
+}
+
+static int other_rank(const struct tally_group *g, int place, uint32_t *rank)
+{
+    if (place < 0 || place >= g->size)
+        return tly_fail(EINVAL, "%d is no rank from 0 to %d", place, g->size - 1);
+    if (place == g->rank)
+        return tly_fail(EINVAL, "a message of rank %d to itself", place);
+    *rank = g->ranks[place];
+    return 0;
+}
+
+int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dtype dtype, int to,
+               uint32_t tag, const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.kind = TALLY_MESSAGE,
+                        .dtype = (unsigned)dtype,
+                        .input = input,
+                        .count = count,
+                        .from = (uint32_t)comm->rank,
+                        .tag = tag};
+    int err = other_rank(group_of(comm, options), to, &r.to);
+    if (err)
+        return err;
+    size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
+    size_t bytes = count <= KEPT_BYTES ? count * tly_reduce_element_size((int)dtype) : SIZE_MAX;
+    if (bytes > KEPT_BYTES || copied + bytes > COPIED_BYTES || (bytes && !input))
+        return submit(comm, &r, options, op);
+    struct tally_options quiet = {.size = sizeof quiet};
+    if (options)
+        quiet = *options;
+    quiet.queued = 0;
+    r.copy = true;
+    err = submit(comm, &r, &quiet, NULL);
+    return err || !op ? err : hand_out_ended(comm, &r, options, op);
+}
+
+int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from, uint32_t tag,
+               const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.kind = TALLY_MESSAGE,
+                        .dtype = (unsigned)dtype,
+                        .output = output,
+                        .count = count,
+                        .to = (uint32_t)comm->rank,
+                        .tag = tag};
+    int err = other_rank(group_of(comm, options), from, &r.from);
+    return err ? err : submit(comm, &r, options, op);
+}
+
+int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.kind = TLY_PROBE,
+                        .dtype = TALLY_INT64,
+                        .from = (uint32_t)comm->rank,
+                        .to = (uint32_t)comm->rank,
+                        .tag = tag};
+    return submit(comm, &r, options, op);
+}
+
+int tally_op_source(const tally_op *op)
+{
+    if (op->kind != TLY_PROBE)
+        return tly_fail(EINVAL, "the operation is no probe");
+    if (!tly_event_is_set(&op->done) || op->status)
+        return tly_fail(EAGAIN, "the probe has found nothing");
+    return op->source;
 }
 
 int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct tally_options *options,

@@ -32,7 +32,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .epoch = op->comm->member.roster.epoch,
         .key = op->key,
         .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
-        .count = op->count,
+        .count = op->mailbox ? op->mailbox : op->count,
         .kind = op->kind,
         .dtype = p->dtype,
         .op = op->reduction,
@@ -84,8 +84,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     uint32_t done = p->length;
     if (p->op->mark) {
         send_mark(p, out);
-    } else if (!p->input) {
-        out->frame.flags = TLY_REQUEST;
+    } else if (!p->input || p->offer) {
+        out->frame.flags = p->offer ? TLY_OFFER : TLY_REQUEST;
         tly_part_stamp(p, TLY_AT_SENT);
     } else {
         uint32_t left = p->length - p->sent;

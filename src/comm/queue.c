@@ -133,13 +133,14 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         tly_heap_filter(&c->peers[i].waiting, belongs_to, op);
 }
 
-/* The service had to drop it: from the beginning. */
+/* The service had to drop it, or was only offered it: from the beginning. */
 void tly_queue_again(tally_comm *c, struct part *p)
 {
     if (p->state == PART_ADMITTED && p->sent > 0)
         retract(c, p);
     else if (p->state != PART_SENT)
         return; /* it will go from the beginning anyway */
+    p->offer = false;
     if (tly_queue_part(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }

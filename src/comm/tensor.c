@@ -103,8 +103,9 @@ int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s
     return 0;
 }
 
-static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
-                                    "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
+static const char *const kinds[] = {"?",       "push_pull", "broadcast",      "allgather",
+                                    "barrier", "reduce",    "reduce_scatter", "alltoall",
+                                    "gather",  "scatter",   "message"};
 static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
                                      "uint8",   "int16",   "int32",   "int64",    "bool"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};

@@ -31,6 +31,7 @@ enum slot_state {
     SLOT_REFUSED, /* came, but is not kept: mark, mismatch, verdict */
     SLOT_DROPPED, /* was dropped for want of memory: to be asked for again */
     SLOT_AGAIN,   /* has been asked for again */
+    SLOT_OFFERED, /* to be asked for once all have come */
 };
 
 /* One rank's part of a round. */
@@ -153,7 +154,7 @@ struct tly_service {
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
-    uint32_t mismatches, dropped_slots;
+    uint32_t mismatches, dropped_slots, probes;
     uint64_t next_order, next_age;
     struct tly_pool pool;
     struct tly_service_facts facts;

@@ -94,6 +94,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
         if (s->by_rank[who->rank[i]])
             s->by_rank[who->rank[i]]->lacking++;
     tly_list_append(&s->incomplete, &r->node);
+    s->probes += f->kind == TLY_PROBE;
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
     watch_stragglers(s, r);
     return r;
@@ -116,6 +117,7 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
     r->complete = true;
     if (r->mismatch_at)
         s->mismatches--;
+    s->probes -= r->head.kind == TLY_PROBE;
     tly_list_remove(&r->node);
 }
 
@@ -279,6 +281,21 @@ void tly_round_ask_again(struct tly_service *s)
         }
 }
 
+/* All have come: now what is only offered is wanted. */
+static bool take_offers(struct tly_service *s, struct round *r)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        struct slot *slot = &r->slots[r->who->rank[i]];
+        if (slot->state != SLOT_OFFERED)
+            continue;
+        slot->state = SLOT_DROPPED;
+        s->dropped_slots++;
+        any = true;
+    }
+    return any;
+}
+
 static bool wants_data(const struct round *r, const struct tly_frame *f)
 {
     return !(f->flags & TLY_REQUEST) && f->length > 0;
@@ -301,6 +318,8 @@ static void widen(struct tly_service *s, struct round *r, const struct members *
     }
     r->who = all;
 }
+
+static void answer_probes(struct tly_service *s);
 
 /* The header of a push: its first fragment takes a slot, all say where the payload belongs. */
 void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
@@ -346,15 +365,21 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             tly_verdict_arrived(p, r);
             if (r->verdict)
                 give_back(s, p->rank, slot);
+        } else if (f->flags & TLY_OFFER) {
+            slot->state = SLOT_OFFERED;
+            give_back(s, p->rank, slot);
         } else if (wants_data(r, f)) {
             slot->data = take_memory(s, r);
             if (!slot->data)
                 drop_slot(s, r, p->rank);
         }
+        bool offered = first && all_arrived(r) && !r->refused && take_offers(s, r);
         /* The last to come: now only memory may be missing, unless it was just this one that found none. */
-        if (first && all_arrived(r) && s->dropped_slots && slot->state != SLOT_DROPPED)
+        if (offered || (first && all_arrived(r) && s->dropped_slots && slot->state != SLOT_DROPPED))
             tly_round_ask_again(s);
         tly_round_grant(p);
+        if (first && s->probes && f->kind == TALLY_MESSAGE && f->part == 0)
+            answer_probes(s);
     } else if (f->offset == 0 && slot->state == SLOT_REFUSED) {
         /* It was asked for again, and the round has failed meanwhile: nothing is kept, the window is as before. */
         p->pushed += tly_charge(f->length);
@@ -499,6 +524,16 @@ static void gather_list(struct round *r)
         memcpy(r->result + (size_t)i * r->head.length, r->slots[r->who->rank[i]].data, r->head.length);
 }
 
+/* Memory for a few bytes that are not worth a detour through AGAIN. */
+static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
+{
+    uint64_t limit = s->pool.limit;
+    s->pool.limit = UINT64_MAX;
+    uint8_t *data = tly_pool_take(&s->pool, bytes);
+    s->pool.limit = limit;
+    return data;
+}
+
 /* The result takes the place of one of the inputs; only a gathered list needs room of its own. */
 static bool place_result(struct tly_service *s, struct round *r)
 {
@@ -506,13 +541,7 @@ static bool place_result(struct tly_service *s, struct round *r)
         return true;
     r->result_room = r->head.length;
     if (tly_is_list(&r->head)) {
-        r->result = tly_pool_take(&s->pool, r->length);
-        if (!r->result) { /* a few bytes for each rank: not worth a detour through AGAIN */
-            uint64_t limit = s->pool.limit;
-            s->pool.limit = UINT64_MAX;
-            r->result = tly_pool_take(&s->pool, r->length);
-            s->pool.limit = limit;
-        }
+        r->result = take_little(s, r->length);
         r->result_room = r->length;
         return r->result != NULL;
     }
@@ -566,11 +595,47 @@ static void advance(struct tly_service *s, struct round *r, uint32_t to)
         tly_round_ask_again(s);
 }
 
+/* A probe ends with the rank of the oldest message that its own has not asked for.  One rank's messages are offered in
+ * order, so that is the next of that rank's. */
+static void answer_probe(struct tly_service *s, struct round *r)
+{
+    uint32_t to = r->head.rank;
+    for (struct tly_list *n = s->incomplete.next; n != &s->incomplete; n = n->next) {
+        const struct round *m = tly_list_entry(n, struct round, node);
+        if (m->head.kind != TALLY_MESSAGE || m->head.part || m->head.count != r->head.count ||
+            tly_pair_to(m->head.group) != to || m->slots[to].state != SLOT_ABSENT)
+            continue;
+        int64_t from = tly_pair_from(m->head.group);
+        r->result = take_little(s, sizeof from);
+        if (!r->result)
+            return;
+        r->result_room = sizeof from;
+        memcpy(r->result, &from, sizeof from);
+        r->order = s->next_order++;
+        advance(s, r, r->length);
+        return;
+    }
+}
+
+static void answer_probes(struct tly_service *s)
+{
+    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+        struct round *r = tly_list_entry(n, struct round, node);
+        next = n->next;
+        if (r->head.kind == TLY_PROBE && all_arrived(r) && !r->refused)
+            answer_probe(s, r);
+    }
+}
+
 /* Sum what has come from all, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
     if (r->complete || r->pieces_left || r->refused || !all_arrived(r))
         return;
+    if (r->head.kind == TLY_PROBE) {
+        answer_probe(s, r);
+        return;
+    }
     uint32_t to = reach(r);
     bool whole = to == r->length;
     for (uint32_t i = 0; i < r->who->count && whole; i++)

@@ -144,7 +144,9 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
     bool request = f->flags & TLY_REQUEST;
     if (f->rank != p->rank || !s->by_rank[p->rank])
         return "a push in another's name";
-    if (!who || (f->group & TLY_PAIR && !(tly_is_from_root(f) && f->root == tly_pair_from(f->group))))
+    bool probe = f->kind == TLY_PROBE, pair = f->group & TLY_PAIR;
+    if (!who || (pair && !((tly_is_from_root(f) || probe) && f->root == tly_pair_from(f->group))) ||
+        (probe && (!pair || who->count != 1)) || (f->kind == TALLY_MESSAGE && !pair))
         return "unknown group";
     if (tly_is_from_root(f) && !tly_members_have(who, f->root))
         return "no such root";
@@ -152,11 +154,11 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
         return f->part == 0 && f->offset == 0 && f->length == 0
                    ? NULL
                    : "an error mark off its home, or with a size";
-    if (f->kind < TALLY_PUSH_PULL || f->kind > TALLY_MESSAGE || element == 0 || f->length % element ||
+    if (f->kind < TALLY_PUSH_PULL || f->kind > TLY_PROBE || element == 0 || f->length % element ||
         f->payload % element)
         return "unknown kind, type or size";
     /* The list of first dimensions is one number from each, a table two for each; what only meets brings nothing. */
-    uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : 0;
+    uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : probe;
     if (numbers && (f->dtype != TALLY_INT64 || f->length != numbers * sizeof(int64_t)))
         return "a list of another size";
     if (f->length > s->part_bytes)
@@ -165,9 +167,11 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
         return "data where ranks only meet";
     if (tly_is_sum(f) && tly_reduce_check(&how, &why) != 0)
         return why;
-    if (request != (tly_is_from_root(f) && f->root != f->rank))
+    bool offer = f->flags & TLY_OFFER;
+    if (request != (probe || (tly_is_from_root(f) && f->root != f->rank)) ||
+        (offer && (request || f->kind != TALLY_MESSAGE)))
         return "a request out of place";
-    if (request && f->payload)
+    if ((request || offer) && f->payload)
         return "a request with data";
     return NULL;
 }
@@ -316,7 +320,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     struct tly_service *s = p->service;
     struct round *r = tly_round_find(s, f);
     uint32_t more = f->payload - p->taken, cost = more;
-    if (f->flags & (TLY_REQUEST | TLY_MARK))
+    if (f->flags & (TLY_REQUEST | TLY_MARK | TLY_OFFER))
         cost = tly_charge(f->length);
     else if (f->flags & TLY_LAST)
         cost += tly_charge(f->length) - f->length;

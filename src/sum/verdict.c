@@ -94,6 +94,7 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
         s->mismatches--;
     r->mismatch_at = 0;
     r->complete = true;
+    s->probes -= r->head.kind == TLY_PROBE;
     tly_list_remove(&r->node);
     tly_round_forget_slots(s, r);
     for (uint32_t i = 0; i < s->ranks; i++) {

@@ -12,6 +12,7 @@
  *     96 | postscale       |accepted|granted |      cumulative counts, modulo 2^32
  *    112 |received| stable | check           |      SipHash-2-4 of bytes 0..119 under the direction's key
  *
+ * A message and a probe have the hash of their group and tag in the place of the element count.
  * seq, the counts and the check are filled in when the frame goes to the kernel. */
 #ifndef TLY_FRAME_H
 #define TLY_FRAME_H
@@ -66,6 +67,7 @@ enum tly_frame_flag {
     TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
+    TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
 };
 
 /* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and
@@ -83,6 +85,9 @@ static inline uint32_t tly_pair_to(uint32_t pair)
 {
     return pair & (TLY_MAX_RANKS - 1);
 }
+
+/* A kind of operation beyond those of tally.h: who has a message for me? */
+enum { TLY_PROBE = 11 };
 
 struct tly_frame {
     uint8_t type;
