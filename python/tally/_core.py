@@ -18,7 +18,7 @@ import time
 
 from . import _lib
 from ._events import Events
-from ._lib import ALLGATHER, BARRIER, BROADCAST, PUSH_PULL, blocking, lib
+from ._lib import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, PUSH_PULL, REDUCE_SCATTER, blocking, lib
 
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
@@ -248,6 +248,19 @@ def plan(names, sizes, space):
         raise kind(sentence) if kind else Error(sentence, -status)
 
 
+def make_group(name, ranks):
+    """The handle of the group `name` of these ranks, for `group=`; it lives as long as the communicator.  Raises
+    ValueError for ranks that make none, or another list under a name that is there."""
+    if _comm is None:
+        raise _unusable()
+    group = ctypes.c_void_p()
+    status = lib.tally_group_create(_comm, name.encode(), (ctypes.c_int * len(ranks))(*ranks), len(ranks),
+                                    ctypes.byref(group))
+    if status < 0:
+        raise ValueError(_lib.error() or os.strerror(-status))
+    return group.value
+
+
 # --- operations ------------------------------------------------------------------------------------------
 
 
@@ -258,15 +271,16 @@ class Operation:
     which lets go once the operation has ended.
     """
 
-    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "__weakref__")
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_ranks", "__weakref__")
 
-    def __init__(self, op, keep, result, finish):
+    def __init__(self, op, keep, result, finish, ranks=None):
         self._op = op          # address; owned
         self._keep = keep      # memory in use until the end
         self._result = result  # what wait() returns, or passes to finish
         self._finish = finish  # None, or result -> what wait() returns; runs once after success
         self._ended = False
         self._failure = None
+        self._ranks = ranks    # of an allgather in a group: how many there are
 
     def done(self):
         """Whether the operation has ended, well or badly."""
@@ -326,7 +340,7 @@ class Operation:
         status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
         if status < 0:
             raise _failed(status, "allgather")
-        return data.value, length.value, dims[:_fact(1)]
+        return data.value, length.value, dims[:self._ranks or _fact(1)]
 
     # Bound at definition: module globals may be gone when the interpreter ends.
     def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans):
@@ -357,13 +371,13 @@ _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
 def _make_options(key):
-    shape, priority, prescale, postscale, space, queued = key
+    shape, priority, prescale, postscale, space, queued, group = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
                            shape=dims, prescale=prescale, postscale=postscale, space=space,
-                           queued=queued)
+                           queued=queued, group=group)
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)
@@ -380,54 +394,55 @@ def _encode(name):
     return name.encode()
 
 
-def _rejected(status, name, kind, space):
+def _rejected(status, name, kind, space, group=None):
     """The exception for a submission that the library did not take; the other ranks learn the reason."""
     sentence = _lib.error() or os.strerror(-status)
     if status == -errno.EBUSY:
         return ValueError(sentence)
     if status in (-errno.EINVAL, -errno.ENOTSUP):
-        refuse(kind, name, space, sentence)
+        refuse(kind, name, space, sentence, group)
         return ValueError(sentence)
     return Error(sentence, -status)
 
 
-def refuse(kind, name, space, reason):
+def refuse(kind, name, space, reason, group=None):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
     if _comm is None:
         return
-    key = ((), 0, 1.0, 1.0, space, False)
+    key = ((), 0, 1.0, 1.0, space, False, group)
     options = _options.get(key) or _make_options(key)
     lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
 
 
-def _unfit(error, name, kind, space):
+def _unfit(error, name, kind, space, group=None):
     """The exception for an argument that could not even be handed over; the other ranks learn the reason."""
     if isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
-    refuse(kind, name, space, error)
+    refuse(kind, name, space, error, group)
     return error
 
 
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
-              space=USER, keep=None, result=None, finish=None, then=None,
+              space=USER, keep=None, result=None, finish=None, then=None, group=None,
               _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
 
     then: called with the operation when it has ended, in another thread or before this returns.
+    group: what make_group() returned; None: all ranks.
     """
     if _comm is None:
         raise _unusable()
     events = _events
     encoded = _encode(name)
-    key = (shape, priority, prescale, postscale, space, then is not None)
+    key = (shape, priority, prescale, postscale, space, then is not None, group)
     op = _pointer()
     try:
         options = _options.get(key) or _make_options(key)
         status = _submit(_comm, encoded, source, target, count, dtype, reduction, options[0], _byref(op))
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
-        raise _unfit(error, name, PUSH_PULL, space) from None
+        raise _unfit(error, name, PUSH_PULL, space, group) from None
     if status < 0:
-        raise _rejected(status, name, PUSH_PULL, space)
+        raise _rejected(status, name, PUSH_PULL, space, group)
     if _orphans:
         _sweep()
     operation = Operation(op.value, keep, result, finish)
@@ -436,21 +451,22 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
     return operation
 
 
-def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None, then=None):
+def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None, then=None,
+              group=None):
     """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
     if _comm is None:
         raise _unusable()
     events = _events
     encoded = _encode(name)
-    key = (shape, 0, 1.0, 1.0, space, then is not None)
+    key = (shape, 0, 1.0, 1.0, space, then is not None, group)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     try:
         status = lib.tally_broadcast(_comm, encoded, buffer, count, dtype, root, options[0], ctypes.byref(op))
     except ctypes.ArgumentError as error:  # a root that is no number
-        raise _unfit(error, name, BROADCAST, space) from None
+        raise _unfit(error, name, BROADCAST, space, group) from None
     if status < 0:
-        raise _rejected(status, name, BROADCAST, space)
+        raise _rejected(status, name, BROADCAST, space, group)
     if _orphans:
         _sweep()
     operation = Operation(op.value, keep, result, finish)
@@ -459,42 +475,90 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
     return operation
 
 
-def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None):
-    """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result."""
+def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None):
+    """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result.
+
+    ranks: how many there are in the group."""
     if _comm is None:
         raise _unusable()
     events = _events
-    key = (shape, 0, 1.0, 1.0, space, then is not None)
+    key = (shape, 0, 1.0, 1.0, space, then is not None, group)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
     if status < 0:
-        raise _rejected(status, name, ALLGATHER, space)
+        raise _rejected(status, name, ALLGATHER, space, group)
     if _orphans:
         _sweep()
-    operation = Operation(op.value, keep, None, None)
+    operation = Operation(op.value, keep, None, None, ranks)
     if then is not None:
         events.expect(op.value, then, operation)
     return operation
 
 
-def barrier_async(name=None, space=USER, then=None):
+def _begun(op, status, kind, name, space, group, keep, result, finish, then, events):
+    """The operation of a call that returned `status`."""
+    if status < 0:
+        raise _rejected(status, name, kind, space, group)
+    if _orphans:
+        _sweep()
+    operation = Operation(op.value, keep, result, finish)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
+
+
+def _sizes(counts):
+    return (ctypes.c_size_t * len(counts))(*counts)
+
+
+def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0, postscale=1.0, space=USER, keep=None,
+                   result=None, finish=None, then=None, group=None):
+    """Submit a reduction of counts[i] elements for the i-th rank, one behind the other at address `source`; this rank's
+    go to `target`."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = ((), 0, prescale, postscale, space, then is not None, group)
+    try:
+        options = _options.get(key) or _make_options(key)
+    except ValueError as error:
+        raise _unfit(error, name, REDUCE_SCATTER, space, group) from None
+    status = lib.tally_reduce_scatter(_comm, encoded, source, target, _sizes(counts), dtype, reduction, options[0],
+                                      ctypes.byref(op))
+    return _begun(op, status, REDUCE_SCATTER, name, space, group, keep, result, finish, then, events)
+
+
+def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, result=None, finish=None, then=None,
+             group=None):
+    """Submit an exchange: give[i] elements at address `source` for the i-th rank, take[i] from it at `target`."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_alltoall(_comm, encoded, source, _sizes(give), target, _sizes(take), dtype, options[0],
+                                ctypes.byref(op))
+    return _begun(op, status, ALLTOALL, name, space, group, keep, result, finish, then, events)
+
+
+def barrier_async(name=None, space=USER, then=None, group=None):
     """Submit a barrier: an operation that ends when all ranks have called it."""
     if _comm is None:
         raise _unusable()
     events = _events
-    key = ((0,), 0, 1.0, 1.0, space, then is not None)
+    key = ((0,), 0, 1.0, 1.0, space, then is not None, group)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_barrier(_comm, _encode(name), options[0], ctypes.byref(op))
     if status < 0:
-        raise _rejected(status, name, BARRIER, space)
+        raise _rejected(status, name, BARRIER, space, group)
     operation = Operation(op.value, None, None, None)
     if then is not None:
         events.expect(op.value, then, operation)
     return operation
 
 
-def barrier(name=None):
-    """Wait until all ranks have called it."""
-    barrier_async(name).wait()
+def barrier(name=None, group=None):
+    """Wait until all ranks, or those of a group, have called it."""
+    barrier_async(name, group=group).wait()

@@ -400,7 +400,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->kind = r->kind;
     op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
-    op->root = has_root(r->kind) && !r->reason ? r->group->ranks[r->root] : 0;
+    op->root = has_root(r->kind) ? r->group->ranks[r->root] : 0;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size(op->dtype);
     op->digest = r->digest;

@@ -280,6 +280,79 @@ def test_join(four, steps, passes, last):
         assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))
 
 
+# --- process sets ------------------------------------------------------------------------------------------------
+
+
+def in_sets():
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    sets = [t.add_process_set(ranks) for ranks in ([0, 2], [3, 1], [2, 1, 0])]
+    assert [one.process_set_id for one in sets] == sorted({one.process_set_id for one in sets})
+    assert t.add_process_set([2, 0]).process_set_id == sets[0].process_set_id, "the same again is the same"
+    assert t.process_set_by_id(sets[1].process_set_id).ranks == [1, 3] and sets[2] in t.process_sets()
+    own = float(r + 1)
+    for one in sets:
+        if not one.included():
+            fails(ValueError, lambda: t.allreduce(torch.ones(1), process_set=one), "rank %d" % r)
+            continue
+        ranks, m, place = one.ranks, one.size(), one.rank()
+        assert ranks[place] == r
+        x = torch.full((m, 2), own)
+        total = float(sum(rank + 1 for rank in ranks))
+        assert t.allreduce(x, op=t.Sum, name="set", process_set=one).eq(total).all()
+        assert t.allreduce(x, process_set=one).eq(total / m).all(), "the average over the set"
+        assert t.grouped_allreduce([x, x], op=t.Sum, process_set=one)[1].eq(total).all()
+        assert t.allgather(x[:1], process_set=one)[:, 0].tolist() == [rank + 1 for rank in ranks]
+        assert t.broadcast(x, ranks[-1], process_set=one).eq(ranks[-1] + 1).all(), "roots are ranks of the job"
+        assert t.reducescatter(x, op=t.Sum, process_set=one).tolist() == [[total] * 2]
+        got, received = t.alltoall(x, [1] * m, process_set=one)
+        assert got[:, 0].tolist() == [rank + 1 for rank in ranks] and received.tolist() == [1] * m
+        sparse = t.synchronize(t.sparse_allreduce_async(torch.eye(n)[[r]].T.to_sparse(1), "set", t.Sum, one))
+        assert sparse.indices().flatten().tolist() == ranks
+        assert t.broadcast_object(r, ranks[0], process_set=one) == ranks[0]
+        assert t.allgather_object(r, process_set=one) == ranks
+        odd = place == 1
+        fails(ValueError if odd else RuntimeError,
+              lambda: t.broadcast(x, ({*range(n)} - {*ranks}).pop() if odd else ranks[0], process_set=one), "root")
+        t.barrier(process_set=one)
+    mine = sets[0] if sets[0].included() else sets[1]
+    # At the same time, under one name, in two sets and in all.
+    handles = [t.allreduce_async(torch.full((5,), own), op=t.Sum, name="same", process_set=one)
+               for one in (t.global_process_set, mine)]
+    assert [t.synchronize(one)[0].item() for one in handles] == [10.0, sum(rank + 1 for rank in mine.ranks)]
+    x = torch.ones(3, requires_grad=True)
+    (t.allreduce(x, op=t.Sum, process_set=mine) * own).sum().backward()
+    assert x.grad.tolist() == [sum(rank + 1 for rank in mine.ranks)] * 3
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    t.broadcast_parameters(model.state_dict(), 0)
+    before = model.weight.detach().clone()
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(),
+                                       op=t.Sum, process_set=mine)
+    model(torch.full((1, 2), own)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight, before - sum(rank + 1 for rank in mine.ranks))
+    other = sets[1] if mine is sets[0] else sets[0]
+    fails(ValueError, lambda: t.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0),
+                                                     process_set=other), "not in")
+
+    assert t.remove_process_set(sets[1]) and not t.remove_process_set(sets[1])
+    assert not t.remove_process_set(t.global_process_set)
+    fails(ValueError, lambda: t.allreduce(torch.ones(1), process_set=sets[1]), "added")
+    fails(ValueError, lambda: t.add_process_set([0, 17]), "17")
+    fails(ValueError, lambda: t.ProcessSet([0, 0]), "different")
+    # Rank 0 means another set than the others do, and both learn that where they meet.
+    if r in (0, 1):
+        wrong = t.ProcessSet([0, 1] if r == 0 else [0, 1, 3])
+        wrong.process_set_id = 99
+        fails(RuntimeError, lambda: t.allreduce(torch.ones(1), name="wrong", process_set=wrong), "rank")
+
+
+def test_process_sets(four):
+    four(in_sets)
+
+
 # --- SyncBatchNorm -----------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,8 @@ from .ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_
                   grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull, push_pull_async,
                   push_pull_async_inplace, push_pull_inplace, synchronize)
 from .optimizer import DistributedOptimizer
-from .process_sets import ProcessSet, global_process_set
+from .process_sets import (ProcessSet, add_process_set, global_process_set, process_set_by_id, process_sets,
+                           remove_process_set)
 from .sparse import sparse_allreduce_async
 from .sync_batch_norm import SyncBatchNorm
 from .uneven import join
@@ -42,12 +43,16 @@ if torch.distributed.is_available():
 def init(comm=None, process_sets=None, *, settings=None):
     """Join the job and wait until all ranks have; does nothing if this process has.
 
-    comm, process_sets: there for Horovod's signature; only None (all ranks) is supported.
+    comm: there for Horovod's signature; only None (all ranks) is supported.
+    process_sets: a list of ProcessSet or of lists of ranks, to be added; "dynamic" and None: none.
     settings: as in tally.init().
     """
-    if comm is not None or process_sets is not None:
-        raise NotImplementedError("init() joins all ranks of the job; comm and process_sets must be None")
+    if comm is not None:
+        raise NotImplementedError("init() joins all ranks of the job; comm must be None, and process_sets takes lists of "
+                                  "ranks")
     _core.init(settings)
+    for one in process_sets if process_sets is not None and process_sets != "dynamic" else ():
+        add_process_set(one)
 
 
 def cross_size():
@@ -69,14 +74,15 @@ mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nc
 ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
 __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError",
-           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "allgather", "allgather_async", "allgather_object",
-           "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
-           "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-           "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank", "cross_size", "cuda_built",
-           "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16", "elastic", "global_process_set", "gloo_built",
-           "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-           "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
-           "grouped_reducescatter_async", "init", "is_initialized", "join", "local_rank", "local_size", "mpi_built",
-           "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "push_pull", "push_pull_async",
-           "push_pull_async_inplace", "push_pull_inplace", "rank", "reducescatter", "reducescatter_async", "report",
+           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
+           "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
+           "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
+           "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank",
+           "cross_size", "cuda_built", "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16", "elastic",
+           "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
+           "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+           "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_initialized", "join", "local_rank",
+           "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll",
+           "process_set_by_id", "process_sets", "push_pull", "push_pull_async", "push_pull_async_inplace",
+           "push_pull_inplace", "rank", "reducescatter", "reducescatter_async", "remove_process_set", "report",
            "rocm_built", "shutdown", "size", "sparse_allreduce_async", "state", "synchronize"]

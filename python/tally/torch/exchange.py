@@ -3,75 +3,97 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import errno
+import itertools
+import math
+import threading
+import zlib
+
 import torch
 
 from .. import _core
-from .._core import USER
-from .._lib import ALLGATHER, PUSH_PULL
+from .._core import USER, Error
+from .._lib import ALLGATHER, REDUCE_SCATTER
 from .compression import Compression
-from .ops import (Average, Group, Sum, _all_or_none, _allgather, _backward_name, _check, _flow, _gathered, _names,
-                  _reduce, _reduction)
+from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
+                  _reduction)
 from .process_sets import global_process_set
 
-
-def _refused(kind, names, reason):
-    """`reason`, once the other ranks have been told."""
-    for name in names:
-        _core.refuse(kind, name, USER, reason)
-    return reason
+_numbers = itertools.count()
 
 
 # --- alltoall ----------------------------------------------------------------------------------------------
 
 
 class _Exchange:
-    """Handle of an alltoall: everybody sees all splits and all rows, and keeps its own."""
+    """Handle of an alltoall: the ranks gather their splits -> at the end of that, in the thread on the completion
+    queue, each knows how much comes to it, and submits the exchange of rows."""
 
-    def __init__(self, splits, rows, rank, size, dtype):
-        self._splits, self._rows, self._rank, self._size, self._dtype = splits, rows, rank, size, dtype
-        self._result = None
+    def __init__(self, tensor, given, dtype, name, process_set):
+        self._rows = tensor.detach().resolve_neg().contiguous()
+        self._given, self._dtype, self._name, self._process_set = given, dtype, name + ".rows", process_set
+        self._group, self._rank, self._size = process_set.group(), process_set.rank(), process_set.size()
+        self._exchange = self._failure = None
+        self._submitted = threading.Event()
+        # Rows of other shapes might have as many elements.
+        shape = zlib.crc32(repr(tuple(tensor.shape[1:])).encode())
+        _allgather(torch.tensor([[shape, *given]]), name + ".splits", then=self._splits_known, process_set=process_set)
+
+    def _splits_known(self, operation):
+        try:
+            table = _Gather(operation, torch.int64, (1 + self._size,)).wait().tolist()
+            for rank, (shape, *_) in enumerate(table):
+                if shape != table[0][0]:
+                    raise Error("ranks disagree on %r: the rows of the process set's ranks 0 and %d are of other shapes"
+                                % (self._name, rank), errno.EINVAL)
+            rows, self._received = self._rows, [given[1 + self._rank] for given in table]
+            each = rows[0].numel() if len(rows) else math.prod(rows.shape[1:])
+            result = torch.empty((sum(self._received), *rows.shape[1:]), dtype=rows.dtype)
+            self._exchange = _core.alltoall(
+                self._name, rows.data_ptr(), [count * each for count in self._given], result.data_ptr(),
+                [count * each for count in self._received], _DTYPES[rows.dtype], USER, (rows, result), result,
+                group=self._group)
+        except Exception as failure:
+            self._failure = failure
+        self._submitted.set()
 
     def done(self):
-        return self._splits.done() and self._rows.done()
+        return self._failure is not None or (self._exchange is not None and self._exchange.done())
 
     def wait(self):
-        if self._result is None:
-            splits, rows = Group([self._splits, self._rows]).wait()
-            table = splits.view(self._size, self._size).tolist()
-            pieces = rows.split(self._rows.first_dims)
-            mine = [piece.narrow(0, sum(given[:self._rank]), given[self._rank])
-                    for piece, given in zip(pieces, table)]
-            received = torch.tensor([given[self._rank] for given in table], dtype=self._dtype)
-            self._result = torch.cat(mine), received
-        return self._result
+        while not self._submitted.wait(_core.SLICE_MS / 1000):
+            pass  # signals get through
+        if self._failure is not None:
+            raise self._failure
+        return self._exchange.wait(), torch.tensor(self._received, dtype=self._dtype)
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """Start an exchange of rows; the result is (tensor, received splits); see alltoall()."""
-    names = (None, None) if name is None else (name + ".splits", name + ".rows")
+    if name is None:
+        name = "alltoall.noname.%d" % next(_numbers)
     size = process_set.size()
     try:
         _check(tensor)
-        rows = tensor.shape[0] if tensor.dim() else 0
+        if not tensor.dim():
+            raise ValueError("alltoall needs a tensor with a first dimension")
+        rows, dtype = tensor.shape[0], torch.int32
         if splits is None:
             if rows % size:
                 raise ValueError("the first dimension, %d, cannot be split over %d ranks evenly; give splits"
                                  % (rows, size))
-            given = torch.full((size,), rows // size, dtype=torch.int64)
-            dtype = torch.int32
+            given = [rows // size] * size
         else:
-            dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
-            given = torch.as_tensor(splits).to("cpu", torch.int64)
-            if given.shape != (size,) or given.lt(0).any() or given.sum() != rows:
+            if isinstance(splits, torch.Tensor):
+                dtype = splits.dtype
+            given = [int(length) for length in splits]
+            if len(given) != size or min(given) < 0 or sum(given) != rows:
                 raise ValueError("splits must be %d numbers from 0 whose sum is the first dimension, %d, not %s"
-                                 % (size, rows, given.tolist()))
-        if not tensor.dim():
-            raise ValueError("alltoall needs a tensor with a first dimension")
+                                 % (size, rows, given))
     except (TypeError, ValueError, NotImplementedError) as reason:
-        raise _refused(ALLGATHER, names, reason)
-    group = process_set.group()
-    return _Exchange(_allgather(given, names[0], group=group), _allgather(tensor, names[1], group=group),
-                     process_set.rank(), size, dtype)
+        _core.refuse(ALLGATHER, name + ".splits", USER, reason, process_set.group())
+        raise
+    return _Exchange(tensor, given, dtype, name, process_set)
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
@@ -100,29 +122,34 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
 # --- reducescatter -----------------------------------------------------------------------------------------
 
 
-def _share(rows, rank, size):
-    """(first row, rows) of a rank's share: where they do not come out even the first ranks have one more."""
-    length, more = divmod(rows, size)
-    return rank * length + min(rank, more), length + (rank < more)
-
-
 def _scattered_name(name):
-    # Apart from an allreduce of that name, which would match.
     return None if name is None else name + ".reducescatter"
 
 
 def _reducescatter(tensors, names, reduction, process_set, prescale, postscale):
     names = [_scattered_name(name) for name in names]
-    _all_or_none(PUSH_PULL, tensors, names)
-    if any(not tensor.dim() for tensor in tensors):
-        raise _refused(PUSH_PULL, names, ValueError("reducescatter needs tensors with a first dimension"))
     group, rank, size = process_set.group(), process_set.rank(), process_set.size()
-
-    def keep(total):
-        return total.narrow(0, *_share(total.shape[0], rank, size)).clone()
-
-    return Group([_reduce(tensor, None, name, reduction, prescale, postscale, 0, finish=keep, group=group)
-                  for tensor, name in zip(tensors, names)])
+    try:
+        for tensor in tensors:
+            _check(tensor)
+            if not tensor.dim():
+                raise ValueError("reducescatter needs a tensor with a first dimension")
+    except (TypeError, ValueError, NotImplementedError) as reason:
+        for name in names:
+            _core.refuse(REDUCE_SCATTER, name, USER, reason, group)
+        raise
+    operations = []
+    for tensor, name in zip(tensors, names):
+        packed = tensor.detach().resolve_neg().contiguous()
+        # Where rows do not come out even the first ranks have one more.
+        length, more = divmod(packed.shape[0], size)
+        rows = [length + (one < more) for one in range(size)]
+        each = math.prod(packed.shape[1:])
+        result = torch.empty((rows[rank], *packed.shape[1:]), dtype=packed.dtype)
+        operations.append(_core.reduce_scatter(
+            name, packed.data_ptr(), result.data_ptr(), [count * each for count in rows], _DTYPES[packed.dtype],
+            reduction, prescale, postscale, USER, (packed, result), result, group=group))
+    return Group(operations)
 
 
 def _reducescattered(tensors, names, compression, op, process_set, prescale, postscale):

@@ -43,10 +43,9 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set):
         if not isinstance(tensor, torch.Tensor):
             reason = TypeError("parameter %s is no tensor but of type %s; use broadcast_object for it"
                                % (name, type(tensor).__name__))
-            _core.refuse(BROADCAST, name, STATE, reason)
+            _core.refuse(BROADCAST, name, STATE, reason, process_set.group())
             raise reason
-    group = process_set.group()
-    Group([_broadcast(tensor, tensor, root_rank, name, STATE, group) for name, tensor in params]).wait()
+    Group([_broadcast(tensor, tensor, root_rank, name, STATE, process_set) for name, tensor in params]).wait()
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
@@ -62,14 +61,14 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
         try:
             data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
         except Exception as reason:
-            _core.refuse(BROADCAST, names[0], STATE, "rank %d cannot pickle its object: %s" % (root_rank, reason))
+            _core.refuse(BROADCAST, names[0], STATE, "rank %d cannot pickle its object: %s" % (root_rank, reason),
+                         process_set.group())
             raise
         length[0] = data.numel()
-    group = process_set.group()
-    _broadcast(length, length, root_rank, names[0], STATE, group).wait()
+    _broadcast(length, length, root_rank, names[0], STATE, process_set).wait()
     if not root:
         data = torch.empty(int(length), dtype=torch.uint8)
-    _broadcast(data, data, root_rank, names[1], STATE, group).wait()
+    _broadcast(data, data, root_rank, names[1], STATE, process_set).wait()
     return obj if root else pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
 
 
@@ -83,9 +82,10 @@ def allgather_object(obj, name=None, process_set=global_process_set):
     try:
         data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
     except Exception as reason:
-        _core.refuse(ALLGATHER, name, STATE, "rank %d cannot pickle its object: %s" % (_core.rank(), reason))
+        _core.refuse(ALLGATHER, name, STATE, "rank %d cannot pickle its object: %s" % (_core.rank(), reason),
+                     process_set.group())
         raise
-    gather = _allgather(data, name, STATE, group=process_set.group())
+    gather = _allgather(data, name, STATE, process_set=process_set)
     return [pickle.loads(piece.numpy().tobytes()) for piece in gather.wait().split(gather.first_dims)]
 
 
@@ -130,7 +130,6 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
                              process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)
-    group = process_set.group()
-    Group([_broadcast(tensor, tensor, root_rank, None, STATE, group) for tensor in tensors]).wait()
+    Group([_broadcast(tensor, tensor, root_rank, None, STATE, process_set) for tensor in tensors]).wait()
     if not root:
         optimizer.load_state_dict(state)

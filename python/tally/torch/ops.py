@@ -92,7 +92,7 @@ def _check(tensor):
 joined = []
 
 
-def _dtype_code(tensor, kind, name, space):
+def _dtype_code(tensor, kind, name, space, group=None):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
     if joined and space in _BY_NAME:
         raise _core.Error("rank%s %s joined: until all ranks have, only gradients of DistributedOptimizers are reduced"
@@ -108,14 +108,14 @@ def _dtype_code(tensor, kind, name, space):
         reason = TypeError("expected a torch.Tensor, got %s" % type(tensor).__name__)
     except (TypeError, NotImplementedError) as error:
         reason = error
-    _core.refuse(kind, name, space, reason)
+    _core.refuse(kind, name, space, reason, group)
     raise reason
 
 
 def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None,
             group=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one."""
-    code = _dtype_code(source, PUSH_PULL, name, space)
+    code = _dtype_code(source, PUSH_PULL, name, space, group)
     if source.is_contiguous() and not source.is_neg():
         packed = source
         if target is None:
@@ -132,7 +132,7 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
             finish = _unpack(packed, target, finish)
     return _core.push_pull(name, packed.data_ptr(), destination.data_ptr(), packed.numel(), code, reduction,
                            packed.shape, priority, prescale, postscale, space, (packed, destination, target), target,
-                           finish, then)
+                           finish, then, group)
 
 
 def _unpack(packed, target, then):
@@ -208,14 +208,14 @@ def _backward_name(name):
     return None if name is None else name + ".backward"
 
 
-def _all_or_none(kind, tensors, names):
+def _all_or_none(kind, tensors, names, group=None):
     """Check a list of tensors: if one cannot be handed over, then none is, and the other ranks are told."""
     try:
         for tensor in tensors:
             _check(tensor)
     except (TypeError, NotImplementedError) as reason:
         for name in names:
-            _core.refuse(kind, name, USER, reason)
+            _core.refuse(kind, name, USER, reason, group)
         raise
 
 
@@ -284,9 +284,8 @@ def _allreduce(tensors, names, compression, reduction, prescale, postscale, proc
 
 
 def _grouped(tensors, targets, name, reduction, prescale, postscale, priority, process_set):
-    names = _names(name, len(tensors))
-    _all_or_none(PUSH_PULL, tensors, names)
-    group = process_set.group()
+    names, group = _names(name, len(tensors)), process_set.group()
+    _all_or_none(PUSH_PULL, tensors, names, group)
     return Group([_reduce(tensor, target, one, reduction, prescale, postscale, priority, group=group)
                   for tensor, target, one in zip(tensors, targets, names)])
 
@@ -320,7 +319,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
     allreduce(); gradients flow through Sum and Average."""
     tensors = list(tensors)
     names = _names(name, len(tensors))
-    _all_or_none(PUSH_PULL, tensors, names)
+    _all_or_none(PUSH_PULL, tensors, names, process_set.group())
     return _allreduce(tensors, names, compression, _reduction(op, average), prescale_factor, postscale_factor,
                       process_set, priority)
 
@@ -351,8 +350,9 @@ def push_pull(tensor, average=True, name=None, version=0, priority=0, compressio
 # --- broadcast ---------------------------------------------------------------------------------------------
 
 
-def _broadcast(tensor, target, root_rank, name, space=USER, group=None):
-    code = _dtype_code(tensor, BROADCAST, name, space)
+def _broadcast(tensor, target, root_rank, name, space=USER, process_set=global_process_set):
+    group = process_set.group()
+    code = _dtype_code(tensor, BROADCAST, name, space, group)
     finish = None
     if target is None:
         if _core.rank() == root_rank:
@@ -365,18 +365,19 @@ def _broadcast(tensor, target, root_rank, name, space=USER, group=None):
     else:
         buffer = tensor.detach().resolve_neg().contiguous()
         finish = _unpack(buffer, target, None)
-    return _core.broadcast(name, buffer.data_ptr(), buffer.numel(), code, root_rank, buffer.shape, space,
-                           (buffer, target), target, finish)
+    root = process_set.place(root_rank, BROADCAST, name, space)
+    return _core.broadcast(name, buffer.data_ptr(), buffer.numel(), code, root, buffer.shape, space,
+                           (buffer, target), target, finish, None, group)
 
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
     """Start a broadcast of rank `root_rank`'s tensor into a new tensor; see broadcast()."""
-    return _broadcast(tensor, None, root_rank, name, group=process_set.group())
+    return _broadcast(tensor, None, root_rank, name, process_set=process_set)
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
     """Start a broadcast of rank `root_rank`'s tensor in place; it must not be touched until the end."""
-    return _broadcast(tensor, tensor, root_rank, name, group=process_set.group())
+    return _broadcast(tensor, tensor, root_rank, name, process_set=process_set)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -426,17 +427,19 @@ class _Gather:
         return self.result
 
 
-def _allgather(tensor, name, space=USER, then=None, group=None):
-    code = _dtype_code(tensor, ALLGATHER, name, space)
+def _allgather(tensor, name, space=USER, then=None, process_set=global_process_set):
+    group = process_set.group()
+    code = _dtype_code(tensor, ALLGATHER, name, space, group)
     packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
-    operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed, then)
+    operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed, then, group,
+                                None if group is None else process_set.size())
     return _Gather(operation, packed.dtype, shape[1:])
 
 
 def allgather_async(tensor, name=None, process_set=global_process_set):
     """Start the concatenation of all ranks' tensors; see allgather()."""
-    return _allgather(tensor, name, group=process_set.group())
+    return _allgather(tensor, name, process_set=process_set)
 
 
 def allgather(tensor, name=None, process_set=global_process_set):
@@ -452,15 +455,15 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
     """Start the concatenations of each of a list of tensors; the result is their list."""
     tensors = list(tensors)
     names = _names(name, len(tensors))
-    _all_or_none(ALLGATHER, tensors, names)
-    return Group([_allgather(tensor, one, group=process_set.group()) for tensor, one in zip(tensors, names)])
+    _all_or_none(ALLGATHER, tensors, names, process_set.group())
+    return Group([_allgather(tensor, one, process_set=process_set) for tensor, one in zip(tensors, names)])
 
 
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
     """allgather() of each of a list of tensors, all submitted before the first is waited for."""
     tensors = list(tensors)
     names = _names(name, len(tensors))
-    _all_or_none(ALLGATHER, tensors, names)
+    _all_or_none(ALLGATHER, tensors, names, process_set.group())
     return _gathered(tensors, names, process_set)
 
 
@@ -469,7 +472,7 @@ def _gathered(tensors, names, process_set):
     places = []  # where this rank's rows lie in the results
 
     def start(tensors):
-        gathers = [_allgather(one, name, group=group) for one, name in zip(tensors, names)]
+        gathers = [_allgather(one, name, process_set=process_set) for one, name in zip(tensors, names)]
         results = Group(gathers).wait()
         rank = process_set.rank()
         places.extend((one.shape, sum(gather.first_dims[:rank]), gather.first_dims[rank])
@@ -490,5 +493,4 @@ def _gathered(tensors, names, process_set):
 
 def barrier(process_set=global_process_set):
     """Wait until all ranks have called it."""
-    process_set.group()
-    _core.barrier()
+    _core.barrier(group=process_set.group())

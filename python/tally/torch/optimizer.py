@@ -24,17 +24,16 @@ from . import uneven
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
 
-_numbered = (0, 0)  # (generation of the communicator, optimizers that have agreed a plan in it)
+_numbered = {}  # process set's number -> (generation of the communicator, optimizers made in it)
 
 
-def _take_number():
-    """0 for the first optimizer of a communicator, then 1, ...: the same on all ranks, since each plan is
-    collective.  Keeps names of several optimizers apart."""
-    global _numbered
-    generation, count = _numbered
+def _take_number(process_set):
+    """0 for a process set's first optimizer in a communicator, then 1, ...: the same on all its ranks, since making
+    one is collective.  Keeps names of several optimizers apart."""
+    generation, count = _numbered.get(process_set.process_set_id, (0, 0))
     if generation != _core.generation():
         count = 0
-    _numbered = (_core.generation(), count + 1)
+    _numbered[process_set.process_set_id] = (_core.generation(), count + 1)
     return count
 
 
@@ -76,6 +75,7 @@ class _Distributed:
         self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
         self._process_set = process_set
+        process_set.group()  # raises where this rank is not in it
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
@@ -134,7 +134,7 @@ class _Distributed:
 
     def _agree(self):
         """Agree with all ranks on the gradients in the order in which backward makes them: output first."""
-        number = _take_number()
+        number = _take_number(self._process_set)
         self._prefix = "" if number == 0 else "%d:" % number
         self._agreed = _core.generation()
         names, sizes = [], []
@@ -142,7 +142,7 @@ class _Distributed:
             element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
             names.append(self._prefix + self._names[p])
             sizes.append(p.numel() * element)
-        if names:
+        if names and self._process_set.group() is None:
             _core.plan(names, sizes, GRADIENT)
 
     def add_param_group(self, param_group):
@@ -231,7 +231,7 @@ class _Distributed:
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape)
             return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], then,
-                                   self._process_set.group())
+                                   self._process_set)
         sent, ctx = self._compression.compress(gradient)
         finish = None
         if sent is not gradient:
@@ -352,7 +352,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         parameter's first gradient must be sparse on every rank or on none.
     process_set: the ranks whose gradients are reduced together, this one among them.
 
-    Collective: every rank must create it over the same names, in the same order; Error on all ranks if they differ.
+    Collective: every rank must create it over the same names, in the same order; Error on all ranks if they differ
+    (with a process set of some ranks, in the first step).
     Where only one rank runs, gradients are left alone.
     """
     reduction = _reduction(op, None)

@@ -13,6 +13,7 @@ class ProcessSet:
     """
 
     process_set_id = None  # its number, the same on all ranks; None while it cannot be used
+    _generation = 0        # of the communicator that knows the group
 
     def __init__(self, ranks):
         ranks = sorted(ranks)
@@ -36,9 +37,24 @@ class ProcessSet:
 
     def group(self):
         """What the library knows its ranks by; None: all."""
-        if len(self._members()) == _core.size():
-            return None
-        raise NotImplementedError("%s: sets of some of the ranks are not supported yet" % self)
+        self._members()  # raises once it has been removed
+        if self._generation != _core.generation():
+            if not self.included():
+                raise ValueError("rank %d is not in %s" % (_core.rank(), self))
+            everybody = self.ranks == list(range(_core.size()))
+            self._group = None if everybody else _core.make_group("process set %d" % self.process_set_id, self.ranks)
+            self._generation = _core.generation()
+        return self._group
+
+    def place(self, root_rank, kind, name, space):
+        """The place in it of a rank of the job; ValueError if it has none, and the other ranks are told."""
+        if self.group() is None:
+            return root_rank
+        if root_rank not in self.ranks:
+            reason = ValueError("root rank %r is not in %s" % (root_rank, self))
+            _core.refuse(kind, name, space, reason, self.group())
+            raise reason
+        return self.ranks.index(root_rank)
 
     def _members(self):
         if self.process_set_id is None:
@@ -62,5 +78,60 @@ class _All(ProcessSet):
     def group(self):
         return None
 
+    def place(self, root_rank, kind, name, space):
+        return root_rank
+
 
 global_process_set = _All()
+
+_sets = {0: global_process_set}  # by number
+_next = 1                        # numbers are not used again: a group's name says one list of ranks
+
+
+def _add(ranks):
+    """Take a set of ranks; the same set again is the one that is there."""
+    global _next
+    process_set = ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks)
+    if process_set is global_process_set:
+        return process_set
+    if not process_set.ranks or process_set.ranks[-1] >= _core.size():
+        raise ValueError("%s: a process set has ranks from 0 to %d, and one at least" % (process_set, _core.size() - 1))
+    for number, known in _sets.items():
+        if known.ranks == process_set.ranks:
+            process_set.process_set_id = number
+            return process_set
+    process_set.process_set_id = _next
+    _sets[_next] = process_set
+    _next += 1
+    return process_set
+
+
+def add_process_set(process_set):
+    """Let some ranks operate together: a ProcessSet, or a list of ranks; returns the ProcessSet.
+
+    To be called by all ranks of the job, for the same sets in the same order.  Nothing is sent: where ranks' sets of a
+    number differ, the operations in which they meet fail.
+    """
+    return _add(process_set)
+
+
+def remove_process_set(process_set):
+    """Forget a set; False if it cannot be (that of all ranks, or one that is not there).  To be called by all ranks."""
+    number = process_set.process_set_id
+    if number == 0 or number not in _sets:
+        return False
+    del _sets[number]
+    process_set.process_set_id = None
+    return True
+
+
+def process_set_by_id(process_set_id):
+    """The set of that number."""
+    if process_set_id not in _sets:
+        raise ValueError("there is no process set %r" % (process_set_id,))
+    return _sets[process_set_id]
+
+
+def process_sets():
+    """All sets, in order of their numbers."""
+    return [_sets[number] for number in sorted(_sets)]

@@ -27,8 +27,8 @@ class SparseReduction:
     Raises TypeError or NotImplementedError, and tells the other ranks, for what cannot be summed.
     """
 
-    def __init__(self, tensor, name, reduction, space, priority=0, then=None, group=None):
-        names = (name + ".rows", name + ".values")
+    def __init__(self, tensor, name, reduction, space, priority=0, then=None, process_set=global_process_set):
+        names, group = (name + ".rows", name + ".values"), process_set.group()
         try:
             if reduction not in (Sum, Average):
                 raise NotImplementedError("sparse tensors can be summed and averaged only")
@@ -37,7 +37,7 @@ class SparseReduction:
             _check(values)
         except (TypeError, NotImplementedError, RuntimeError, AttributeError) as reason:
             for one in names:
-                _core.refuse(ALLGATHER, one, space, reason)
+                _core.refuse(ALLGATHER, one, space, reason, group)
             raise
         self._name, self._space, self._reduction, self._priority = names[1], space, int(reduction), priority
         self._group, self._then = group, then
@@ -52,7 +52,7 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides).unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape])
-        _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, group)
+        _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set)
 
     def _rows_known(self, operation):
         try:
@@ -114,4 +114,4 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """
     if name is None:
         name = "sparse.noname.%d" % next(_numbers)
-    return SparseReduction(tensor, name, _reduction(op, None), USER, group=process_set.group())
+    return SparseReduction(tensor, name, _reduction(op, None), USER, process_set=process_set)
