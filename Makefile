@@ -9,7 +9,7 @@
 #   make asan, make ubsan, make tsan    the C tests under a sanitizer
 #   make lint       formatting and static checks;  make format mends the formatting
 #   make fuzz       each fuzzer for SECONDS (60)
-#   make chaos      SEEDS (100) jobs to which random things happen, and the model of recovery at larger sizes
+#   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults
 #
 # PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
 
@@ -74,7 +74,7 @@ fuzz:
 chaos:
 	@$(setup) test
 	@$(build)
-	@cd test && TALLY_CHAOS=1 ../$(venv) -m pytest -q -p no:cacheprovider -k deep model
+	@cd test && TALLY_CHAOS=1 ../$(venv) -m pytest -q -p no:cacheprovider model fault
 	@$(venv) test/fault/chaos.py --seeds $(SEEDS) $(ARGS)
 
 help:

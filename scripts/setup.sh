@@ -24,7 +24,7 @@ python=yes
 case $target in
 build) packages=$build python=no ;;
 # The arm64 compiler and emulator are for the NEON sums.
-test) packages="$build libcmocka-dev iproute2 spin gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
+test) packages="$build libcmocka-dev iproute2 nftables spin gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
 demo) packages="$build dataset-fashion-mnist" ;;
 bench) packages="$build iproute2 libopenmpi-dev" ;;
 lint) packages="$build libcmocka-dev clang-format clang-tidy" python=no ;;

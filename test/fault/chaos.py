@@ -116,7 +116,7 @@ def run(seed, folder):
         else:
             job.kill(job.ranks[s.victim])
             others = [r for r in range(s.ranks) if r != s.victim]
-            job.fail(others, "coordinator" if s.victim == 0 else rf"rank {s.victim}\b")
+            job.fail(others, "coordinator" if s.victim == 0 else rf"rank {s.victim}\b", same=s.victim != 0)
     return s
 
 
