@@ -1,0 +1,38 @@
+/* segment.h - memory that other processes of this machine can be shown: memfds, of which one process writes.
+ *
+ * Nothing here can end in SIGBUS: a segment's pages are there before it is used (fallocate), and neither it nor
+ * what is mapped of another process can shrink (seals).  A memfd has no name: nothing is left behind by a crash.
+ * Forked children do not inherit the mapping. */
+#ifndef TLY_SEGMENT_H
+#define TLY_SEGMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/list.h"
+
+struct tly_segment {
+    struct tly_list node; /* in the table of this process */
+    uint8_t *data;        /* page aligned, zeros at first */
+    uint64_t size;
+    uint64_t serial; /* never the same twice in a process */
+    int fd;
+    bool huge; /* pages of 2 MB or more that were set aside for this */
+};
+
+/* At least `size` bytes, in huge pages where some are free, else in ordinary ones that the kernel may join.
+ * writable: other processes may write, too; else none can, whatever it is passed.  -errno with a sentence that names
+ * the limit, such as that of the cgroup. */
+int tly_segment_create(uint64_t size, bool writable, struct tly_segment **out);
+void tly_segment_destroy(struct tly_segment *s);
+
+/* The segment that holds [at, at + len), its serial in *serial, the place in *offset; or a descriptor below 0.
+ * It stays what it is for as long as its memory is in use.  Any thread. */
+int tly_segment_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset);
+
+/* Map another process's segment, given by its descriptor, which may be closed then.  -EPROTO: it could shrink, or is
+ * no segment. */
+int tly_segment_map(int fd, bool writable, void **data, uint64_t *size);
+
+#endif
