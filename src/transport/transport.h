@@ -25,6 +25,7 @@ struct tly_landing {
     void *token;    /* for tly_link_sink() */
     bool in_blocks; /* land whole 64-byte blocks only (but for the payload's end): never tear an element */
     bool control;   /* in a buffer of the link's own, there until frame() returns; instead of `to` */
+    bool lent;      /* nowhere: it stays where tly_link_loan() says; instead of `to` */
 };
 
 /* A frame to send. */
@@ -33,6 +34,11 @@ struct tly_outgoing {
     const void *payload;    /* frame.payload bytes; must stay until sent() or tly_link_detach() */
     void *token;            /* given back to sent(); NULL: not reported */
     void *owned;            /* free()d by the link when sent; for payloads made for this frame */
+    /* Until the peer needs it no more the payload stays as it is, longer than until sent(), unless this end takes it
+     * back by tly_link_detach() or tly_link_destroy(): so a peer on this machine may read it where it lies. */
+    bool stays;
+    bool
+        whole; /* ... and so does all of its part, in one piece: frame.length bytes from payload - frame.offset */
 };
 
 struct tly_link_user {
@@ -62,6 +68,7 @@ struct tly_counts {
 };
 
 struct tly_link_config {
+    bool copies; /* to the same machine: as if to another process, also within one */
     const struct tly_link_user *user_calls;
     void *user;
     struct tly_identity identity;
@@ -77,6 +84,15 @@ struct tly_link_config {
 int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
                     struct tly_link **out);
 
+/* The same to a process of this machine that listens by this name, -ECONNREFUSED if there is none: only headers go
+ * through a socket, payloads that stay are read where they lie (shm/shm.h). */
+enum { TLY_SHM_NAME = 64 };
+int tly_shm_connect(struct tly_loop *loop, const char *name, const struct tly_link_config *c,
+                    struct tly_link **out);
+/* The name of the service with this incarnation; host_id: as TALLY_HOST_ID, so that machines that are emulated on one
+ * stay apart, or NULL. */
+void tly_shm_name(uint64_t incarnation, const char *host_id, char out[TLY_SHM_NAME]);
+
 /* A listening socket whose connections go through the handshake. */
 struct tly_listener;
 struct tly_listener_config {
@@ -87,8 +103,11 @@ struct tly_listener_config {
     void *user;
 };
 int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out);
+/* By a name, for processes of this user on this machine; c->address and the ports are not looked at. */
+int tly_shm_listen(struct tly_loop *loop, const char *name, const struct tly_listener_config *c,
+                   struct tly_listener **out);
 uint16_t tly_listener_port(const struct tly_listener *l);
-void tly_listener_destroy(struct tly_listener *l);
+void tly_listener_destroy(struct tly_listener *l); /* NULL is accepted */
 
 /* Send what next() has now.  The loop does so by itself before it sleeps; this is for another thread that
  * holds the lock.  closed() may follow at once. */
@@ -103,11 +122,25 @@ void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
 /* Whoever landed with this token does not want the rest: drop it. */
 void tly_link_sink(struct tly_link *l, const void *token);
-/* Payloads with this token are about to go away: copy what is still to be sent.  sent() does not come. */
+/* Payloads with this token are about to go away: copy what is still to be sent, or read.  sent() does not come. */
 void tly_link_detach(struct tly_link *l, const void *token);
+
+/* Memory of the peer's in which all of a part lies, from its offset 0. */
+struct tly_loan;
+/* In header(): where the payload lies and may stay (landing.lent), the same for all frames of the part; or NULL. */
+struct tly_loan *tly_link_loan(const struct tly_link *l);
+/* Have it beyond frame(): until tly_loan_return(), also when the link is no more.  The loop's thread. */
+void tly_loan_keep(struct tly_loan *loan);
+void tly_loan_return(struct tly_loan *loan); /* NULL is accepted */
+/* Its bytes, which stay where they are until tly_loan_drop() by the same thread; NULL: the peer has taken them back
+ * and ended the connection. */
+const uint8_t *tly_loan_hold(struct tly_loan *loan);
+void tly_loan_drop(struct tly_loan *loan);
 
 const struct tly_identity *tly_link_peer(const struct tly_link *l);
 const char *tly_link_name(const struct tly_link *l);
+/* "tcp", "shm" (another process of this machine) or "memory" (this process). */
+const char *tly_link_medium(const struct tly_link *l);
 void tly_link_rename(struct tly_link *l, const char *name);
 bool tly_link_is_open(const struct tly_link *l);
 /* The local or remote address. */

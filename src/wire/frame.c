@@ -137,6 +137,6 @@ const char *tly_frame_type_name(int type)
     static const char *const names[TLY_FRAME_TYPES] = {
         "?",     "HELLO",  "ROSTER", "INVITE",  "PREPARE", "BEGUN", "COMMIT", "COMPLAIN",
         "PUSH",  "RESULT", "SPEC",   "VERDICT", "CANCEL",  "AGAIN", "HAVE",   "DONE",
-        "FINAL", "COUNTS", "BEAT",   "STATUS",  "GOODBYE", "PACE",  "GROUP"};
+        "FINAL", "COUNTS", "BEAT",   "STATUS",  "GOODBYE", "PACE",  "GROUP",  "RETURN"};
     return type > 0 && type < TLY_FRAME_TYPES ? names[type] : names[0];
 }

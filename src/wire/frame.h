@@ -57,6 +57,7 @@ enum tly_frame_type {
     TLY_GOODBYE,   /* an orderly end */
     TLY_PACE,      /* member -> coordinator: slower than predicted; back: who holds all up */
     TLY_GROUP,     /* worker -> service: the ranks that a group's number stands for, on this connection */
+    TLY_RETURN, /* between processes of a machine: what lies in your memory has been read (transport/shm) */
     TLY_FRAME_TYPES
 };
 
@@ -68,6 +69,7 @@ enum tly_frame_flag {
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
+    TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
 };
 
 /* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and

@@ -1,4 +1,5 @@
-/* link.c - frames over a TCP connection: handshake, receive straight into place, send by pull.
+/* link.c - frames over a TCP connection, or a Unix socket on one machine: handshake, receive straight into place, send
+ * by pull.
  *
  * Receiving: headers pass through a small stage buffer; a payload is read by readv() directly to where it
  * belongs, with the stage behind it to catch the next header in the same call.  What of a payload is in the
@@ -6,7 +7,10 @@
  * Sending: next() fills a batch of frames, sendmsg() takes headers and payloads from where they lie.
  *
  * With checksums a payload is followed by its own.  What would land over something that is still needed (a result
- * over its input) lands beside it then, and moves once it has proved whole.  The acceptor does as the connector. */
+ * over its input) lands beside it then, and moves once it has proved whole.  The acceptor does as the connector.
+ *
+ * On one machine (l->shm) most payloads are not sent: a reference follows the header, and header() is called when that
+ * has come (take_shown).  What stays inside the machine has no checksums. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -26,6 +30,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "transport/shm/shm.h"
 #include "transport/tcp/socket.h"
 #include "transport/transport.h"
 
@@ -48,6 +53,7 @@ struct outgoing {
     uint32_t trailer_len; /* 0: no checksum */
     uint8_t trailer[TLY_TRAILER_BYTES];
     void *token, *owned;
+    uint8_t reference[TLY_REFERENCE_BYTES]; /* instead of the payload */
 };
 
 enum state { CONNECTING, SHAKING, OPEN, CLOSED };
@@ -66,6 +72,8 @@ struct tly_link {
     int depth;       /* callbacks in progress */
 
     struct tly_hello hello;
+    struct tly_shm *shm; /* owned; NULL: over TCP */
+
     uint32_t *shaking; /* borrowed: the listener's count, while this link is in it */
     int64_t deadline;  /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
@@ -76,9 +84,12 @@ struct tly_link {
     uint32_t stage_from, stage_to;
     struct tly_frame in;
     struct tly_landing land;
-    uint32_t landed;  /* of in.payload */
-    uint32_t trailer; /* bytes that follow in.payload: its checksum, or none */
+    uint32_t follows,
+        landed;       /* bytes behind the header: in.payload or a reference; how many of them are there */
+    uint32_t trailer; /* bytes that follow those: a checksum, or none */
     bool landing;
+    uint8_t reference[TLY_REFERENCE_BYTES]; /* what follows, if in.flags has TLY_SHOWN */
+    struct tly_loan *loan;                  /* borrowed: of the frame that is being taken */
     uint32_t receive_seq;
     int low_water;    /* SO_RCVLOWAT now */
     uint8_t *control; /* owned: payload that has no other place */
@@ -119,6 +130,7 @@ static void release(struct tly_link *l)
         free(l->out[i].owned);
     free(l->control);
     free(l->beside);
+    tly_shm_destroy(l->shm);
     free(l);
 }
 
@@ -149,6 +161,8 @@ static void disconnect(struct tly_link *l)
     tly_loop_unhook(l->loop, &l->hook);
     tly_fd_close(l->watch.fd);
     l->watch.fd = -1;
+    if (l->shm)
+        tly_shm_close(l->shm);
 }
 
 static void end(struct tly_link *l, int err, const char *why)
@@ -183,7 +197,6 @@ static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_l
     snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
     tly_hello_init(&l->hello, &c->identity, connector);
     l->silence_ns = c->silence_ns;
-    l->checksum = c->checksum;
     l->pace_bytes = PACE_BYTES;
     l->pace_ns = PACE_MS * TLY_MS;
     l->low_water = 1;
@@ -202,37 +215,46 @@ static int start(struct tly_link *l, uint32_t events)
     return err;
 }
 
-int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
-                    struct tly_link **out)
+int tly_link_connect(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c,
+                     struct tly_link **out)
 {
-    int fd, err = tly_socket_connect(to, &fd);
-    if (err)
-        return err;
     struct tly_link *l = create(loop, fd, c, true);
-    if (!l) {
-        tly_fd_close(fd);
-        return tly_fail(ENOMEM, "out of memory");
+    int err = l ? 0 : tly_fail(ENOMEM, "out of memory");
+    if (!err && local)
+        err = tly_shm_create(fd, c->copies, &l->shm);
+    if (!err) {
+        l->checksum = c->checksum && !local;
+        l->state = CONNECTING;
+        err = start(l, EPOLLOUT);
     }
-    l->state = CONNECTING;
-    err = start(l, EPOLLOUT);
     if (err) {
         tly_fd_close(fd);
-        free(l);
+        if (l)
+            release(l);
         return err;
     }
     *out = l;
     return 0;
 }
 
-int tly_tcp_accept(struct tly_loop *loop, int fd, const struct tly_link_config *c)
+int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
+                    struct tly_link **out)
+{
+    int fd, err = tly_socket_connect(to, &fd);
+    return err ? err : tly_link_connect(loop, fd, false, c, out);
+}
+
+int tly_link_accept(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c)
 {
     struct tly_link *l = create(loop, fd, c, false);
     if (!l)
         return -ENOMEM;
     l->state = SHAKING;
-    int err = start(l, EPOLLIN);
+    int err = local ? tly_shm_create(fd, c->copies, &l->shm) : 0;
+    if (!err)
+        err = start(l, EPOLLIN);
     if (err) {
-        free(l);
+        release(l);
         return err;
     }
     l->shaking = c->shaking;
@@ -262,13 +284,16 @@ static void write_checksum(uint8_t out[TLY_TRAILER_BYTES], const void *payload, 
 static void append(struct tly_link *l, struct tly_outgoing *o)
 {
     struct outgoing *slot = &l->out[l->out_to++];
+    bool shown = l->shm && l->state == OPEN && tly_shm_show(l->shm, o, slot->reference);
+    if (shown)
+        o->frame.flags |= TLY_SHOWN;
     o->frame.seq = l->send_seq++;
     o->frame.accepted = (uint32_t)l->counts.accepted;
     o->frame.granted = (uint32_t)l->counts.granted;
     o->frame.received = (uint32_t)l->counts.received;
     o->frame.stable = (uint32_t)l->counts.stable;
-    slot->payload = o->payload;
-    slot->len = o->frame.payload;
+    slot->payload = shown ? slot->reference : o->payload;
+    slot->len = shown ? TLY_REFERENCE_BYTES : o->frame.payload;
     slot->trailer_len = 0;
     if (l->checksum && l->state == OPEN) {
         o->frame.flags |= TLY_SUMMED;
@@ -289,10 +314,12 @@ static void fill(struct tly_link *l)
     uint32_t bytes = 0;
     while (l->state == OPEN && !l->destroyed && l->out_to < BATCH && bytes < BATCH_BYTES) {
         struct tly_outgoing o = {0};
-        if (!l->calls->next(l->user, l, &o))
+        if (l->shm && tly_shm_next_return(l->shm, &o.frame.key))
+            o.frame.type = TLY_RETURN;
+        else if (!l->calls->next(l->user, l, &o))
             break;
-        bytes += TLY_FRAME_BYTES + o.frame.payload;
         append(l, &o);
+        bytes += TLY_FRAME_BYTES + l->out[l->out_to - 1].len;
     }
 }
 
@@ -338,7 +365,8 @@ static ssize_t push_batch(struct tly_link *l)
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
     ssize_t r;
     do
-        r = sendmsg(l->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        r = l->shm ? tly_shm_send(l->shm, l->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT)
+                   : sendmsg(l->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (r < 0 && errno == EINTR);
     return r;
 }
@@ -499,6 +527,7 @@ static int begin_frame(struct tly_link *l, const char **why)
     l->stage_from += TLY_FRAME_BYTES;
     l->receive_seq++;
     l->landed = 0;
+    l->follows = l->in.payload;
     l->trailer = 0;
     if ((l->in.flags & TLY_SUMMED) && l->state == OPEN) {
         l->checksum = true;
@@ -506,6 +535,16 @@ static int begin_frame(struct tly_link *l, const char **why)
         l->in.flags &= (uint16_t)~TLY_SUMMED; /* none of the user's business */
     }
     l->land = (struct tly_landing){0};
+    if (l->in.flags & TLY_SHOWN || l->in.type == TLY_RETURN) {
+        if (!l->shm || l->state != OPEN || l->trailer || (l->in.type == TLY_RETURN) == (l->in.payload > 0)) {
+            *why = "memory shown to nobody";
+            return -EPROTO;
+        }
+        l->land.to = l->reference;
+        l->follows = l->in.payload ? TLY_REFERENCE_BYTES : 0;
+        l->landing = true;
+        return 0;
+    }
     if (l->state == SHAKING) {
         if (l->in.type != TLY_HELLO || l->in.payload != TLY_HELLO_BYTES) {
             *why = "no handshake";
@@ -567,6 +606,40 @@ static int verify(struct tly_link *l, const char **why)
     return 0;
 }
 
+/* A payload that lies in memory of the peer's: it is copied to where it belongs, or its user reads it there. */
+static int take_shown(struct tly_link *l, const char **why)
+{
+    struct tly_loan *loan;
+    uint32_t at;
+    int err = tly_shm_resolve(l->shm, l->reference, &l->in, &loan, &at, why);
+    if (err)
+        return err;
+    l->in.flags &= (uint16_t)~TLY_SHOWN;
+    l->land = (struct tly_landing){0};
+    l->loan = tly_loan_is_whole(loan) ? loan : NULL;
+    err = l->calls->header(l->user, l, &l->in, &l->land, why);
+    l->loan = NULL;
+    if (!err && l->state != CLOSED) {
+        if (l->land.control) {
+            l->land.to = l->control = malloc(l->in.payload);
+            err = l->control ? 0 : -ENOMEM;
+        }
+        const uint8_t *data = l->land.to || l->land.lent ? tly_loan_hold(loan) : NULL;
+        if (data && l->land.to)
+            memcpy(l->land.to, data + at, l->in.payload);
+        else if (data)
+            l->land.to = (void *)(data + at);
+        if (data)
+            tly_loan_drop(loan);
+        else if (l->land.to || l->land.lent)
+            err = -ECONNRESET;
+        if (!err)
+            err = l->calls->frame(l->user, l, &l->in, l->land.to, why);
+    }
+    tly_shm_done(l->shm, loan, &l->in);
+    return err;
+}
+
 /* All of the frame is there. */
 static int complete_frame(struct tly_link *l, const char **why)
 {
@@ -574,6 +647,10 @@ static int complete_frame(struct tly_link *l, const char **why)
     l->landing = false;
     if (l->state == SHAKING)
         on_hello(l);
+    else if (l->in.type == TLY_RETURN)
+        tly_shm_returned(l->shm, l->in.key);
+    else if (l->in.flags & TLY_SHOWN)
+        err = take_shown(l, why);
     else
         err = l->calls->frame(l->user, l, &l->in, l->land.to, why);
     free(l->control);
@@ -594,14 +671,14 @@ static int eat_stage(struct tly_link *l, const char **why)
                 return err;
             have = l->stage_to - l->stage_from;
         }
-        uint32_t left = l->in.payload - l->landed, n = have < left ? have : left;
+        uint32_t left = l->follows - l->landed, n = have < left ? have : left;
         if (l->land.in_blocks && l->land.to && n < left)
             n -= n % TLY_ALIGN;
         if (n && l->land.to)
             memcpy((uint8_t *)l->land.to + l->landed, l->stage + l->stage_from, n);
         l->stage_from += n;
         l->landed += n;
-        if (l->landed < l->in.payload || l->stage_to - l->stage_from < l->trailer)
+        if (l->landed < l->follows || l->stage_to - l->stage_from < l->trailer)
             break;
         int err = verify(l, why);
         if (!err)
@@ -621,7 +698,7 @@ static int eat_stage(struct tly_link *l, const char **why)
 
 static void set_low_water(struct tly_link *l, uint32_t bytes)
 {
-    if (l->low_water == (int)bytes)
+    if (l->shm || l->low_water == (int)bytes)
         return;
     l->low_water = (int)bytes;
     setsockopt(l->watch.fd, SOL_SOCKET, SO_RCVLOWAT, &l->low_water, sizeof l->low_water);
@@ -653,7 +730,7 @@ static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
 /* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
 static uint32_t least_wanted(const struct tly_link *l)
 {
-    uint32_t left = l->landing ? l->in.payload - l->landed + l->trailer : TLY_FRAME_BYTES;
+    uint32_t left = l->landing ? l->follows - l->landed + l->trailer : TLY_FRAME_BYTES;
     left -= l->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
     return left < TLY_ALIGN ? left : TLY_ALIGN;
 }
@@ -664,7 +741,7 @@ static ssize_t read_some(struct tly_link *l, const struct iovec *iov, int n, boo
     ssize_t r;
     size_t room = iov[0].iov_len + (n > 1 ? iov[1].iov_len : 0);
     do
-        r = readv(l->watch.fd, iov, n);
+        r = l->shm ? tly_shm_receive(l->shm, l->watch.fd, iov, n) : readv(l->watch.fd, iov, n);
     while (r < 0 && errno == EINTR);
     *drained |= r > 0 && (size_t)r < room;
     return r;
@@ -677,10 +754,17 @@ static ssize_t receive(struct tly_link *l, bool *drained)
     int n = 0;
     uint32_t direct = 0;
     /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
-    if (l->landing && l->landed < l->in.payload) {
-        uint32_t left = l->in.payload - l->landed;
+    if (l->landing && l->landed < l->follows) {
+        uint32_t left = l->follows - l->landed;
         if (l->land.in_blocks && l->land.to) {
             ssize_t blocks = whole_blocks(l, left);
+            if (blocks < 0 &&
+                l->shm) { /* no low-water mark on a Unix socket: wait with what there is in the stage */
+                iov[0] = (struct iovec){l->stage + l->stage_to, STAGE_BYTES - l->stage_to};
+                ssize_t r = read_some(l, iov, 1, drained);
+                l->stage_to += r > 0 ? (uint32_t)r : 0;
+                return r;
+            }
             if (blocks <= 0)
                 return blocks;
             *drained = (uint32_t)blocks < left;
@@ -737,12 +821,15 @@ static void receive_more(struct tly_link *l)
         l->bytes_received += (uint64_t)n;
         l->last_heard = l->loop->awake;
         int err = 0;
-        if (l->landing && l->landed == l->in.payload && !l->trailer)
+        if (l->landing && l->landed == l->follows && !l->trailer)
             err = complete_frame(l, &why);
-        else if (l->landing && l->calls->landed && l->state == OPEN && !l->trailer)
+        else if (l->landing && l->calls->landed && l->state == OPEN && !l->trailer &&
+                 !(l->in.flags & TLY_SHOWN))
             l->calls->landed(l->user, l, &l->in, l->landed);
         if (!err)
             err = eat_stage(l, &why);
+        if (err == -ECONNRESET && l->state != CLOSED)
+            end(l, ECONNRESET, why ? why : "connection ended");
         if (err && l->state != CLOSED) {
             tly_warn("transport", "%s: closing the connection: %s", l->name, why ? why : strerror(-err));
             end(l, EPROTO, why ? why : strerror(-err));
@@ -826,6 +913,13 @@ void tly_link_detach(struct tly_link *l, const void *token)
         memcpy(copy, o->payload, o->len);
         o->payload = o->owned = copy;
     }
+    if (l->shm && l->state == OPEN && tly_shm_detach(l->shm, token) != 0)
+        end(l, ENOMEM, "out of memory");
+}
+
+struct tly_loan *tly_link_loan(const struct tly_link *l)
+{
+    return l->loan;
 }
 
 const struct tly_identity *tly_link_peer(const struct tly_link *l)
@@ -841,6 +935,11 @@ const char *tly_link_name(const struct tly_link *l)
 void tly_link_rename(struct tly_link *l, const char *name)
 {
     snprintf(l->name, sizeof l->name, "%s", name);
+}
+
+const char *tly_link_medium(const struct tly_link *l)
+{
+    return !l->shm ? "tcp" : tly_shm_is_here(l->shm) ? "memory" : "shm";
 }
 
 bool tly_link_is_open(const struct tly_link *l)

@@ -1,4 +1,4 @@
-/* link_test.c - the contract of transport.h over TCP: frames arrive whole, in order and where they belong, never torn
+/* link_test.c - the contract of transport.h over TCP, and in memory of one and of two processes: frames arrive whole, in order and where they belong, never torn
  * inside a block, however the bytes trickle in; sink, detach, close in each state; bytes that were tampered with.
  *
  * Both ends run in one loop.  A proxy between them cuts the stream into small pieces, flips a bit, hangs up or falls
@@ -12,9 +12,13 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sodium.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -23,17 +27,48 @@
 
 #include <cmocka.h>
 
+/* All tests run over each; SHM: as between two processes, with copies in a segment. */
+static enum medium { TCP, MEMORY, SHM } medium;
+
 /* --- the proxy ----------------------------------------------------------------------------------- */
 
 struct proxy {
     pthread_t thread;
-    int listener, port, target;
+    int listener, port, target;        /* of a Unix socket: numbers in names */
     uint32_t largest;                  /* piece */
     int64_t flip_at, cut_at, stall_at; /* bytes from the connector; -1: never */
 };
 
+static void name_socket(int number, char out[TLY_SHM_NAME])
+{
+    snprintf(out, TLY_SHM_NAME, "tally-link-test-%d-%d", getpid(), number);
+}
+
+static socklen_t unix_address(int number, struct sockaddr_un *a)
+{
+    char name[TLY_SHM_NAME];
+    name_socket(number, name);
+    *a = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(a->sun_path + 1, name, strlen(name));
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+}
+
+static int next_number(void)
+{
+    static int last;
+    return ++last;
+}
+
 static int listen_anywhere(int *port)
 {
+    if (medium != TCP) {
+        struct sockaddr_un u;
+        int un = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        socklen_t ulen = unix_address(*port = next_number(), &u);
+        assert_int_equal(bind(un, (struct sockaddr *)&u, ulen), 0);
+        assert_int_equal(listen(un, 4), 0);
+        return un;
+    }
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof a;
@@ -44,10 +79,43 @@ static int listen_anywhere(int *port)
     return fd;
 }
 
+/* A descriptor that came with bytes goes on with the next of them. */
+static int passed = -1;
+
+static ssize_t receive_and_fetch(int fd, uint8_t *data, size_t len)
+{
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = {data, len};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    if (c && c->cmsg_type == SCM_RIGHTS)
+        memcpy(&passed, CMSG_DATA(c), sizeof passed);
+    return n;
+}
+
+static ssize_t pass_on(int fd, const uint8_t *data, size_t len)
+{
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec iov = {(void *)data, len};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof passed);
+    memcpy(CMSG_DATA(c), &passed, sizeof passed);
+    ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
+    close(passed);
+    passed = -1;
+    return n;
+}
+
 static bool send_all(int fd, const uint8_t *data, size_t len)
 {
     while (len > 0) {
-        ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
+        ssize_t n = passed >= 0 ? pass_on(fd, data, len) : send(fd, data, len, MSG_NOSIGNAL);
         if (n <= 0)
             return false;
         data += n;
@@ -60,7 +128,7 @@ static bool send_all(int fd, const uint8_t *data, size_t len)
 static bool forward(struct proxy *p, int from, int to, int64_t *at)
 {
     uint8_t data[65536];
-    ssize_t n = recv(from, data, sizeof data, 0);
+    ssize_t n = receive_and_fetch(from, data, sizeof data);
     if (n <= 0)
         return false;
     for (ssize_t done = 0; done < n;) {
@@ -97,8 +165,12 @@ static void *serve(void *arg)
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_port = htons((uint16_t)p->target),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int near = accept(p->listener, NULL, NULL), far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (near >= 0 && connect(far, (struct sockaddr *)&a, sizeof a) == 0) {
+    struct sockaddr_un u;
+    socklen_t ulen = unix_address(p->target, &u);
+    int near = accept(p->listener, NULL, NULL);
+    int far = socket(medium == TCP ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (near >= 0 && (medium == TCP ? connect(far, (struct sockaddr *)&a, sizeof a)
+                                    : connect(far, (struct sockaddr *)&u, ulen)) == 0) {
         setsockopt(near, IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof one);
         setsockopt(far, IPPROTO_TCP, 1, &one, sizeof one);
         struct pollfd fds[2] = {{.fd = near, .events = POLLIN}, {.fd = far, .events = POLLIN}};
@@ -120,7 +192,7 @@ static void *serve(void *arg)
 /* --- the two ends -------------------------------------------------------------------------------- */
 
 enum { MOST = 80, UNTOUCHED = 0xee };
-enum where { PLACE, BLOCKS, NOWHERE, CONTROL };
+enum where { PLACE, BLOCKS, NOWHERE, CONTROL, STAYS };
 
 /* A frame that goes from the connector to the acceptor. */
 struct parcel {
@@ -130,6 +202,7 @@ struct parcel {
     int sent, landed;
     uint32_t told; /* bytes that landed() has spoken of */
     bool detached, sunk;
+    struct tly_loan *loan; /* where it stays: kept until the test returns it */
 };
 
 struct end {
@@ -146,8 +219,11 @@ static struct fixture {
     struct tly_loop loop;
     struct tly_listener *listener;
     struct proxy proxy;
-    bool proxied;
-    struct end a, b; /* connector, acceptor */
+    bool proxied, inside;        /* inside: payloads go through the socket also in memory */
+    bool garbled;                /* what comes need not be what was sent */
+    bool no_loan_is_well, gives; /* no room to be shown in; the reader gives back at once */
+    int number;                  /* of the listener */
+    struct end a, b;             /* connector, acceptor */
     struct parcel parcels[MOST];
     int count, next, arrived;
     uint64_t accepted_seen;
@@ -178,6 +254,8 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     assert_int_equal(f->round, x.arrived); /* in order, and none begins before the last has ended */
     struct parcel *p = &x.parcels[f->round];
     assert_int_equal(f->payload, p->len);
+    p->loan = tly_link_loan(l);
+    assert_true(!p->loan == (medium == TCP || x.inside || p->len < 8192) || x.no_loan_is_well);
     assert_int_equal(f->key, 0x1234567890abcdefull + f->round);
     if (e->destroy_in_header) {
         e->link = NULL;
@@ -186,7 +264,10 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     }
     if (p->where == CONTROL)
         land->control = true;
-    else if (p->where != NOWHERE)
+    else if (p->where == STAYS && p->loan) {
+        land->lent = true;
+        tly_loan_keep(p->loan);
+    } else if (p->where != NOWHERE)
         *land = (struct tly_landing){.to = p->place, .token = p, .in_blocks = p->where == BLOCKS};
     return 0;
 }
@@ -220,11 +301,15 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     x.accepted_seen = f->accepted;
     if (p->where == NOWHERE || p->sunk)
         assert_null(data);
-    else if (p->len)
+    else if (p->len && !x.garbled && !(p->where == STAYS && p->detached))
         assert_memory_equal(data, p->payload, p->len);
     if (p->where == PLACE || (p->where == BLOCKS && !p->sunk))
         for (int i = 0; i < 64; i++)
             assert_int_equal(p->place[p->len + (uint32_t)i], UNTOUCHED);
+    if (x.gives) {
+        tly_loan_return(p->loan);
+        p->loan = NULL;
+    }
     if (e->destroy_in_frame) {
         e->link = NULL;
         tly_link_destroy(l);
@@ -238,13 +323,16 @@ static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
     if (e != &x.a || x.next == x.count)
         return false;
     struct parcel *p = &x.parcels[x.next];
-    *out = (struct tly_outgoing){.frame = {.type = TLY_PUSH,
-                                           .key = 0x1234567890abcdefull + (uint64_t)x.next,
-                                           .round = (uint32_t)x.next,
-                                           .length = p->len,
-                                           .payload = p->len},
-                                 .payload = p->payload,
-                                 .token = p};
+    *out = (struct tly_outgoing){
+        .frame = {.type = TLY_PUSH,
+                  .key = 0x1234567890abcdefull + (uint64_t)x.next,
+                  .round = (uint32_t)x.next,
+                  .length = p->len,
+                  .payload = p->len},
+        .payload = p->payload,
+        .stays = !x.inside,
+        .whole = true,
+        .token = p};
     x.next++;
     return true;
 }
@@ -293,6 +381,7 @@ static int accepting(void *user, struct tly_link_config *c)
     c->user = &x.b;
     c->identity = identity(7);
     c->created = created;
+    c->copies = medium == SHM;
     c->silence_ns = x.silence_ns;
     return 0;
 }
@@ -313,13 +402,17 @@ static void start(const struct proxy *proxy)
     assert_int_equal(tly_loop_init(&x.loop), 0);
     struct tly_listener_config lc = {.accepting = accepting};
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &lc.address), 0);
+    char name[TLY_SHM_NAME];
+    name_socket(x.number = next_number(), name);
     tly_loop_lock(&x.loop);
-    assert_int_equal(tly_tcp_listen(&x.loop, &lc, &x.listener), 0);
+    assert_int_equal(medium == TCP ? tly_tcp_listen(&x.loop, &lc, &x.listener)
+                                   : tly_shm_listen(&x.loop, name, &lc, &x.listener),
+                     0);
     tly_loop_unlock(&x.loop);
     x.proxied = proxy != NULL;
     if (proxy) {
         x.proxy = *proxy;
-        x.proxy.target = tly_listener_port(x.listener);
+        x.proxy.target = medium == TCP ? tly_listener_port(x.listener) : x.number;
         x.proxy.listener = listen_anywhere(&x.proxy.port);
         assert_int_equal(pthread_create(&x.proxy.thread, NULL, serve, &x.proxy), 0);
     }
@@ -334,9 +427,15 @@ static void dial(void)
                                 .user = &x.a,
                                 .identity = identity(x.secret),
                                 .peer_name = "b",
+                                .copies = medium == SHM,
                                 .checksum = summed};
+    char name[TLY_SHM_NAME];
+    name_socket(x.proxied ? x.proxy.port : x.number, name);
     tly_loop_lock(&x.loop);
-    assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &x.a.link), 0);
+    assert_int_equal(medium == TCP ? tly_tcp_connect(&x.loop, &to, &c, &x.a.link)
+                                   : tly_shm_connect(&x.loop, name, &c, &x.a.link),
+                     0);
+    assert_string_equal(tly_link_medium(x.a.link), medium == TCP ? "tcp" : medium == SHM ? "shm" : "memory");
     tly_loop_unlock(&x.loop);
 }
 
@@ -408,7 +507,9 @@ static void deliver(const struct proxy *proxy, uint32_t largest)
         assert_int_equal(x.parcels[i].landed, 1);
         told |= x.parcels[i].told > 0;
     }
-    assert_true(summed ? !told : told || proxy != &pieces); /* nothing has landed before it is verified */
+    assert_true(
+        summed ? !told
+               : told || proxy != &pieces || medium != TCP); /* nothing has landed before it is verified */
     assert_int_equal(x.a.opened, 1);
     assert_int_equal(x.b.opened, 1);
     assert_int_equal(x.a.closed + x.b.closed, 0);
@@ -525,6 +626,7 @@ static void test_sink(void **state)
 {
     for (int where = PLACE; where <= BLOCKS; where++) {
         start(&bytes);
+        x.inside = true;
         add(200000, (enum where)where);
         add(100, BLOCKS);
         dial();
@@ -548,6 +650,7 @@ static void test_sink(void **state)
 static void test_detach(void **state)
 {
     start(NULL);
+    x.no_loan_is_well = medium == SHM; /* a segment has 16 MB */
     for (int i = 0; i < MOST; i++)
         add(TLY_MAX_FRAGMENT, i % 2 ? BLOCKS : PLACE); /* 20 MB: more than the kernel takes at once */
     dial();
@@ -557,7 +660,7 @@ static void test_detach(void **state)
     int detached = 0;
     for (int i = 0; i < x.next; i++) {
         struct parcel *p = &x.parcels[i];
-        if (p->sent)
+        if (medium == TCP && p->sent)
             continue;
         uint8_t *copy = malloc(p->len);
         memcpy(copy, p->payload, p->len);
@@ -639,8 +742,11 @@ static void test_nobody_there(void **state)
     assert_int_equal(tly_address_parse("127.0.0.1", (uint16_t)port, &to), 0);
     struct tly_link_config c = {
         .user_calls = &calls, .user = &x.a, .identity = identity(7), .peer_name = "b"};
+    char name[TLY_SHM_NAME];
+    name_socket(port, name);
     tly_loop_lock(&x.loop);
-    int err = tly_tcp_connect(&x.loop, &to, &c, &x.a.link);
+    int err = medium != TCP ? tly_shm_connect(&x.loop, name, &c, &x.a.link)
+                            : tly_tcp_connect(&x.loop, &to, &c, &x.a.link);
     tly_loop_unlock(&x.loop);
     if (err) {
         assert_int_equal(err, -ECONNREFUSED);
@@ -737,6 +843,169 @@ static void test_silence(void **state)
     stop();
 }
 
+/* --- in memory ----------------------------------------------------------------------------------- */
+
+/* A payload is read where it lies for as long as its reader likes; what goes away meanwhile is read as it was. */
+static void test_loans(void **state)
+{
+    start(NULL);
+    for (int i = 0; i < 20; i++)
+        add(200000 + (uint32_t)i, STAYS);
+    dial();
+    turn_until(&x.arrived, 20);
+    assert_true(tly_link_bytes(x.a.link, true) < 20 * 400 + 2000);
+    tly_loop_lock(&x.loop);
+    for (int i = 0; i < 20; i++) {
+        struct parcel *p = &x.parcels[i];
+        uint8_t *copy = malloc(p->len);
+        memcpy(copy, p->payload, p->len);
+        if (i % 2)
+            tly_link_detach(x.a.link, p);
+        if (i % 2 || medium == SHM) { /* of two processes what has been shown is a copy already */
+            memset(p->payload, 0xdd, p->len);
+            free(p->payload);
+            p->payload = copy;
+        } else {
+            assert_ptr_equal(tly_loan_hold(p->loan), p->payload); /* no copy */
+            tly_loan_drop(p->loan);
+            free(copy);
+        }
+        const uint8_t *data = tly_loan_hold(p->loan);
+        assert_non_null(data);
+        assert_memory_equal(data, p->payload, p->len);
+        tly_loan_drop(p->loan);
+    }
+    /* The sender's end goes away: its memory does, its segment stays for who has it. */
+    tly_link_destroy(x.a.link);
+    x.a.link = NULL;
+    for (int i = 0; i < 20; i++) {
+        const uint8_t *data = tly_loan_hold(x.parcels[i].loan);
+        if (medium == MEMORY)
+            assert_null(data);
+        else
+            assert_memory_equal(data, x.parcels[i].payload, x.parcels[i].len);
+        if (data)
+            tly_loan_drop(x.parcels[i].loan);
+        if (i % 3)
+            tly_loan_return(x.parcels[i].loan);
+    }
+    tly_loop_unlock(&x.loop);
+    turn_until(&x.b.closed, 1);
+    for (int i = 0; i < 20; i += 3)
+        tly_loan_return(x.parcels[i].loan);
+    stop();
+}
+
+/* A segment of 16 MB does for any number of bytes, if its reader gives them back; and while he does not, they go
+ * through the socket. */
+static void test_room_comes_back(void **state)
+{
+    for (int gives = 0; gives < 2; gives++) {
+        start(NULL);
+        x.no_loan_is_well = !gives;
+        x.gives = gives;
+        dial();
+        while (x.count < MOST) {
+            for (int i = 0; i < MOST / 4; i++)
+                add(TLY_MAX_FRAGMENT, STAYS);
+            turn_until(&x.arrived, x.count);
+        }
+        bool all = tly_link_bytes(x.a.link, true) < MOST * 400 + 2000;
+        assert_true(all == (gives || medium == MEMORY));
+        for (int i = 0; i < MOST; i++)
+            if (x.parcels[i].loan)
+                tly_loan_return(x.parcels[i].loan);
+        stop();
+    }
+}
+
+struct holder {
+    struct tly_loan *loan;
+    atomic_int held, dropped;
+};
+
+static void *hold_for_a_while(void *arg)
+{
+    struct holder *h = arg;
+    assert_non_null(tly_loan_hold(h->loan));
+    atomic_store(&h->held, 1);
+    struct timespec t = {.tv_nsec = 20 * TLY_MS};
+    nanosleep(&t, NULL);
+    atomic_store(&h->dropped, 1);
+    tly_loan_drop(h->loan);
+    return NULL;
+}
+
+/* Memory is not given back under its reader. */
+static void test_taken_back_under_a_reader(void **state)
+{
+    for (int destroy = 0; destroy < 2 && medium == MEMORY; destroy++) {
+        start(NULL);
+        add(100000, STAYS);
+        dial();
+        turn_until(&x.arrived, 1);
+        struct holder h = {.loan = x.parcels[0].loan};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, hold_for_a_while, &h), 0);
+        while (!atomic_load(&h.held))
+            sched_yield();
+        tly_loop_lock(&x.loop);
+        if (destroy) {
+            tly_link_destroy(x.a.link);
+            x.a.link = NULL;
+        } else {
+            tly_link_detach(x.a.link, &x.parcels[0]);
+        }
+        assert_true(atomic_load(&h.dropped));
+        tly_loop_unlock(&x.loop);
+        pthread_join(thread, NULL);
+        tly_loan_return(h.loan);
+        stop();
+    }
+}
+
+/* Whatever a reference says: what comes lies in what was shown, or the connection ends. */
+static void test_garbled_reference(void **state)
+{
+    enum { HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES), REFERENCE = 24 };
+    int refused = 0;
+    for (int at = 0; at < REFERENCE; at++) {
+        struct proxy p = whole;
+        p.flip_at = HELLOS + 2 * TLY_FRAME_BYTES + REFERENCE + at; /* in the second frame */
+        start(&p);
+        x.garbled = x.no_loan_is_well = true;
+        for (int i = 0; i < 3; i++)
+            add(100000, BLOCKS);
+        dial();
+        for (int i = 0; !x.b.closed && x.arrived < 3; i++) {
+            assert_true(i < 60000);
+            tly_loop_turn(&x.loop, 2);
+        }
+        refused += x.b.closed;
+        assert_int_equal(x.arrived, x.b.closed ? 1 : 3);
+        stop();
+    }
+    assert_true(refused >= (medium == MEMORY ? 8 : 9));
+}
+
+static int over_tcp(void **state)
+{
+    medium = TCP;
+    return 0;
+}
+
+static int in_memory(void **state)
+{
+    medium = MEMORY;
+    return 0;
+}
+
+static int between_processes(void **state)
+{
+    medium = SHM;
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -756,7 +1025,28 @@ int main(void)
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_silence),
     };
+    const struct CMUnitTest local[] = {
+        cmocka_unit_test(test_directly),
+        cmocka_unit_test(test_in_pieces),
+        cmocka_unit_test(test_byte_by_byte),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_sink),
+        cmocka_unit_test(test_detach),
+        cmocka_unit_test(test_destroy_in_each_state),
+        cmocka_unit_test(test_wrong_secret),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_loans),
+        cmocka_unit_test(test_room_comes_back),
+        cmocka_unit_test(test_taken_back_under_a_reader),
+        cmocka_unit_test(test_garbled_reference),
+    };
     if (sodium_init() < 0)
         return 1;
-    return cmocka_run_group_tests_name("link", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("tcp", tests, over_tcp, NULL) +
+           cmocka_run_group_tests_name("memory", local, in_memory, NULL) +
+           cmocka_run_group_tests_name("shm", local, between_processes, NULL);
 }

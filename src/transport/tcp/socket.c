@@ -67,7 +67,7 @@ static bool raise_limit(int err)
     return setrlimit(RLIMIT_NOFILE, &files) == 0;
 }
 
-static int open_socket(int family)
+int tly_socket_open(int family)
 {
     int fd;
     do
@@ -78,7 +78,7 @@ static int open_socket(int family)
 
 int tly_socket_connect(const struct sockaddr_storage *to, int *out)
 {
-    int fd = open_socket(to->ss_family);
+    int fd = tly_socket_open(to->ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     size_buffers(fd);
@@ -143,15 +143,20 @@ static void on_connection(struct tly_watch *w, uint32_t events)
                 rest(l, strerror(err));
             return; /* all else concerns one connection, or none */
         }
-        tly_socket_tune(fd);
         char name[80];
-        tly_address_unmap(&from);
-        tly_address_text(&from, name, sizeof name);
+        bool local = from.ss_family == AF_UNIX;
+        if (local) {
+            snprintf(name, sizeof name, "a process of this machine");
+        } else {
+            tly_socket_tune(fd);
+            tly_address_unmap(&from);
+            tly_address_text(&from, name, sizeof name);
+        }
         struct tly_link_config c = {.peer_name = name, .shaking = &l->shaking};
         int err = l->config.accepting(l->config.user, &c);
         if (err) {
             tly_fd_close(fd);
-        } else if (tly_tcp_accept(l->loop, fd, &c) != 0) {
+        } else if (tly_link_accept(l->loop, fd, local, &c) != 0) {
             tly_fd_close(fd);
             c.user_calls->closed(c.user, NULL, ENOMEM, "out of memory"); /* accepting() counts on it */
         }
@@ -179,37 +184,41 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
 {
     char text[80];
     struct sockaddr_storage a = c->address;
-    int fd = open_socket(a.ss_family);
+    int fd = tly_socket_open(a.ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (a.ss_family == AF_INET6)
         set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(&a));
     size_buffers(fd);
-    struct tly_listener *l = NULL;
+    if (bind_port(fd, &a, c->first_port, c->last_port) == 0 && listen(fd, BACKLOG) == 0)
+        return tly_listener_start(loop, fd, c, out);
+    int err, why = errno;
+    tly_address_host(&c->address, text, sizeof text);
+    if (why == EADDRINUSE && c->first_port && !tly_address_port(&c->address))
+        err = tly_fail(why, "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
+                       c->first_port, c->last_port, text);
+    else
+        err = tly_fail(why, "cannot listen on %s port %u: %s", text, tly_address_port(&c->address),
+                       strerror(why));
+    tly_fd_close(fd);
+    return err;
+}
+
+int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
+                       struct tly_listener **out)
+{
+    struct sockaddr_storage a = {0};
     socklen_t len = sizeof a;
+    struct tly_listener *l = NULL;
     int err;
-    if (bind_port(fd, &a, c->first_port, c->last_port) < 0 || listen(fd, BACKLOG) < 0 ||
-        getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
-        int why = errno;
-        tly_address_host(&c->address, text, sizeof text);
-        if (why == EADDRINUSE && c->first_port && !tly_address_port(&c->address))
-            err = tly_fail(why,
-                           "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
-                           c->first_port, c->last_port, text);
-        else
-            err = tly_fail(why, "cannot listen on %s port %u: %s", text, tly_address_port(&c->address),
-                           strerror(why));
-        goto fail;
-    }
-    l = calloc(1, sizeof *l);
-    if (!l) {
+    if (getsockname(fd, (struct sockaddr *)&a, &len) < 0 || !(l = calloc(1, sizeof *l))) {
         err = tly_fail(ENOMEM, "out of memory");
         goto fail;
     }
     *l = (struct tly_listener){
         .loop = loop, .watch = {.fd = fd, .ready = on_connection}, .hook = {.tick = resume}, .config = *c};
-    l->port = tly_address_port(&a);
+    l->port = a.ss_family == AF_UNIX ? 0 : tly_address_port(&a);
     err = tly_loop_add(loop, &l->watch, EPOLLIN);
     if (err)
         goto fail;
@@ -310,7 +319,7 @@ void tly_address_unmap(struct sockaddr_storage *a)
 void tly_address_any(struct sockaddr_storage *out)
 {
     struct sockaddr_storage a = {.ss_family = AF_INET6};
-    int fd = open_socket(AF_INET6);
+    int fd = tly_socket_open(AF_INET6);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(struct sockaddr_in6)) < 0)
         a.ss_family = AF_INET;
     if (fd >= 0)

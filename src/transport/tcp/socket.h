@@ -9,11 +9,20 @@
 
 #include "transport/transport.h"
 
+/* Non-blocking; with as many descriptors as the hard limit gives.  Negative: errno. */
+int tly_socket_open(int family);
 /* A socket that is connecting, non-blocking. */
 int tly_socket_connect(const struct sockaddr_storage *to, int *fd);
 /* Take over an accepted socket's settings. */
 void tly_socket_tune(int fd);
-int tly_tcp_accept(struct tly_loop *loop, int fd, const struct tly_link_config *c);
+/* A link over a connected, or connecting, socket, in whose hands it is on success; connecting, also on failure.
+ * local: a Unix socket. */
+int tly_link_connect(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c,
+                     struct tly_link **out);
+int tly_link_accept(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c);
+/* A socket that listens; owned by the listener from here on, also on failure. */
+int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
+                       struct tly_listener **out);
 
 /* The host part, numeric. */
 void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len);

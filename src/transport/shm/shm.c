@@ -1,0 +1,617 @@
+/* shm.c - loans of memory between the two ends of a link. */
+#include "transport/shm/shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/segment.h"
+#include "wire/pack.h"
+
+enum {
+    LEAST_SHOWN = 8 << 10, /* less goes through the socket sooner than it is looked up and given back */
+    COPIES_BYTES = 16 << 20,
+    MOST_LOANS = 256,
+    MOST_SEGMENTS = 64,
+    MOST_PASSED = 4, /* descriptors with one message */
+    PLACE_ALIGN = 4096,
+};
+
+/* Another process's segment. */
+struct mapping {
+    void *data;
+    uint64_t size;
+    atomic_int references; /* of the link and of each loan; whoever drops the last one unmaps (acq_rel) */
+};
+
+/* A stretch of memory that one end may read and the other leaves alone meanwhile.  Between ends in one process both
+ * have the same object; else each has its own. */
+struct tly_loan {
+    struct tly_list node;   /* of a tly_shm: `lent` of the sender; `read` of another process's reader */
+    atomic_int references;  /* whoever drops the last one frees (acq_rel) */
+    pthread_rwlock_t moves; /* guards data and copy: readers hold it while they read */
+    const uint8_t *data;    /* NULL: taken back */
+    uint8_t *copy;          /* owned: of what its owner had to have back */
+    uint64_t id;            /* the sender's */
+    uint32_t length;
+    bool single; /* of one frame; else of a part, whose frames share it */
+    atomic_bool
+        returned; /* by the reader (release) in one process; its sender looks when it lends again (acquire) */
+    /* owner: the sender's loop */
+    const void *token;
+    bool copied;   /* into the sender's segment */
+    uint64_t from; /* in the segment */
+    uint32_t segment;
+    /* owner: the reader's loop */
+    bool open;               /* more frames of the part may come */
+    bool kept;               /* by the link's user */
+    struct tly_shm *shm;     /* of another process: to say that it is returned; NULL: gone */
+    struct mapping *mapping; /* of another process */
+};
+
+struct returns {
+    uint64_t *ids; /* owned */
+    uint32_t count, room;
+};
+
+/* Owner: the link's loop. */
+struct tly_shm {
+    bool here; /* both ends are in this process */
+    /* what we lend */
+    struct tly_list lent; /* oldest first */
+    uint64_t lent_ever;
+    uint32_t lent_count;
+    struct tly_loan *going_on;     /* the part whose frames are going out */
+    struct tly_segment *copies;    /* owned; made when it is first needed */
+    bool no_copies;                /* it could not be made */
+    uint64_t shown[MOST_SEGMENTS]; /* serials; the peer counts the descriptors in the same order */
+    uint32_t shown_count;
+    int to_pass[MOST_SEGMENTS]; /* owned */
+    uint32_t passing;
+    /* what we read */
+    struct tly_loan *coming; /* the part whose frames are coming in; a reference */
+    struct tly_list read;
+    struct mapping *seen[MOST_SEGMENTS];
+    uint32_t seen_count;
+    struct returns returns;
+};
+
+/* The loans within this process that are not returned, by id: what comes as a number becomes a pointer only here. */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next two */
+static struct tly_map table;
+static uint64_t last_id;
+
+/* --- loans --------------------------------------------------------------------------------------- */
+
+static void drop_mapping(struct mapping *m)
+{
+    if (!m || atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (m->data)
+        munmap(m->data, m->size);
+    free(m);
+}
+
+static void unref(struct tly_loan *loan)
+{
+    if (atomic_fetch_sub_explicit(&loan->references, 1, memory_order_acq_rel) != 1)
+        return;
+    tly_list_remove(&loan->node);
+    drop_mapping(loan->mapping);
+    pthread_rwlock_destroy(&loan->moves);
+    free(loan->copy);
+    free(loan);
+}
+
+static struct tly_loan *make_loan(const uint8_t *data, uint32_t length)
+{
+    struct tly_loan *loan = calloc(1, sizeof *loan);
+    if (!loan)
+        return NULL;
+    tly_list_init(&loan->node);
+    atomic_init(&loan->references, 1);
+    pthread_rwlock_init(&loan->moves, NULL);
+    loan->data = data;
+    loan->length = length;
+    return loan;
+}
+
+static int enter_table(struct tly_loan *loan)
+{
+    pthread_mutex_lock(&table_lock);
+    loan->id = ++last_id;
+    int err = tly_map_put(&table, loan->id, loan);
+    pthread_mutex_unlock(&table_lock);
+    return err;
+}
+
+static void leave_table(struct tly_loan *loan)
+{
+    pthread_mutex_lock(&table_lock);
+    tly_map_take(&table, loan->id);
+    if (table.count == 0) {
+        tly_map_finish(&table);
+        table = (struct tly_map){0};
+    }
+    pthread_mutex_unlock(&table_lock);
+}
+
+static struct tly_loan *look_up(uint64_t id)
+{
+    pthread_mutex_lock(&table_lock);
+    struct tly_loan *loan = table.count ? tly_map_get(&table, id) : NULL;
+    if (loan)
+        atomic_fetch_add_explicit(&loan->references, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&table_lock);
+    return loan;
+}
+
+const uint8_t *tly_loan_hold(struct tly_loan *loan)
+{
+    pthread_rwlock_rdlock(&loan->moves);
+    if (loan->data)
+        return loan->data;
+    pthread_rwlock_unlock(&loan->moves);
+    return NULL;
+}
+
+void tly_loan_drop(struct tly_loan *loan)
+{
+    pthread_rwlock_unlock(&loan->moves);
+}
+
+void tly_loan_keep(struct tly_loan *loan)
+{
+    loan->kept = true;
+    atomic_fetch_add_explicit(&loan->references, 1, memory_order_relaxed);
+}
+
+/* Nobody here will read it any more. */
+static void give_back(struct tly_loan *loan)
+{
+    if (!loan->mapping) {
+        atomic_store_explicit(&loan->returned, true, memory_order_release);
+        return;
+    }
+    struct returns *r = loan->shm ? &loan->shm->returns : NULL;
+    if (r && r->count == r->room) {
+        uint32_t room = r->room ? 2 * r->room : 64;
+        uint64_t *ids = realloc(r->ids, room * sizeof *ids);
+        if (!ids)
+            abort(); /* 512 bytes more: nothing sensible can follow */
+        r->ids = ids;
+        r->room = room;
+    }
+    if (r)
+        r->ids[r->count++] = loan->id;
+}
+
+void tly_loan_return(struct tly_loan *loan)
+{
+    if (!loan)
+        return;
+    loan->kept = false;
+    if (!loan->open)
+        give_back(loan);
+    unref(loan);
+}
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+int tly_shm_peer(int fd)
+{
+    struct ucred peer;
+    socklen_t len = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
+        return -errno;
+    return peer.uid == geteuid() ? peer.pid : -EACCES;
+}
+
+int tly_shm_create(int fd, bool copies, struct tly_shm **out)
+{
+    int pid = tly_shm_peer(fd);
+    if (pid < 0)
+        return pid;
+    struct tly_shm *s = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    s->here = !copies && pid == getpid();
+    tly_list_init(&s->lent);
+    tly_list_init(&s->read);
+    *out = s;
+    return 0;
+}
+
+bool tly_shm_is_here(const struct tly_shm *s)
+{
+    return s->here;
+}
+
+static void take_off(struct tly_shm *s, struct tly_loan *loan)
+{
+    tly_list_remove(&loan->node);
+    s->lent_count--;
+    if (s->going_on == loan)
+        s->going_on = NULL;
+    if (s->here)
+        leave_table(loan);
+}
+
+/* The part that was coming in has no more frames. */
+static void end_coming(struct tly_shm *s)
+{
+    struct tly_loan *loan = s->coming;
+    if (!loan)
+        return;
+    s->coming = NULL;
+    loan->open = false;
+    if (!loan->kept)
+        give_back(loan);
+    unref(loan);
+}
+
+void tly_shm_close(struct tly_shm *s)
+{
+    end_coming(s);
+    while (!tly_list_empty(&s->lent)) {
+        struct tly_loan *loan = tly_list_entry(s->lent.next, struct tly_loan, node);
+        take_off(s, loan);
+        pthread_rwlock_wrlock(&loan->moves); /* waits for who is reading */
+        loan->data = NULL;
+        pthread_rwlock_unlock(&loan->moves);
+        unref(loan);
+    }
+    while (!tly_list_empty(&s->read)) {
+        struct tly_loan *loan = tly_list_entry(s->read.next, struct tly_loan, node);
+        tly_list_remove(&loan->node);
+        loan->shm = NULL;
+    }
+    for (uint32_t i = 0; i < s->seen_count; i++)
+        drop_mapping(s->seen[i]);
+    s->seen_count = 0;
+    for (uint32_t i = 0; i < s->passing; i++)
+        tly_fd_close(s->to_pass[i]);
+    s->passing = 0;
+    tly_segment_destroy(s->copies); /* never used again: whoever has mapped it may still look at it */
+    s->copies = NULL;
+    s->no_copies = true;
+}
+
+void tly_shm_destroy(struct tly_shm *s)
+{
+    if (!s)
+        return;
+    tly_shm_close(s);
+    free(s->returns.ids);
+    free(s);
+}
+
+/* --- lending ------------------------------------------------------------------------------------- */
+
+/* A place in our segment that no loan has; false: none. */
+static bool find_place(const struct tly_shm *s, uint32_t length, uint64_t *from)
+{
+    const struct tly_list *n = &s->lent;
+    uint64_t at = 0;
+    do { /* first the beginning, then behind each loan in turn */
+        bool taken = at > s->copies->size || length > s->copies->size - at;
+        for (const struct tly_list *m = s->lent.next; m != &s->lent && !taken; m = m->next) {
+            const struct tly_loan *other = tly_list_entry(m, struct tly_loan, node);
+            taken = other->copied && at < other->from + other->length && other->from < at + length;
+        }
+        if (!taken) {
+            *from = at;
+            return true;
+        }
+        n = n->next;
+        const struct tly_loan *loan = tly_list_entry(n, struct tly_loan, node);
+        if (n != &s->lent)
+            at = (loan->from + loan->length + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+    } while (n != &s->lent);
+    return false;
+}
+
+/* How the peer will know this segment: its descriptor goes with the next message, if it has not gone before. */
+static int number_of(struct tly_shm *s, int fd, uint64_t serial)
+{
+    uint32_t i = 0;
+    while (i < s->shown_count && s->shown[i] != serial)
+        i++;
+    if (i < s->shown_count)
+        return (int)i;
+    if (i == MOST_SEGMENTS)
+        return -ENOSPC;
+    int copy = tly_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0)); /* its owner may close it before it has gone */
+    if (copy < 0)
+        return -errno;
+    s->to_pass[s->passing++] = copy;
+    s->shown[s->shown_count++] = serial;
+    return (int)i;
+}
+
+static bool make_copies(struct tly_shm *s, uint32_t length)
+{
+    if (s->copies || s->no_copies)
+        return s->copies != NULL;
+    uint64_t size = 4ull * length > COPIES_BYTES ? 4ull * length : COPIES_BYTES;
+    if (tly_segment_create(size, false, &s->copies) != 0) {
+        tly_log(TALLY_LOG_WARNING, "transport", "%s: payloads go through a socket", tly_error());
+        s->no_copies = true;
+    }
+    return !s->no_copies;
+}
+
+/* Where another process can read it: in its segment if it lies in one, else in ours. */
+static bool find_segment(struct tly_shm *s, struct tly_loan *loan)
+{
+    uint64_t serial;
+    int number, fd = tly_segment_find(loan->data, loan->length, &serial, &loan->from);
+    if (fd < 0) {
+        if (!make_copies(s, loan->length) || !find_place(s, loan->length, &loan->from))
+            return false;
+        loan->copied = true;
+        fd = s->copies->fd;
+        serial = s->copies->serial;
+    }
+    number = number_of(s, fd, serial);
+    loan->segment = (uint32_t)number;
+    return number >= 0;
+}
+
+static struct tly_loan *lend(struct tly_shm *s, const struct tly_outgoing *o)
+{
+    const struct tly_frame *f = &o->frame;
+    struct tly_loan *loan = o->whole ? make_loan((const uint8_t *)o->payload - f->offset, f->length)
+                                     : make_loan(o->payload, f->payload);
+    if (!loan)
+        return NULL;
+    loan->single = !o->whole;
+    loan->token = o->token;
+    if (s->here ? enter_table(loan) != 0 : !find_segment(s, loan)) {
+        unref(loan);
+        return NULL;
+    }
+    if (!s->here)
+        loan->id = ++s->lent_ever;
+    tly_list_append(&s->lent, &loan->node);
+    s->lent_count++;
+    return loan;
+}
+
+/* In one process the reader leaves a sign; nobody has to be told. */
+static void sweep(struct tly_shm *s)
+{
+    for (struct tly_list *n = s->lent.next, *next; n != &s->lent; n = next) {
+        next = n->next;
+        struct tly_loan *loan = tly_list_entry(n, struct tly_loan, node);
+        if (atomic_load_explicit(&loan->returned, memory_order_acquire)) {
+            take_off(s, loan);
+            unref(loan);
+        }
+    }
+}
+
+bool tly_shm_show(struct tly_shm *s, const struct tly_outgoing *o, uint8_t reference[TLY_REFERENCE_BYTES])
+{
+    const struct tly_frame *f = &o->frame;
+    if (!o->stays || !f->payload || f->length < LEAST_SHOWN)
+        return false;
+    struct tly_loan *loan = o->whole && f->offset ? s->going_on : NULL;
+    if (loan && (loan->token != o->token || loan->data + f->offset != (const uint8_t *)o->payload ||
+                 loan->length != f->length))
+        loan = NULL;
+    if (!loan) {
+        if (s->here)
+            sweep(s);
+        if (s->lent_count < MOST_LOANS)
+            loan = lend(s, o);
+        if (o->whole)
+            s->going_on = loan;
+    }
+    if (!loan)
+        return false;
+    if (loan->copied)
+        memcpy(s->copies->data + loan->from + (o->whole ? f->offset : 0), o->payload, f->payload);
+    tly_put64(reference, loan->id);
+    tly_put32(reference + 8, loan->segment);
+    tly_put32(reference + 12, loan->single);
+    tly_put64(reference + 16, loan->from);
+    return true;
+}
+
+int tly_shm_detach(struct tly_shm *s, const void *token)
+{
+    int err = 0;
+    for (struct tly_list *n = s->lent.next; n != &s->lent; n = n->next) {
+        struct tly_loan *loan = tly_list_entry(n, struct tly_loan, node);
+        if (loan->token != token)
+            continue;
+        loan->token = NULL;
+        if (s->going_on == loan)
+            s->going_on = NULL;
+        if (!s->here || atomic_load_explicit(&loan->returned, memory_order_acquire))
+            continue;
+        uint8_t *copy = malloc(loan->length);
+        pthread_rwlock_wrlock(&loan->moves); /* waits for who is reading */
+        if (copy)
+            memcpy(copy, loan->data, loan->length);
+        else
+            err = -ENOMEM;
+        loan->data = loan->copy = copy;
+        pthread_rwlock_unlock(&loan->moves);
+    }
+    return err;
+}
+
+void tly_shm_returned(struct tly_shm *s, uint64_t id)
+{
+    for (struct tly_list *n = s->lent.next; n != &s->lent && !s->here; n = n->next) {
+        struct tly_loan *loan = tly_list_entry(n, struct tly_loan, node);
+        if (loan->id == id) {
+            take_off(s, loan);
+            unref(loan);
+            return;
+        }
+    }
+}
+
+ssize_t tly_shm_send(struct tly_shm *s, int fd, struct msghdr *m, int flags)
+{
+    uint32_t n = s->passing < MOST_PASSED ? s->passing : MOST_PASSED;
+    union {
+        char bytes[CMSG_SPACE(MOST_PASSED * sizeof(int))];
+        struct cmsghdr align;
+    } control = {0};
+    if (n) {
+        m->msg_control = &control;
+        m->msg_controllen = CMSG_SPACE(n * sizeof(int));
+        struct cmsghdr *c = CMSG_FIRSTHDR(m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(n * sizeof(int));
+        memcpy(CMSG_DATA(c), s->to_pass, n * sizeof(int));
+    }
+    ssize_t r = sendmsg(fd, m, flags);
+    if (r > 0 && n) {
+        for (uint32_t i = 0; i < n; i++)
+            tly_fd_close(s->to_pass[i]);
+        s->passing -= n;
+        memmove(s->to_pass, s->to_pass + n, s->passing * sizeof *s->to_pass);
+    }
+    return r;
+}
+
+/* --- reading ------------------------------------------------------------------------------------- */
+
+/* A number for each descriptor, in the order in which they come, also for what cannot be mapped. */
+static void take_segment(struct tly_shm *s, int fd)
+{
+    struct mapping *m = s->seen_count < MOST_SEGMENTS ? calloc(1, sizeof *m) : NULL;
+    if (m) {
+        atomic_init(&m->references, 1);
+        if (tly_segment_map(fd, false, &m->data, &m->size) != 0)
+            m->data = NULL;
+        s->seen[s->seen_count++] = m;
+    }
+    close(fd);
+}
+
+ssize_t tly_shm_receive(struct tly_shm *s, int fd, const struct iovec *iov, int n)
+{
+    union {
+        char bytes[CMSG_SPACE(MOST_PASSED * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct msghdr m = {.msg_iov = (struct iovec *)iov,
+                       .msg_iovlen = (size_t)n,
+                       .msg_control = &control,
+                       .msg_controllen = sizeof control};
+    ssize_t r = recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    for (struct cmsghdr *c = r < 0 ? NULL : CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+            int passed;
+            memcpy(&passed, CMSG_DATA(c) + i * sizeof passed, sizeof passed);
+            take_segment(s, passed);
+        }
+    }
+    return r;
+}
+
+/* A loan of another process: all of it is inside one of its segments. */
+static struct tly_loan *borrow(struct tly_shm *s, const uint8_t *reference, const struct tly_frame *f)
+{
+    uint32_t number = tly_get32(reference + 8);
+    bool single = tly_get32(reference + 12) != 0;
+    uint64_t from = tly_get64(reference + 16);
+    uint32_t length = single ? f->payload : f->length;
+    struct mapping *m = number < s->seen_count ? s->seen[number] : NULL;
+    if (!m || !m->data || length > m->size || from > m->size - length)
+        return NULL;
+    struct tly_loan *loan = make_loan((const uint8_t *)m->data + from, length);
+    if (!loan)
+        return NULL;
+    loan->id = tly_get64(reference);
+    loan->single = single;
+    loan->mapping = m;
+    atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
+    loan->shm = s;
+    tly_list_append(&s->read, &loan->node);
+    return loan;
+}
+
+/* One that is coming in, or a new one; a reference. */
+static int find_loan(struct tly_shm *s, const uint8_t *reference, const struct tly_frame *f,
+                     struct tly_loan **out, const char **why)
+{
+    uint64_t id = tly_get64(reference);
+    if (s->coming && s->coming->id == id) {
+        *out = s->coming;
+        atomic_fetch_add_explicit(&s->coming->references, 1, memory_order_relaxed);
+        return 0;
+    }
+    struct tly_loan *loan = s->here ? look_up(id) : borrow(s, reference, f);
+    if (!loan) {
+        *why = s->here ? "connection ended" : "a payload outside of the memory that was shown";
+        return s->here ? -ECONNRESET : -EPROTO;
+    }
+    if (!loan->single) {
+        end_coming(s); /* parts come one after another: the one before was withdrawn */
+        loan->open = true;
+        s->coming = loan;
+        atomic_fetch_add_explicit(&loan->references, 1, memory_order_relaxed);
+    }
+    *out = loan;
+    return 0;
+}
+
+int tly_shm_resolve(struct tly_shm *s, const uint8_t reference[TLY_REFERENCE_BYTES],
+                    const struct tly_frame *f, struct tly_loan **out, uint32_t *at, const char **why)
+{
+    struct tly_loan *loan;
+    int err = find_loan(s, reference, f, &loan, why);
+    if (err)
+        return err;
+    uint32_t from = loan->single ? 0 : f->offset;
+    if (from > loan->length || f->payload > loan->length - from ||
+        (!loan->single && f->length != loan->length)) {
+        unref(loan);
+        *why = "a payload that reaches past what was shown";
+        return -EPROTO;
+    }
+    *out = loan;
+    *at = from;
+    return 0;
+}
+
+void tly_shm_done(struct tly_shm *s, struct tly_loan *loan, const struct tly_frame *f)
+{
+    if (loan->single)
+        give_back(loan);
+    else if (s->coming == loan && f->offset + f->payload == f->length)
+        end_coming(s);
+    unref(loan);
+}
+
+bool tly_loan_is_whole(const struct tly_loan *loan)
+{
+    return !loan->single;
+}
+
+bool tly_shm_next_return(struct tly_shm *s, uint64_t *id)
+{
+    if (!s->returns.count)
+        return false;
+    *id = s->returns.ids[--s->returns.count];
+    return true;
+}
