@@ -263,12 +263,10 @@ static int take_roster(tally_comm *c)
 
 static int connect_peers(tally_comm *c)
 {
-    struct tly_identity id = c->member.identity;
-    id.role = TLY_ROLE_RANK;
     int err = 0, open = 0;
     tly_loop_lock(&c->loop);
     for (int i = 0; i < c->services && !err; i++)
-        err = tly_peer_connect(&c->peers[i], &c->member.roster, &id);
+        err = tly_peer_connect(&c->peers[i]);
     tly_loop_unlock(&c->loop);
     int64_t deadline = tly_now() + CONNECT_S * TLY_SEC;
     while (!err && open < c->services) {
@@ -285,9 +283,26 @@ static int connect_peers(tally_comm *c)
     return err;
 }
 
+/* "memory to 1 service, tcp to 3" */
+static void list_media(const tally_comm *c, char *out, size_t len)
+{
+    static const char *const media[] = {"memory", "shm", "tcp"};
+    size_t at = 0;
+    for (int m = 0; m < 3; m++) {
+        int count = 0;
+        for (int i = 0; i < c->services; i++)
+            count += c->peers[i].link && strcmp(tly_link_medium(c->peers[i].link), media[m]) == 0;
+        if (count && at < len)
+            at += (size_t)snprintf(out + at, len - at, "%s%s to %d%s", at ? ", " : "", media[m], count,
+                                   at           ? ""
+                                   : count == 1 ? " service"
+                                                : " services");
+    }
+}
+
 static void greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE], best[80];
+    char text[TLY_SENTENCE], best[80], media[80] = "";
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
@@ -295,11 +310,14 @@ static void greet(tally_comm *c)
     free(sizes);
     free(order);
     tly_pace_foretell(c, best, sizeof best);
+    tly_loop_lock(&c->loop);
+    list_media(c, media, sizeof media);
+    tly_loop_unlock(&c->loop);
     snprintf(text, sizeof text,
-             "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, tcp to all; "
+             "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, sums along the tree over %s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
-             c->services - c->machines, c->member.coordinator, c->part_bytes >> 10,
+             c->services - c->machines, c->member.coordinator, media, c->part_bytes >> 10,
              flat ? "ranks" : "machines", best);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }

@@ -171,6 +171,7 @@ struct peer {
     uint64_t received;        /* results landed */
     uint32_t told;            /* groups' lists that it knows */
     bool open;
+    bool local;    /* on this machine, and not over TCP */
     int slow;      /* the rank whose network it last said is slow, or -1 */
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
@@ -304,7 +305,7 @@ void tly_queue_again(tally_comm *c, struct part *p);
 void tly_queue_accepted(struct peer *peer, uint64_t accepted);
 
 /* peer.c */
-int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const struct tly_identity *id);
+int tly_peer_connect(struct peer *p);
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
 /* Ask an operation's home for whom it waits; the answer goes to op->late. */
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op);

@@ -97,6 +97,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
             out->frame.flags |= TLY_PROMPT;
         out->payload = p->input + p->sent;
         out->token = p;
+        out->stays = out->whole = true;
         p->frames++;
         done = p->sent + n;
     }
@@ -341,6 +342,8 @@ static void opened(void *user, struct tly_link *link)
     tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
 }
 
+static int dial(struct peer *p);
+
 static void closed(void *user, struct tly_link *link, int err, const char *why)
 {
     struct peer *peer = user;
@@ -351,6 +354,11 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
         return;
     char sentence[400];
     snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
+    if (!peer->open && peer->local) {
+        peer->local = false;
+        if (dial(peer) == 0)
+            return;
+    }
     if (!peer->open) {
         tly_comm_fail(c, err, sentence);
         return;
@@ -366,21 +374,35 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
 
-int tly_peer_connect(struct peer *p, const struct tly_roster *roster, const struct tly_identity *id)
+static int dial(struct peer *p)
 {
-    const struct tly_roster_service *s = &roster->services[p->index];
+    tally_comm *c = p->comm;
+    const struct tly_roster_service *s = &c->member.roster.services[p->index];
+    struct tly_link_config config = {.user_calls = &calls,
+                                     .user = p,
+                                     .identity = c->member.identity,
+                                     .peer_name = p->name,
+                                     .checksum = c->params.checksum};
+    config.identity.role = TLY_ROLE_RANK;
+    char name[TLY_SHM_NAME];
+    tly_shm_name(s->incarnation, c->params.host_id, name);
+    if (p->local && tly_shm_connect(&c->loop, name, &config, &p->link) == 0)
+        return 0;
+    p->local = false;
     struct sockaddr_storage to;
     if (tly_address_parse(s->address, (uint16_t)s->port, &to) != 0)
         return tly_fail(EPROTO, "'%s' is no address", s->address);
+    return tly_tcp_connect(&c->loop, &to, &config, &p->link);
+}
+
+int tly_peer_connect(struct peer *p)
+{
+    const struct tly_roster *roster = &p->comm->member.roster;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
     p->slow = -1;
-    struct tly_link_config config = {.user_calls = &calls,
-                                     .user = p,
-                                     .identity = *id,
-                                     .peer_name = p->name,
-                                     .checksum = p->comm->params.checksum};
-    return tly_tcp_connect(&p->comm->loop, &to, &config, &p->link);
+    p->local = p->comm->params.shm;
+    return dial(p);
 }
 
 void tly_peer_finish(struct peer *p)

@@ -37,7 +37,8 @@ enum slot_state {
 /* One rank's part of a round. */
 struct slot {
     enum slot_state state;
-    uint8_t *data; /* owned, from the pool */
+    uint8_t *data;         /* owned, from the pool; of a loan: while it is held */
+    struct tly_loan *loan; /* owned, instead of data: it is read where its rank has it */
     uint32_t filled;
     uint32_t charge; /* of its window; 0 once given back */
     bool quiet;      /* its rank does not want the result */
@@ -130,7 +131,7 @@ struct tly_service {
     bool own_thread;
     pthread_t thread;
     struct tly_hook hook;
-    struct tly_listener *listener;
+    struct tly_listener *listener, *local; /* local: for ranks of this machine; NULL: none */
     struct tly_identity identity;
     uint64_t incarnation;
     uint32_t fragment_bytes;

@@ -164,7 +164,10 @@ static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank
     struct slot *slot = &r->slots[rank];
     if (slot->state == SLOT_COMING && s->by_rank[rank])
         tly_link_sink(s->by_rank[rank]->link, slot);
-    tly_pool_give(&s->pool, slot->data, r->head.length);
+    if (!slot->loan)
+        tly_pool_give(&s->pool, slot->data, r->head.length);
+    tly_loan_return(slot->loan);
+    slot->loan = NULL;
     slot->data = NULL;
     slot->filled = 0;
     if (slot->state == SLOT_DROPPED)
@@ -369,8 +372,13 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             slot->state = SLOT_OFFERED;
             give_back(s, p->rank, slot);
         } else if (wants_data(r, f)) {
-            slot->data = take_memory(s, r);
-            if (!slot->data)
+            /* What others are to be sent must outlive its rank's operation: that is copied. */
+            slot->loan = tly_is_sum(&r->head) ? tly_link_loan(p->link) : NULL;
+            if (slot->loan)
+                tly_loan_keep(slot->loan);
+            else
+                slot->data = take_memory(s, r);
+            if (!slot->loan && !slot->data)
                 drop_slot(s, r, p->rank);
         }
         bool offered = first && all_arrived(r) && !r->refused && take_offers(s, r);
@@ -390,13 +398,14 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         land->to = slot->data + f->offset;
         land->token = slot;
     }
+    land->lent = slot->state == SLOT_COMING && slot->loan;
 }
 
 /* So many more bytes of a push are in its slot; none, for a request. */
 void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes)
 {
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state != SLOT_COMING || (bytes && !slot->data))
+    if (slot->state != SLOT_COMING || (bytes && !slot->data && !slot->loan))
         return;
     slot->filled += bytes;
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
@@ -430,6 +439,31 @@ void tly_round_cancel(struct session *p, struct round *r)
 }
 
 /* --- the sum ------------------------------------------------------------------------------------- */
+
+static void drop_loans(struct tly_service *s, struct round *r)
+{
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (r->slots[i].loan && r->slots[i].data) {
+            tly_loan_drop(r->slots[i].loan);
+            r->slots[i].data = NULL;
+        }
+}
+
+/* What is read where it lies must not move meanwhile.  False: its rank is gone, and will be missed. */
+static bool hold_loans(struct tly_service *s, struct round *r)
+{
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (!slot->loan)
+            continue;
+        slot->data = (uint8_t *)tly_loan_hold(slot->loan); /* read only: the result never takes its place */
+        if (!slot->data) {
+            drop_loans(s, r);
+            return false;
+        }
+    }
+    return true;
+}
 
 enum {
     WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */
@@ -470,6 +504,7 @@ static void piece_done(struct tly_task *t)
     struct piece *p = tly_list_entry(t, struct piece, task);
     struct round *r = p->round;
     if (--r->pieces_left == 0) {
+        drop_loans(p->service, r);
         advance(p->service, r, r->summing_to);
         tly_round_progress(p->service, r);
     }
@@ -534,18 +569,20 @@ static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
     return data;
 }
 
-/* The result takes the place of one of the inputs; only a gathered list needs room of its own. */
+/* The result takes the place of one of the inputs; a gathered list, and inputs that all lie elsewhere, need room of
+ * its own. */
 static bool place_result(struct tly_service *s, struct round *r)
 {
     if (r->result || r->length == 0)
         return true;
-    r->result_room = r->head.length;
-    if (tly_is_list(&r->head)) {
-        r->result = take_little(s, r->length);
-        r->result_room = r->length;
-        return r->result != NULL;
+    bool list = tly_is_list(&r->head), root = tly_is_from_root(&r->head);
+    for (uint32_t i = 0; i < r->who->count && !list && !r->result; i++) {
+        const struct slot *slot = &r->slots[root ? r->head.root : r->who->rank[i]];
+        r->result = slot->loan ? NULL : slot->data;
     }
-    r->result = r->slots[tly_is_from_root(&r->head) ? r->head.root : r->who->rank[0]].data;
+    r->result_room = r->result ? r->head.length : r->length;
+    if (!r->result && !root)
+        r->result = take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
     return r->result != NULL;
 }
 
@@ -575,6 +612,8 @@ static void finish_sum(struct tly_service *s, struct round *r)
         struct slot *slot = &r->slots[i];
         if (slot->data != r->result)
             tly_pool_give(&s->pool, slot->data, r->head.length);
+        tly_loan_return(slot->loan);
+        slot->loan = NULL;
         slot->data = NULL;
         give_back(s, i, slot);
     }
@@ -655,9 +694,10 @@ void tly_round_progress(struct tly_service *s, struct round *r)
         r->order = s->next_order++;
     if (to > r->summed) {
         if (tly_is_sum(&r->head)) {
-            if (hand_to_crew(s, r, to))
+            if (!hold_loans(s, r) || hand_to_crew(s, r, to))
                 return;
             sum_range(s, r, r->summed, to);
+            drop_loans(s, r);
         } else if (tly_is_list(&r->head)) {
             gather_list(r);
         }
@@ -678,7 +718,7 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     struct round *r = a->round;
     uint32_t length = answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
     uint32_t n = summed - a->sent < TLY_MAX_FRAGMENT ? summed - a->sent : TLY_MAX_FRAGMENT;
-    *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent};
+    *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent, .stays = true};
     if (a->sent == 0)
         tly_round_stamp(s, r, TLY_AT_ANSWERING, p->rank);
     out->frame.type = TLY_RESULT;
@@ -760,9 +800,12 @@ void tly_round_close_store(struct tly_service *s)
     struct round *r;
     tly_map_each(&s->store, r)
     {
-        for (uint32_t i = 0; i < s->ranks; i++)
+        drop_loans(s, r); /* pieces of it may have been left undone */
+        for (uint32_t i = 0; i < s->ranks; i++) {
             if (r->slots[i].data && r->slots[i].data != r->result)
                 tly_pool_give(&s->pool, r->slots[i].data, r->head.length);
+            tly_loan_return(r->slots[i].loan);
+        }
         if (r->result)
             tly_pool_give(&s->pool, r->result, r->result_room);
         r->references = 1;

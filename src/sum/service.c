@@ -216,8 +216,9 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         return -EPROTO;
     }
     /* What lands in a slot continues it: nothing else keeps it within the slot's memory. */
-    if (slot->state == SLOT_COMING && slot->data &&
-        (f->offset != slot->filled || f->spec != slot->spec || f->length != r->head.length)) {
+    if (slot->state == SLOT_COMING && (slot->data || slot->loan) &&
+        (f->offset != slot->filled || f->spec != slot->spec || f->length != r->head.length ||
+         (slot->loan && slot->loan != tly_link_loan(p->link)))) {
         *why = "a fragment that does not continue its part";
         return -EPROTO;
     }
@@ -525,6 +526,15 @@ void tly_service_write_trace(struct tly_service *s)
     tly_loop_wake(s->loop);
 }
 
+/* Ranks of this machine come by another door, if they can: else they come over TCP as well. */
+static void listen_here(struct tly_service *s, const struct tly_listener_config *listen)
+{
+    char name[TLY_SHM_NAME];
+    tly_shm_name(s->incarnation, s->params->host_id, name);
+    if (tly_shm_listen(s->loop, name, listen, &s->local) != 0)
+        tly_log(TALLY_LOG_DEBUG, "sum", "no shared memory: %s", tly_error());
+}
+
 static void *serve(void *arg)
 {
     struct tly_service *s = arg;
@@ -571,6 +581,8 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
         err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL), s->home);
         if (!err)
             err = tly_tcp_listen(s->loop, &listen, &s->listener);
+        if (!err && params->shm)
+            listen_here(s, &listen);
         tly_loop_unlock(s->loop);
     }
     if (!err && !loop) {
@@ -713,6 +725,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         destroy_session(tly_list_entry(s->sessions.next, struct session, node));
     tly_round_close_store(s);
     tly_listener_destroy(s->listener);
+    tly_listener_destroy(s->local);
     tly_loop_unhook(s->loop, &s->hook);
     if (inside)
         tly_loop_unlock(s->loop);
