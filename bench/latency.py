@@ -110,7 +110,7 @@ def main():
         return measure(arguments)
 
     import torch
-    print("# 4 bytes, 2 ranks on this machine; Tally over TCP, Gloo of PyTorch %s; Linux %s, %d CPUs, load %.1f" % (
+    print("# 4 bytes, 2 ranks on this machine; Tally, Gloo of PyTorch %s; Linux %s, %d CPUs, load %.1f" % (
         torch.__version__, os.uname().release, os.cpu_count(), os.getloadavg()[0]))
     print("%8s %7s  %-26s %10s %10s %10s %8s %8s" % (
         "machines", "tallyd", "call", "median us", "p99 us", "least us", "of Gloo", "calls"), flush=True)

@@ -699,7 +699,7 @@ static void print_head(const struct options *o)
     uname(&u);
     check(tally_comm_report(comm, 10000, &report), "report");
     printf(
-        "# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s over TCP\n",
+        "# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s\n",
         size, machines, services - machines, tally_version());
     printf("# limit: the same bytes over TCP alone, Linux %s %s, cubic, TCP_NODELAY, SO_RCVBUF %d MB, "
            "TCP_NOTSENT_LOWAT %d KB; the faster of echo (%d KB under way) and stream, %d KB at a time\n",

@@ -14,7 +14,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/map.h"
-#include "base/segment.h"
+#include "base/shared.h"
 #include "wire/pack.h"
 
 enum {
@@ -71,7 +71,7 @@ struct tly_shm {
     uint64_t lent_ever;
     uint32_t lent_count;
     struct tly_loan *going_on;     /* the part whose frames are going out */
-    struct tly_segment *copies;    /* owned; made when it is first needed */
+    struct tly_shared *copies;     /* owned; made when it is first needed */
     bool no_copies;                /* it could not be made */
     uint64_t shown[MOST_SEGMENTS]; /* serials; the peer counts the descriptors in the same order */
     uint32_t shown_count;
@@ -281,7 +281,7 @@ void tly_shm_close(struct tly_shm *s)
     for (uint32_t i = 0; i < s->passing; i++)
         tly_fd_close(s->to_pass[i]);
     s->passing = 0;
-    tly_segment_destroy(s->copies); /* never used again: whoever has mapped it may still look at it */
+    tly_shared_destroy(s->copies); /* never used again: whoever has mapped it may still look at it */
     s->copies = NULL;
     s->no_copies = true;
 }
@@ -343,7 +343,7 @@ static bool make_copies(struct tly_shm *s, uint32_t length)
     if (s->copies || s->no_copies)
         return s->copies != NULL;
     uint64_t size = 4ull * length > COPIES_BYTES ? 4ull * length : COPIES_BYTES;
-    if (tly_segment_create(size, false, &s->copies) != 0) {
+    if (tly_shared_create(size, false, &s->copies) != 0) {
         tly_log(TALLY_LOG_WARNING, "transport", "%s: payloads go through a socket", tly_error());
         s->no_copies = true;
     }
@@ -354,7 +354,7 @@ static bool make_copies(struct tly_shm *s, uint32_t length)
 static bool find_segment(struct tly_shm *s, struct tly_loan *loan)
 {
     uint64_t serial;
-    int number, fd = tly_segment_find(loan->data, loan->length, &serial, &loan->from);
+    int number, fd = tly_shared_find(loan->data, loan->length, &serial, &loan->from);
     if (fd < 0) {
         if (!make_copies(s, loan->length) || !find_place(s, loan->length, &loan->from))
             return false;
@@ -498,7 +498,7 @@ static void take_segment(struct tly_shm *s, int fd)
     struct mapping *m = s->seen_count < MOST_SEGMENTS ? calloc(1, sizeof *m) : NULL;
     if (m) {
         atomic_init(&m->references, 1);
-        if (tly_segment_map(fd, false, &m->data, &m->size) != 0)
+        if (tly_shared_map(fd, false, &m->data, &m->size) != 0)
             m->data = NULL;
         s->seen[s->seen_count++] = m;
     }

@@ -1,10 +1,10 @@
-/* segment.h - memory that other processes of this machine can be shown: memfds, of which one process writes.
+/* shared.h - memory that other processes of this machine can be shown: memfds, of which one process writes.
  *
  * Nothing here can end in SIGBUS: a segment's pages are there before it is used (fallocate), and neither it nor
  * what is mapped of another process can shrink (seals).  A memfd has no name: nothing is left behind by a crash.
  * Forked children do not inherit the mapping. */
-#ifndef TLY_SEGMENT_H
-#define TLY_SEGMENT_H
+#ifndef TLY_SHARED_H
+#define TLY_SHARED_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 #include "base/list.h"
 
-struct tly_segment {
+struct tly_shared {
     struct tly_list node; /* in the table of this process */
     uint8_t *data;        /* page aligned, zeros at first */
     uint64_t size;
@@ -24,15 +24,15 @@ struct tly_segment {
 /* At least `size` bytes, in huge pages where some are free, else in ordinary ones that the kernel may join.
  * writable: other processes may write, too; else none can, whatever it is passed.  -errno with a sentence that names
  * the limit, such as that of the cgroup. */
-int tly_segment_create(uint64_t size, bool writable, struct tly_segment **out);
-void tly_segment_destroy(struct tly_segment *s);
+int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out);
+void tly_shared_destroy(struct tly_shared *s);
 
 /* The segment that holds [at, at + len), its serial in *serial, the place in *offset; or a descriptor below 0.
  * It stays what it is for as long as its memory is in use.  Any thread. */
-int tly_segment_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset);
+int tly_shared_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset);
 
 /* Map another process's segment, given by its descriptor, which may be closed then.  -EPROTO: it could shrink, or is
  * no segment. */
-int tly_segment_map(int fd, bool writable, void **data, uint64_t *size);
+int tly_shared_map(int fd, bool writable, void **data, uint64_t *size);
 
 #endif

@@ -1,5 +1,5 @@
-/* segment.c - memfds, sealed, and the table of those of this process. */
-#include "base/segment.h"
+/* shared.c - memfds, sealed, and the table of those of this process. */
+#include "base/shared.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -52,9 +52,9 @@ static int seal(int fd, bool writable)
     return fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0 ? -errno : 0;
 }
 
-int tly_segment_create(uint64_t size, bool writable, struct tly_segment **out)
+int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
 {
-    struct tly_segment *s = calloc(1, sizeof *s);
+    struct tly_shared *s = calloc(1, sizeof *s);
     if (!s)
         return tly_fail(ENOMEM, "out of memory");
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -95,7 +95,7 @@ int tly_segment_create(uint64_t size, bool writable, struct tly_segment **out)
     return 0;
 }
 
-void tly_segment_destroy(struct tly_segment *s)
+void tly_shared_destroy(struct tly_shared *s)
 {
     if (!s)
         return;
@@ -107,13 +107,13 @@ void tly_segment_destroy(struct tly_segment *s)
     free(s);
 }
 
-int tly_segment_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset)
+int tly_shared_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset)
 {
     int fd = -1;
     uintptr_t from = (uintptr_t)at;
     pthread_mutex_lock(&lock);
     for (struct tly_list *n = table.next; n != &table && fd < 0; n = n->next) {
-        const struct tly_segment *s = tly_list_entry(n, struct tly_segment, node);
+        const struct tly_shared *s = tly_list_entry(n, struct tly_shared, node);
         uintptr_t start = (uintptr_t)s->data;
         if (from >= start && len <= s->size && from - start <= s->size - len) {
             fd = s->fd;
@@ -125,7 +125,7 @@ int tly_segment_find(const void *at, size_t len, uint64_t *serial, uint64_t *off
     return fd;
 }
 
-int tly_segment_map(int fd, bool writable, void **data, uint64_t *size)
+int tly_shared_map(int fd, bool writable, void **data, uint64_t *size)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
