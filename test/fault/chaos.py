@@ -89,7 +89,8 @@ class Shape:
         if rnd.random() < 0.5:
             self.env["TALLY_CHECKSUM"] = "1"
         self.words = [f"shuffle={rnd.randrange(2)}", f"pause_ms={rnd.choice([0, 5, 20])}"]
-        self.proxied = [s for s in range(self.services) if rnd.random() < 0.5]
+        everything = [*range(self.services), *(f"rank-{r}" for r in range(self.ranks))]
+        self.proxied = [s for s in everything if rnd.random() < 0.4]
         self.faults = [rnd.choice(SURVIVED) for _ in range(rnd.randrange(1, 6))]
         self.together = [rnd.random() < 0.3 for _ in self.faults]  # with the one before it
         self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 else None

@@ -204,13 +204,14 @@ class Process:
 
 class Job:
     """Ranks and tallyd.  env: settings for all; rank_words: {rank: words for the worker}; rank_env: {rank: settings};
-    proxied: which tallyd the ranks reach through a Proxy: job.proxies[tallyd][rank]."""
+    proxied: services that the ranks reach through a Proxy, as numbers of tallyd or as "rank-1" for the one inside that
+    rank: job.proxies[service][rank]."""
 
     def __init__(self, folder, ranks=3, services=2, seed=1, sizes=SIZES, env=None, words=("pause_ms=5",), rank_words=None,
                  rank_env=None, proxied=(), where=None, once=False):
         self.folder, self.size, self.seed, self.sizes = pathlib.Path(folder), ranks, seed, tuple(sizes)
         self.env, self.words = dict(env or {}), list(words)
-        self.rank_words, self.rank_env = rank_words or {}, rank_env or {}
+        self.rank_words, self.rank_env = rank_words or {}, dict(rank_env or {})
         self.where = where or Local()
         self.once = once
         self.initial = services
@@ -221,6 +222,10 @@ class Job:
 
     def __enter__(self):
         try:
+            for name in self._proxied & {f"rank-{rank}" for rank in range(self.size)}:
+                port = free_port()
+                self.proxies[name] = [Proxy(port) for _ in range(self.size)]
+                self.rank_env[int(name[5:])] = {"TALLY_PORTS": f"{port}-{port}"} | self.rank_env.get(int(name[5:]), {})
             for _ in range(self.initial):
                 self.add_service()
             for rank in range(self.size):

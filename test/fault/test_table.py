@@ -1,0 +1,17 @@
+"""docs/failures.md names tests; they must be there."""
+
+import pathlib
+import re
+
+import fault
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def test_the_tests_that_the_table_names_are_there():
+    text = (fault.ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+    there = re.findall(r"^def (test_\w+)", "\n".join(p.read_text(encoding="utf-8") for p in HERE.glob("test_*.py")), re.M)
+    named = re.findall(r"`(test_\w+)(…?)`", text)
+    assert named
+    lacking = [name for name, more in named if not any(t == name or (more and t.startswith(name)) for t in there)]
+    assert lacking == []
