@@ -18,7 +18,8 @@ import time
 
 from . import _lib
 from ._events import Events
-from ._lib import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, PUSH_PULL, REDUCE_SCATTER, blocking, lib
+from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
+                   lib)
 
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
@@ -342,6 +343,13 @@ class Operation:
             raise _failed(status, "allgather")
         return data.value, length.value, dims[:self._ranks or _fact(1)]
 
+    def source(self):
+        """After a finished probe: the rank, in its group, whose message it has found."""
+        status = lib.tally_op_source(self._op)
+        if status < 0:
+            raise _failed(status, "probe")
+        return status
+
     # Bound at definition: module globals may be gone when the interpreter ends.
     def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans):
         if _forked:
@@ -540,6 +548,77 @@ def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, res
     status = lib.tally_alltoall(_comm, encoded, source, _sizes(give), target, _sizes(take), dtype, options[0],
                                 ctypes.byref(op))
     return _begun(op, status, ALLTOALL, name, space, group, keep, result, finish, then, events)
+
+
+def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep=None, then=None, group=None):
+    """Submit a reduction whose result only the root gets, at `target`."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = ((count,), 0, 1.0, 1.0, space, then is not None, group)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_reduce(_comm, encoded, source, target, count, dtype, reduction, root, options[0],
+                              ctypes.byref(op))
+    return _begun(op, status, REDUCE, name, space, group, keep, None, None, then, events)
+
+
+def gather(name, source, count, target, counts, dtype, root, space=USER, keep=None, then=None, group=None):
+    """Submit a gathering to the root: counts[i] elements of the i-th rank, one behind the other at `target`.
+
+    target, counts: the root's alone, else None."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_gather(_comm, encoded, source, count, target, counts and _sizes(counts), dtype, root,
+                              options[0], ctypes.byref(op))
+    return _begun(op, status, GATHER, name, space, group, keep, None, None, then, events)
+
+
+def scatter(name, source, counts, target, count, dtype, root, space=USER, keep=None, then=None, group=None):
+    """Submit the opposite: counts[i] elements at the root's `source` for the i-th rank."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_scatter(_comm, encoded, source, counts and _sizes(counts), target, count, dtype, root,
+                               options[0], ctypes.byref(op))
+    return _begun(op, status, SCATTER, name, space, group, keep, None, None, then, events)
+
+
+def _message(submit, arguments, space, group, keep, then):
+    if _comm is None:
+        raise _unusable()
+    events, op = _events, ctypes.c_void_p()
+    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    options = _options.get(key) or _make_options(key)
+    status = submit(_comm, *arguments, options[0], ctypes.byref(op))
+    if status < 0:
+        sentence = _lib.error() or os.strerror(-status)
+        raise ValueError(sentence) if status == -errno.EINVAL else Error(sentence, -status)
+    if _orphans:
+        _sweep()
+    operation = Operation(op.value, keep, None, None)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
+
+
+def send(source, count, dtype, to, tag, space=USER, keep=None, then=None, group=None):
+    """Submit a message of `count` elements at address `source` to a rank of the group."""
+    return _message(lib.tally_send, (source, count, dtype, to, tag), space, group, keep, then)
+
+
+def recv(target, count, dtype, sender, tag, space=USER, keep=None, then=None, group=None):
+    """Submit the receiving of a message from a rank of the group."""
+    return _message(lib.tally_recv, (target, count, dtype, sender, tag), space, group, keep, then)
+
+
+def probe(tag, space=USER, then=None, group=None):
+    """Submit a search for a message that nobody has begun to receive; Operation.source() has its sender."""
+    return _message(lib.tally_probe, (tag,), space, group, None, then)
 
 
 def barrier_async(name=None, space=USER, then=None, group=None):

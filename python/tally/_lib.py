@@ -16,7 +16,7 @@ from ctypes import (CDLL, POINTER, PyDLL, Structure, c_char, c_char_p, c_double,
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
-REDUCE_SCATTER, ALLTOALL = 6, 7
+REDUCE, REDUCE_SCATTER, ALLTOALL, GATHER, SCATTER = 5, 6, 7, 8, 9
 EVENT_OP, EVENT_LOG, EVENT_CLOSE, EVENT_LOG_END = 1, 2, 3, 4
 LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG = 1, 2, 3, 4
 
@@ -99,6 +99,15 @@ _shared = {
                              c_void_p),
     "tally_alltoall": (c_int, c_void_p, c_char_p, c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int,
                        c_void_p, c_void_p),
+    "tally_reduce": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, c_void_p),
+    "tally_gather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p,
+                     c_void_p),
+    "tally_scatter": (c_int, c_void_p, c_char_p, c_void_p, POINTER(c_size_t), c_void_p, c_size_t, c_int, c_int,
+                      c_void_p, c_void_p),
+    "tally_send": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32, c_void_p, c_void_p),
+    "tally_recv": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32, c_void_p, c_void_p),
+    "tally_probe": (c_int, c_void_p, c_uint32, c_void_p, c_void_p),
+    "tally_op_source": (c_int, c_void_p),
     "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
     "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_void_p, c_char_p),
     "tally_op_poll": (c_int, c_void_p),

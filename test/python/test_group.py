@@ -1,6 +1,8 @@
 """The backend "tally" of torch.distributed: each operation on each type against Gloo and against arithmetic."""
 
 import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -13,7 +15,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16",
 REDUCTIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
 REDUCING = ("reduce", "reduce_scatter", "reduce_scatter_tensor")
-NONE = ("send_recv",)
+MESSAGES = ("send_recv", "recv_any")
 
 
 # --- on the ranks ----------------------------------------------------------------------------------------------
@@ -110,17 +112,22 @@ def perform(operation, dtype, group, strided=False):
         whole = torch.cat(empty)
         dist.all_to_all_single(whole, torch.cat(mine), group=group)
         return [whole], lambda: [torch.cat([one[rank] for one in inputs])]
-    if rank == 0:
-        dist.send(mine[0], 1, group=group)
-    elif rank == 1:
-        dist.recv(mine[0], 0, group=group)
-    else:
-        raise NotImplementedError
-    return [], list
+    if name == "send_recv":
+        before = (rank - 1) % size
+        work = dist.isend(mine[0], (rank + 1) % size, group=group, tag=7)
+        dist.recv(empty[0], before, group=group, tag=7)
+        work.wait()
+        return empty[:1], lambda: [inputs[before][0]]
+    if rank != root:
+        dist.send(mine[0], root, group=group, tag=8)
+        return [], list
+    senders = [dist.recv(one, group=group, tag=8) for one in empty[:size - 1]]
+    pairs = sorted(zip(senders, empty), key=lambda pair: pair[0])
+    return [one for _, one in pairs], lambda: [inputs[one][0] for one in range(size) if one != root]
 
 
 def operations():
-    return ["all_reduce " + one for one in REDUCTIONS] + [one + " SUM" for one in REDUCING] + [*MOVES, *NONE]
+    return ["all_reduce " + one for one in REDUCTIONS] + [one + " SUM" for one in REDUCING] + [*MOVES, *MESSAGES]
 
 
 def survey(path):
@@ -156,8 +163,6 @@ def survey(path):
                         wrong.append((operation, dtype, results, "gloo", with_gloo))
                 marks[operation] = marks.get(operation, "") + mark
         for operation in operations():
-            if operation in NONE:
-                continue
             results, expected = perform(operation, "int32", ours, strided=True)
             if [one.tolist() for one in results] != [one.tolist() for one in expected()]:
                 wrong.append((operation, "strided"))
@@ -168,7 +173,7 @@ def table(marks):
     """The survey as docs/pytorch.md shows it."""
     lines = ["| operation | %s |" % " | ".join(DTYPES), "|---" * (len(DTYPES) + 1) + "|"]
     for operation, row in marks.items():
-        names = {"send_recv": "send, recv"}
+        names = {"send_recv": "send, recv", "recv_any": "recv from any"}
         words = [{"x": "yes", "+": "more", "-": "no"}[mark] for mark in row]
         lines.append("| %s | %s |" % (names.get(operation, operation), " | ".join(words)))
     return lines
@@ -181,7 +186,7 @@ def test_operations(three, store):
     assert surveys[0][0] == surveys[1][0] == surveys[2][0]
     document = (jobs.ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8").splitlines()
     written = [line for line in document if line.startswith(("| operation", "|---|---|---|---|---", "| all_reduce")) or
-               line.split(" | ")[0][2:] in surveys[0][0] or line.startswith("| send, recv")]
+               line.split(" | ")[0][2:] in surveys[0][0] or line.startswith(("| send, recv", "| recv from any"))]
     assert written == table(surveys[0][0]), "docs/pytorch.md needs:\n" + "\n".join(table(surveys[0][0]))
 
 
@@ -338,9 +343,6 @@ def lives(path):
             pieces = [torch.zeros(3)]
             dist.all_gather(pieces, x, group=alone)
             assert pieces[0].tolist() == [3] * 3
-            refused = said(lambda: dist.new_group([0, 1]))
-            assert refused.startswith("NotImplementedError: new_group with ranks [0, 1]") if rank < 2 else (
-                refused == "nothing"), refused
             dist.destroy_process_group(all_again)
             assert "destroyed" in said(lambda: all_again.allreduce([x]))
         assert tally.is_initialized()  # it was before: the group leaves it alone
@@ -485,6 +487,208 @@ def test_sharded_models_and_checkpoints(three, store):
     for whole, same in three(shards, store):
         close(whole, reference("plain", 3))
         assert same
+
+
+def subgroups(path):
+    """Groups of some ranks, overlapping, in meshes; results and errors stay among their ranks."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    rank = tally.rank()
+    with group("tally", path):
+        lists = [[0, 1], [2, 3], [1, 2, 3], [0, 2], [3]]
+        groups = [dist.new_group(ranks) for ranks in lists]
+        for _ in range(3):
+            works = []
+            for ranks, one in list(zip(lists, groups))[::1 if rank % 2 else -1]:
+                if rank in ranks:
+                    x = torch.full((1000,), float(rank))
+                    works.append((x, sum(ranks), dist.all_reduce(x, group=one, async_op=True)))
+            y = torch.ones(3)
+            dist.all_reduce(y)
+            assert y.tolist() == [4] * 3
+            assert all(work.wait() for _, _, work in works) and all((x == total).all() for x, total, _ in works)
+        three = groups[2]
+        if rank:
+            x = torch.tensor([rank], dtype=torch.int32)
+            pieces = [torch.zeros(1, dtype=torch.int32) for _ in range(3)]
+            dist.all_gather(pieces, x, group=three)
+            assert torch.cat(pieces).tolist() == [1, 2, 3]
+            dist.broadcast(x, 2, group=three)
+            assert x.item() == 2
+            dist.reduce(x, 3, dist.ReduceOp.AVG, group=three)
+            assert x.item() == 2
+            whole = torch.arange(6.0) * rank
+            mine = torch.zeros(2)
+            dist.reduce_scatter_tensor(mine, whole, group=three)
+            assert mine.tolist() == [6.0 * 2 * (rank - 1), 6.0 * (2 * (rank - 1) + 1)]
+            dist.all_to_all_single(mine_again := torch.zeros(3), torch.arange(3.0) + 10 * rank, group=three)
+            assert mine_again.tolist() == [rank - 1 + 10.0 * one for one in (1, 2, 3)]
+            told = said(lambda: dist.all_reduce(torch.ones(3 + (rank == 2)), group=three))
+            assert "rank 2: " in told and "ranks 1, 3: " in told, told
+            dist.all_reduce(x, group=three)
+            assert x.item() == 6
+            objects = [None] * 3
+            dist.all_gather_object(objects, "r%d" % rank, group=three)
+            assert objects == ["r1", "r2", "r3"]
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for name, others in (("a", [rank % 2, rank % 2 + 2]), ("b", [rank // 2 * 2, rank // 2 * 2 + 1])):
+            x = torch.tensor(float(rank))
+            dist.all_reduce(x, group=mesh[name].get_group())
+            assert x.item() == sum(others)
+        local = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
+        x = torch.tensor(float(rank))
+        dist.all_reduce(x, group=local)
+        assert x.item() == rank // 2 * 4 + 1
+        dist.destroy_process_group(local)
+        again, _ = dist.new_subgroups(2)  # under a name that there was
+        dist.all_reduce(x, group=again)
+        return x.item()
+
+
+def test_subgroups(four, store):
+    assert four(subgroups, store) == [2, 2, 10, 10]
+
+
+def messages(path):
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    with group("tally", path):
+        # Both send first, as they may with Gloo; and a message waits while collectives go on.
+        x, y, other = torch.full((1000,), float(rank)), torch.zeros(1000), rank ^ 1
+        dist.send(x, other)
+        dist.all_reduce(y)
+        dist.recv(y, other)
+        assert (y == other).all()
+        # Large ones around a ring, also in the other direction and into another order of memory.
+        large, here = torch.full((300, 1000), float(rank)), torch.zeros(1000, 300).t()
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, large, (rank + 1) % 4), dist.P2POp(dist.irecv, here, (rank - 1) % 4),
+            dist.P2POp(dist.isend, x, (rank - 1) % 4), dist.P2POp(dist.irecv, y, (rank + 1) % 4)])
+        for work in works:
+            work.wait()
+        assert (here == (rank - 1) % 4).all() and (y == (rank + 1) % 4).all()
+        # From any, with others behind it that may not take its message; tags and groups apart.
+        some = dist.new_group([0, 1, 3])
+        if rank == 3:
+            into = [torch.zeros(2) for _ in range(5)]
+            works = [dist.irecv(into[0], tag=1), dist.irecv(into[1], 0, tag=1), dist.irecv(into[2], tag=1),
+                     dist.irecv(into[3], tag=2), dist.irecv(into[4], tag=1, group=some)]
+            assert not any(work.is_completed() for work in works)
+        dist.barrier()
+        if rank == 0:
+            for value in (1.0, 2.0):
+                dist.send(torch.full((2,), value), 3, tag=1)
+        dist.barrier()
+        if rank == 1:
+            dist.send(torch.full((2,), 5.0), 3, tag=1, group=some)
+            dist.send(torch.full((2,), 4.0), 3, tag=2)
+            dist.send(torch.full((2,), 3.0), 3, tag=1)
+        if rank == 3:
+            assert works[2].get_future().wait()[0].tolist() == [3, 3]
+            for work in works:
+                work.wait()
+            assert [one[0].item() for one in into] == [1, 2, 3, 4, 5]
+            assert [work._source_rank() for work in works] == [0, 0, 1, 1, 1]
+        objects = ["a", 2] if rank == 0 else [None, None]
+        if rank == 0:
+            dist.send_object_list(objects, 2)
+        if rank == 2:
+            assert dist.recv_object_list(objects, 0) == 0 and objects == ["a", 2]
+        told = said(lambda: dist.send(torch.ones(70000), 1) if rank == 0 else
+                    dist.recv(torch.ones(60000), 0)) if rank < 2 else "disagree"
+        assert "disagree" in told, told
+        if rank < 2:
+            assert "no rank" in said(lambda: dist.group.WORLD.send([x], 4, 0))
+    return True
+
+
+def test_messages(four, store):
+    assert four(messages, store) == [True] * 4
+
+
+def more_on_it(path):
+    """What needs groups of some ranks: post-local SGD, FSDP2 over two dimensions; and uneven inputs."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook as post_local
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+    import test_ddp
+    rank = tally.rank()
+    results = {}
+    for backend in ("gloo", "tally"):
+        with group(backend, path + backend):
+            pairs = [dist.new_group([one, one + 1]) for one in (0, 2)]
+            model = DistributedDataParallel(test_ddp.network())
+            model.register_comm_hook(post_local.PostLocalSGDState(None, pairs[rank // 2], start_localSGD_iter=2),
+                                     post_local.post_localSGD_hook)
+            steps = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                          PeriodicModelAverager(period=3, warmup_steps=2))
+            for step in range(4):
+                steps.zero_grad()
+                test_ddp.loss(model, step, rank).backward()
+                steps.step()
+            local = test_ddp.parameters(model)
+
+            model = DistributedDataParallel(test_ddp.network())
+            steps = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+            with Join([model, steps]):
+                for step in range(2 + rank % 2):
+                    steps.zero_grad()
+                    test_ddp.loss(model, step, rank).backward()
+                    steps.step()
+            uneven = test_ddp.parameters(model)
+
+            model = test_ddp.network()
+            fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+            steps = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(2):
+                steps.zero_grad()
+                test_ddp.loss(model, step, rank).backward()
+                steps.step()
+            results[backend] = local, uneven, [p.full_tensor().detach().numpy() for p in model.parameters()]
+    return results
+
+
+def test_what_stands_on_subgroups(four, store):
+    """As with Gloo: the post-local SGD hook, ZeroRedundancyOptimizer in Join, FSDP2 on a 2-D mesh."""
+    from test_ddp import close
+    for result in four(more_on_it, store):
+        for ours, with_gloo in zip(result["tally"], result["gloo"]):
+            close(ours, with_gloo)
+
+
+def test_elastic_restart(tmp_path):
+    """torchrun starts all ranks anew when one dies, and the group with them."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent("""
+        import os, sys, tally.torch, torch, torch.distributed as dist
+        dist.init_process_group("tally")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+            os._exit(3)
+        try:
+            dist.barrier()
+        except RuntimeError:
+            sys.exit(4)
+        assert x.tolist() == [2] * 3
+        dist.destroy_process_group()
+        print("good", flush=True)
+    """))
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                          "--max-restarts", "1", "--monitor-interval", "0.2", str(script)],
+                         env=jobs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
+    assert ran.returncode == 0 and ran.stdout.count("good") == 2, ran.stdout
 
 
 def test_it_leaves_what_it_has_joined():

@@ -3,13 +3,13 @@
     import tally.torch
     torch.distributed.init_process_group("tally")
 
-Flow: torch calls a method of Group with tensors and options -> operations of `_core`, in a GroupWork.  Calls are
-matched over the ranks by their order in the group: each group has an ordered name space of its own, in which the n-th
-calls meet, and calls that differ in kind, shape, type, reduction or root fail on all ranks.
+Flow: torch calls a method of Group with tensors and options -> operations of `_core`, in a GroupWork.  Each group is
+one of the library's (tally_group_create) with an ordered name space, in which the n-th calls of its ranks meet; calls
+that differ in kind, shape, type, reduction or root fail on all of them.  Messages are matched by sender, receiver and
+tag, in their order.
 
-Sums follow the services' split.  What Tally has no operation for is made of those that it has: a gather is an
-allgather that only the root keeps, a scatter a broadcast and a reduce_scatter a reduction of which each rank keeps its
-part, an all_to_all an allgather with the lengths in front.
+Sums follow the services' split.  Who does not want a result gets none: reduce, reduce_scatter, gather, scatter and
+all_to_all move no more bytes than they have to.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -18,9 +18,9 @@ import collections
 import ctypes
 import errno
 import functools
-import itertools
+import threading
+import time
 import weakref
-import zlib
 
 import torch
 import torch.distributed as dist
@@ -33,14 +33,13 @@ from .join import join
 from .ops import _DTYPES, _check, _reduce
 from .work import GroupWork
 
-# Name spaces of groups: the ordered ones (TALLY_SPACE_ORDERED in tally.h).
-_SPACES = range(128, 256)
+_SPACE = 128  # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
 
 _KIND = ReduceOp.RedOpType
 _REDUCTIONS = {_KIND.SUM: Reduction.Sum, _KIND.AVG: Reduction.Average, _KIND.MIN: Reduction.Min,
                _KIND.MAX: Reduction.Max, _KIND.PRODUCT: Reduction.Product}
-_BITWISE = {_KIND.BAND: torch.bitwise_and, _KIND.BOR: torch.bitwise_or, _KIND.BXOR: torch.bitwise_xor}
-# Sums and products of two's complements are those of unsigned numbers.
+_BITWISE = {_KIND.BAND: 5, _KIND.BOR: 6, _KIND.BXOR: 7}  # TALLY_BAND and so on in tally.h
+# Sums, products and bits of two's complements are those of unsigned numbers.
 _UNSIGNED = {getattr(torch, "uint%d" % bits): getattr(torch, "int%d" % bits)
              for bits in (16, 32, 64) if hasattr(torch, "uint%d" % bits)}
 
@@ -72,39 +71,169 @@ def _put(target, flat):
     target.copy_(flat.view(target.shape))
 
 
+def _landing(tensor):
+    """(a vector of a type that the library has, where what is to come into `tensor` may lie; what is to be done then)"""
+    tensor = tensor.detach()
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return _flat(tensor), None
+    aside = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return _flat(aside), lambda: tensor.copy_(aside)
+
+
 def _copy(target, source):
     if target.data_ptr() != source.data_ptr():
         target.detach().copy_(source)
 
 
+def _together(tensors):
+    """_flat() of all, one behind the other."""
+    flats = [_flat(one) for one in tensors]
+    return flats[0] if len(flats) == 1 else torch.cat(flats)
+
+
+def _apart(targets, flat):
+    """The opposite."""
+    at = 0
+    for target in targets:
+        size = target.numel() * target.element_size() // flat.element_size()
+        _put(target, flat[at:at + size])
+        at += size
+
+
 # --- who takes part ----------------------------------------------------------------------------------------------
 
 
-class _All:
-    """All ranks of the job, in one ordered name space."""
+class _Ranks:
+    """Ranks of the job that operate among themselves; all vectors are of types that the library has.
 
-    def __init__(self, space):
-        self.space = space
+    name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order."""
+
+    def __init__(self, name, ranks):
+        self.size = len(ranks)
+        self._group = _core.make_group(name, ranks)
+        self._lock = threading.RLock()  # guards the next
+        self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
 
     def reduce(self, source, target, reduction, then):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
-        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, self.space, None, then)
+        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group)
+
+    def reduce_to(self, source, reduction, root, then):
+        """Reduce the contiguous `source` in place at the root."""
+        return _core.reduce(None, source.data_ptr(), source.data_ptr(), source.numel(), _DTYPES[source.dtype],
+                            int(reduction), root, _SPACE, source, then, self._group)
+
+    def reduce_scatter(self, source, target, counts, reduction, then):
+        """Reduce the contiguous `source`, of which this rank's piece goes to `target`."""
+        return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
+                                    int(reduction), space=_SPACE, keep=(source, target), then=then, group=self._group)
 
     def broadcast(self, buffer, root, then):
         """Overwrite the vector `buffer` with the root's."""
         return _core.broadcast(None, buffer.data_ptr(), buffer.numel(), _DTYPES[buffer.dtype], root,
-                               (buffer.numel(),), self.space, buffer, None, None, then)
+                               (buffer.numel(),), _SPACE, buffer, None, None, then, self._group)
 
     def gather(self, vector, then):
         """Gather vectors, whose lengths may differ; the operation has pieces()."""
         return _Gathering(_core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
-                                          (vector.numel(),), self.space, vector, then), vector.dtype)
+                                          (vector.numel(),), _SPACE, vector, then, self._group, self.size),
+                          vector.dtype)
+
+    def gather_to(self, vector, target, counts, root, then):
+        """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
+        return _core.gather(None, vector.data_ptr(), vector.numel(), target.data_ptr() if counts else None, counts,
+                            _DTYPES[vector.dtype], root, _SPACE, (vector, target), then, self._group)
+
+    def scatter(self, source, counts, vector, root, then):
+        """The opposite."""
+        return _core.scatter(None, source.data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
+                             _DTYPES[vector.dtype], root, _SPACE, (source, vector), then, self._group)
+
+    def exchange(self, source, give, target, take, then):
+        """Elements of `source` for each rank, and of `target` from each."""
+        return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
+                              space=_SPACE, keep=(source, target), then=then, group=self._group)
 
     def barrier(self, then):
-        return _core.barrier_async(None, self.space, then)
+        return _core.barrier_async(None, _SPACE, then, self._group)
 
     def refuse(self, reason):
-        _core.refuse(PUSH_PULL, None, self.space, reason)
+        _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+
+    def send(self, vector, to, tag, then):
+        return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
+                          self._group)
+
+    def receive(self, vector, sender, tag, then):
+        """Receive into `vector` from a rank, or from any (None); the operation then knows its sender."""
+        with self._lock:
+            waiting = self._waiting.setdefault(tag, collections.deque())
+            if sender is not None and not waiting:
+                return self.receive_from(vector, sender, tag, then)
+            one = _Receiving(self, vector, sender, tag, then)
+            waiting.append(one)
+            if len(waiting) == 1:
+                self._begin(waiting)
+        return one
+
+    def receive_from(self, vector, sender, tag, then):
+        return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector, then,
+                          self._group)
+
+    def _begin(self, waiting):
+        """Begin what can begin: whatever comes behind a search waits for it, or might take its message."""
+        while waiting:
+            one = waiting[0]
+            try:
+                if one.sender is None:
+                    _core.probe(one.tag, _SPACE, functools.partial(self._found, waiting), self._group)
+                    return
+                waiting.popleft().begin()
+            except Exception as error:  # the job has failed, or has ended
+                waiting.popleft().end(error)
+
+    def _found(self, waiting, search):
+        """A search has ended."""
+        with self._lock:
+            one = waiting.popleft()
+            try:
+                search.wait()
+                one.sender = search.source()
+                one.begin()
+            except Exception as error:
+                one.end(error)
+            self._begin(waiting)
+
+
+class _Receiving:
+    """An operation that has to wait for its begin: it, or one before it, looks for a sender."""
+
+    def __init__(self, ranks, vector, sender, tag, then):
+        self.sender, self.tag = sender, tag
+        self._ranks, self._vector, self._then = ranks, vector, then
+        self._begun = threading.Event()
+        self._operation = self._failure = None
+
+    def begin(self):
+        self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag, self._then)
+        self._begun.set()
+
+    def end(self, failure):
+        self._failure = failure
+        self._begun.set()
+        if self._then is not None:
+            self._then(self)
+
+    def done(self):
+        return self._begun.is_set() and (self._failure is not None or self._operation.done())
+
+    def wait(self, timeout=None):
+        start = time.monotonic()
+        if not self._begun.wait(timeout):
+            raise TimeoutError("no message has come within %g s" % timeout)
+        if self._failure is not None:
+            raise self._failure
+        self._operation.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
 
 
 class _Gathering:
@@ -120,65 +249,9 @@ class _Gathering:
         return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=self._dtype).split(counts)
 
 
-class _Alone:
-    """A group of this process alone, which needs no job."""
-
-    space = None
-
-    def reduce(self, source, target, reduction, then):
-        return _Ended(then)
-
-    def broadcast(self, buffer, root, then):
-        return _Ended(then)
-
-    def gather(self, vector, then):
-        return _Ended(then, [vector])
-
-    def barrier(self, then):
-        return _Ended(then)
-
-    def refuse(self, reason):
-        pass
-
-
-class _Ended:
-    def __init__(self, then, pieces=()):
-        self.pieces = lambda: pieces
-        if then is not None:
-            then(self)
-
-    def done(self):
-        return True
-
-    def wait(self, timeout=None):
-        pass
-
-
-class _Spaces:
-    """Name spaces for groups: the same on all ranks, which make and destroy groups in the same order."""
-
-    def __init__(self):
-        self._generation = 0
-
-    def take(self):
-        if self._generation != _core.generation():
-            self._generation = _core.generation()
-            self._fresh, self._used = iter(_SPACES), collections.deque()
-        space = next(self._fresh, None)
-        if space is None:
-            if not self._used:
-                raise RuntimeError("there are %d groups of all ranks already; destroy some" % len(_SPACES))
-            space = self._used.popleft()
-        return space
-
-    def give_back(self, space):
-        if self._generation == _core.generation():
-            self._used.append(space)
-
-
-_spaces = _Spaces()
 _groups = weakref.WeakSet()  # that stand on the engine
 _joined = 0                  # generation of the job that a group has joined, and the last of them leaves
+_made = collections.Counter()  # how often a name was used for a group in a job
 
 
 # --- the group ---------------------------------------------------------------------------------------------------
@@ -275,8 +348,6 @@ class Group(dist.ProcessGroup):
     def shutdown(self):
         if self._failure is None:
             self._failure = Error("it was destroyed", errno.ESHUTDOWN)
-            if self._ranks.space is not None:
-                _spaces.give_back(self._ranks.space)
         self._leave()
 
     def _leave(self):
@@ -317,35 +388,35 @@ class Group(dist.ProcessGroup):
         return root
 
     def _reduction(self, tensor, operator):
-        """(a view of `tensor` and a Reduction), or (None and a function that folds vectors)."""
+        """(a view of `tensor`, the number of a reduction)."""
         dtype = tensor.dtype
         tensor = tensor.detach()
-        if dtype is torch.bool and operator in (_KIND.BAND, _KIND.BOR):
-            return tensor, Reduction.Min if operator == _KIND.BAND else Reduction.Max
-        if operator in _BITWISE and not dtype.is_floating_point and not dtype.is_complex:
-            return None, _BITWISE[operator]
-        reduction = _REDUCTIONS.get(operator)
+        whole = not dtype.is_floating_point and not dtype.is_complex
+        reduction = _BITWISE.get(operator) if whole else None
+        if reduction is None:
+            reduction = _REDUCTIONS.get(operator)
         if reduction is not None and dtype in _DTYPES and (dtype is not torch.bool or operator != _KIND.AVG):
             return tensor, reduction
         if dtype.is_complex and operator in (_KIND.SUM, _KIND.AVG):
             return torch.view_as_real(tensor.resolve_conj()), reduction
-        if dtype in _UNSIGNED and operator in (_KIND.SUM, _KIND.PRODUCT):
+        if dtype in _UNSIGNED and (operator in (_KIND.SUM, _KIND.PRODUCT) or operator in _BITWISE):
             return tensor.view(_UNSIGNED[dtype]), reduction
         raise NotImplementedError("%s of %s is not supported" % (getattr(operator, "name", operator), dtype))
 
-    def _reduce(self, work, tensor, operator, keep=True):
-        """Add to `work` the reduction of `tensor`, in place if the result is to be kept."""
+    def _reduce(self, work, tensor, operator, root=None):
+        """Add to `work` the reduction of `tensor` in place, at all ranks or at the root."""
         if tensor.is_sparse:
-            self._reduce_sparse(work, tensor, operator, keep)
+            self._reduce_sparse(work, tensor, operator, root in (None, self.rank()))
             return
         self._look_at(tensor)
         source, reduction = self._reduction(tensor, operator)
-        if source is not None:
-            work.add(self._ranks.reduce, source, source if keep else None, reduction)
+        if root is None:
+            work.add(self._ranks.reduce, source, source, reduction)
             return
-        gathering = work.add(self._ranks.gather, _flat(tensor))
-        if keep:
-            work.follow(lambda: _put(tensor, functools.reduce(reduction, gathering.pieces())))
+        packed = source.resolve_neg().contiguous()
+        work.add(self._ranks.reduce_to, packed, reduction, root)
+        if self.rank() == root:
+            work.follow(functools.partial(_copy, source, packed))
 
     def _reduce_sparse(self, work, tensor, operator, keep):
         """As for dense ones: the sum of the ranks' tensors.  Indices and values of all are gathered."""
@@ -368,7 +439,7 @@ class Group(dist.ProcessGroup):
             work.follow(combine)
 
     def _gather(self, work, outputs, tensor):
-        """Add to `work` the gathering of `tensor` into `outputs`, one for each rank; None: for the others."""
+        """Add to `work` the gathering of `tensor` into `outputs`, one for each rank."""
         gathering = work.add(self._ranks.gather, _flat(tensor))
 
         def spread():
@@ -377,8 +448,7 @@ class Group(dist.ProcessGroup):
                 if here != there:
                     raise Error("rank %d gives %d bytes, and %d are expected" % (rank, there, here), errno.EINVAL)
                 _put(target, piece)
-        if outputs is not None:
-            work.follow(spread)
+        work.follow(spread)
 
     # --- reductions
 
@@ -399,14 +469,17 @@ class Group(dist.ProcessGroup):
         with self._call("reduce", _count(tensors), tensors, opts) as work:
             root = self._root(opts)
             for tensor in tensors:
-                self._reduce(work, tensor, _operator(getattr(opts, "reduceOp", op)), self.rank() == root)
+                self._reduce(work, tensor, _operator(getattr(opts, "reduceOp", op)), root)
         return work
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs, lists = _list(output_tensors), _lists(input_tensors)
         with self._call("reduce_scatter", len(outputs), outputs, opts) as work:
             for output, inputs in zip(outputs, lists):
-                self._reduce_scatter(work, output, inputs, opts)
+                self._look_at(output, *inputs)
+                self._expect(len(inputs), self.size(), "number of tensors")
+                self._reduce_scatter(work, output, torch.cat([one.detach().reshape(-1) for one in inputs]),
+                                     [one.numel() for one in inputs], opts)
         return work
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -419,17 +492,20 @@ class Group(dist.ProcessGroup):
         with self._call(what, len(outputs), outputs, opts) as work:
             for output, everything in zip(outputs, inputs):
                 self._expect(everything.numel(), output.numel() * self.size(), "number of elements")
-                self._reduce_scatter(work, output, everything.reshape(-1).split([output.numel()] * self.size()), opts)
+                self._look_at(output, everything)
+                self._reduce_scatter(work, output, everything, [output.numel()] * self.size(), opts)
         return work
 
-    def _reduce_scatter(self, work, output, inputs, opts):
-        self._look_at(output, *inputs)
-        self._expect(len(inputs), self.size(), "number of tensors")
-        mine = inputs[self.rank()]
-        self._expect((mine.numel(), mine.dtype), (output.numel(), output.dtype), "elements")
-        everything = torch.cat([one.detach().reshape(-1) for one in inputs])
-        self._reduce(work, everything, _operator(opts))
-        work.follow(lambda: _put(output, _flat(everything.split([one.numel() for one in inputs])[self.rank()])))
+    def _reduce_scatter(self, work, output, everything, counts, opts):
+        """counts: elements of each rank in `everything`."""
+        self._expect((counts[self.rank()], everything.dtype), (output.numel(), output.dtype), "elements")
+        source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(opts))
+        source = source.contiguous()
+        width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
+        target, finish = _landing(output)
+        work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction)
+        if finish:
+            work.follow(finish)
 
     # --- data as it is
 
@@ -451,16 +527,16 @@ class Group(dist.ProcessGroup):
             lists = _lists(input_tensors) if self.rank() == root else [()] * len(outputs)
             for output, inputs in zip(outputs, lists):
                 self._look_at(output, *inputs)
+                counts = None
                 if self.rank() == root:
                     self._expect([(one.numel(), one.dtype) for one in inputs],
                                  [(output.numel(), output.dtype)] * self.size())
-                    flat = torch.cat([_flat(one) for one in inputs])
-                else:
-                    like = _flat(output)
-                    flat = like.new_empty(like.numel() * self.size())
-                work.add(self._ranks.broadcast, flat, root)
-                work.follow(functools.partial(_put, output, flat.view(self.size(), -1)[self.rank()]
-                                              if flat.numel() else flat))
+                    source = _together(inputs)
+                    counts = [source.numel() // self.size()] * self.size()
+                target, finish = _landing(output)
+                work.add(self._ranks.scatter, source if counts else None, counts, target, root)
+                if finish:
+                    work.follow(finish)
         return work
 
     def allgather(self, output_tensors, input_tensors, opts=None, timeout=None):
@@ -500,60 +576,81 @@ class Group(dist.ProcessGroup):
     def gather(self, output_tensors, input_tensors, opts, timeout=None):
         inputs = _list(input_tensors)
         with self._call("gather", len(inputs), output_tensors, opts) as work:
-            root = self.rank() == self._root(opts)
-            lists = _lists(output_tensors) if root else [None] * len(inputs)
+            root = self._root(opts)
+            lists = _lists(output_tensors) if self.rank() == root else [None] * len(inputs)
             for outputs, tensor in zip(lists, inputs):
                 self._look_at(*(outputs or ()), tensor)
-                if root:
+                flat, target, counts = _flat(tensor), None, None
+                if outputs is not None:
                     self._expect([(one.numel(), one.dtype) for one in outputs],
                                  [(tensor.numel(), tensor.dtype)] * self.size())
-                self._gather(work, outputs, tensor)
+                    target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
+                work.add(self._ranks.gather_to, flat, target, counts, root)
+                if outputs is not None:
+                    work.follow(functools.partial(_apart, outputs, target))
         return work
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
         with self._call("all_to_all_single", 1, [output], opts) as work:
             self._look_at(output, input)
-            packed = output.detach().contiguous()
-            self._exchange(work, self._cut(packed, output_split_sizes), self._cut(input.detach(), input_split_sizes))
-            work.follow(functools.partial(_copy, output, packed))
+            self._expect(input.dtype, output.dtype, "types")
+            source = _flat(input)
+            target, finish = _landing(output)
+            if source.data_ptr() == target.data_ptr():
+                source = source.clone()
+            work.add(self._ranks.exchange, source, self._cut(input, input_split_sizes, source),
+                     target, self._cut(output, output_split_sizes, target))
+            if finish:
+                work.follow(finish)
         return work
 
-    def _cut(self, tensor, sizes):
-        """Along the first dimension, one for each rank."""
+    def _cut(self, tensor, sizes, flat):
+        """How many elements of `flat` are each rank's, where `sizes` are rows of the tensor."""
         rows = tensor.shape[0] if tensor.dim() else 1
         sizes = list(sizes or [rows // self.size()] * self.size())
         self._expect((len(sizes), sum(sizes)), (self.size(), rows), "split into (pieces, rows)")
-        return tensor.split(sizes)
+        return [size * (flat.numel() // rows) for size in sizes] if rows else sizes
 
     def alltoall(self, output_tensors, input_tensors, opts=None):
         with self._call("all_to_all", 1, output_tensors, opts) as work:
             self._look_at(*output_tensors, *input_tensors)
             self._expect((len(output_tensors), len(input_tensors)), (self.size(),) * 2, "numbers of tensors")
-            self._exchange(work, output_tensors, input_tensors)
+            self._expect({one.dtype for one in (*input_tensors, *output_tensors)}, {input_tensors[0].dtype}, "types")
+            source = _together(input_tensors)
+            width = input_tensors[0].element_size() // source.element_size()
+            target = source.new_empty(width * sum(one.numel() for one in output_tensors))
+            work.add(self._ranks.exchange, source, [width * one.numel() for one in input_tensors],
+                     target, [width * one.numel() for one in output_tensors])
+            work.follow(functools.partial(_apart, output_tensors, target))
         return work
 
-    def _exchange(self, work, outputs, inputs):
-        """inputs[i] to rank i, outputs[i] from it.  Everybody sees all lengths, so that all fail where some differ."""
-        dtype, size = inputs[0].dtype, self.size()
-        self._expect({one.dtype for one in (*inputs, *outputs)}, {dtype}, "types")
-        lengths = [zlib.crc32(str(dtype).encode())] + [one.numel() for one in (*inputs, *outputs)]
-        header = torch.tensor(lengths, dtype=torch.int64).view(torch.uint8)
-        gathering = work.add(self._ranks.gather, torch.cat([header] + [_flat(one).view(torch.uint8) for one in inputs]))
+    # --- messages
 
-        def sort():
-            pieces = gathering.pieces()
-            table = [piece[:len(header)].clone().view(torch.int64).tolist() for piece in pieces]
-            for i, j in itertools.product(range(size), repeat=2):
-                if table[i][0] != table[0][0]:
-                    raise Error("ranks 0 and %d have tensors of other types" % i, errno.EINVAL)
-                given, taken = table[i][1 + j], table[j][1 + size + i]
-                if given != taken:
-                    raise Error("rank %d gives rank %d %d elements, and %d are expected" % (i, j, given, taken),
-                                errno.EINVAL)
-            for output, piece, (_, *given) in zip(outputs, pieces, table):
-                start = len(header) + sum(given[:self.rank()]) * output.element_size()
-                _put(output, piece[start:start + output.numel() * output.element_size()])
-        work.follow(sort)
+    def send(self, tensors, dst, tag=0):
+        tensors = _list(tensors)
+        with self._call("send", 0, tensors, None) as work:
+            self._look_at(*tensors)
+            for tensor in tensors:
+                work.add(self._ranks.send, _flat(tensor), dst, tag)
+        return work
+
+    def recv(self, tensors, src, tag=0):
+        return self._receive("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors, tag=0):
+        return self._receive("recv from any source", tensors, None, tag)
+
+    def _receive(self, what, tensors, src, tag):
+        tensors = _list(tensors)
+        with self._call(what, 0, tensors, None) as work:
+            self._look_at(*tensors)
+            for tensor in tensors:
+                target, finish = _landing(tensor)
+                operation = work.add(self._ranks.receive, target, src, tag)
+                if finish:
+                    work.follow(finish)
+            work.sender = lambda: src if src is not None else operation.sender
+        return work
 
     def barrier(self, opts=None, timeout=None):
         with self._call("barrier", 1, [], opts) as work:
@@ -568,44 +665,29 @@ class Group(dist.ProcessGroup):
     alltoall_base = all_to_all_single
     all_to_all = alltoall
 
-    # --- what there is not
-
-    def send(self, tensors, dst, tag=0):
-        raise _no_such("send")
-
-    def recv(self, tensors, src, tag=0):
-        raise _no_such("recv")
-
-    def recv_anysource(self, tensors, tag=0):
-        raise _no_such("recv from any source")
-
-
-def _no_such(what):
-    return NotImplementedError("%s: the backend tally has no point-to-point operations yet; use a group of the backend "
-                               "gloo beside it" % what)
-
 
 def create(options, _=None):
     """What torch.distributed calls to make a group.
 
-    options: its DistributedBackendOptions.  Raises NotImplementedError for a group of some ranks, but not all."""
+    options: its DistributedBackendOptions.  The first group has all ranks, which join the job as torch numbers them;
+    raises NotImplementedError where it has not, for the other ranks would not come."""
     global _joined
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
     world = size if not dist.is_initialized() else dist.get_world_size()
-    if size == world:
-        joined = not _core.is_initialized()
-        join(options.store, rank, size, limit)
-        if joined:
-            _joined = _core.generation()
-        ranks = _All(_spaces.take())
-    elif size == 1:
-        ranks = _Alone()
-    else:
-        raise NotImplementedError("new_group with ranks %s of %d: groups of the backend tally have all ranks or one; "
-                                  "use backend=\"gloo\" for others" % (list(options.global_ranks_in_group), world))
-    group = Group(options.store, rank, size, limit, options.group_id, ranks)
-    if ranks.space is not None:
-        _groups.add(group)
+    ranks = list(range(size)) if size == world else list(options.global_ranks_in_group)
+    if size < world and not _core.is_initialized():
+        raise NotImplementedError("new_group with ranks %s of %d: the first group of the backend tally must have all "
+                                  "ranks; make one, or call tally.init() on all of them" % (ranks, world))
+    joined = not _core.is_initialized()
+    join(options.store, ranks[rank], world, limit)
+    if joined:
+        _joined = _core.generation()
+    # Names of groups come again after destroy_process_group(), and then mean a new one.
+    name = (_core.generation(), options.group_id)
+    _made[name] += 1
+    group = Group(options.store, rank, size, limit, options.group_id,
+                  _Ranks("c10d %s.%d" % (options.group_id, _made[name]), ranks))
+    _groups.add(group)
     return group
 
 

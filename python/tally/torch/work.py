@@ -39,6 +39,7 @@ class GroupWork(Work):
         self._settled = False
         self._failure = None
         self._begun = self._future = None
+        self.sender = lambda: -1  # after the end of a recv: from which rank
 
     # --- filled in by Group
 
@@ -172,6 +173,11 @@ class GroupWork(Work):
 
     def result(self):
         return self._outputs
+
+    def _source_rank(self):
+        return self.sender()
+
+    source_rank = _source_rank
 
     def synchronize(self):
         self.wait()
