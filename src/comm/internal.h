@@ -94,7 +94,8 @@ struct tensor {
             uint16_t owner; /* service */
         } * pieces;         /* owned */
         uint32_t count;
-    } cut, plan; /* for the size last used; for the size agreed on in a plan */
+        uint64_t credit; /* so much in flight suits its parts */
+    } cut, plan;         /* for the size last used; for the size agreed on in a plan */
 };
 
 struct tally_op {
@@ -126,6 +127,7 @@ struct tally_op {
 
     struct part *parts; /* owned */
     uint32_t part_count, parts_left;
+    uint64_t credit;   /* its parts go out while no more than this is in flight */
     int64_t born;      /* awake clock */
     int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */

@@ -449,6 +449,7 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
     op->part_count = op->parts_left = n;
+    op->credit = cut->credit;
     uint64_t place = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct part *p = &op->parts[i];

@@ -40,10 +40,11 @@ void tly_queue_admit(tally_comm *c)
         }
         if (!best)
             return;
-        uint32_t cost = tly_cost(best_top->value);
+        const struct part *first = best_top->value;
+        uint64_t cost = tly_cost(first), credit = first->op->credit;
         if (!c->in_flight)
-            c->opened = c->credit_bytes / 4;
-        else if (c->in_flight + cost > c->opened)
+            c->opened = credit / 4;
+        else if (c->in_flight + cost > (c->opened < credit ? c->opened : credit))
             return;
         struct part *p = tly_heap_pop(&best->waiting);
         c->in_flight += cost;
@@ -51,7 +52,7 @@ void tly_queue_admit(tally_comm *c)
         p->state = PART_ADMITTED;
         p->next = NULL;
         tly_part_stamp(p, TLY_AT_ADMITTED);
-        tly_pace_admitted(best, cost);
+        tly_pace_admitted(best, (uint32_t)cost);
         tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
         if (best->last)
             best->last->next = p;

@@ -49,6 +49,18 @@ void tly_tensor_destroy(struct tensor *t)
     free(t);
 }
 
+/* Two parts a service, unless told; of a list's own, where they are shorter, but never less than four full ones, which
+ * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
+static uint64_t credit(const tally_comm *c, const struct tly_stretch *s)
+{
+    uint64_t bytes = s->before + s->bytes + s->behind;
+    if (c->params.credit_bytes || bytes < 2 * c->credit_bytes)
+        return c->credit_bytes;
+    uint64_t suits = 2ull * (unsigned)c->sharing * tly_plan_largest_part(s, c->part_bytes, c->sharing);
+    uint64_t least = 4ull * c->part_bytes < c->credit_bytes ? 4ull * c->part_bytes : c->credit_bytes;
+    return suits > least ? suits : least;
+}
+
 /* Cut a tensor into parts and deal them. */
 static int make_cut(tally_comm *c, const struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d,
                     struct cut *out)
@@ -70,7 +82,7 @@ static int make_cut(tally_comm *c, const struct tensor *t, const struct tly_stre
         at += length;
     }
     free(out->pieces);
-    *out = (struct cut){s->bytes, pieces, (uint32_t)count};
+    *out = (struct cut){s->bytes, pieces, (uint32_t)count, credit(c, s)};
     return 0;
 }
 

@@ -81,14 +81,28 @@ uint32_t tly_plan_part_bytes(double bandwidth)
     return bytes < MOST ? (uint32_t)(bytes + STEP / 2) / STEP * STEP : MOST;
 }
 
+enum { BLOCK = 64, FEWEST = 64 };
+
+static uint32_t least_part(uint32_t most)
+{
+    return most < 16 * BLOCK ? BLOCK : most / 8 / BLOCK * BLOCK;
+}
+
+uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active)
+{
+    uint64_t bytes = s->before + s->bytes + s->behind;
+    uint64_t worth = bytes / (FEWEST * (uint64_t)active) / BLOCK * BLOCK, least = 2 * least_part(most);
+    if (worth < least)
+        worth = least;
+    return worth < most ? (uint32_t)worth : most;
+}
+
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active)
 {
-    enum { BLOCK = 64 };
-    uint64_t left = s->bytes - at, least = most / 8 / BLOCK * BLOCK;
+    uint64_t left = s->bytes - at, least = least_part(most);
     uint64_t done = s->before + at, to_do = left + s->behind;
     uint64_t length = (done < to_do ? done : to_do) / (2 * (uint64_t)active) / BLOCK * BLOCK;
-    if (least < BLOCK)
-        least = BLOCK;
+    most = tly_plan_largest_part(s, most, active);
     if (length < least)
         length = least;
     if (length > most)

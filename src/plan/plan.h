@@ -86,6 +86,12 @@ struct tly_stretch {
     uint64_t bytes, before, behind;
 };
 
+/* The longest part in a list, for parts of at most `most` bytes over so many active services: each of them is to have
+ * 64 of these, but a quarter of `most` is not too little (a part costs the processor some microseconds).  For a part
+ * crosses its rank's card, and then with all other ranks' like it the service's card in and out: so far results lag
+ * behind what is pushed, and so long is the time that nothing makes good. */
+uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
+
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
  * over so many active services.  Parts are small at both ends of a list, an eighth of `most` or a little more, and
  * grow with the distance from them, so that the first results come early, the last parts do not keep anybody

@@ -296,10 +296,12 @@ static void report(struct session *p)
     free(w.data);
 }
 
-static void take(struct session *p, uint32_t bytes)
+/* `bytes` of a part of `length`.  Ranks have the less credit the shorter the parts are: it is news in parts. */
+static void take(struct session *p, uint32_t bytes, uint32_t length)
 {
+    uint64_t most = p->service->part_bytes, news = length < most / 4 ? 4ull * bytes : bytes * most / length;
     p->accepted += bytes;
-    tly_session_counts(p, bytes);
+    tly_session_counts(p, (uint32_t)news);
 }
 
 /* A part is summed as far as it has come from all. */
@@ -310,7 +312,7 @@ static void landed(void *user, struct tly_link *l, const struct tly_frame *f, ui
         return;
     uint32_t more = bytes - p->taken;
     p->taken = bytes;
-    take(p, more);
+    take(p, more, f->length);
     struct round *r = tly_round_find(p->service, f);
     if (r)
         tly_round_landed(p, r, f, more);
@@ -326,7 +328,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     else if (f->flags & TLY_LAST)
         cost += tly_charge(f->length) - f->length;
     p->taken = 0;
-    take(p, cost);
+    take(p, cost, f->length);
     if (!r)
         return;
     if (f->flags & TLY_MARK) {
