@@ -8,7 +8,8 @@
 #
 # build/venv/bin/python is the Python of all targets.  If the python3 in PATH (PYTHON names another) has
 # PyTorch 2.1 or later, then build/venv only looks into that environment, which itself is never changed, and
-# adds what it lacks; else PyTorch is installed into build/venv at the version of requirements-torch.txt.
+# adds what it lacks; else PyTorch is installed into build/venv at the version of requirements-torch.txt.  `test` adds
+# the frameworks of requirements-frameworks.txt.
 set -eu
 cd "$(dirname "$0")/.."
 venv=$PWD/build/venv
@@ -181,6 +182,20 @@ make_venv() {
     printf '%s\n' "$stamp" >"$venv/stamp"
 }
 
+# The frameworks that tests are run with.  Where they cannot be had their tests are skipped.
+install_frameworks() {
+    wanted=$(cat "$venv/stamp" requirements-frameworks.txt | cksum)
+    [ "$(cat "$venv/frameworks" 2>/dev/null)" != "$wanted" ] || return 0
+    say "installing into build/venv, for tests of frameworks: $(sed '/^#/d' requirements-frameworks.txt | paste -sd' ')"
+    "$venv/bin/python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >"$venv/constraint"
+    if ! "$venv/bin/python" -m pip --disable-pip-version-check --no-input install -c "$venv/constraint" \
+        -r requirements-frameworks.txt >>build/setup.log 2>&1; then
+        say "pip failed (see build/setup.log): tests of what lacks are skipped"
+    fi
+    printf '%s\n' "$wanted" >"$venv/frameworks"
+}
+
 mkdir -p build
 install_packages
 [ "$python" = no ] || make_venv
+[ "$target" != test ] || install_frameworks

@@ -1,0 +1,20 @@
+"""What PyTorch calls by itself, so that init_process_group("tally") needs no import of tally.torch: when a backend of
+that name is asked for (entry point "torch.distributed.backends", PyTorch 2.14 and later), or at its import
+("torch.backends", 2.5 and later).  It imports nothing of Tally until a group is made.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+
+def register():
+    """Make the backend's name known to torch.distributed."""
+    import torch.distributed as dist
+
+    if dist.is_available() and not hasattr(dist.Backend, "TALLY"):
+        dist.Backend.register_backend("tally", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(*arguments):
+    from tally.torch import group
+
+    return group.create(*arguments)

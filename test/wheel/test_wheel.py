@@ -1,0 +1,91 @@
+"""The wheel of `pip install .`, in an environment that has nothing else of Tally."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import venv
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
+
+pytest.importorskip("mesonpy", reason="meson-python is not installed, which builds the wheel")
+
+
+def run(*command, **more):
+    env = {name: value for name, value in os.environ.items()
+           if name != "PYTHONPATH" and not name.startswith("TALLY_") and name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=env, timeout=500, **more)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--disable-pip-version-check",
+        "-Cbuild-dir=%s" % (BUILD / "wheel"), "-w", folder, ROOT)
+    wheels = list(folder.iterdir())
+    assert len(wheels) == 1
+    return wheels[0]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The bin folder of a new environment with the wheel, and what this one has beside Tally."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    (packages / "others.pth").write_text("".join(
+        path + "\n" for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
+    run(folder / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check",
+        wheel)
+    return folder / "bin"
+
+
+def test_one_wheel_for_every_python(wheel):
+    assert "-py3-none-linux_" in wheel.name
+    names = [name.split("/", 2)[-1] for name in zipfile.ZipFile(wheel).namelist()]
+    for wanted in ("tally/libtally.so", "tally/_core.py", "tally/torch/group.py", "tally", "tallyd"):
+        assert any(name == wanted or name.endswith("/" + wanted) for name in names), (wanted, names)
+    assert not any("test" in name or name.endswith(".h") for name in names)
+
+
+@pytest.mark.parametrize("program", ("tally", "tallyd"))
+def test_programs_need_no_libtally(installed, program):
+    assert "libtally" not in run("ldd", installed / program)
+    assert run(installed / program, "--version")
+
+
+SCRIPT = """
+    import os
+    import sys
+    import torch
+    import torch.distributed as dist
+
+    assert "tally" not in sys.modules, "importing torch imports nothing of Tally"
+    if not hasattr(torch, "_import_device_backends"):
+        import tally.torch
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("tally", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+    x = torch.full((1000,), rank + 1.0)
+    dist.all_reduce(x)
+    assert x.eq(3).all()
+    import tally
+    assert tally.__file__.startswith(sys.prefix), tally.__file__
+    dist.destroy_process_group()
+    print("done")
+"""
+
+
+def test_runs_from_the_wheel(installed, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    output = run(installed / "tally", "run", "-n", "2", "-k", "1", "--", installed / "python", script,
+                 tmp_path / "store", cwd=tmp_path)
+    assert output.count("done") == 2
