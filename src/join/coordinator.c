@@ -84,7 +84,7 @@ struct tly_coordinator {
 static void post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
 {
     struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
-    if (m->link) /* out of memory: the member will notice the silence */
+    if (m->link) /* out of memory: the connection ends, which the member notices */
         tly_outbox_post(&m->outbox, &f, data, len, NULL);
 }
 

@@ -18,7 +18,9 @@ enum { TELL_S = 10 };
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
     struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
-    if (!w || !w->failed) /* out of memory: the coordinator will notice the silence */
+    if (w && w->failed)
+        tly_outbox_lose(&m->outbox);
+    else
         tly_outbox_post(&m->outbox, &f, w ? w->data : NULL, w ? w->len : 0, NULL);
 }
 

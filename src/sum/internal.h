@@ -225,6 +225,7 @@ void tly_round_forget_slots(struct tly_service *s, struct round *r);
 void tly_round_unref(struct tly_service *s, struct round *r);
 bool tly_round_answer(struct session *p, struct tly_outgoing *out);
 void tly_round_received(struct session *p, uint64_t count);
+bool tly_round_reserve(struct session *p); /* room for one more delivery; false: out of memory */
 void tly_round_delivered(struct session *p, struct round *r);
 void tly_round_ask_again(struct tly_service *s);
 void tly_round_grant(struct session *p);

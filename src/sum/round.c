@@ -600,8 +600,11 @@ static void queue_answers(struct tly_service *s, struct round *r)
         uint32_t rank = r->who->rank[i];
         struct answer *a = &r->answers[rank];
         struct session *p = s->by_rank[rank];
-        if (p && !a->queued && answer_ready(s, r, rank) && tly_heap_push(&p->ready, order, a) == 0)
-            a->queued = true;
+        if (!p || a->queued || !answer_ready(s, r, rank))
+            continue;
+        a->queued = tly_heap_push(&p->ready, order, a) == 0;
+        if (!a->queued)
+            tly_outbox_lose(&p->outbox);
     }
 }
 
@@ -741,21 +744,25 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     return true;
 }
 
+bool tly_round_reserve(struct session *p)
+{
+    if (p->delivered - p->stable < p->ring_room)
+        return true;
+    uint32_t room = p->ring_room ? p->ring_room * 2 : 64;
+    struct round **ring = malloc(room * sizeof *ring);
+    if (!ring)
+        return false;
+    for (uint64_t i = p->stable; i < p->delivered; i++)
+        ring[i % room] = p->deliveries[i % p->ring_room];
+    free(p->deliveries);
+    p->deliveries = ring;
+    p->ring_room = room;
+    return true;
+}
+
 /* The answer of this round has gone out whole: remember in which order. */
 void tly_round_delivered(struct session *p, struct round *r)
 {
-    uint64_t held = p->delivered - p->stable;
-    if (held == p->ring_room) {
-        uint32_t room = p->ring_room ? p->ring_room * 2 : 64;
-        struct round **ring = malloc(room * sizeof *ring);
-        if (!ring)
-            abort(); /* 512 bytes more: nothing sensible can follow */
-        for (uint64_t i = p->stable; i < p->delivered; i++)
-            ring[i % room] = p->deliveries[i % p->ring_room];
-        free(p->deliveries);
-        p->deliveries = ring;
-        p->ring_room = room;
-    }
     p->deliveries[p->delivered++ % p->ring_room] = r;
     r->references++;
 }

@@ -53,6 +53,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct session *p = user;
     void *verdict;
+    if (!tly_round_reserve(p))
+        tly_outbox_lose(&p->outbox);
     if (!tly_outbox_next(&p->outbox, out, &verdict))
         return tly_round_answer(p, out);
     if (verdict) {
@@ -442,6 +444,8 @@ static void tick(struct tly_hook *h)
     if (!s->ranks)
         return;
     tly_verdict_tick(s);
+    if (s->dropped_slots)
+        tly_round_ask_again(s); /* memory that was short may be there again, without any news */
     if (s->pool.in_use == 0 && s->pool.kept)
         tly_pool_trim(&s->pool);
 }

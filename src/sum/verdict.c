@@ -77,7 +77,9 @@ static void tell(struct session *p, struct round *r)
     struct tly_writer w = {0};
     tly_write32(&w, (uint32_t)r->verdict_err);
     tly_write_text(&w, r->verdict);
-    if (!w.failed)
+    if (w.failed)
+        tly_outbox_lose(&p->outbox);
+    else
         tly_session_post(p, &f, w.data, w.len, r);
     free(w.data);
 }
@@ -87,6 +89,9 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
     if (r->verdict || r->complete)
         return;
     r->verdict = strdup(sentence);
+    for (uint32_t i = 0; i < s->ranks && !r->verdict; i++)
+        if (s->by_rank[i])
+            tly_outbox_lose(&s->by_rank[i]->outbox);
     if (!r->verdict)
         return;
     r->verdict_err = err;
@@ -180,6 +185,8 @@ void tly_verdict_too_late(struct session *p, struct round *r)
              ranks, p->rank);
     r->verdict = strdup(sentence);
     r->verdict_err = EINVAL;
+    if (!r->verdict)
+        tly_outbox_lose(&p->outbox);
 }
 
 void tly_verdict_lengths(struct tly_service *s, struct round *r)

@@ -16,6 +16,7 @@ void tly_outbox_init(struct tly_outbox *o)
 {
     tly_list_init(&o->letters);
     o->bytes = 0;
+    o->lost = false;
 }
 
 bool tly_outbox_full(const struct tly_outbox *o)
@@ -28,6 +29,7 @@ int tly_outbox_post(struct tly_outbox *o, const struct tly_frame *f, const void 
     struct letter *l = calloc(1, sizeof *l);
     if (!l || (len && !(l->data = malloc(len)))) {
         free(l);
+        tly_outbox_lose(o);
         return -ENOMEM;
     }
     if (len)
@@ -40,8 +42,19 @@ int tly_outbox_post(struct tly_outbox *o, const struct tly_frame *f, const void 
     return 0;
 }
 
+void tly_outbox_lose(struct tly_outbox *o)
+{
+    o->lost = true;
+}
+
 bool tly_outbox_next(struct tly_outbox *o, struct tly_outgoing *out, void **tag)
 {
+    if (o->lost) {
+        *out = (struct tly_outgoing){.lost = true};
+        if (tag)
+            *tag = NULL;
+        return true;
+    }
     if (tly_list_empty(&o->letters))
         return false;
     struct letter *l = tly_list_entry(o->letters.next, struct letter, node);
@@ -58,6 +71,7 @@ void tly_outbox_finish(struct tly_outbox *o, void (*drop)(void *user, void *tag)
 {
     struct tly_outgoing out;
     void *tag;
+    o->lost = false;
     while (tly_outbox_next(o, &out, &tag)) {
         free(out.owned);
         if (tag && drop)

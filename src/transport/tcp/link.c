@@ -318,6 +318,11 @@ static void fill(struct tly_link *l)
             o.frame.type = TLY_RETURN;
         else if (!l->calls->next(l->user, l, &o))
             break;
+        if (o.lost) {
+            tly_warn("transport", "%s: closing the connection: out of memory", l->name);
+            end(l, ENOMEM, "out of memory");
+            break;
+        }
         append(l, &o);
         bytes += TLY_FRAME_BYTES + l->out[l->out_to - 1].len;
     }
