@@ -698,9 +698,8 @@ static void print_head(const struct options *o)
     char *report = NULL;
     uname(&u);
     check(tally_comm_report(comm, 10000, &report), "report");
-    printf(
-        "# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s\n",
-        size, machines, services - machines, tally_version());
+    printf("# push_pull of one tensor: %d ranks on %d machines, %d tallyd, all on this one; Tally %s\n", size,
+           machines, services - machines, tally_version());
     printf("# limit: the same bytes over TCP alone, Linux %s %s, cubic, TCP_NODELAY, SO_RCVBUF %d MB, "
            "TCP_NOTSENT_LOWAT %d KB; the faster of echo (%d KB under way) and stream, %d KB at a time\n",
            u.release, u.machine, RECEIVE_BUFFER >> 20, NOT_SENT_LOW_WATER >> 10, WINDOW >> 10, CHUNK >> 10);

@@ -39,7 +39,7 @@ struct tly_outgoing {
     bool stays;
     bool
         whole; /* ... and so does all of its part, in one piece: frame.length bytes from payload - frame.offset */
-    bool lost;              /* no frame: there was no memory for one that the peer needs; the connection ends */
+    bool lost; /* no frame: there was no memory for one that the peer needs; the connection ends */
 };
 
 struct tly_link_user {
