@@ -51,7 +51,13 @@ int tally_comm_machine_count(const tally_comm *c)
 }
 int tally_comm_service_count(const tally_comm *c)
 {
-    return c->services;
+    tally_comm *lockable = (tally_comm *)c; /* as far as its caller can see nothing changes */
+    int count = 0;
+    pthread_mutex_lock(&lockable->names_lock);
+    for (int i = 0; i < c->epoch->services; i++)
+        count += c->epoch->incarnation[i] != 0;
+    pthread_mutex_unlock(&lockable->names_lock);
+    return count;
 }
 
 int tally_comm_status(const tally_comm *c, const char **sentence)
@@ -98,6 +104,23 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 
 /* --- failure ------------------------------------------------------------------------------------- */
 
+/* Nothing is under way, and nobody may still need what this rank has. */
+static bool is_idle(tally_comm *c)
+{
+    pthread_mutex_lock(&c->inbox_lock);
+    bool idle = tly_list_empty(&c->active_ops) && tly_list_empty(&c->inbox);
+    pthread_mutex_unlock(&c->inbox_lock);
+    for (int i = 0; i < c->services && idle; i++)
+        idle = tly_list_empty(&c->peers[i].kept) && tly_list_empty(&c->peers[i].doubted);
+    return idle;
+}
+
+void tly_comm_ended(tally_comm *c)
+{
+    if (c->draining && is_idle(c))
+        tly_event_set(&c->idle);
+}
+
 /* In the loop.  Connections end first, so that nothing touches a buffer once its operation has ended. */
 void tly_comm_fail(tally_comm *c, int err, const char *sentence)
 {
@@ -111,6 +134,7 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
     for (int i = 0; i < c->services; i++) {
         tly_link_destroy(c->peers[i].link);
         c->peers[i].link = NULL;
+        c->peers[i].open = false;
     }
     /* Before anybody learns of it: the application may end the process then. */
     tly_service_write_trace(c->service);
@@ -119,6 +143,7 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
     if (c->report_done)
         tly_event_set(c->report_done);
+    tly_event_set(&c->idle);
     tly_event_set(&c->left);
 }
 
@@ -151,6 +176,8 @@ static void tick(struct tly_hook *h)
     int64_t now = c->loop.awake;
     if (c->doom_at && now >= c->doom_at)
         tly_comm_fail(c, ECONNRESET, c->doom);
+    for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
+        tly_peer_tick(&c->peers[i]);
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
         return;
     struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
@@ -240,44 +267,36 @@ static int take_roster(tally_comm *c)
     for (int i = 0; i < c->size; i++)
         c->local_size += r->ranks[i].machine == (uint32_t)c->machine;
     c->part_bytes = (uint32_t)r->part_bytes;
-    c->weight = calloc((size_t)c->services, sizeof *c->weight);
-    c->peers = calloc((size_t)c->services, sizeof *c->peers);
-    if (!c->weight || !c->peers) {
+    c->peers = calloc(TLY_MAX_SERVICES, sizeof *c->peers); /* most of it is never touched */
+    if (!c->peers) {
         c->services = 0;
         return tly_fail(ENOMEM, "out of memory");
     }
-    for (int i = 0; i < c->services; i++) {
-        c->peers[i].comm = c;
-        c->peers[i].index = (uint32_t)i;
-        tly_outbox_init(&c->peers[i].outbox);
-    }
     for (int i = 0; i < c->services; i++)
-        c->weight[i] = r->services[i].weight;
-    c->sharing = (int)tly_roster_active(r);
-    c->credit_bytes = c->params.credit_bytes;
-    if (!c->credit_bytes)
-        c->credit_bytes = 2ull * (unsigned)c->sharing * c->part_bytes;
+        tly_peer_init(&c->peers[i], c, (uint32_t)i);
     int err = tly_group_begin(c);
+    if (!err)
+        err = tly_epoch_init(c);
     return err ? err : tly_pace_init(c);
 }
 
 static int connect_peers(tally_comm *c)
 {
-    int err = 0, open = 0;
+    int err = 0, met = 0;
     tly_loop_lock(&c->loop);
     for (int i = 0; i < c->services && !err; i++)
         err = tly_peer_connect(&c->peers[i]);
     tly_loop_unlock(&c->loop);
     int64_t deadline = tly_now() + CONNECT_S * TLY_SEC;
-    while (!err && open < c->services) {
+    while (!err && met < c->services) {
         tly_loop_turn(&c->loop, 100);
         if (atomic_load(&c->failed))
             return tly_fail(c->failed, "%s", c->sentence);
-        open = 0;
+        met = 0; /* a tallyd that has gone already is no obstacle */
         for (int i = 0; i < c->services; i++)
-            open += c->peers[i].open;
+            met += c->peers[i].known || c->peers[i].accused;
         for (int i = 0; i < c->services && tly_now() > deadline && !err; i++)
-            if (!c->peers[i].open)
+            if (!c->peers[i].known && !c->peers[i].accused)
                 err = tly_fail(ETIMEDOUT, "cannot reach %s", c->peers[i].name);
     }
     return err;
@@ -351,8 +370,8 @@ static void destroy(tally_comm *c, int64_t deadline)
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
     tly_pace_finish(c);
+    tly_epoch_finish(c);
     free(c->peers);
-    free(c->weight);
     free(c);
 }
 
@@ -438,6 +457,10 @@ static int join(tally_comm *c)
     c->member.over = on_over;
     c->member.goodbye = on_goodbye;
     c->member.judged = tly_pace_judged;
+    c->member.invited = tly_epoch_invited;
+    c->member.prepare = tly_epoch_prepare;
+    c->member.promised = tly_epoch_promised;
+    c->member.committed = tly_epoch_committed;
     c->member.user = c;
     err = connect_peers(c);
     return err ? err : tly_member_begin(&c->member);
@@ -456,6 +479,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->opener = getpid();
     tly_list_init(&c->inbox);
     tly_list_init(&c->active_ops);
+    tly_list_init(&c->epochs);
+    tly_list_init(&c->spare_keeps);
     pthread_mutex_init(&c->names_lock, NULL);
     pthread_mutex_init(&c->inbox_lock, NULL);
     tly_events_init(c);
@@ -516,7 +541,7 @@ int tally_comm_close(tally_comm *c)
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
     c->draining = true;
-    bool busy = !tly_list_empty(&c->active_ops);
+    bool busy = !atomic_load(&c->failed) && !is_idle(c);
     tly_loop_unlock(&c->loop);
     if (busy)
         tly_event_wait(&c->idle, deadline);
@@ -562,28 +587,6 @@ static uint64_t list_digest(uint32_t space, size_t count, const char *const name
     return digest ? digest : 1;
 }
 
-/* Deal the whole list in one sequence; names_lock held. */
-static int deal_list(tally_comm *c, uint32_t space, size_t count, const char *const names[],
-                     const uint64_t bytes[])
-{
-    struct tly_dealer d;
-    tly_dealer_init(&d, c->services, c->weight);
-    struct tly_stretch s = {0};
-    for (size_t i = 0; i < count; i++)
-        s.behind += bytes[i];
-    for (size_t i = 0; i < count; i++) {
-        s.behind -= s.bytes = bytes[i];
-        struct tensor *t = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, space, names[i]);
-        if (!t)
-            return -ENOMEM;
-        int err = tly_tensor_plan(c, t, &s, &d);
-        if (err)
-            return err;
-        s.before += bytes[i];
-    }
-    return 0;
-}
-
 int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
 {
     int err = tly_comm_check(c);
@@ -612,7 +615,7 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     if (err)
         return err;
     pthread_mutex_lock(&c->names_lock);
-    err = deal_list(c, space, count, names, bytes);
+    err = tly_tensor_plan(c, space, count, names, bytes);
     pthread_mutex_unlock(&c->names_lock);
     return err;
 }

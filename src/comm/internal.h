@@ -4,6 +4,7 @@
  *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
  *   group.c   ranks that operate among themselves
  *   queue.c   which part goes next: priority, credit, windows
+ *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
  *   events.c  the completion queue                    report.c  tally_comm_report
  *   pace.c    predicted and reached speed, and who holds it up
  */
@@ -24,6 +25,7 @@
 #include "join/member.h"
 #include "join/place.h"
 #include "plan/plan.h"
+#include "sum/pool.h"
 #include "sum/service.h"
 #include "tally/tally.h"
 #include "trace/trace.h"
@@ -35,12 +37,49 @@ enum part_state {
     PART_QUEUED,   /* in its service's heap */
     PART_ADMITTED, /* credit and window are taken; goes out in turn */
     PART_SENT,
-    PART_LANDED, /* the answer is in place */
+    PART_DOUBTED, /* its service or the connection is gone: what has landed of it is to be said */
+    PART_SAID,    /* that has been said; the service asks for what it needs */
+    PART_LANDED,  /* the answer is in place */
+};
+
+/* What decides which service sums a part, the same on all ranks.  References: operations, promised rounds, and the
+ * communicator, of the newest. */
+struct epoch {
+    struct tly_list node; /* comm->epochs */
+    uint32_t number, references;
+    int services, sharing; /* sharing: services with a share */
+    uint64_t *incarnation; /* owned: of each service; 0: none has this place */
+    uint32_t *weight;      /* owned */
+};
+
+/* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),
+ * since after the service's death this rank may be the only one that has it. */
+struct keep {
+    struct tly_list
+        node;          /* peer->kept, in the order of delivery; peer->doubted, after the service has gone */
+    struct part *part; /* whose operation waits for this; NULL: it does not */
+    struct tly_frame head;
+    uint8_t *data; /* copy, from comm->copies; NULL: the data are in the tensor, or there are none any more */
+    uint32_t length;
+    char *verdict; /* owned: it was one */
+    int err;
+    bool said; /* among the doubted: the service has been told */
+};
+
+/* Tensors whose parts are dealt in one sequence; names_lock. */
+struct plan {
+    uint32_t users; /* tensors for which it is the latest */
+    size_t count;
+    struct planned {
+        struct tensor *tensor;
+        uint64_t bytes;
+    } item[];
 };
 
 /* Unit of assignment, priority and preemption. */
 struct part {
     struct tally_op *op;
+    struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
     struct part *next;    /* in its peer's line of admitted parts */
     uint8_t *landing;     /* where the result belongs */
     const uint8_t *input; /* NULL: a request */
@@ -50,6 +89,7 @@ struct part {
     uint32_t order;  /* among the parts of its operation, as they are sent */
     uint32_t number; /* on the wire, as the two below; between two ranks each pair has numbers of its own */
     uint32_t group;
+    uint32_t start;        /* of what is to be pushed; 0 but for what was asked for again */
     uint32_t sent, landed; /* bytes */
     uint32_t frames;       /* given to the link and not yet taken by the kernel */
     uint16_t owner;        /* service */
@@ -83,12 +123,13 @@ struct tensor {
     char *name;     /* owned */
     uint64_t group; /* id */
     uint8_t kind, space;
-    bool unnamed; /* used once */
-    bool planned;
+    bool unnamed;     /* used once */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
+    struct plan *plan_list; /* the latest that names it, or NULL; shared */
     struct cut {
-        uint64_t bytes; /* size for which it was made */
+        uint64_t bytes; /* size and epoch for which it was made */
+        uint32_t epoch;
         struct piece {
             uint32_t length;
             uint16_t owner; /* service */
@@ -125,9 +166,11 @@ struct tally_op {
     bool mark; /* nothing but an error mark */
     char *reason;
 
-    struct part *parts; /* owned */
+    struct epoch *epoch; /* of this round; once begun */
+    struct part *parts;  /* owned */
     uint32_t part_count, parts_left;
     uint64_t credit;   /* its parts go out while no more than this is in flight */
+    uint64_t missing;  /* bytes that have not landed */
     int64_t born;      /* awake clock */
     int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */
@@ -172,8 +215,19 @@ struct peer {
     uint64_t accepted;        /* of what was handed over */
     uint64_t received;        /* results landed */
     uint32_t told;            /* groups' lists that it knows */
+    uint64_t stable;          /* of those, all ranks have */
+    uint64_t in_flight;       /* its share of comm->in_flight */
+    struct tly_list kept;     /* of keeps: results [stable, received) */
+    struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
     bool open;
-    bool local;    /* on this machine, and not over TCP */
+    bool local;                /* on this machine, and not over TCP */
+    bool mortal;               /* may die alone: a tallyd */
+    bool known;                /* has been open before */
+    bool gone;                 /* out of the job */
+    bool accused;              /* the coordinator has been told that it cannot be reached */
+    int losses;                /* of the connection, lately */
+    int64_t lost_at, retry_at; /* awake clock */
+    uint64_t incarnation;
     int slow;      /* the rank whose network it last said is slow, or -1 */
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
@@ -209,12 +263,16 @@ struct tally_comm {
     bool thread_started;
 
     /* fixed once open */
-    int rank, size, local_rank, local_size, machine, machines, services;
-    uint32_t *weight;
-    uint64_t credit_bytes;
+    int rank, size, local_rank, local_size, machine, machines;
     uint32_t part_bytes;
-    int sharing; /* services with a share */
-    struct peer *peers;
+    struct peer *peers; /* room for TLY_MAX_SERVICES */
+
+    /* changed by the loop under names_lock */
+    atomic_int services; /* places in the roster, of which some may be empty */
+    uint32_t *weight;    /* the newest epoch's */
+    uint64_t credit_bytes;
+    int sharing;         /* services with a share */
+    struct epoch *epoch; /* the newest */
 
     pthread_mutex_t names_lock; /* guards the next seven, and what is said so of groups */
     struct tly_map names;       /* key -> struct tensor */
@@ -231,13 +289,21 @@ struct tally_comm {
 
     /* owner: the loop */
     struct tly_hook hook;
+    struct tly_list epochs;
+    struct tly_map promising; /* as they come with COMMIT */
+    struct tly_map
+        promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
+    uint32_t preparing; /* the epoch that is being agreed on: nothing new begins; 0: none */
+    uint32_t meeting;   /* the invitation to be answered once all services are met; 0: none */
+    struct tly_pool copies;
+    struct tly_list spare_keeps;
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
     uint64_t in_flight;         /* charge bytes admitted and not accepted */
     uint64_t opened;            /* how much of the credit is open since nothing was in flight */
     struct tly_event idle;      /* set when the last operation has ended while closing */
-    bool draining;
-    struct tly_event left; /* all ranks have said goodbye */
+    bool draining;              /* closing: `idle` is wanted */
+    struct tly_event left;      /* all ranks have said goodbye */
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
@@ -266,16 +332,20 @@ struct tally_comm {
 /* comm.c */
 void tly_comm_fail(tally_comm *c, int err, const char *sentence);
 int tly_comm_check(const tally_comm *c);
+/* Something has ended: wake who closes, if it was the last. */
+void tly_comm_ended(tally_comm *c);
 
 /* tensor.c */
 uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name);
 /* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
 struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
                               const char *name);
-/* Its parts and their services for so many bytes, the same on all ranks; names_lock held.  NULL: sentence set. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes);
-/* The next of a list of tensors whose parts are dealt in one sequence; names_lock held. */
-int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d);
+/* Its parts and their services for so many bytes in this epoch, the same on all ranks; names_lock held.  NULL: out of
+ * memory. */
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, const struct epoch *e);
+/* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
+int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
+                    const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);
 uint64_t tly_spec_hash(const struct tally_op *op);
 /* "'w' push_pull float32 [10, 3] sum" */
@@ -293,6 +363,8 @@ int tly_group_tell(struct peer *p, uint32_t number);
 void tly_op_unref(struct tally_op *op);
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 void tly_op_landed(tally_comm *c, struct part *p);
+/* A part that has landed needs to be waited for no longer. */
+void tly_op_settled(tally_comm *c, struct part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
 void tly_op_drain(tally_comm *c);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
@@ -303,16 +375,58 @@ int tly_queue_part(tally_comm *c, struct part *p);
 void tly_queue_admit(tally_comm *c);
 /* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op);
-void tly_queue_again(tally_comm *c, struct part *p);
+/* The service wants the part from its byte `start` on. */
+void tly_queue_again(tally_comm *c, struct part *p, uint32_t start);
+/* The connection is no more: nothing is in flight there. */
+void tly_queue_lost(struct peer *p);
 void tly_queue_accepted(struct peer *peer, uint64_t accepted);
 
+/* epoch.c */
+int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch */
+void tly_epoch_finish(tally_comm *c);
+/* The epoch of a round that begins now. */
+struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
+void tly_epoch_unref(struct epoch *e);
+/* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
+uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt);
+/* The callbacks of the member. */
+void tly_epoch_invited(void *comm);
+void tly_epoch_prepare(void *comm, const struct tly_roster *next);
+void tly_epoch_promised(void *comm, const struct tly_begun *b);
+void tly_epoch_committed(void *comm);
+/* A service has been met, or will not be: answer an invitation if all are. */
+void tly_epoch_met(tally_comm *c);
+/* The connection is no more: what it has brought is final, what was under way is in doubt. */
+void tly_epoch_doubt(struct peer *p);
+/* The connection is mended: say what has landed. */
+void tly_epoch_mended(struct peer *p);
+/* A service that can die alone has delivered a part, or a verdict `f`, or what nobody waits for (neither). */
+void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f, int err,
+                    const char *verdict);
+/* All ranks have the first `stable` deliveries of this service. */
+void tly_epoch_stable(struct peer *p, uint64_t stable);
+/* The service has answered what was said of something that its rank no longer waits for.  False: it was not. */
+bool tly_epoch_confirmed(struct peer *p, const struct tly_frame *f, bool delivered);
+/* The service wants what has landed, bytes [0, f->offset). */
+void tly_epoch_final(struct peer *p, const struct tly_frame *f);
+/* The operation ends badly: nobody waits for its parts. */
+void tly_epoch_forget(struct tally_op *op);
+
 /* peer.c */
+void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
+/* To the service of this place in the newest roster. */
 int tly_peer_connect(struct peer *p);
+/* Forget the connection; nothing follows. */
+void tly_peer_drop(struct peer *p);
+/* Try again, or give up, where the connection is lost. */
+void tly_peer_tick(struct peer *p);
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
 /* Ask an operation's home for whom it waits; the answer goes to op->late. */
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
 void tly_peer_finish(struct peer *p);
 void tly_peer_head(const struct part *p, struct tly_frame *f);
+/* The part that a frame of this service is about, or NULL. */
+struct part *tly_peer_find(struct peer *peer, const struct tly_frame *f);
 
 /* events.c */
 void tly_events_init(tally_comm *c);

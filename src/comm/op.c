@@ -114,13 +114,13 @@ static void complete(tally_comm *c, struct tally_op *op)
     op->tensor = NULL;
     c->ops_done++;
     c->bytes_done += op->bytes;
-    bool last = c->draining && tly_list_empty(&c->active_ops);
     if (op->queued)
         tly_events_op(c, op);
+    tly_epoch_unref(op->epoch);
+    op->epoch = NULL;
     tly_event_set(&op->done);
     tly_op_unref(op);
-    if (last)
-        tly_event_set(&c->idle);
+    tly_comm_ended(c);
 }
 
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence)
@@ -131,6 +131,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->sentence = strdup(text);
     if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
         tly_warn("comm", "%s", text); /* nobody waits for it */
+    tly_epoch_forget(op);
     tly_queue_withdraw(c, op);
     complete(c, op);
 }
@@ -173,7 +174,7 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
         return -ENOMEM;
     op->gathered_bytes = total;
     struct tly_dealer d;
-    tly_dealer_init_at(&d, c->services, c->weight, op->key);
+    tly_dealer_init_at(&d, op->epoch->services, op->epoch->weight, op->key);
     uint32_t at = 1;
     uint64_t start = 0;
     for (int i = 0; i < g->size; i++) {
@@ -181,6 +182,7 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
         for (uint64_t place = 0; place < piece; place += c->part_bytes) {
             uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
             bool mine = i == g->rank;
+            uint16_t owner = (uint16_t)tly_dealer_next(&d, length);
             op->parts[at] = (struct part){
                 .op = op,
                 .landing = op->gathered + start + place,
@@ -192,10 +194,11 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
                 .group = g->number,
                 .length = length,
                 .result_length = mine ? 0 : length,
-                .owner = (uint16_t)tly_dealer_next(&d, length),
+                .owner = tly_epoch_owner(c, op->epoch, op->key, at, owner),
                 .dtype = op->dtype,
                 .root = g->ranks[i]};
             at++;
+            op->missing += length;
         }
         if (i == g->rank && piece)
             memcpy(op->gathered + start, op->input, piece);
@@ -209,9 +212,10 @@ static int cut_gathered(tally_comm *c, struct tally_op *op)
 void tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
+    struct peer *peer = &c->peers[p->owner];
     p->state = PART_LANDED;
-    tly_pace_landed(&c->peers[p->owner]);
-    op->parts_left--;
+    tly_pace_landed(peer);
+    op->missing -= p->length;
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
         int err = cut_gathered(c, op);
@@ -223,17 +227,65 @@ void tly_op_landed(tally_comm *c, struct part *p)
             tly_comm_fail(c, -err, text);
             return;
         }
+        p = &op->parts[0]; /* they have moved */
     }
     for (int i = 0; op->kind == TLY_PROBE && i < op->group->size; i++)
         if (op->group->ranks[i] == (uint32_t)op->found)
             op->source = i;
-    if (op->parts_left == 0)
+    if (peer->mortal)
+        tly_epoch_keep(peer, p, NULL, 0, NULL);
+    else
+        tly_op_settled(c, p);
+}
+
+void tly_op_settled(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (--op->parts_left == 0)
         complete(c, op);
+}
+
+static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut);
+static int scatter_parts(tally_comm *c, struct tally_op *op);
+static int exchange_parts(tally_comm *c, struct tally_op *op);
+static int message_parts(tally_comm *c, struct tally_op *op);
+static bool takes_shape(uint8_t kind);
+static bool is_message(uint8_t kind);
+
+/* The operation's round begins: in which epoch, and so who sums its parts, is known now. */
+static int begin(tally_comm *c, struct tally_op *op)
+{
+    op->epoch = tly_epoch_begin(c, op->key, op->round);
+    /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
+    bool meet = op->kind == TALLY_ALLGATHER || !takes_shape(op->kind) || op->mark;
+    uint64_t bytes = meet ? 0 : op->bytes;
+    int err = 0;
+    pthread_mutex_lock(&c->names_lock);
+    if (is_message(op->kind)) {
+        err = message_parts(c, op);
+    } else {
+        const struct cut *cut = tly_tensor_cut(c, op->tensor, bytes, op->epoch);
+        err = cut ? make_parts(c, op, cut) : -ENOMEM;
+    }
+    pthread_mutex_unlock(&c->names_lock);
+    if (!err && !op->mark && op->kind == TALLY_REDUCE_SCATTER)
+        err = scatter_parts(c, op);
+    if (!err && op->table && !op->mark)
+        err = exchange_parts(c, op);
+    if (!op->credit)
+        op->credit = c->credit_bytes;
+    op->missing = 0;
+    for (uint32_t i = 0; i < op->part_count && !err; i++)
+        op->missing += op->parts[i].length;
+    return err ? err : queue_parts(c, op, 0);
 }
 
 void tly_op_drain(tally_comm *c)
 {
     struct tly_list mine;
+    int failed = atomic_load_explicit(&c->failed, memory_order_relaxed);
+    if (c->preparing && !failed)
+        return; /* nothing begins while an epoch is agreed on */
     pthread_mutex_lock(&c->inbox_lock);
     if (tly_list_empty(&c->inbox)) {
         pthread_mutex_unlock(&c->inbox_lock);
@@ -243,7 +295,6 @@ void tly_op_drain(tally_comm *c)
     mine.next->prev = mine.prev->next = &mine;
     tly_list_init(&c->inbox);
     pthread_mutex_unlock(&c->inbox_lock);
-    int failed = atomic_load_explicit(&c->failed, memory_order_relaxed);
     while (!tly_list_empty(&mine)) {
         struct tally_op *op = tly_list_entry(mine.next, struct tally_op, node);
         tly_list_remove(&op->node);
@@ -254,7 +305,7 @@ void tly_op_drain(tally_comm *c)
                      (uint32_t)op->bytes);
         if (failed) {
             tly_op_end(c, op, failed, c->sentence);
-        } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || queue_parts(c, op, 0) != 0) {
+        } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || begin(c, op) != 0) {
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;
         }
@@ -326,6 +377,9 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
     if (is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
         return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_bytes);
+    if (r->kind != TALLY_ALLGATHER && r->count * element / c->part_bytes > UINT32_MAX / 64)
+        return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
+                        (unsigned long long)r->count, c->part_bytes);
     if (!o)
         return 0;
     if (o->size != sizeof *o)
@@ -447,7 +501,7 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
     uint32_t n = meet ? 1 : cut->count;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
-        return tly_fail(ENOMEM, "out of memory");
+        return -ENOMEM;
     op->part_count = op->parts_left = n;
     op->credit = cut->credit;
     uint64_t place = 0;
@@ -456,7 +510,7 @@ static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
         p->op = op;
         p->index = p->order = p->number = i;
         p->group = op->group->number;
-        p->owner = cut->pieces[i].owner;
+        p->owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner);
         p->dtype = op->dtype;
         p->root = op->root;
         if (op->mark)
@@ -671,8 +725,6 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
                        2 * ahead);
             pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
                        output, 2 * behind + 1);
-        } else if (given == taken && given && output != input) {
-            memmove(output, input, given);
         }
         input += given;
         output += taken;
@@ -680,7 +732,23 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-/* Give the operation its name, round and parts.  names_lock held. */
+/* What the rank gives itself. */
+static void keep_own_piece(const struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    uint64_t element = tly_reduce_element_size(op->dtype);
+    const uint8_t *input = op->input;
+    uint8_t *output = op->output;
+    for (int i = 0; i < g->rank; i++) {
+        input += (uint64_t)op->table[i] * element;
+        output += (uint64_t)op->table[g->size + i] * element;
+    }
+    uint64_t given = (uint64_t)op->table[g->rank] * element;
+    if (op->table[g->rank] == op->table[g->size + g->rank] && given && output != input)
+        memmove(output, input, given);
+}
+
+/* Give the operation its name and round.  names_lock held. */
 static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
 {
     char made[96];
@@ -715,18 +783,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     int err = check_reduction(op);
     if (err)
         return err;
-    /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
-    bool meet = r->kind == TALLY_ALLGATHER || !takes_shape(r->kind) || r->reason;
-    const struct cut *cut = message ? NULL : tly_tensor_cut(c, t, meet ? 0 : op->bytes);
-    if (!cut && !message)
-        return -ENOMEM;
-    err = message ? message_parts(c, op) : make_parts(c, op, cut);
-    if (!err && !op->mark && r->kind == TALLY_REDUCE_SCATTER)
-        err = scatter_parts(c, op);
-    if (!err && op->table)
-        err = exchange_parts(c, op);
-    if (err)
-        return err;
+    if (op->table && !op->mark)
+        keep_own_piece(op);
     if (!r->name) {
         t->unnamed = true;
         if (number)
@@ -753,12 +811,8 @@ static bool take_loop(tally_comm *c)
     return false;
 }
 
-static void hand_over(tally_comm *c, struct tally_op *op)
+static void hand_over(tally_comm *c, uint64_t bytes)
 {
-    uint64_t bytes = op->bytes;
-    pthread_mutex_lock(&c->inbox_lock);
-    tly_list_append(&c->inbox, &op->node);
-    pthread_mutex_unlock(&c->inbox_lock);
     if (bytes > SEND_BY_CALLER || !take_loop(c)) {
         tly_loop_wake(&c->loop);
         return;
@@ -785,16 +839,22 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
         return tly_fail(ENOMEM, "out of memory");
     pthread_mutex_lock(&c->names_lock);
     err = name_op(c, r, op);
+    uint64_t bytes = op->bytes;
+    if (!err) { /* before anybody can ask how far the name has come */
+        pthread_mutex_lock(&c->inbox_lock);
+        tly_list_append(&c->inbox, &op->node);
+        pthread_mutex_unlock(&c->inbox_lock);
+    }
     pthread_mutex_unlock(&c->names_lock);
     if (err) {
         op->references = 1;
         tly_op_unref(op);
         return err;
     }
+    hand_over(c, bytes);
     if (out)
         *out = op;
-    hand_over(c, op);
-    if (!out)
+    else
         tly_op_unref(op);
     return 0;
 }

@@ -27,8 +27,8 @@ enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
 int tly_pace_init(tally_comm *c)
 {
     struct pace *p = &c->pace;
-    p->slow = -1;
-    p->machine = calloc((size_t)c->services, sizeof *p->machine);
+    free(p->machine); /* figures are of one epoch */
+    *p = (struct pace){.slow = -1, .machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
     if (!p->machine)
         return tly_fail(ENOMEM, "out of memory");
     tly_roster_machines(&c->member.roster, p->machine);

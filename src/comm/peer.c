@@ -16,6 +16,11 @@ enum {
     NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
     NEWS_MS = 5,
     NEWS_PUSH_MS = 50, /* the same where a push will tell */
+    TALLYD_SILENCE_S = 5,
+    RETRY_MS = 200,     /* to connect again */
+    GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
+    MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
+    FORGIVEN_S = 10,
 };
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
@@ -29,7 +34,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
     const struct tally_op *op = p->op;
     *f = (struct tly_frame){
         .type = TLY_PUSH,
-        .epoch = op->comm->member.roster.epoch,
+        .epoch = op->epoch->number,
         .key = op->key,
         .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
         .count = op->mailbox ? op->mailbox : op->count,
@@ -78,7 +83,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         return false;
     }
     *out = (struct tly_outgoing){0};
-    if (p->sent == 0)
+    if (p->sent == p->start)
         tly_part_stamp(p, TLY_AT_FIRST);
     tly_peer_head(p, &out->frame);
     uint32_t done = p->length;
@@ -93,6 +98,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         out->frame.offset = p->sent;
         out->frame.payload = n;
         out->frame.flags = (n == left ? TLY_LAST : 0) | (p->quiet ? TLY_QUIET : 0);
+        if (p->start && p->sent == p->start)
+            out->frame.flags |= TLY_RESUMED;
         if (p->sent == 0 && tly_now() - p->op->submitted < PROMPT_MS * TLY_MS)
             out->frame.flags |= TLY_PROMPT;
         out->payload = p->input + p->sent;
@@ -107,9 +114,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         peer->first = p->next;
         if (!peer->first)
             peer->last = NULL;
-        p->state = PART_SENT;
-        if (p->op->mark)
-            tly_op_landed(peer->comm, p); /* the verdict that it brings is the others' */
+        p->state = PART_SENT; /* a mark lands with the verdict that it brings */
     }
     return true;
 }
@@ -137,7 +142,7 @@ static const uint32_t *pair_range(const struct tally_op *op, uint32_t pair)
     return NULL;
 }
 
-static struct part *find_part(struct peer *peer, const struct tly_frame *f)
+struct part *tly_peer_find(struct peer *peer, const struct tly_frame *f)
 {
     struct tally_op *op = tly_op_find(peer->comm, f);
     if (!op)
@@ -153,15 +158,28 @@ static struct part *find_part(struct peer *peer, const struct tly_frame *f)
     return p && p->owner == peer->index ? p : NULL;
 }
 
+static bool awaits_result(const struct part *p)
+{
+    switch (p->state) {
+    case PART_QUEUED: /* again: what was had before may come meanwhile */
+    case PART_ADMITTED:
+    case PART_SENT:
+    case PART_SAID:
+        return p->known;
+    default:
+        return false;
+    }
+}
+
 static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
     struct peer *peer = user;
     switch (f->type) {
     case TLY_RESULT: {
-        struct part *p = find_part(peer, f);
-        if (!p || (p->state != PART_SENT && p->state != PART_ADMITTED))
-            return 0; /* of something that has failed meanwhile */
+        struct part *p = tly_peer_find(peer, f);
+        if (!p || !awaits_result(p))
+            return 0; /* of something that has failed meanwhile, or that has landed before */
         bool ends = f->offset + f->payload == f->length;
         if (f->length != p->result_length || f->offset != p->landed || ends != !!(f->flags & TLY_LAST)) {
             *why = "a result that does not fit its part";
@@ -176,6 +194,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
     case TLY_SPEC:
     case TLY_VERDICT:
     case TLY_AGAIN:
+    case TLY_DONE:
     case TLY_STATUS:
     case TLY_GOODBYE:
     case TLY_BEAT:
@@ -198,16 +217,29 @@ static void count_received(struct peer *peer, uint32_t bytes)
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
 {
-    struct part *p = find_part(peer, f);
-    if (p && (p->state == PART_SENT || p->state == PART_ADMITTED) && (data || f->payload == 0)) {
+    struct part *p = tly_peer_find(peer, f);
+    bool last = f->flags & TLY_LAST;
+    if (p && awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
-        if (f->flags & TLY_LAST) {
+        if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
             tly_op_landed(peer->comm, p);
         }
+    } else if (last && !tly_epoch_confirmed(peer, f, true) && peer->mortal) {
+        tly_epoch_keep(peer, NULL, f, 0, NULL);
     }
-    if (f->flags & TLY_LAST)
+    if (last)
         count_received(peer, f->length);
+}
+
+static struct tally_op *find_mark(tally_comm *c, const struct tly_frame *f)
+{
+    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
+        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        if (op->mark && op->key == f->key && op->round == f->round)
+            return op;
+    }
+    return NULL;
 }
 
 static void on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -217,8 +249,12 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
     int err = (int)tly_read32(&r);
     tly_read_text(&r, sentence, sizeof sentence);
     struct tally_op *op = tly_op_find(peer->comm, f);
+    if (!tly_epoch_confirmed(peer, f, true) && peer->mortal)
+        tly_epoch_keep(peer, NULL, f, err, sentence);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
+    else if ((op = find_mark(peer->comm, f)))
+        tly_op_end(peer->comm, op, 0, sentence); /* as it was meant */
     count_received(peer, f->payload);
 }
 
@@ -305,6 +341,8 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     uint64_t granted = tly_count_extend(peer->granted, f->granted);
     if (granted > peer->granted)
         peer->granted = granted;
+    if (peer->mortal)
+        tly_epoch_stable(peer, tly_count_extend(peer->stable, f->stable));
     struct part *p;
     switch (f->type) {
     case TLY_RESULT:
@@ -317,9 +355,14 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         tell_spec(peer, f);
         break;
     case TLY_AGAIN:
-        p = find_part(peer, f);
-        if (p)
-            tly_queue_again(c, p);
+        p = tly_peer_find(peer, f);
+        if (f->flags & TLY_MARK)
+            tly_epoch_final(peer, f);
+        else if (p)
+            tly_queue_again(c, p, f->offset);
+        break;
+    case TLY_DONE:
+        tly_epoch_confirmed(peer, f, false);
         break;
     case TLY_STATUS:
         if (f->key)
@@ -335,11 +378,49 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     return 0;
 }
 
+/* --- life ---------------------------------------------------------------------------------------- */
+
 static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
+    tally_comm *c = peer->comm;
+    double patience = c->params.dead_timeout;
+    if (peer->mortal && patience > TALLYD_SILENCE_S)
+        patience = TALLYD_SILENCE_S;
     peer->open = true;
-    tly_link_set_silence(link, (int64_t)(peer->comm->params.dead_timeout * (double)TLY_SEC));
+    peer->accused = false;
+    tly_link_set_silence(link, (int64_t)(patience * (double)TLY_SEC));
+    bool again = peer->known;
+    peer->known = true;
+    if (again)
+        tly_epoch_mended(peer);
+    if (again && c->goodbye_said) {
+        struct tly_frame f = {.type = TLY_GOODBYE};
+        tly_peer_post(peer, &f, NULL, 0);
+    }
+    tly_epoch_met(c);
+}
+
+/* It cannot be reached.  Without a tallyd the job goes on; where a machine's service cannot be reached somebody may have
+ * died, and the coordinator knows better, and says the same to all. */
+static void give_up(struct peer *peer, const char *why)
+{
+    tally_comm *c = peer->comm;
+    char sentence[400];
+    snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
+    peer->retry_at = c->loop.awake + GIVEN_UP_MS * TLY_MS;
+    if (peer->accused)
+        return;
+    peer->accused = true;
+    if (peer->mortal) {
+        tly_member_accuse(&c->member, peer->index, sentence);
+        return;
+    }
+    if (!c->doom_at) {
+        c->doom_at = c->loop.awake + EXPLAIN_MS * TLY_MS;
+        snprintf(c->doom, sizeof c->doom, "%s", sentence);
+    }
+    tly_member_complain(&c->member, 0, sentence);
 }
 
 static int dial(struct peer *p);
@@ -348,27 +429,38 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
 {
     struct peer *peer = user;
     tally_comm *c = peer->comm;
-    tly_link_destroy(peer->link);
-    peer->link = NULL;
-    if (c->goodbye_said || atomic_load(&c->failed))
+    bool was_open = peer->open;
+    if (was_open)
+        tly_epoch_doubt(peer);
+    tly_peer_drop(peer);
+    if (c->goodbye_said || atomic_load(&c->failed) || peer->gone)
         return;
-    char sentence[400];
-    snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
-    if (!peer->open && peer->local) {
+    if (!was_open && peer->local) { /* there is another way */
         peer->local = false;
         if (dial(peer) == 0)
             return;
     }
-    if (!peer->open) {
+    if (!peer->known && !peer->mortal) {
+        char sentence[400];
+        snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
         tly_comm_fail(c, err, sentence);
         return;
     }
-    /* Somebody may have died: the coordinator knows better, and says the same to all. */
-    if (!c->doom_at) {
-        c->doom_at = c->loop.awake + EXPLAIN_MS * TLY_MS;
-        snprintf(c->doom, sizeof c->doom, "%s", sentence);
+    if (was_open) {
+        peer->lost_at = c->loop.awake;
+        peer->losses++;
     }
-    tly_member_complain(&c->member, 0, sentence);
+    int64_t patience = (int64_t)(c->params.dead_timeout * (double)TLY_SEC);
+    if (peer->mortal && patience > TALLYD_SILENCE_S * TLY_SEC)
+        patience = TALLYD_SILENCE_S * TLY_SEC;
+    if (was_open && err != ETIMEDOUT && peer->losses <= MOST_LOSSES)
+        peer->retry_at = c->loop.awake; /* both ends may live */
+    else if (!was_open && peer->known && err != ECONNREFUSED && c->loop.awake - peer->lost_at < patience)
+        peer->retry_at = c->loop.awake + RETRY_MS * TLY_MS;
+    else
+        give_up(peer, why);
+    if (peer->retry_at <= c->loop.awake && tly_peer_connect(peer) != 0)
+        give_up(peer, tly_error());
 }
 
 static const struct tly_link_user calls = {
@@ -395,14 +487,51 @@ static int dial(struct peer *p)
     return tly_tcp_connect(&c->loop, &to, &config, &p->link);
 }
 
+void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
+{
+    p->comm = c;
+    p->index = index;
+    tly_outbox_init(&p->outbox);
+    tly_list_init(&p->kept);
+    tly_list_init(&p->doubted);
+}
+
 int tly_peer_connect(struct peer *p)
 {
     const struct tly_roster *roster = &p->comm->member.roster;
+    const struct tly_roster_service *s = &roster->services[p->index];
+    p->incarnation = s->incarnation;
+    p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
     p->slow = -1;
     p->local = p->comm->params.shm;
     return dial(p);
+}
+
+void tly_peer_drop(struct peer *p)
+{
+    tly_link_destroy(p->link);
+    p->link = NULL;
+    p->open = false;
+    p->told = 0;
+    tly_outbox_finish(&p->outbox, NULL, NULL);
+    if (p->comm->reports_missing && !p->reported) { /* it will not answer */
+        p->reported = true;
+        if (--p->comm->reports_missing == 0 && p->comm->report_done)
+            tly_event_set(p->comm->report_done);
+    }
+}
+
+void tly_peer_tick(struct peer *p)
+{
+    tally_comm *c = p->comm;
+    if (p->open && p->losses && c->loop.awake - p->lost_at > FORGIVEN_S * TLY_SEC)
+        p->losses = 0;
+    if (p->link || p->gone || !p->known || c->goodbye_said || c->loop.awake < p->retry_at)
+        return;
+    if (tly_peer_connect(p) != 0)
+        give_up(p, tly_error());
 }
 
 void tly_peer_finish(struct peer *p)

@@ -17,7 +17,7 @@ int tly_queue_part(tally_comm *c, struct part *p)
         err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
     if (!err) {
         p->state = PART_QUEUED;
-        p->sent = 0;
+        p->sent = p->start;
         tly_part_stamp(p, TLY_AT_QUEUED);
     }
     return err;
@@ -31,7 +31,7 @@ void tly_queue_admit(tally_comm *c)
         for (int i = 0; i < c->services; i++) {
             struct peer *peer = &c->peers[i];
             struct tly_heap_item *top = tly_heap_top(&peer->waiting);
-            if (!top || peer->pushed + tly_cost(top->value) > peer->granted)
+            if (!top || !peer->open || peer->pushed + tly_cost(top->value) > peer->granted)
                 continue; /* no window: the next one goes */
             if (!best || tly_before(top->order, best_top->order)) {
                 best = peer;
@@ -48,6 +48,7 @@ void tly_queue_admit(tally_comm *c)
             return;
         struct part *p = tly_heap_pop(&best->waiting);
         c->in_flight += cost;
+        best->in_flight += cost;
         best->pushed += cost;
         p->state = PART_ADMITTED;
         p->next = NULL;
@@ -62,14 +63,23 @@ void tly_queue_admit(tally_comm *c)
     }
 }
 
+/* So much of what is in flight there is so no longer. */
+static void land(struct peer *peer, uint64_t bytes)
+{
+    tally_comm *c = peer->comm;
+    bytes = bytes < peer->in_flight ? bytes : peer->in_flight;
+    tly_pace_accepted(c, bytes);
+    peer->in_flight -= bytes;
+    c->in_flight -= bytes;
+}
+
 void tly_queue_accepted(struct peer *peer, uint64_t accepted)
 {
     if (accepted <= peer->accepted)
         return;
     uint64_t more = accepted - peer->accepted;
     tally_comm *c = peer->comm;
-    tly_pace_accepted(c, more < c->in_flight ? more : c->in_flight);
-    c->in_flight -= more < c->in_flight ? more : c->in_flight;
+    land(peer, more);
     c->opened = c->opened + more < c->credit_bytes ? c->opened + more : c->credit_bytes;
     peer->accepted = accepted;
     tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
@@ -89,12 +99,12 @@ static void retract(tally_comm *c, struct part *p)
     *at = p->next;
     if (peer->last == p)
         peer->last = before;
-    uint32_t unsent = tly_cost(p) - p->sent;
-    unsent = unsent < c->in_flight ? unsent : (uint32_t)c->in_flight;
-    tly_pace_accepted(c, unsent);
-    c->in_flight -= unsent;
-    if (p->sent == 0)
+    if (p->sent == p->start) {
+        land(peer, tly_cost(p));
         peer->pushed -= tly_cost(p); /* the service has never heard of it */
+    } else {
+        land(peer, tly_cost(p) - p->sent);
+    }
 }
 
 static bool belongs_to(void *value, void *op)
@@ -126,7 +136,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
             tly_link_detach(peer->link, p);
         }
         /* At home the verdict is the answer; the others must be told. */
-        if (p->known && p->state != PART_LANDED && p->index != 0)
+        if (p->known && p->state != PART_LANDED && p->index != 0 && peer->open)
             cancel(c, p);
         p->state = PART_IDLE;
     }
@@ -134,14 +144,24 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         tly_heap_filter(&c->peers[i].waiting, belongs_to, op);
 }
 
-/* The service had to drop it, or was only offered it: from the beginning. */
-void tly_queue_again(tally_comm *c, struct part *p)
+/* The service had to drop it, or was only offered it, or its connection or service was lost. */
+void tly_queue_again(tally_comm *c, struct part *p, uint32_t start)
 {
-    if (p->state == PART_ADMITTED && p->sent > 0)
+    if (start > p->length || (p->state == PART_QUEUED && p->start == start))
+        return;
+    if (p->state == PART_ADMITTED && (p->sent > p->start || p->start != start))
         retract(c, p);
-    else if (p->state != PART_SENT)
-        return; /* it will go from the beginning anyway */
+    else if (p->state != PART_SENT && p->state != PART_SAID)
+        return; /* it will go from there anyway */
     p->offer = false;
+    p->start = start;
     if (tly_queue_part(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
+}
+
+void tly_queue_lost(struct peer *p)
+{
+    land(p, p->in_flight);
+    p->pushed = p->accepted = p->received = p->stable = 0;
+    p->first = p->last = NULL;
 }

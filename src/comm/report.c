@@ -33,20 +33,25 @@ static void write_number(FILE *out, const char *name, double x)
 static void write_json(const tally_comm *c, FILE *out)
 {
     uint64_t total = 0;
-    for (int i = 0; i < c->services; i++)
+    int tallyds = 0;
+    for (int i = 0; i < c->epoch->services; i++) {
         total += c->weight[i];
+        tallyds += i >= c->machines && c->epoch->incarnation[i];
+    }
     fprintf(out,
             "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
             "\"part_bytes\": %u, "
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
-            TALLY_VERSION, c->rank, c->size, c->machines, c->services - c->machines, c->part_bytes,
-            c->credit_bytes, c->ops_done);
+            TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->part_bytes, c->credit_bytes,
+            c->ops_done);
     write_number(out, "predicted_s_per_gb", c->pace.predicted * 1e9);
     write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");
-    for (int i = 0; i < c->services; i++) {
+    for (int i = 0; i < c->epoch->services; i++) {
         const struct tly_roster_service *s = &c->member.roster.services[i];
         const uint64_t *v = c->peers[i].report;
+        if (!c->epoch->incarnation[i])
+            continue; /* nobody has this place */
         fprintf(out, "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, ", i ? ", " : "",
                 s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port);
         write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);

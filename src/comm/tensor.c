@@ -39,10 +39,18 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
     return t;
 }
 
+static void leave_plan(struct tensor *t)
+{
+    if (t->plan_list && --t->plan_list->users == 0)
+        free(t->plan_list);
+    t->plan_list = NULL;
+}
+
 void tly_tensor_destroy(struct tensor *t)
 {
     if (!t)
         return;
+    leave_plan(t);
     free(t->cut.pieces);
     free(t->plan.pieces);
     free(t->name);
@@ -51,67 +59,108 @@ void tly_tensor_destroy(struct tensor *t)
 
 /* Two parts a service, unless told; of a list's own, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t credit(const tally_comm *c, const struct tly_stretch *s)
+static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e)
 {
     uint64_t bytes = s->before + s->bytes + s->behind;
     if (c->params.credit_bytes || bytes < 2 * c->credit_bytes)
         return c->credit_bytes;
-    uint64_t suits = 2ull * (unsigned)c->sharing * tly_plan_largest_part(s, c->part_bytes, c->sharing);
+    uint64_t suits = 2ull * (unsigned)e->sharing * tly_plan_largest_part(s, c->part_bytes, e->sharing);
     uint64_t least = 4ull * c->part_bytes < c->credit_bytes ? 4ull * c->part_bytes : c->credit_bytes;
     return suits > least ? suits : least;
 }
 
-/* Cut a tensor into parts and deal them. */
-static int make_cut(tally_comm *c, const struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d,
+/* Cut a tensor into parts and deal them.  -ENOMEM. */
+static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e, struct tly_dealer *d,
                     struct cut *out)
 {
     uint64_t count = 0, at = 0;
-    do
-        at += tly_plan_part(s, at, c->part_bytes, c->sharing);
-    while (++count < UINT32_MAX / 2 && at < s->bytes);
-    if (at < s->bytes)
-        return tly_fail(EINVAL, "'%s': %llu bytes are too many for parts of %u", t->name,
-                        (unsigned long long)s->bytes, c->part_bytes);
+    do {
+        at += tly_plan_part(s, at, c->part_bytes, e->sharing);
+        count++;
+    } while (at < s->bytes);
     struct piece *pieces = malloc(count * sizeof *pieces);
     if (!pieces)
-        return tly_fail(ENOMEM, "out of memory");
+        return -ENOMEM;
     at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint32_t length = tly_plan_part(s, at, c->part_bytes, c->sharing);
+        uint32_t length = tly_plan_part(s, at, c->part_bytes, e->sharing);
         pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(d, length)};
         at += length;
     }
     free(out->pieces);
-    *out = (struct cut){s->bytes, pieces, (uint32_t)count, credit(c, s)};
+    *out = (struct cut){s->bytes, e->number, pieces, (uint32_t)count, credit(c, s, e)};
     return 0;
 }
 
-/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
- * the spec must meet there.  The rest depends on the size too, and on nothing that this rank did before. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes)
+/* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
+static int deal_plan(tally_comm *c, const struct plan *plan, const struct epoch *e)
 {
-    if (t->planned && t->plan.bytes == bytes)
+    struct tly_dealer d;
+    struct tly_stretch s = {0};
+    struct cut elsewhere = {0};
+    int err = 0;
+    tly_dealer_init(&d, e->services, e->weight);
+    for (size_t i = 0; i < plan->count; i++)
+        s.behind += plan->item[i].bytes;
+    for (size_t i = 0; i < plan->count && !err; i++) {
+        const struct planned *p = &plan->item[i];
+        s.behind -= s.bytes = p->bytes;
+        err = make_cut(c, &s, e, &d, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
+        s.before += p->bytes;
+    }
+    free(elsewhere.pieces);
+    return err;
+}
+
+/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
+ * the spec must meet there.  The rest depends on the size and the epoch too, and on nothing that this rank did before. */
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, const struct epoch *e)
+{
+    if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) && deal_plan(c, t->plan_list, e) != 0)
+        return NULL;
+    if (t->plan_list && t->plan.bytes == bytes)
         return &t->plan;
-    if (t->cut.pieces && t->cut.bytes == bytes)
+    if (t->cut.pieces && t->cut.bytes == bytes && t->cut.epoch == e->number)
         return &t->cut;
     struct tly_dealer d;
     struct tly_stretch alone = {.bytes = bytes};
-    tly_dealer_init_at(&d, c->services, c->weight, t->key);
-    if (make_cut(c, t, &alone, &d, &t->cut) != 0)
+    tly_dealer_init_at(&d, e->services, e->weight, t->key);
+    if (make_cut(c, &alone, e, &d, &t->cut) != 0)
         return NULL;
-    if (t->planned)
+    if (t->plan_list)
         t->cut.pieces[0].owner = t->plan.pieces[0].owner;
     return &t->cut;
 }
 
-int tly_tensor_plan(tally_comm *c, struct tensor *t, const struct tly_stretch *s, struct tly_dealer *d)
+int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
+                    const uint64_t bytes[])
 {
-    int err = make_cut(c, t, s, d, &t->plan);
-    if (err)
-        return err;
-    t->planned = true;
-    free(t->cut.pieces); /* its home may have moved */
-    t->cut = (struct cut){0};
+    struct plan *plan = calloc(1, sizeof *plan + count * sizeof *plan->item);
+    if (!plan)
+        return tly_fail(ENOMEM, "out of memory");
+    for (; plan->count < count; plan->count++) {
+        struct planned *p = &plan->item[plan->count];
+        p->bytes = bytes[plan->count];
+        p->tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, space, names[plan->count]);
+        if (!p->tensor) {
+            free(plan);
+            return -ENOMEM;
+        }
+    }
+    plan->users = 1; /* while it is made */
+    for (size_t i = 0; i < count; i++) {
+        struct tensor *t = plan->item[i].tensor;
+        if (t->plan_list != plan) {
+            leave_plan(t);
+            t->plan_list = plan;
+            plan->users++;
+        }
+        free(t->plan.pieces);
+        free(t->cut.pieces); /* its home may have moved */
+        t->plan = t->cut = (struct cut){0};
+    }
+    if (--plan->users == 0)
+        free(plan); /* of no tensors */
     return 0;
 }
 

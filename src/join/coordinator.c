@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/event.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/thread.h"
 #include "join/status.h"
 #include "plan/plan.h"
@@ -36,6 +37,7 @@ enum {
     MISSING_EVERY_S = 10,
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
+    MEET_S = 10, /* all ranks a service that joins a running job */
     LARGEST_WINDOW = 1 << 30
 };
 
@@ -48,6 +50,14 @@ struct member {
     struct tly_member_info info;
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
+    uint32_t service;  /* a tallyd's place in the roster, or TLY_NO_SERVICE */
+    bool waiting;      /* a tallyd that came while the job ran: not yet invited, */
+    bool invited;      /* or not yet met by all ranks */
+    uint32_t answered; /* a rank: the last INVITE or PREPARE that it has answered */
+    int64_t
+        accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
+    uint32_t accuser;       /* that rank */
+    uint32_t accuses;       /* a rank: how many services it cannot reach, in this epoch */
     bool told;              /* that the job is slower than predicted */
     uint32_t held, suspect; /* what it told */
 };
@@ -70,6 +80,16 @@ struct tly_coordinator {
     uint32_t size;            /* ranks; 0 until the first has joined */
     struct member **ranks;    /* owned array of size, of borrowed */
     struct tly_roster roster; /* from INVITING on */
+    char (*host_id)[64];      /* owned: of each service of it */
+    /* A change of epoch.  Invitations and preparations are numbered in one sequence, from the first epoch's 1. */
+    uint32_t number;         /* the last one given */
+    uint32_t invitation;     /* the one under way; 0: none */
+    int64_t invited_at;      /* awake clock */
+    bool wanted;             /* the roster has changed: a new epoch is due */
+    uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
+    struct tly_begun *begun; /* owned: what they have said */
+    size_t begun_count, begun_room;
+    struct tly_map begun_seen; /* hash of key and round -> anything */
     uint32_t ranks_here, tallyds_here;
     int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
     char verdict[TLY_SENTENCE];                           /* FAILED: why */
@@ -216,37 +236,46 @@ static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
     return false;
 }
 
-/* Members that share this machine may listen at all of its addresses: name the one that the others use.  -EINVAL, and
- * the job has failed: somebody is where others cannot reach it. */
-static int place_services(struct tly_coordinator *c, struct tly_roster *r)
+/* Members that share this machine may listen at all of its addresses: name the one that the others use.  -EINVAL: it
+ * is where others cannot reach it. */
+static int place_service(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index)
 {
     char face[64], name[300];
     struct sockaddr_storage a;
+    struct tly_roster_service *s = &r->services[index];
     bool apart = find_face(c, face, sizeof face);
-    for (uint32_t i = 0; i < r->service_count; i++) {
-        struct tly_roster_service *s = &r->services[i];
-        if (tly_address_parse(s->address, 0, &a) != 0)
-            continue;
-        if (tly_address_is_any(&a)) {
-            snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
-            if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
-                s->bandwidth = tly_card_rate(&a); /* it did not know at which card */
-        } else if (apart && tly_address_is_loopback(&a)) {
-            tly_service_name(r, i, name, sizeof name);
-            fail_job(
-                c, EINVAL,
-                "%s cannot be reached from other machines: name the coordinator to it as they do, not as "
-                "localhost (TALLY_COORD, MASTER_ADDR)",
-                name);
-            return -EINVAL;
-        }
+    if (tly_address_parse(s->address, 0, &a) != 0)
+        return 0;
+    if (tly_address_is_any(&a)) {
+        snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
+        if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
+            s->bandwidth = tly_card_rate(&a); /* it did not know at which card */
+    } else if (apart && tly_address_is_loopback(&a)) {
+        tly_service_name(r, index, name, sizeof name);
+        return tly_fail(
+            EINVAL,
+            "%s cannot be reached from other machines: name the coordinator to it as they do, not as "
+            "localhost (TALLY_COORD, MASTER_ADDR)",
+            name);
     }
     return 0;
 }
 
-static void add_service(struct tly_roster *r, uint32_t index, const struct tly_member_info *m)
+static int place_services(struct tly_coordinator *c, struct tly_roster *r)
+{
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (place_service(c, r, i) != 0) {
+            fail_job(c, EINVAL, "%s", tly_error());
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static void add_service(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
+                        const struct tly_member_info *m)
 {
     struct tly_roster_service *s = &r->services[index];
+    memcpy(c->host_id[index], m->host_id, sizeof c->host_id[index]);
     *s = (struct tly_roster_service){
         .role = m->role,
         .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
@@ -260,16 +289,20 @@ static void add_service(struct tly_roster *r, uint32_t index, const struct tly_m
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
- * matters, and each counts as a machine of its own.  host_id[i] is that of service i. */
-static void find_cards(struct tly_roster *r, const char *const *host_id)
+ * matters, and each counts as a machine of its own.  Only who has a share counts. */
+static void find_cards(const struct tly_coordinator *c, struct tly_roster *r)
 {
     bool one = true;
     for (uint32_t i = 0; i < r->service_count; i++) {
         uint32_t first = 0;
-        while (strcmp(host_id[first], host_id[i]) != 0)
+        while (r->services[first].state != TLY_SERVICE_ACTIVE ||
+               strcmp(c->host_id[first], c->host_id[i]) != 0) {
+            if (first == i)
+                break;
             first++;
+        }
         r->services[i].card = first;
-        one &= first == 0;
+        one &= first == 0 || r->services[i].state != TLY_SERVICE_ACTIVE;
     }
     for (uint32_t i = 0; one && i < r->service_count; i++)
         r->services[i].card = i;
@@ -278,11 +311,12 @@ static void find_cards(struct tly_roster *r, const char *const *host_id)
 static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
 {
     uint32_t *same = calloc(c->size, sizeof *same);
-    const char **host_id = calloc(c->size + c->tallyds_here, sizeof *host_id);
-    *r = (struct tly_roster){.epoch = 1, .part_bytes = c->part_bytes};
+    c->number = 1;
+    c->host_id = calloc(c->size + c->tallyds_here, sizeof *c->host_id);
+    *r = (struct tly_roster){.epoch = c->number, .part_bytes = c->part_bytes};
     r->ranks = calloc(c->size, sizeof *r->ranks);
     r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
-    int err = same && host_id && r->ranks && r->services ? 0 : -ENOMEM;
+    int err = same && c->host_id && r->ranks && r->services ? 0 : -ENOMEM;
     if (err)
         goto out;
     for (uint32_t i = 0; i < c->size; i++) {
@@ -296,28 +330,26 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
         const struct tly_member_info *m = &c->ranks[i]->info;
         struct tly_roster_service *s = &r->services[r->ranks[i].machine];
         if (r->ranks[i].local_rank == 0) {
-            add_service(r, r->ranks[i].machine, m);
-            host_id[r->ranks[i].machine] = m->host_id;
+            add_service(c, r, r->ranks[i].machine, m);
         } else if (m->bandwidth && (!s->bandwidth || m->bandwidth < s->bandwidth)) {
             s->bandwidth = m->bandwidth; /* the lowest that a rank of the machine has said */
         }
     }
     r->service_count = r->machine_count;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        struct member *m = tly_list_entry(n, struct member, node);
         if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
             continue;
-        host_id[r->service_count] = m->info.host_id;
-        add_service(r, r->service_count++, &m->info);
+        m->service = r->service_count++;
+        add_service(c, r, m->service, &m->info);
     }
     if (r->service_count > TLY_MAX_MACHINES) {
         err = -E2BIG;
         goto out;
     }
-    find_cards(r, host_id);
+    find_cards(c, r);
 out:
     free(same);
-    free(host_id);
     if (err)
         tly_roster_finish(r);
     return err;
@@ -363,6 +395,235 @@ static void invite(struct tly_coordinator *c)
     free(w.data);
 }
 
+/* --- changes of epoch ---------------------------------------------------------------------------- *
+ *
+ * A tallyd that has come is invited: all ranks connect to it.  When they have, or one is gone or leaves, PREPARE asks
+ * all ranks to begin no new rounds and to say which they have begun; when all have, COMMIT gives them the new roster and
+ * all that anybody has begun: such a round stays in its epoch.  Whatever changes meanwhile begins a new PREPARE. */
+
+static bool present(const struct member *m)
+{
+    return m->joined && !m->left && m->info.role == TLY_ROLE_RANK;
+}
+
+/* To all ranks that have not left, and, if `all`, to the tallyd that serve. */
+static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w, bool all)
+{
+    if (w->failed || w->len > TLY_MAX_CONTROL) {
+        fail_job(c, ENOMEM, "the coordinator is out of memory");
+        return;
+    }
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (present(m) || (all && m->joined && m->service != TLY_NO_SERVICE))
+            post(m, type, flags, w->data, w->len);
+    }
+}
+
+static bool all_answered(const struct tly_coordinator *c, uint32_t number)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        if (present(m) && m->answered != number)
+            return false;
+    }
+    return true;
+}
+
+/* The lowest place that nobody has; -E2BIG, -ENOMEM. */
+static int find_place(struct tly_coordinator *c, uint32_t *place)
+{
+    struct tly_roster *r = &c->roster;
+    uint32_t i = r->machine_count;
+    while (i < r->service_count && r->services[i].state != TLY_SERVICE_GONE)
+        i++;
+    if (i == TLY_MAX_MACHINES)
+        return -E2BIG;
+    if (i == r->service_count) {
+        void *services = realloc(r->services, (i + 1) * sizeof *r->services);
+        if (services)
+            r->services = services;
+        void *ids = realloc(c->host_id, (i + 1) * sizeof *c->host_id);
+        if (ids)
+            c->host_id = ids;
+        if (!services || !ids)
+            return -ENOMEM;
+        r->service_count++;
+    }
+    *place = i;
+    return 0;
+}
+
+/* Those who came since the last time. */
+static void invite_more(struct tly_coordinator *c)
+{
+    bool any = false;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->waiting)
+            continue;
+        m->waiting = false;
+        uint32_t at;
+        int err = find_place(c, &at);
+        if (!err) {
+            add_service(c, &c->roster, at, &m->info);
+            err = place_service(c, &c->roster, at);
+            c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
+        }
+        if (err) {
+            post_verdict(m, -err, err == -EINVAL ? tly_error() : "there is no room for more services");
+            continue;
+        }
+        m->service = at;
+        m->invited = any = true;
+    }
+    if (!any)
+        return;
+    c->invitation = c->roster.epoch = ++c->number;
+    c->invited_at = c->loop.awake;
+    struct tly_writer w = {0};
+    tly_roster_write(&w, &c->roster);
+    post_roster(c, TLY_INVITE, 0, &w, false);
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->invited && !w.failed)
+            post(m, TLY_INVITE, 0, w.data, w.len);
+    }
+    free(w.data);
+}
+
+static void prepare(struct tly_coordinator *c)
+{
+    struct tly_writer w = {0};
+    c->wanted = false;
+    c->preparing = c->roster.epoch = ++c->number;
+    c->begun_count = 0;
+    tly_map_finish(&c->begun_seen);
+    c->begun_seen = (struct tly_map){0};
+    tly_roster_write(&w, &c->roster);
+    post_roster(c, TLY_PREPARE, 0, &w, false);
+    free(w.data);
+}
+
+/* All that anybody has begun, then the roster. */
+static void commit(struct tly_coordinator *c)
+{
+    find_cards(c, &c->roster);
+    int err = tly_roster_split(&c->roster, c->split);
+    if (err) {
+        fail_job(c, -err,
+                 err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last one is gone"
+                                : "the coordinator is out of memory");
+        return;
+    }
+    c->roster.epoch = c->preparing;
+    c->preparing = 0;
+    size_t at = 0;
+    do {
+        struct tly_writer w = {0};
+        size_t n = c->begun_count - at < TLY_BEGUN_ROUNDS ? c->begun_count - at : TLY_BEGUN_ROUNDS;
+        tly_write32(&w, (uint32_t)n);
+        for (size_t end = at + n; at < end; at++) {
+            tly_write64(&w, c->begun[at].key);
+            tly_write32(&w, c->begun[at].round);
+            tly_write32(&w, c->begun[at].epoch);
+        }
+        bool last = at == c->begun_count;
+        if (last)
+            tly_roster_write(&w, &c->roster);
+        post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last);
+        free(w.data);
+    } while (at < c->begun_count);
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_list_entry(n, struct member, node)->accuses = 0;
+}
+
+/* A rank's answer to INVITE or PREPARE. */
+static void on_begun(struct member *m, bool last, struct tly_reader *r)
+{
+    struct tly_coordinator *c = m->c;
+    uint32_t number = tly_read32(r), count = tly_read32(r);
+    for (uint32_t i = 0; i < count && number == c->preparing && !r->failed; i++) {
+        struct tly_begun b = {.key = tly_read64(r)};
+        b.round = tly_read32(r);
+        b.epoch = tly_read32(r);
+        uint64_t id = (b.key ^ b.round) * 0x9e3779b97f4a7c15ull;
+        if (r->failed || tly_map_get(&c->begun_seen, id))
+            continue; /* two rounds of one hash: such a hash is that of one in 10^9 jobs */
+        if (c->begun_count == c->begun_room) {
+            size_t room = c->begun_room ? 2 * c->begun_room : 64;
+            void *more = realloc(c->begun, room * sizeof *c->begun);
+            if (more) {
+                c->begun = more;
+                c->begun_room = room;
+            }
+        }
+        if (c->begun_count == c->begun_room || tly_map_put(&c->begun_seen, id, c) != 0) {
+            fail_job(c, ENOMEM, "the coordinator is out of memory");
+            return;
+        }
+        c->begun[c->begun_count++] = b;
+    }
+    if (last)
+        m->answered = number;
+}
+
+/* All ranks have met those who were invited. */
+static void welcome(struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->invited)
+            continue;
+        m->invited = false;
+        c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
+        tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
+    }
+    c->invitation = 0;
+    c->wanted = true;
+}
+
+static bool guests_ready(const struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        if (m->invited && !m->begun)
+            return false;
+    }
+    return true;
+}
+
+/* Whatever is due next. */
+static void change(struct tly_coordinator *c)
+{
+    if (c->invitation && guests_ready(c) && all_answered(c, c->invitation))
+        welcome(c);
+    if (c->wanted)
+        prepare(c);
+    if (c->preparing && all_answered(c, c->preparing))
+        commit(c);
+    if (c->state == RUNNING && !c->preparing && !c->invitation)
+        invite_more(c);
+}
+
+/* A tallyd is out: the job goes on without it. */
+static void evict(struct member *m, const char *why)
+{
+    struct tly_coordinator *c = m->c;
+    if (m->service == TLY_NO_SERVICE || c->roster.services[m->service].state == TLY_SERVICE_GONE)
+        return;
+    char name[200];
+    tly_service_name(&c->roster, m->service, name, sizeof name);
+    if (m->left)
+        tly_info("join", "%s has left", name);
+    else
+        tly_warn("join", "%s is out: %s; the job goes on without it", name, why);
+    c->roster.services[m->service].state = TLY_SERVICE_GONE;
+    m->service = TLY_NO_SERVICE;
+    m->invited = false;
+    c->wanted = true;
+}
+
 static void advance(struct tly_coordinator *c)
 {
     bool all_ranks = c->size && c->ranks_here == c->size;
@@ -390,6 +651,8 @@ static void advance(struct tly_coordinator *c)
             post_all(c, TLY_COMMIT, NULL, 0);
         }
     }
+    if (c->state == RUNNING)
+        change(c);
     if (c->state == RUNNING) {
         bool left = true;
         for (uint32_t i = 0; i < c->size; i++)
@@ -452,9 +715,16 @@ static void on_member_info(struct member *m)
             post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
         return;
     }
+    if (c->state == RUNNING && m->info.role == TLY_ROLE_TALLYD) {
+        m->joined = m->waiting = true;
+        c->tallyds_here++;
+        tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
+        advance(c);
+        return;
+    }
     if (c->state != GATHERING) {
         if (m->info.role == TLY_ROLE_TALLYD)
-            post_verdict(m, EAGAIN, "the job has started without this tallyd: it waits for the next one");
+            post_verdict(m, EAGAIN, "the job is about to start, or to end");
         else if (m->info.rank < c->size && (!c->ranks[m->info.rank] || c->ranks[m->info.rank]->left))
             post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
         else
@@ -597,6 +867,24 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     return 0;
 }
 
+static struct member *find_tallyd(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->service != TLY_NO_SERVICE && m->info.incarnation == incarnation)
+            return m;
+    }
+    return NULL;
+}
+
+static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < c->roster.machine_count; i++)
+        if (c->roster.services[i].incarnation == incarnation)
+            return true;
+    return false;
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct member *m = user;
@@ -618,6 +906,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_BEGUN:
         m->begun = true;
+        if (f->payload && present(m))
+            on_begun(m, f->flags & TLY_LAST, &r);
         advance(c);
         break;
     case TLY_COMPLAIN: {
@@ -626,8 +916,20 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_read_text(&r, sentence, sizeof sentence);
         const struct tly_identity *peer = tly_link_peer(l);
         bool awaited = c->state == GATHERING && peer->role == TLY_ROLE_RANK;
+        uint64_t service = tly_read64(&r);
         if ((!m->joined && !awaited) || r.failed)
             break;
+        struct member *accused = find_tallyd(c, service);
+        if (!err && service && !accused && c->state == RUNNING && !is_embedded(c, service))
+            break; /* it is out already */
+        if (!err && accused) {
+            m->accuses++;
+            if (!accused->accused_at) {
+                accused->accused_at = c->loop.awake;
+                accused->accuser = m->info.rank;
+            }
+            break;
+        }
         if (!m->joined) /* it has failed before it could say more of itself */
             m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = peer->rank};
         member_name(m, name, sizeof name);
@@ -650,6 +952,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_GOODBYE:
         m->left = true;
+        if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
+            c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
+            c->wanted = true;
+        }
         advance(c);
         break;
     case TLY_STATUS:
@@ -691,9 +997,13 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     }
     if (m->joined && !is_rank)
         c->tallyds_here--;
+    if (m->joined && !is_rank && c->state <= RUNNING) {
+        char text[100];
+        snprintf(text, sizeof text, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
+        evict(m, err == ETIMEDOUT ? text : why);
+        lost = false; /* nothing is lost with it; before the start it is simply not there */
+    }
     drop(m);
-    if (lost && c->state == GATHERING && !is_rank)
-        return; /* a tallyd that goes before the start is simply not there */
     if (lost && c->state != ENDED) {
         if (err == ETIMEDOUT)
             fail_job(c, ETIMEDOUT, "%s has been silent for %.0f s: taken for dead (%s)", name,
@@ -730,6 +1040,7 @@ static int accepting(void *user, struct tly_link_config *config)
     if (!m)
         return -ENOMEM;
     m->c = c;
+    m->service = TLY_NO_SERVICE;
     tly_outbox_init(&m->outbox);
     tly_list_append(&c->members, &m->node);
     config->user_calls = &calls;
@@ -757,6 +1068,38 @@ static const char *unready(const struct tly_coordinator *c, char *out, size_t le
     return out;
 }
 
+/* A rank's word suffices, for nothing is lost; but who cannot reach most services is cut off itself.  The moment is for
+ * those whose own connections end just now. */
+static void judge_accused(struct tly_coordinator *c)
+{
+    uint32_t alive = 0;
+    char text[100];
+    for (uint32_t i = 0; i < c->roster.service_count; i++)
+        alive += c->roster.services[i].state != TLY_SERVICE_GONE;
+    for (struct tly_list *n = c->members.next, *next; n != &c->members; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next;
+        bool late = m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC;
+        if (!late && (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS))
+            continue;
+        const struct member *accuser = c->ranks[m->accuser];
+        if (!late && accuser && alive > 2 && 2 * accuser->accuses > alive) {
+            member_name(accuser, text, sizeof text);
+            fail_job(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,
+                     accuser->accuses, alive);
+            return;
+        }
+        if (late)
+            snprintf(text, sizeof text, "not all ranks have reached it within %d s", MEET_S);
+        else
+            snprintf(text, sizeof text, "rank %u cannot reach it", m->accuser);
+        evict(m, text);
+        post_verdict(m, EAGAIN, "it is out of the job: not all ranks can reach it");
+        m->accused_at = 0;
+        advance(c);
+    }
+}
+
 static void tick(struct tly_hook *h)
 {
     struct tly_coordinator *c = tly_list_entry(h, struct tly_coordinator, hook);
@@ -764,6 +1107,7 @@ static void tick(struct tly_hook *h)
     char missing[512], name[200];
     if (c->complaint_due && now >= c->complaint_due)
         fail_job(c, ECONNRESET, "%s", c->complaint);
+    judge_accused(c);
     bool tell = now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC;
     if (c->state == GATHERING && c->complete_at) {
         if (now - c->complete_at >= c->servers_ns) {
@@ -874,6 +1218,9 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_roster_finish(&c->roster);
+    tly_map_finish(&c->begun_seen);
+    free(c->begun);
+    free(c->host_id);
     free(c->ranks);
     free(c);
 }

@@ -59,6 +59,40 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     return 0;
 }
 
+static int take_roster(struct tly_member *m, struct tly_reader *r, const char **why)
+{
+    struct tly_roster roster;
+    if (tly_roster_read(r, &roster) != 0) {
+        *why = "a roster that cannot be read";
+        return -EPROTO;
+    }
+    tly_roster_finish(&m->roster);
+    m->roster = roster;
+    return 0;
+}
+
+/* The first one says "go"; a later one has the rounds begun in older epochs, then (LAST) the new roster. */
+static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
+{
+    m->state = m->state == TLY_MEMBER_INVITED ? TLY_MEMBER_RUNNING : m->state;
+    if (!f->payload)
+        return 0;
+    uint32_t count = tly_read32(r);
+    for (uint32_t i = 0; i < count && !r->failed; i++) {
+        struct tly_begun b = {.key = tly_read64(r)};
+        b.round = tly_read32(r);
+        b.epoch = tly_read32(r);
+        if (!r->failed && m->promised)
+            m->promised(m->user, &b);
+    }
+    if (!(f->flags & TLY_LAST))
+        return 0;
+    int err = take_roster(m, r, why);
+    if (!err && m->committed)
+        m->committed(m->user);
+    return err;
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct tly_member *m = user;
@@ -78,16 +112,26 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         return 0;
     }
     case TLY_INVITE:
-        tly_roster_finish(&m->roster);
-        if (tly_roster_read(&r, &m->roster) != 0) {
+        if (take_roster(m, &r, why) != 0)
+            return -EPROTO;
+        if (m->state == TLY_MEMBER_RUNNING && m->invited)
+            m->invited(m->user);
+        else if (m->state < TLY_MEMBER_INVITED)
+            m->state = TLY_MEMBER_INVITED;
+        return 0;
+    case TLY_PREPARE: {
+        struct tly_roster next;
+        if (tly_roster_read(&r, &next) != 0) {
             *why = "a roster that cannot be read";
             return -EPROTO;
         }
-        m->state = TLY_MEMBER_INVITED;
+        if (m->prepare)
+            m->prepare(m->user, &next);
+        tly_roster_finish(&next);
         return 0;
+    }
     case TLY_COMMIT:
-        m->state = TLY_MEMBER_RUNNING;
-        return 0;
+        return commit(m, f, &r, why);
     case TLY_VERDICT: {
         char sentence[TLY_SENTENCE];
         int err = (int)tly_read32(&r);
@@ -407,6 +451,26 @@ int tly_member_begin(struct tly_member *m)
     return err;
 }
 
+void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count)
+{
+    do {
+        struct tly_writer w = {0};
+        uint32_t n = count < TLY_BEGUN_ROUNDS ? (uint32_t)count : TLY_BEGUN_ROUNDS;
+        tly_write32(&w, epoch);
+        tly_write32(&w, n);
+        for (uint32_t i = 0; i < n; i++) {
+            tly_write64(&w, rounds[i].key);
+            tly_write32(&w, rounds[i].round);
+            tly_write32(&w, rounds[i].epoch);
+        }
+        rounds += n;
+        count -= n;
+        if (m->link)
+            post(m, TLY_BEGUN, count ? 0 : TLY_LAST, &w);
+        free(w.data);
+    } while (count);
+}
+
 void tly_member_goodbye(struct tly_member *m)
 {
     if (m->link)
@@ -423,14 +487,25 @@ void tly_member_tell_pace(struct tly_member *m, uint32_t held, uint32_t service)
     free(w.data);
 }
 
-void tly_member_complain(struct tly_member *m, int err, const char *sentence)
+static void complain(struct tly_member *m, int err, const char *sentence, uint32_t service)
 {
     struct tly_writer w = {0};
     char text[TLY_SENTENCE - 256];
     snprintf(text, sizeof text, "%s", sentence);
     tly_write32(&w, (uint32_t)err);
     tly_write_text(&w, text);
+    tly_write64(&w, service == TLY_NO_SERVICE ? 0 : m->roster.services[service].incarnation);
     if (m->link)
         post(m, TLY_COMPLAIN, 0, &w);
     free(w.data);
+}
+
+void tly_member_complain(struct tly_member *m, int err, const char *sentence)
+{
+    complain(m, err, sentence, TLY_NO_SERVICE);
+}
+
+void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence)
+{
+    complain(m, 0, sentence, index);
 }

@@ -47,6 +47,13 @@ struct tly_member {
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
     void (*goodbye)(void *user);                             /* all ranks have left; may be NULL */
     void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
+    /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
+     * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
+     * elsewhere, in that epoch; committed: `roster` holds for all other rounds. */
+    void (*invited)(void *user);
+    void (*prepare)(void *user, const struct tly_roster *next);
+    void (*promised)(void *user, const struct tly_begun *round);
+    void (*committed)(void *user);
     void *user;
 };
 
@@ -67,11 +74,18 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
 /* All connections are made: wait until all others say so too. */
 int tly_member_begin(struct tly_member *m);
 
+/* To INVITE (all connections stand; no rounds) and PREPARE (these rounds are begun and not complete): `epoch` is the
+ * one of the roster that came with it. */
+void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count);
+
+/* A rank leaves the job; a tallyd leaves the split. */
 void tly_member_goodbye(struct tly_member *m);
 /* The job goes slower than predicted: how full our credit is on average, in thousandths, and the service whose parts
  * take longest by far, or TLY_NO_SERVICE. */
 void tly_member_tell_pace(struct tly_member *m, uint32_t held, uint32_t service);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
+/* Service `index` of the roster cannot be reached. */
+void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence);
 
 #endif

@@ -79,6 +79,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     for (uint32_t i = 0; i < r->service_count; i++) {
         const struct tly_roster_service *s = &r->services[i];
         tly_write32(w, s->role);
+        tly_write32(w, s->state);
         tly_write32(w, s->rank);
         tly_write32(w, s->port);
         tly_write64(w, s->incarnation);
@@ -121,6 +122,7 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     for (uint32_t i = 0; i < r.service_count; i++) {
         struct tly_roster_service *s = &r.services[i];
         s->role = tly_read32(rd);
+        s->state = tly_read32(rd);
         s->rank = tly_read32(rd);
         s->port = tly_read32(rd);
         s->incarnation = tly_read64(rd);
@@ -132,7 +134,8 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         tly_read_text(rd, s->host, sizeof s->host);
         bad |= s->port > 65535 || s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
                (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
-               s->sum_rate > TLY_MAX_RATE || s->card > i || r.services[s->card].card != s->card;
+               s->sum_rate > TLY_MAX_RATE || s->card > i || r.services[s->card].card != s->card ||
+               s->state > (i < r.machine_count ? TLY_SERVICE_ACTIVE : TLY_SERVICE_GONE);
         any_weight |= s->weight > 0;
     }
     if (bad || !any_weight || rd->failed) {
@@ -172,17 +175,26 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
 
 int tly_roster_split(struct tly_roster *r, enum tly_split split)
 {
-    struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
-    uint32_t *weight = calloc(r->service_count, sizeof *weight);
-    int err = machine && weight ? 0 : -ENOMEM;
+    uint32_t n = r->service_count, active = 0;
+    struct tly_plan_machine *machine = calloc(n, sizeof *machine);
+    uint32_t *weight = calloc(n, sizeof *weight), *at = calloc(n, sizeof *at);
+    int err = machine && weight && at ? 0 : -ENOMEM;
     if (!err) {
         tly_roster_machines(r, machine);
-        err = tly_plan_split(split, (int)r->service_count, machine, weight);
+        for (uint32_t i = 0; i < n; i++) {
+            if (r->services[i].state != TLY_SERVICE_ACTIVE)
+                continue;
+            at[i] = active;
+            machine[active] = machine[i];
+            machine[active++].card = at[machine[i].card];
+        }
+        err = tly_plan_split(split, (int)active, machine, weight);
     }
-    for (uint32_t i = 0; !err && i < r->service_count; i++)
-        r->services[i].weight = weight[i];
+    for (uint32_t i = 0; !err && i < n; i++)
+        r->services[i].weight = r->services[i].state == TLY_SERVICE_ACTIVE ? weight[at[i]] : 0;
     free(machine);
     free(weight);
+    free(at);
     return err;
 }
 

@@ -10,7 +10,10 @@
 #include "wire/hello.h"
 #include "wire/pack.h"
 
-enum { TLY_MAX_MACHINES = 1024 };
+enum {
+    TLY_MAX_MACHINES = 1024,
+    TLY_BEGUN_ROUNDS = 40000, /* in one frame of BEGUN or COMMIT */
+};
 #define TLY_NO_SERVICE UINT32_MAX
 /* bit/s */
 #define TLY_MAX_RATE 1000000000000000ull
@@ -37,9 +40,16 @@ struct tly_roster_rank {
     uint32_t machine, local_rank;
 };
 
+enum tly_service_state {
+    TLY_SERVICE_ACTIVE,
+    TLY_SERVICE_IDLE, /* has no share: it is about to join or to leave */
+    TLY_SERVICE_GONE  /* its place may be taken by another */
+};
+
 struct tly_roster_service {
-    uint32_t role; /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
-    uint32_t rank; /* embedded: its rank */
+    uint32_t role;  /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
+    uint32_t state; /* enum tly_service_state; an embedded one is always active */
+    uint32_t rank;  /* embedded: its rank */
     uint32_t port;
     uint64_t incarnation;
     uint64_t bandwidth, sum_rate; /* as its member has said */
@@ -57,6 +67,12 @@ struct tly_roster {
     struct tly_roster_service *services; /* owned */
 };
 
+/* A round that some rank has begun, and the epoch in which. */
+struct tly_begun {
+    uint64_t key;
+    uint32_t round, epoch;
+};
+
 void tly_roster_finish(struct tly_roster *r);
 void tly_roster_write(struct tly_writer *w, const struct tly_roster *r);
 /* -EPROTO, -ENOMEM; *r untouched then. */
@@ -66,7 +82,8 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *r);
  * the order of their lowest ranks, local ranks in the order of ranks.  r->ranks has room for n. */
 void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
 
-/* Who sums how much: weight of all services from their bandwidths, cards and ranks (plan/plan.h).  As there. */
+/* Who sums how much: weight of all active services from their bandwidths, cards and ranks (plan/plan.h); the others
+ * get 0.  As there. */
 int tly_roster_split(struct tly_roster *r, enum tly_split split);
 
 /* How many services have a weight. */

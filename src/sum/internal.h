@@ -1,5 +1,6 @@
 /* internal.h - what the files of the summation service share: service.c (life, sessions, frames), members.c (who
- * takes part), round.c (arrivals to release) and verdict.c (disagreement, lateness). */
+ * takes part), round.c (arrivals to release), redo.c (what is said after a loss) and verdict.c (disagreement, lateness).
+ */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
@@ -32,16 +33,21 @@ enum slot_state {
     SLOT_DROPPED, /* was dropped for want of memory: to be asked for again */
     SLOT_AGAIN,   /* has been asked for again */
     SLOT_OFFERED, /* to be asked for once all have come */
+    SLOT_SAID,    /* its rank has said how much of the result it has; no push of it is here */
+    SLOT_BROKEN,  /* its connection ended; what had come by then is here */
 };
 
 /* One rank's part of a round. */
 struct slot {
     enum slot_state state;
-    uint8_t *data;         /* owned, from the pool; of a loan: while it is held */
-    struct tly_loan *loan; /* owned, instead of data: it is read where its rank has it */
-    uint32_t filled;
-    uint32_t charge; /* of its window; 0 once given back */
-    bool quiet;      /* its rank does not want the result */
+    uint8_t *data;          /* owned, from the pool; of a loan: while it is held */
+    struct tly_loan *loan;  /* owned, instead of data: it is read where its rank has it */
+    uint32_t start, filled; /* the push is wanted from start on, and has come up to filled */
+    uint32_t charge;        /* of its window; 0 once given back */
+    bool quiet;             /* its rank does not want the result */
+    uint32_t have;          /* SAID: so much of the result, */
+    bool whole;             /* or all of it */
+    uint32_t session;       /* in which its rank has last spoken of the round */
     uint64_t spec;
     int64_t busy; /* how long its rank's pushes had been under way when the round was opened */
     char *text;   /* owned: its spec in words, once asked for */
@@ -52,6 +58,8 @@ struct answer {
     struct round *round;
     uint32_t sent;
     bool queued, done;
+    bool held;     /* the connection was lost: its rank must first say what it has */
+    bool received; /* by its rank */
 };
 
 /* A range of a sum, for a thread of the crew. */
@@ -100,6 +108,12 @@ struct round {
     int64_t opened;                   /* monotonic; 0: no push_pull */
     int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
     bool asked;                         /* for texts */
+    bool said;                          /* some slots are, or were, SLOT_SAID */
+    bool had;                           /* a rank has something of its result, or its verdict */
+    bool resolved;                      /* all has been asked for */
+    uint32_t base;                      /* up to here ranks have the result: it is not summed again */
+    uint32_t holder;                    /* the lowest of them; it sends what others lack */
+    uint32_t told_in;                   /* the epoch in which that was said */
     int verdict_err;
     char *verdict; /* owned */
     struct answer *answers;
@@ -112,11 +126,13 @@ struct session {
     struct tly_service *service;
     struct tly_link *link;
     uint32_t rank;
-    bool watcher;                                 /* no rank: asks how the service stands */
-    bool left;                                    /* has said goodbye */
-    struct tly_map groups;                        /* number -> struct members, as this rank has told */
-    uint32_t named;                               /* ranks in those lists, in all */
-    uint32_t taken;                               /* bytes of the push under way that are counted already */
+    uint32_t id;           /* counts sessions, from 1 */
+    uint32_t done_epoch;   /* its rank has said all that is in doubt since this epoch began */
+    bool watcher;          /* no rank: asks how the service stands */
+    bool left;             /* has said goodbye */
+    struct tly_map groups; /* number -> struct members, as this rank has told */
+    uint32_t named;        /* ranks in those lists, in all */
+    uint32_t taken;        /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
     struct tly_heap ready;                /* of answers with bytes to send */
@@ -138,8 +154,10 @@ struct tly_service {
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
 
-    uint32_t ranks; /* 0: no epoch yet */
-    uint32_t left;  /* ranks that have said goodbye */
+    bool mortal;            /* may die alone: a tallyd's */
+    uint32_t sessions_seen; /* of ranks */
+    uint32_t ranks;         /* 0: no epoch yet */
+    uint32_t left;          /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
     uint32_t pace_bytes;      /* counts go alone after so much news */
     struct session **by_rank; /* owned array, borrowed sessions */
@@ -229,7 +247,37 @@ bool tly_round_reserve(struct session *p); /* room for one more delivery; false:
 void tly_round_delivered(struct session *p, struct round *r);
 void tly_round_ask_again(struct tly_service *s);
 void tly_round_grant(struct session *p);
+/* Memory for what is not worth a detour through AGAIN, or nothing else could make room for. */
+uint8_t *tly_round_take_little(struct tly_service *s, uint32_t bytes);
 void tly_round_close_store(struct tly_service *s);
+/* The rank names other contributors than those before it did. */
+void tly_round_widen(struct session *p, struct round *r, const struct members *who);
+/* The result is there up to byte `to`. */
+void tly_round_advance(struct tly_service *s, struct round *r, uint32_t to);
+/* Its answer to this rank is due again, as far as it is ready. */
+void tly_round_queue_answers(struct tly_service *s, struct round *r);
+/* Ask a rank for its push from slot->start on. */
+void tly_round_ask(struct session *p, struct round *r);
+uint32_t tly_round_answer_length(const struct round *r, uint32_t rank);
+/* The rank has the answer.  True: it was the last, and the round is no more. */
+bool tly_round_has_answer(struct tly_service *s, struct round *r, uint32_t rank);
+/* All ranks have it, or none wants it: forget it. */
+void tly_round_remove(struct tly_service *s, struct round *r);
+
+/* redo.c */
+/* The connection of a rank has ended: what has come of its pushes stays; what it is to be sent waits for its word. */
+void tly_redo_detach(struct session *p);
+/* Loans of connections that have ended are no more; while the crew read them they had to stay. */
+void tly_redo_loans(struct tly_service *s, struct round *r);
+/* HAVE: so much of the result has landed there.  `data`: of a verdict (MARK). */
+int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why);
+/* DONE: that was all. */
+void tly_redo_done(struct session *p, const struct tly_frame *f);
+/* FINAL: what it has of the result. */
+void tly_redo_final(struct session *p, const struct tly_frame *f, const void *data);
+/* A rank has pushed, said something or left: see whether all is known now. */
+void tly_redo_look(struct tly_service *s, struct round *r);
+void tly_redo_look_at_all(struct tly_service *s);
 
 /* verdict.c */
 void tly_verdict_differs(struct tly_service *s, struct round *r);
@@ -239,6 +287,8 @@ void tly_verdict_text(struct session *p, struct round *r, char *text);
 void tly_verdict_too_late(struct session *p, struct round *r);
 /* All tables have come: does each expect what it is given? */
 void tly_verdict_lengths(struct tly_service *s, struct round *r);
+/* It has been decided already, by a service that is gone. */
+void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence);
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
 void tly_verdict_left(struct tly_service *s, uint32_t rank);
 /* Say who is late: to all who wait, or to one who asks. */

@@ -44,7 +44,7 @@ static uint32_t result_length(const struct members *who, const struct tly_frame 
     return tly_is_list(f) ? f->length * who->count : tly_is_table(f) ? 0 : f->length;
 }
 
-static uint32_t answer_length(const struct round *r, uint32_t rank)
+uint32_t tly_round_answer_length(const struct round *r, uint32_t rank)
 {
     bool gives = tly_is_from_root(&r->head) && rank == r->head.root;
     return gives || r->slots[rank].quiet ? 0 : r->length;
@@ -58,7 +58,7 @@ static bool all_arrived(const struct round *r)
 static void watch_stragglers(struct tly_service *s, struct round *r)
 {
     struct tly_finding f;
-    if (r->head.kind != TALLY_PUSH_PULL || r->who != s->all)
+    if (r->head.kind != TALLY_PUSH_PULL || r->who != s->all || r->head.type != TLY_PUSH)
         return;
     r->opened = tly_now();
     if (tly_straggler_opened(&s->straggler, r->head.key, r->head.part, r->opened, &f))
@@ -121,7 +121,7 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
     tly_list_remove(&r->node);
 }
 
-static void remove_from_store(struct tly_service *s, struct round *r)
+void tly_round_remove(struct tly_service *s, struct round *r)
 {
     leave_incomplete(s, r);
     tly_map_take(&s->store, r->id);
@@ -169,7 +169,7 @@ static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank
     tly_loan_return(slot->loan);
     slot->loan = NULL;
     slot->data = NULL;
-    slot->filled = 0;
+    slot->filled = slot->start = r->base;
     if (slot->state == SLOT_DROPPED)
         s->dropped_slots--;
 }
@@ -243,6 +243,20 @@ static uint8_t *take_memory(struct tly_service *s, struct round *r)
     }
 }
 
+void tly_round_ask(struct session *p, struct round *r)
+{
+    struct slot *slot = &r->slots[p->rank];
+    struct tly_frame f = r->head;
+    f.type = TLY_AGAIN;
+    f.flags = 0;
+    f.payload = 0;
+    f.offset = slot->start;
+    slot->state = SLOT_AGAIN;
+    p->lacking++;
+    tly_session_post(p, &f, NULL, 0, NULL);
+    tly_round_grant(p);
+}
+
 /* Ask for what was dropped of a round.  False: memory does not reach. */
 static bool ask_for(struct tly_service *s, struct round *r, uint64_t *room, bool always)
 {
@@ -254,15 +268,8 @@ static bool ask_for(struct tly_service *s, struct round *r, uint64_t *room, bool
         if (need > *room && !always)
             return false;
         *room = need > *room ? 0 : *room - need;
-        struct tly_frame f = r->head;
-        f.type = TLY_AGAIN;
-        f.flags = 0;
-        f.payload = f.offset = 0;
-        slot->state = SLOT_AGAIN;
         s->dropped_slots--;
-        s->by_rank[i]->lacking++;
-        tly_session_post(s->by_rank[i], &f, NULL, 0, NULL);
-        tly_round_grant(s->by_rank[i]);
+        tly_round_ask(s->by_rank[i], r);
     }
     return true;
 }
@@ -305,19 +312,25 @@ static bool wants_data(const struct round *r, const struct tly_frame *f)
 }
 
 /* Ranks do not agree on who takes part: all whom anybody names shall hear of it. */
-static void widen(struct tly_service *s, struct round *r, const struct members *who)
+void tly_round_widen(struct session *p, struct round *r, const struct members *who)
 {
+    struct tly_service *s = p->service;
+    if (r->complete && !r->verdict)
+        tly_verdict_too_late(p, r);
     const struct members *all = tly_members_join(s, r->who, who);
     if (!all)
         return;
     for (uint32_t i = 0; i < all->count; i++) {
-        struct session *p = s->by_rank[all->rank[i]];
-        if (tly_members_have(r->who, all->rank[i]))
+        uint32_t rank = all->rank[i];
+        const struct session *q = s->by_rank[rank];
+        if (tly_members_have(r->who, rank))
             continue;
-        if (p)
-            p->lacking++;
-        if (r->verdict && (!p || p->left))
-            r->received++; /* will never ask */
+        if (q)
+            s->by_rank[rank]->lacking++;
+        if (r->verdict && (q ? q->left : s->gone[rank]) && !r->answers[rank].received) { /* will never ask */
+            r->answers[rank].received = true;
+            r->received++;
+        }
     }
     r->who = all;
 }
@@ -330,20 +343,20 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
-    if (f->offset == 0 &&
+    bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
+    if (begins && f->offset == slot->start &&
         (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
         bool first = slot->state == SLOT_ABSENT;
-        if (who != r->who) {
-            if (r->complete && !r->verdict)
-                tly_verdict_too_late(p, r);
-            widen(s, r, who);
-        }
+        if (who != r->who)
+            tly_round_widen(p, r, who);
         if (slot->state == SLOT_DROPPED)
             s->dropped_slots--;
         else
             p->lacking--;
         slot->spec = f->spec;
         slot->quiet = f->flags & TLY_QUIET;
+        slot->session = p->id;
+        slot->filled = slot->start;
         slot->charge = tly_charge(f->length);
         slot->state = SLOT_COMING;
         p->pushed += slot->charge;
@@ -373,10 +386,11 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             give_back(s, p->rank, slot);
         } else if (wants_data(r, f)) {
             /* What others are to be sent must outlive its rank's operation: that is copied. */
-            slot->loan = tly_is_sum(&r->head) ? tly_link_loan(p->link) : NULL;
+            if (!slot->data)
+                slot->loan = tly_is_sum(&r->head) ? tly_link_loan(p->link) : NULL;
             if (slot->loan)
                 tly_loan_keep(slot->loan);
-            else
+            else if (!slot->data)
                 slot->data = take_memory(s, r);
             if (!slot->loan && !slot->data)
                 drop_slot(s, r, p->rank);
@@ -388,8 +402,10 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         tly_round_grant(p);
         if (first && s->probes && f->kind == TALLY_MESSAGE && f->part == 0)
             answer_probes(s);
-    } else if (f->offset == 0 && slot->state == SLOT_REFUSED) {
-        /* It was asked for again, and the round has failed meanwhile: nothing is kept, the window is as before. */
+        if (r->said)
+            tly_redo_look(s, r);
+    } else if (begins) {
+        /* It was asked for, but is not wanted any more: nothing is kept, the window is as before. */
         p->pushed += tly_charge(f->length);
         p->answered += tly_charge(f->length);
         tly_round_grant(p);
@@ -427,12 +443,13 @@ void tly_round_cancel(struct session *p, struct round *r)
     if (slot->state != SLOT_AGAIN)
         p->lacking++;
     slot->state = SLOT_ABSENT;
+    r->answers[p->rank].sent = 0;
     r->arrived--;
     if (r->arrived == 0) {
         for (uint32_t i = 0; i < r->who->count; i++)
             if (s->by_rank[r->who->rank[i]])
                 s->by_rank[r->who->rank[i]]->lacking--;
-        remove_from_store(s, r);
+        tly_round_remove(s, r);
     }
     if (s->dropped_slots)
         tly_round_ask_again(s);
@@ -470,8 +487,6 @@ enum {
     LEAST_PIECE = 64 << 10,     /* bytes of output */
 };
 
-static void advance(struct tly_service *s, struct round *r, uint32_t to);
-
 static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
@@ -505,7 +520,8 @@ static void piece_done(struct tly_task *t)
     struct round *r = p->round;
     if (--r->pieces_left == 0) {
         drop_loans(p->service, r);
-        advance(p->service, r, r->summing_to);
+        tly_round_advance(p->service, r, r->summing_to);
+        tly_redo_loans(p->service, r);
         tly_round_progress(p->service, r);
     }
 }
@@ -559,8 +575,7 @@ static void gather_list(struct round *r)
         memcpy(r->result + (size_t)i * r->head.length, r->slots[r->who->rank[i]].data, r->head.length);
 }
 
-/* Memory for a few bytes that are not worth a detour through AGAIN. */
-static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
+uint8_t *tly_round_take_little(struct tly_service *s, uint32_t bytes)
 {
     uint64_t limit = s->pool.limit;
     s->pool.limit = UINT64_MAX;
@@ -582,18 +597,19 @@ static bool place_result(struct tly_service *s, struct round *r)
     }
     r->result_room = r->result ? r->head.length : r->length;
     if (!r->result && !root)
-        r->result = take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
+        r->result =
+            tly_round_take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
     return r->result != NULL;
 }
 
 static bool answer_ready(const struct tly_service *s, const struct round *r, uint32_t rank)
 {
-    uint32_t length = answer_length(r, rank), summed = r->summed < length ? r->summed : length;
+    uint32_t length = tly_round_answer_length(r, rank), summed = r->summed < length ? r->summed : length;
     const struct answer *a = &r->answers[rank];
-    return !a->done && (length ? a->sent < summed : r->complete);
+    return !a->done && !a->held && (a->sent < length ? a->sent < summed : r->complete);
 }
 
-static void queue_answers(struct tly_service *s, struct round *r)
+void tly_round_queue_answers(struct tly_service *s, struct round *r)
 {
     struct tly_rank_order order = {r->head.priority, r->order};
     for (uint32_t i = 0; i < r->who->count; i++) {
@@ -626,13 +642,13 @@ static void finish_sum(struct tly_service *s, struct round *r)
 }
 
 /* The result reaches as far as `to`. */
-static void advance(struct tly_service *s, struct round *r, uint32_t to)
+void tly_round_advance(struct tly_service *s, struct round *r, uint32_t to)
 {
     r->summed = to;
     bool whole = to == r->length;
     if (whole)
         finish_sum(s, r);
-    queue_answers(s, r);
+    tly_round_queue_answers(s, r);
     if (whole && s->dropped_slots)
         tly_round_ask_again(s);
 }
@@ -648,13 +664,13 @@ static void answer_probe(struct tly_service *s, struct round *r)
             tly_pair_to(m->head.group) != to || m->slots[to].state != SLOT_ABSENT)
             continue;
         int64_t from = tly_pair_from(m->head.group);
-        r->result = take_little(s, sizeof from);
+        r->result = tly_round_take_little(s, sizeof from);
         if (!r->result)
             return;
         r->result_room = sizeof from;
         memcpy(r->result, &from, sizeof from);
         r->order = s->next_order++;
-        advance(s, r, r->length);
+        tly_round_advance(s, r, r->length);
         return;
     }
 }
@@ -672,7 +688,8 @@ static void answer_probes(struct tly_service *s)
 /* Sum what has come from all, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
-    if (r->complete || r->pieces_left || r->refused || !all_arrived(r))
+    if (r->complete || r->pieces_left || r->refused || !all_arrived(r) || r->said != r->resolved ||
+        r->summed < r->base)
         return;
     if (r->head.kind == TLY_PROBE) {
         answer_probe(s, r);
@@ -687,7 +704,7 @@ void tly_round_progress(struct tly_service *s, struct round *r)
     /* Less than a fragment is not worth a frame of its own. */
     if (!whole && to - r->summed < s->fragment_bytes)
         return;
-    if (whole && tly_is_table(&r->head))
+    if (whole && tly_is_table(&r->head) && !r->had)
         tly_verdict_lengths(s, r);
     if (r->complete)
         return;
@@ -703,9 +720,11 @@ void tly_round_progress(struct tly_service *s, struct round *r)
             drop_loans(s, r);
         } else if (tly_is_list(&r->head)) {
             gather_list(r);
+        } else if (tly_is_from_root(&r->head) && r->result != r->slots[r->head.root].data) {
+            memcpy(r->result + r->summed, r->slots[r->head.root].data + r->summed, to - r->summed);
         }
     }
-    advance(s, r, to);
+    tly_round_advance(s, r, to);
 }
 
 /* --- answers ------------------------------------------------------------------------------------- */
@@ -719,7 +738,7 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
         return false;
     struct answer *a = top->value;
     struct round *r = a->round;
-    uint32_t length = answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
+    uint32_t length = tly_round_answer_length(r, p->rank), summed = r->summed < length ? r->summed : length;
     uint32_t n = summed - a->sent < TLY_MAX_FRAGMENT ? summed - a->sent : TLY_MAX_FRAGMENT;
     *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent, .stays = true};
     if (a->sent == 0)
@@ -772,9 +791,20 @@ static void become_stable(struct tly_service *s, struct round *r)
 {
     tly_pool_give(&s->pool, r->result, r->result_room);
     r->result = NULL;
-    remove_from_store(s, r);
+    tly_round_remove(s, r);
     if (s->dropped_slots)
         tly_round_ask_again(s);
+}
+
+bool tly_round_has_answer(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    if (r->answers[rank].received)
+        return false;
+    r->answers[rank].received = true;
+    if (++r->received < r->who->count)
+        return false;
+    become_stable(s, r);
+    return true;
 }
 
 void tly_round_received(struct session *p, uint64_t count)
@@ -785,10 +815,7 @@ void tly_round_received(struct session *p, uint64_t count)
         struct round *r = p->deliveries[p->received++ % p->ring_room];
         if (r->opened)
             tly_straggler_answered(&s->straggler, p->rank, r->opened, tly_now());
-        if (++r->received == r->who->count) {
-            become_stable(s, r);
-            any = true;
-        }
+        any |= tly_round_has_answer(s, r, p->rank);
     }
     if (!any)
         return;
@@ -799,6 +826,8 @@ void tly_round_received(struct session *p, uint64_t count)
                q->deliveries[q->stable % q->ring_room]->received ==
                    q->deliveries[q->stable % q->ring_room]->who->count)
             tly_round_unref(s, q->deliveries[q->stable++ % q->ring_room]);
+        if (q && s->mortal)
+            tly_session_counts(q, (uint32_t)s->part_bytes / 4); /* somebody may wait for that */
     }
 }
 

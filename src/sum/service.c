@@ -78,8 +78,10 @@ static void destroy_session(struct session *p)
     add_bytes(&s->facts, p);
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
-    if (p->rank < s->ranks && s->by_rank[p->rank] == p)
+    if (p->rank < s->ranks && s->by_rank[p->rank] == p) {
         s->by_rank[p->rank] = NULL;
+        tly_redo_detach(p);
+    }
     tly_outbox_finish(&p->outbox, drop_letter, s);
     for (; p->stable < p->delivered; p->stable++)
         tly_round_unref(s, p->deliveries[p->stable % p->ring_room]);
@@ -94,11 +96,14 @@ static void destroy_session(struct session *p)
 static void admit(struct session *p)
 {
     struct tly_service *s = p->service;
-    if (p->rank >= s->ranks || s->by_rank[p->rank]) {
-        tly_warn("sum", "rank %u came twice or does not belong to the job: turned away", p->rank);
+    if (p->rank >= s->ranks) {
+        tly_warn("sum", "rank %u does not belong to the job: turned away", p->rank);
         destroy_session(p);
         return;
     }
+    if (s->by_rank[p->rank])
+        destroy_session(s->by_rank[p->rank]); /* it has noticed before us that the connection is no more */
+    p->id = ++s->sessions_seen;
     s->by_rank[p->rank] = p;
     p->granted = s->window_bytes; /* both ends know it from the roster */
     tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
@@ -169,6 +174,8 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
         return "data where ranks only meet";
     if (tly_is_sum(f) && tly_reduce_check(&how, &why) != 0)
         return why;
+    if (f->type == TLY_HAVE)
+        return f->offset > f->length ? "more than there is of a part" : NULL;
     bool offer = f->flags & TLY_OFFER;
     if (request != (probe || (tly_is_from_root(f) && f->root != f->rank)) ||
         (offer && (request || f->kind != TALLY_MESSAGE)))
@@ -185,6 +192,14 @@ static bool same_shape(const struct tly_frame *a, const struct tly_frame *b)
            a->root == b->root;
 }
 
+/* `bytes` of a part of `length`.  Ranks have the less credit the shorter the parts are: it is news in parts. */
+static void take(struct session *p, uint32_t bytes, uint32_t length)
+{
+    uint64_t most = p->service->part_bytes, news = length < most / 4 ? 4ull * bytes : bytes * most / length;
+    p->accepted += bytes;
+    tly_session_counts(p, (uint32_t)news);
+}
+
 static int on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land, const char **why)
 {
     struct tly_service *s = p->service;
@@ -195,12 +210,21 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         return -EPROTO;
     }
     struct round *r = tly_round_find(s, f);
-    if (f->offset == 0 && p->pushed + tly_charge(f->length) > p->granted) {
+    bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
+    if (begins && p->pushed + tly_charge(f->length) > p->granted) {
         *why = "a push past its window";
         return -EPROTO;
     }
-    if (!r && f->offset > 0)
-        return 0; /* the rest of something cancelled */
+    if (f->flags & TLY_RESUMED)
+        take(p, f->offset, f->length); /* what is not sent is taken */
+    if (!r && f->offset > 0) {         /* the rest of something cancelled */
+        if (begins) {
+            p->pushed += tly_charge(f->length);
+            p->answered += tly_charge(f->length);
+            tly_round_grant(p);
+        }
+        return 0;
+    }
     if (!r)
         r = tly_round_open(s, f, who);
     if (!r) {
@@ -213,7 +237,11 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         return -EPROTO;
     }
     const struct slot *slot = &r->slots[p->rank];
-    if ((f->flags & TLY_MARK) && slot->state != SLOT_ABSENT) {
+    if ((f->flags & TLY_MARK) && slot->state == SLOT_REFUSED && r->answers[p->rank].held) {
+        r->answers[p->rank].held = false; /* once more, after its connection was lost */
+        r->slots[p->rank].session = p->id;
+        tly_verdict_arrived(p, r);
+    } else if ((f->flags & TLY_MARK) && slot->state != SLOT_ABSENT) {
         *why = "an error mark after a push";
         return -EPROTO;
     }
@@ -261,6 +289,13 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
             return err;
         break;
     }
+    case TLY_HAVE:
+        *why = bad_push(s, p, f, tly_members_of(p, f->group));
+        if (*why)
+            return -EPROTO;
+        break;
+    case TLY_DONE:
+    case TLY_FINAL:
     case TLY_GROUP:
     case TLY_SPEC:
     case TLY_CANCEL:
@@ -296,14 +331,6 @@ static void report(struct session *p)
     if (!w.failed)
         tly_session_post(p, &f, w.data, w.len, NULL);
     free(w.data);
-}
-
-/* `bytes` of a part of `length`.  Ranks have the less credit the shorter the parts are: it is news in parts. */
-static void take(struct session *p, uint32_t bytes, uint32_t length)
-{
-    uint64_t most = p->service->part_bytes, news = length < most / 4 ? 4ull * bytes : bytes * most / length;
-    p->accepted += bytes;
-    tly_session_counts(p, (uint32_t)news);
 }
 
 /* A part is summed as far as it has come from all. */
@@ -364,6 +391,14 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_GROUP:
         return tly_members_learn(p, f, data, why);
+    case TLY_HAVE:
+        return tly_redo_have(p, f, data, why);
+    case TLY_DONE:
+        tly_redo_done(p, f);
+        break;
+    case TLY_FINAL:
+        tly_redo_final(p, f, data);
+        break;
     case TLY_SPEC:
         r = tly_round_find(s, f);
         if (r) {
@@ -390,6 +425,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (p->rank < s->ranks)
             s->gone[p->rank] = true;
         tly_verdict_left(s, p->rank);
+        tly_redo_look_at_all(s);
         break;
     default:
         break;
@@ -558,6 +594,7 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
         return tly_fail(ENOMEM, "out of memory");
     s->own_loop.epoll_fd = -1;
     s->loop = loop ? loop : &s->own_loop;
+    s->mortal = loop != NULL;
     tly_list_init(&s->sessions);
     tly_list_init(&s->incomplete);
     tly_list_init(&s->lists);

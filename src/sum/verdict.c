@@ -106,8 +106,10 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
         struct session *p = s->by_rank[i];
         if (r->slots[i].state != SLOT_ABSENT && p)
             tell(p, r);
-        else if ((!p || p->left) && tly_members_have(r->who, i))
-            r->received++; /* will never ask */
+        else if ((p ? p->left : s->gone[i]) && tly_members_have(r->who, i)) { /* will never ask */
+            r->answers[i].received = true;
+            r->received++;
+        }
     }
     if (s->dropped_slots)
         tly_round_ask_again(s);
@@ -210,6 +212,14 @@ void tly_verdict_lengths(struct tly_service *s, struct round *r)
         }
 }
 
+void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence)
+{
+    if (r->verdict)
+        tell(p, r);
+    else
+        decide(p->service, r, err, sentence);
+}
+
 void tly_verdict_refused(struct session *p, struct round *r, const char *reason)
 {
     char sentence[TLY_SENTENCE];
@@ -225,7 +235,8 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank)
     for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
-        if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank))
+        if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && !r->had &&
+            tly_members_have(r->who, rank))
             decide(s, r, ESHUTDOWN, sentence);
     }
 }

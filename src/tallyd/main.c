@@ -19,11 +19,13 @@
 #include "tallyd/health.h"
 #include "transport/tcp/socket.h"
 
-static volatile sig_atomic_t asked_to_stop;
+enum { DRAIN_S = 20 };
+
+static volatile sig_atomic_t asked_to_stop; /* how often */
 
 static void on_signal(int signal)
 {
-    asked_to_stop = 1;
+    asked_to_stop++;
 }
 
 static bool cancelled(void *user)
@@ -100,6 +102,27 @@ static void end_pulse(struct tly_loop *loop)
     tly_health_tell(pulse.health, n);
 }
 
+/* Out of the split at once; the rounds that have begun here are still summed.  A second signal ends it. */
+static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_service *service)
+{
+    int signals = asked_to_stop;
+    int64_t deadline = tly_now() + DRAIN_S * TLY_SEC;
+    uint32_t before = m->roster.epoch;
+    tly_loop_lock(loop);
+    tly_member_goodbye(m);
+    tly_loop_unlock(loop);
+    tly_info("tallyd", "leaving job '%s'", m->identity.job);
+    for (;;) {
+        struct tly_service_facts facts;
+        tly_service_facts(service, &facts);
+        bool out = m->roster.epoch != before; /* no round begins here any more */
+        if ((out && facts.rounds_open == 0) || m->left || m->state != TLY_MEMBER_RUNNING ||
+            tly_now() > deadline || asked_to_stop > signals)
+            break;
+        tly_loop_turn(loop, 20);
+    }
+}
+
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
 {
     struct sockaddr_storage at;
@@ -122,6 +145,8 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
              m->roster.service_count - m->roster.machine_count);
     while (!asked_to_stop && !m->left && m->state == TLY_MEMBER_RUNNING)
         tly_loop_turn(loop, -1);
+    if (asked_to_stop && m->state == TLY_MEMBER_RUNNING && !m->left)
+        drain(loop, m, *service);
     if (m->state == TLY_MEMBER_OVER)
         return tly_fail(m->error, "%s", m->sentence);
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;

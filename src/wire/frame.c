@@ -64,7 +64,7 @@ static const char *out_of_limits(const struct tly_frame *f)
     if (f->place % TLY_ALIGN)
         return "part at an odd place";
     if (carries_tensor(f->type) && !(f->flags & TLY_MARK)) {
-        if (f->offset % TLY_ALIGN)
+        if (f->offset % TLY_ALIGN && f->offset != f->length)
             return "fragment at an odd offset";
         if (f->offset > f->length || f->payload > f->length - f->offset)
             return "fragment reaches past its part";

@@ -48,16 +48,16 @@ enum tly_frame_type {
     TLY_VERDICT,   /* home -> worker: this round fails with this sentence; key 0: the job does */
     TLY_CANCEL,    /* worker -> service: forget my push of this part */
     TLY_AGAIN,     /* service -> worker: push this part again from an offset */
-    TLY_HAVE,      /* redo: how much of a result has landed */
-    TLY_DONE,      /* redo: stable here */
-    TLY_FINAL,     /* redo: result as landed */
-    TLY_COUNTS,    /* nothing but counts */
-    TLY_BEAT,      /* nothing but a sign of life and counts */
-    TLY_STATUS,    /* question about, or news of, a service or a round */
-    TLY_GOODBYE,   /* an orderly end */
-    TLY_PACE,      /* member -> coordinator: slower than predicted; back: who holds all up */
-    TLY_GROUP,     /* worker -> service: the ranks that a group's number stands for, on this connection */
-    TLY_RETURN, /* between processes of a machine: what lies in your memory has been read (transport/shm) */
+    TLY_HAVE,    /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict */
+    TLY_DONE,    /* worker -> service: that was all I have in doubt; back: this part is stable */
+    TLY_FINAL,   /* worker -> service: the result as it has landed */
+    TLY_COUNTS,  /* nothing but counts */
+    TLY_BEAT,    /* nothing but a sign of life and counts */
+    TLY_STATUS,  /* question about, or news of, a service or a round */
+    TLY_GOODBYE, /* an orderly end */
+    TLY_PACE,    /* member -> coordinator: slower than predicted; back: who holds all up */
+    TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
+    TLY_RETURN,  /* between processes of a machine: what lies in your memory has been read (transport/shm) */
     TLY_FRAME_TYPES
 };
 
@@ -70,6 +70,7 @@ enum tly_frame_flag {
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
     TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
+    TLY_RESUMED = 256, /* after a connection has been mended; of a push: its first fragment, not its part's */
 };
 
 /* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and

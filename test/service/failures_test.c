@@ -105,19 +105,6 @@ static void test_coordinator_killed(void **state)
     job_clear(&j);
 }
 
-static void test_tallyd_killed(void **state)
-{
-    struct board *b = new_board();
-    struct job j = {.ranks = 3, .tallyds = 2, .main = until_failure, .arg = b};
-    strcpy(b->name, "tallyd");
-    job_start(&j);
-    job_await(&b->stage, 20);
-    kill(j.tallyd_pid[1], SIGKILL);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(job_wait_rank(&j, i), 0);
-    job_clear(&j);
-}
-
 /* Stopped for longer than the patience with the silent; when it goes on it must learn that it is out. */
 static void test_rank_stopped(void **state)
 {
@@ -468,12 +455,11 @@ static void test_open_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_killed),   cmocka_unit_test(test_coordinator_killed),
-        cmocka_unit_test(test_tallyd_killed), cmocka_unit_test(test_rank_stopped),
-        cmocka_unit_test(test_rank_leaves),   cmocka_unit_test(test_close_busy),
-        cmocka_unit_test(test_timeout),       cmocka_unit_test(test_late_warning),
-        cmocka_unit_test(test_strangers),     cmocka_unit_test(test_killed_with_a_child),
-        cmocka_unit_test(test_open_again),
+        cmocka_unit_test(test_rank_killed),         cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_rank_stopped),        cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_close_busy),          cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_late_warning),        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_killed_with_a_child), cmocka_unit_test(test_open_again),
     };
     return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
 }

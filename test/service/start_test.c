@@ -296,49 +296,6 @@ static void test_missing_tallyd(void **state)
     job_clear(&j);
 }
 
-static atomic_int *gate;
-
-static int holds_on(int rank, void *arg)
-{
-    tally_comm *c;
-    tally_op *op;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    CHECK(tally_comm_service_count(c) == tally_comm_size(c));
-    atomic_fetch_add(gate, 1);
-    job_await(gate, 3);
-    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
-    tally_op_free(op);
-    CHECK(tally_comm_close(c) == 0);
-    return 0;
-}
-
-/* It is told so, disturbs nobody, and serves the next job. */
-static void test_late_tallyd(void **state)
-{
-    struct expectation e = {{0}};
-    struct job j = {.ranks = 2, .main = holds_on}, late = {.tallyds = 1, .settings = {"TALLY_SERVERS=0"}};
-    gate = job_shared(sizeof *gate);
-    job_start(&j);
-    job_await(gate, 2);
-    late.port = j.port;
-    job_start(&late);
-    for (int i = 0; !strstr(job_log(&late, JOB_MOST_RANKS), "started without this tallyd"); i++) {
-        assert_true(i < 20000);
-        job_sleep_ms(5);
-    }
-    atomic_fetch_add(gate, 1);
-    job_finish(&j);
-    job_clear(&j);
-    struct job next = {
-        .ranks = 2, .port = late.port, .main = opens, .arg = &e, .settings = {"TALLY_SERVERS=1"}};
-    job_start(&next);
-    job_finish(&next);
-    job_log_holds(&next, 0, ", 1 tallyd;");
-    job_clear(&next);
-    job_finish(&late);
-    job_clear(&late);
-}
-
 /* A service that nobody needs any more goes when asked. */
 static void test_idle_tallyd_ends(void **state)
 {
@@ -371,7 +328,6 @@ int main(void)
         cmocka_unit_test(test_port_taken),
         cmocka_unit_test(test_port_held_by_the_dying),
         cmocka_unit_test(test_missing_tallyd),
-        cmocka_unit_test(test_late_tallyd),
         cmocka_unit_test(test_idle_tallyd_ends),
     };
     return cmocka_run_group_tests_name("start", tests, NULL, NULL);

@@ -901,6 +901,14 @@ void tly_link_sink(struct tly_link *l, const void *token)
         l->land.to = NULL;
 }
 
+void *tly_link_landing(const struct tly_link *l, uint32_t *bytes)
+{
+    if (!l || !l->landing || !l->land.to)
+        return NULL;
+    *bytes = l->trailer ? 0 : l->landed; /* what is not verified lies beside */
+    return l->land.token;
+}
+
 void tly_link_detach(struct tly_link *l, const void *token)
 {
     for (int i = l->out_from; i < l->out_to; i++) {

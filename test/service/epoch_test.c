@@ -1,0 +1,274 @@
+/* epoch_test.c - whole jobs whose tallyd die, stop, come late and leave while it runs.  The ranks notice nothing but the
+ * time it takes: in every step every sum is the reference's, bit for bit. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "job.h"
+#include "reference.h"
+
+#include <cmocka.h>
+
+struct board {
+    atomic_int stage, stop, services;
+    int together; /* let all tensors of a step be under way at once */
+};
+
+static struct board *new_board(void)
+{
+    return job_shared(sizeof(struct board));
+}
+
+enum { LARGE = 100003, TENSORS = 5 };
+static const int counts[TENSORS] = {LARGE, 3, 7000, 0, 20000};
+
+/* What rank `rank` has at place i of tensor t in a step. */
+static float value(int rank, int step, int t, int i)
+{
+    uint32_t x = (uint32_t)i * 2654435761u ^ (uint32_t)(rank * 40503 + step * 9973 + t * 131);
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    return (float)(int32_t)x * 1e-3f;
+}
+
+static void check(const float *x, int ranks, int step, int t)
+{
+    static float in[JOB_MOST_RANKS][LARGE], out[LARGE];
+    const void *inputs[JOB_MOST_RANKS];
+    struct reference r = {.dtype = TALLY_FLOAT32,
+                          .reduction = TALLY_SUM,
+                          .ranks = ranks,
+                          .prescale = 1,
+                          .postscale = 1,
+                          .groups = 1};
+    for (int k = 0; k < ranks; k++) {
+        for (int i = 0; i < counts[t]; i++)
+            in[k][i] = value(k, step, t, i);
+        inputs[k] = in[k];
+    }
+    reference_reduce(&r, inputs, out, (size_t)counts[t]);
+    for (int i = 0; i < counts[t]; i++)
+        if (memcmp(&x[i], &out[i], sizeof out[i]) != 0) {
+            fprintf(stderr, "step %d, tensor %d, element %d: %.9g, not %.9g\n", step, t, i, (double)x[i],
+                    (double)out[i]);
+            CHECK(!"the same bits");
+        }
+}
+
+/* One step: sums in place, a broadcast, an allgather, a barrier. */
+static void take_step(tally_comm *c, int step)
+{
+    static float x[TENSORS][LARGE], y[5000];
+    static const char *const names[TENSORS] = {"a", "b", "c", "d", "e"};
+    int rank = tally_comm_rank(c), ranks = tally_comm_size(c);
+    tally_op *op[TENSORS], *other[3];
+    for (int t = 0; t < TENSORS; t++) {
+        for (int i = 0; i < counts[t]; i++)
+            x[t][i] = value(rank, step, t, i);
+    }
+    for (int t = 0; t < TENSORS; t++)
+        CHECK(tally_push_pull(c, names[t], x[t], x[t], (size_t)counts[t], TALLY_FLOAT32, TALLY_SUM, NULL,
+                              &op[t]) == 0);
+    for (int i = 0; i < 5000; i++)
+        y[i] = rank == step % ranks ? value(rank, step, 9, i) : -1;
+    CHECK(tally_broadcast(c, "y", y, 5000, TALLY_FLOAT32, step % ranks, NULL, &other[0]) == 0);
+    int64_t mine[2] = {rank, step};
+    CHECK(tally_allgather(c, "g", mine, 2, TALLY_INT64, NULL, &other[1]) == 0);
+    CHECK(tally_barrier(c, "z", NULL, &other[2]) == 0);
+    for (int t = 0; t < TENSORS; t++) {
+        CHECK(tally_op_wait(op[t], -1) == 0);
+        tally_op_free(op[t]);
+        check(x[t], ranks, step, t);
+        memset(x[t], 0x5a, sizeof x[t]); /* nobody may still need it */
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK(tally_op_wait(other[i], -1) == 0);
+    for (int i = 0; i < 5000; i++)
+        CHECK(y[i] == value(step % ranks, step, 9, i));
+    const void *data;
+    size_t bytes;
+    const int64_t *first;
+    CHECK(tally_op_gathered(other[1], &data, &bytes, &first) == 0 && bytes == (size_t)ranks * 16);
+    for (int i = 0; i < ranks; i++)
+        CHECK(((const int64_t *)data)[2 * i] == i && ((const int64_t *)data)[2 * i + 1] == step);
+    for (int i = 0; i < 3; i++)
+        tally_op_free(other[i]);
+}
+
+static int train(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c;
+    static const char *const planned[] = {"a", "c"};
+    static const uint64_t sizes[] = {LARGE * 4, 7000 * 4};
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_plan(c, 0, 2, planned, sizes) == 0);
+    static int64_t stop[1];
+    for (int step = 0;; step++) {
+        take_step(c, step);
+        tally_op *op;
+        stop[0] = atomic_load(&b->stop);
+        CHECK(tally_push_pull(c, "stop", stop, stop, 1, TALLY_INT64, TALLY_MAX, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        tally_op_free(op);
+        if (rank == 0) {
+            atomic_store(&b->services, tally_comm_service_count(c));
+            atomic_store(&b->stage, step + 1);
+        }
+        if (stop[0])
+            break;
+    }
+    CHECK(tally_comm_status(c, NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+#define SETTINGS \
+    { \
+        "TALLY_PART_BYTES=16K", "TALLY_FRAGMENT_BYTES=4K" \
+    }
+
+static void some_steps(struct board *b, int steps)
+{
+    job_await(&b->stage, atomic_load(&b->stage) + steps);
+}
+
+static void kill_tallyd(struct job *j, int i, int signal)
+{
+    kill(j->tallyd_pid[i], signal);
+    if (signal == SIGKILL)
+        job_wait_tallyd(j, i);
+}
+
+/* All ranks end well, and those tallyd that are left. */
+static void end(struct job *j, struct board *b)
+{
+    some_steps(b, 3);
+    atomic_store(&b->stop, 1);
+    for (int i = 0; i < j->ranks; i++)
+        if (job_wait_rank(j, i) != 0)
+            job_finish(j);
+    job_clear(j);
+}
+
+static void await_services(struct board *b, int count)
+{
+    for (int i = 0; atomic_load(&b->services) != count; i++) {
+        if (i > 60000)
+            fail_msg("%d services, not %d", atomic_load(&b->services), count);
+        job_sleep_ms(2);
+    }
+}
+
+/* --- kill -9 --------------------------------------------------------------------------------------- */
+
+static void test_one_killed(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 3, .tallyds = 2, .main = train, .arg = b, .settings = SETTINGS};
+    job_start(&j);
+    some_steps(b, 5);
+    kill_tallyd(&j, 1, SIGKILL);
+    await_services(b, 4);
+    some_steps(b, 5);
+    kill_tallyd(&j, 0, SIGKILL);
+    await_services(b, 3);
+    end(&j, b);
+}
+
+/* All at once, and so one during the change that another has caused. */
+static void test_all_killed(void **state)
+{
+    for (int i = 0; i < 4; i++) {
+        struct board *b = new_board();
+        struct job j = {.ranks = 2 + i, .tallyds = 4, .main = train, .arg = b, .settings = SETTINGS};
+        job_start(&j);
+        some_steps(b, 3 + i);
+        for (int t = 0; t < 4; t++) {
+            if (i > 1)
+                job_sleep_ms(t * i % 3);
+            kill_tallyd(&j, t, SIGKILL);
+        }
+        await_services(b, 2 + i);
+        end(&j, b);
+    }
+}
+
+/* --- join, leave, stop ----------------------------------------------------------------------------- */
+
+static void test_join_and_drain(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 3, .tallyds = 1, .main = train, .arg = b, .settings = SETTINGS};
+    job_start(&j);
+    some_steps(b, 3);
+    j.tallyds = 3;
+    for (int round = 0; round < 3; round++) {
+        job_start_tallyd(&j, 1);
+        if (round)
+            job_start_tallyd(&j, 2);
+        await_services(b, round ? 6 : 5);
+        some_steps(b, 3);
+        for (int t = 1; t < (round ? 3 : 2); t++) {
+            kill_tallyd(&j, t, SIGTERM);
+            assert_int_equal(job_wait_tallyd(&j, t), 0);
+        }
+        await_services(b, 4);
+        some_steps(b, 3);
+    }
+    job_log_lacks(&j, 0, "is out:");
+    end(&j, b);
+}
+
+/* Those that come go again at once, and others die meanwhile. */
+static void test_all_together(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 2, .tallyds = 1, .main = train, .arg = b, .settings = SETTINGS};
+    uint64_t s = 99;
+    job_start(&j);
+    some_steps(b, 3);
+    j.tallyds = 4;
+    for (int i = 0; i < (UNDER_SANITIZER ? 8 : 20); i++) {
+        int t = (int)(job_random(&s) % 4);
+        bool runs = j.tallyd_pid[t] && j.tallyd_status[t] == -1;
+        if (!runs)
+            job_start_tallyd(&j, t);
+        else
+            kill_tallyd(&j, t, job_random(&s) % 3 ? SIGKILL : SIGTERM);
+        if (runs && j.tallyd_status[t] == -1)
+            assert_int_equal(job_wait_tallyd(&j, t), 0);
+        job_sleep_ms((int)(job_random(&s) % 60));
+    }
+    end(&j, b);
+}
+
+/* Silent for 5 s: it is out.  When it goes on it finds its connections closed, drops what it had and comes again. */
+static void test_stopped(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {
+        .ranks = 3, .tallyds = 2, .tallyd_stays = true, .main = train, .arg = b, .settings = SETTINGS};
+    job_start(&j);
+    some_steps(b, 5);
+    kill_tallyd(&j, 0, SIGSTOP);
+    await_services(b, 4);
+    some_steps(b, 5);
+    kill_tallyd(&j, 0, SIGCONT);
+    await_services(b, 5);
+    some_steps(b, 5);
+    end(&j, b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_killed),     cmocka_unit_test(test_all_killed),
+        cmocka_unit_test(test_join_and_drain), cmocka_unit_test(test_all_together),
+        cmocka_unit_test(test_stopped),
+    };
+    return cmocka_run_group_tests_name("epoch", tests, NULL, NULL);
+}
