@@ -120,8 +120,10 @@ def perform(operation, dtype, group, strided=False):
         return empty[:1], lambda: [inputs[before][0]]
     if rank != root:
         dist.send(mine[0], root, group=group, tag=8)
+        dist.barrier(group)  # or one rank's next is taken for another's
         return [], list
     senders = [dist.recv(one, group=group, tag=8) for one in empty[:size - 1]]
+    dist.barrier(group)
     pairs = sorted(zip(senders, empty), key=lambda pair: pair[0])
     return [one for _, one in pairs], lambda: [inputs[one][0] for one in range(size) if one != root]
 
