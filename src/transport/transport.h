@@ -135,7 +135,7 @@ struct tly_loan *tly_link_loan(const struct tly_link *l);
 /* Have it beyond frame(): until tly_loan_return(), also when the link is no more.  The loop's thread. */
 void tly_loan_keep(struct tly_loan *loan);
 void tly_loan_return(struct tly_loan *loan); /* NULL is accepted */
-/* Its bytes, which stay where they are until tly_loan_drop() by the same thread; NULL: the peer has taken them back
+/* Its bytes, which stay where they are until tly_loan_drop(), any thread; NULL: the peer has taken them back
  * and ended the connection. */
 const uint8_t *tly_loan_hold(struct tly_loan *loan);
 void tly_loan_drop(struct tly_loan *loan);

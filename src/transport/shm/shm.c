@@ -36,12 +36,14 @@ struct mapping {
 /* A stretch of memory that one end may read and the other leaves alone meanwhile.  Between ends in one process both
  * have the same object; else each has its own. */
 struct tly_loan {
-    struct tly_list node;   /* of a tly_shm: `lent` of the sender; `read` of another process's reader */
-    atomic_int references;  /* whoever drops the last one frees (acq_rel) */
-    pthread_rwlock_t moves; /* guards data and copy: readers hold it while they read */
-    const uint8_t *data;    /* NULL: taken back */
-    uint8_t *copy;          /* owned: of what its owner had to have back */
-    uint64_t id;            /* the sender's */
+    struct tly_list node;  /* of a tly_shm: `lent` of the sender; `read` of another process's reader */
+    atomic_int references; /* whoever drops the last one frees (acq_rel) */
+    pthread_mutex_t lock;  /* guards the next four */
+    pthread_cond_t idle;   /* readers has become 0 */
+    uint32_t readers;
+    const uint8_t *data; /* NULL: taken back */
+    uint8_t *copy;       /* owned: of what its owner had to have back */
+    uint64_t id;         /* the sender's */
     uint32_t length;
     bool single; /* of one frame; else of a part, whose frames share it */
     atomic_bool
@@ -107,7 +109,8 @@ static void unref(struct tly_loan *loan)
         return;
     tly_list_remove(&loan->node);
     drop_mapping(loan->mapping);
-    pthread_rwlock_destroy(&loan->moves);
+    pthread_cond_destroy(&loan->idle);
+    pthread_mutex_destroy(&loan->lock);
     free(loan->copy);
     free(loan);
 }
@@ -119,7 +122,8 @@ static struct tly_loan *make_loan(const uint8_t *data, uint32_t length)
         return NULL;
     tly_list_init(&loan->node);
     atomic_init(&loan->references, 1);
-    pthread_rwlock_init(&loan->moves, NULL);
+    pthread_mutex_init(&loan->lock, NULL);
+    pthread_cond_init(&loan->idle, NULL);
     loan->data = data;
     loan->length = length;
     return loan;
@@ -157,16 +161,32 @@ static struct tly_loan *look_up(uint64_t id)
 
 const uint8_t *tly_loan_hold(struct tly_loan *loan)
 {
-    pthread_rwlock_rdlock(&loan->moves);
-    if (loan->data)
-        return loan->data;
-    pthread_rwlock_unlock(&loan->moves);
-    return NULL;
+    pthread_mutex_lock(&loan->lock);
+    const uint8_t *data = loan->data;
+    loan->readers += data != NULL;
+    pthread_mutex_unlock(&loan->lock);
+    return data;
 }
 
 void tly_loan_drop(struct tly_loan *loan)
 {
-    pthread_rwlock_unlock(&loan->moves);
+    pthread_mutex_lock(&loan->lock);
+    if (--loan->readers == 0)
+        pthread_cond_broadcast(&loan->idle);
+    pthread_mutex_unlock(&loan->lock);
+}
+
+/* Have it read elsewhere, or nowhere, from here on. */
+static void move(struct tly_loan *loan, uint8_t *copy)
+{
+    pthread_mutex_lock(&loan->lock);
+    while (loan->readers)
+        pthread_cond_wait(&loan->idle, &loan->lock);
+    if (copy)
+        memcpy(copy, loan->data, loan->length);
+    free(loan->copy);
+    loan->data = loan->copy = copy;
+    pthread_mutex_unlock(&loan->lock);
 }
 
 void tly_loan_keep(struct tly_loan *loan)
@@ -265,9 +285,7 @@ void tly_shm_close(struct tly_shm *s)
     while (!tly_list_empty(&s->lent)) {
         struct tly_loan *loan = tly_list_entry(s->lent.next, struct tly_loan, node);
         take_off(s, loan);
-        pthread_rwlock_wrlock(&loan->moves); /* waits for who is reading */
-        loan->data = NULL;
-        pthread_rwlock_unlock(&loan->moves);
+        move(loan, NULL);
         unref(loan);
     }
     while (!tly_list_empty(&s->read)) {
@@ -441,13 +459,9 @@ int tly_shm_detach(struct tly_shm *s, const void *token)
         if (!s->here || atomic_load_explicit(&loan->returned, memory_order_acquire))
             continue;
         uint8_t *copy = malloc(loan->length);
-        pthread_rwlock_wrlock(&loan->moves); /* waits for who is reading */
-        if (copy)
-            memcpy(copy, loan->data, loan->length);
-        else
+        if (!copy)
             err = -ENOMEM;
-        loan->data = loan->copy = copy;
-        pthread_rwlock_unlock(&loan->moves);
+        move(loan, copy);
     }
     return err;
 }
