@@ -170,7 +170,8 @@ static int close_busy(int rank, void *arg)
     for (int i = 0; i < 8; i++) {
         char name[8];
         snprintf(name, sizeof name, "%d", i);
-        CHECK(tally_push_pull(c, name, x, x, COUNT / 8, TALLY_FLOAT32, TALLY_MAX, NULL, &op[i]) == 0);
+        float *mine = x + i * (COUNT / 8);
+        CHECK(tally_push_pull(c, name, mine, mine, COUNT / 8, TALLY_FLOAT32, TALLY_MAX, NULL, &op[i]) == 0);
     }
     CHECK(tally_comm_close(c) == 0);
     for (int i = 0; i < 8; i++) {
