@@ -2,6 +2,7 @@
  * in two groups, groups of one, wrong lists; and the operations whose results only some ranks want. */
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 
 #include "job.h"
@@ -515,6 +516,79 @@ static void test_crowded(void **state)
                           .main = crowded});
 }
 
+/* --- services that die ------------------------------------------------------------------------------ */
+
+struct board {
+    atomic_int stage, stop;
+};
+
+/* In every step all of it, in overlapping groups, until rank 0 is told to stop. */
+static int go_on(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join();
+    const int three[] = {3, 1, 0}, pair[] = {2, 3};
+    static const size_t counts[RANKS] = {3000, 0, 10000, 7};
+    static int32_t x[MANY], y[MANY];
+    tally_group *g = NULL, *h = NULL;
+    tally_op *op;
+    if (rank != 2)
+        CHECK(tally_group_create(c, "three", three, 3, &g) == 0);
+    if (rank > 1)
+        CHECK(tally_group_create(c, "pair", pair, 2, &h) == 0);
+    for (int step = 0;; step++) {
+        int32_t stop = atomic_load(&b->stop);
+        if (g)
+            sums_along(c, g, three, 3, 20000);
+        if (h)
+            sums_along(c, h, pair, 2, 30000);
+        exchange(c, NULL, rank, RANKS, 1000);
+        for (int i = 0; i < 13007; i++)
+            x[i] = rank + i + step;
+        CHECK(tally_reduce(c, NULL, x, y, 13007, TALLY_INT32, TALLY_SUM, step % RANKS, NULL, &op) == 0);
+        CHECK(ends(op) == 0);
+        for (int i = 0; i < 13007 && rank == step % RANKS; i++)
+            CHECK(y[i] == 6 + 4 * (i + step));
+        CHECK(tally_reduce_scatter(c, NULL, x, y, counts, TALLY_INT32, TALLY_SUM, NULL, &op) == 0 &&
+              ends(op) == 0);
+        CHECK(rank != 2 || y[9999] == 6 + 4 * (3000 + 9999 + step));
+        CHECK(tally_send(c, x, 20000, TALLY_INT32, rank ^ 1, 0, NULL, &op) == 0);
+        tally_op *received;
+        CHECK(tally_recv(c, y, 20000, TALLY_INT32, rank ^ 1, 0, NULL, &received) == 0);
+        CHECK(ends(received) == 0 && ends(op) == 0 && y[13006] == (rank ^ 1) + 13006 + step);
+        CHECK(tally_push_pull(c, "stop", &stop, &stop, 1, TALLY_INT32, TALLY_MAX, NULL, &op) == 0 &&
+              ends(op) == 0);
+        if (rank == 0)
+            atomic_store(&b->stage, step + 1);
+        if (stop)
+            break;
+    }
+    leave(c);
+    return 0;
+}
+
+static void test_services_die(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = RANKS,
+                    .tallyds = 3,
+                    .main = go_on,
+                    .arg = b,
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_FRAGMENT_BYTES=4K"}};
+    job_start(&j);
+    for (int i = 0; i < 3; i++) {
+        job_await(&b->stage, atomic_load(&b->stage) + 4);
+        kill(j.tallyd_pid[i], SIGKILL);
+        job_wait_tallyd(&j, i);
+    }
+    job_await(&b->stage, atomic_load(&b->stage) + 4);
+    atomic_store(&b->stop, 1);
+    for (int i = 0; i < RANKS; i++)
+        if (job_wait_rank(&j, i) != 0)
+            job_finish(&j);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_reduce_scatter),
         cmocka_unit_test(test_exchange),
         cmocka_unit_test(test_crowded),
+        cmocka_unit_test(test_services_die),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
