@@ -221,6 +221,7 @@ struct peer {
     struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
     bool open;
     bool local;                /* on this machine, and not over TCP */
+    bool never_local;          /* ... because such a connection was lost */
     bool mortal;               /* may die alone: a tallyd */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */

@@ -446,6 +446,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
         tly_comm_fail(c, err, sentence);
         return;
     }
+    peer->never_local |= peer->local; /* what breaks here need not break there */
     if (was_open) {
         peer->lost_at = c->loop.awake;
         peer->losses++;
@@ -505,7 +506,7 @@ int tly_peer_connect(struct peer *p)
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
     p->slow = -1;
-    p->local = p->comm->params.shm;
+    p->local = p->comm->params.shm && !p->never_local;
     return dial(p);
 }
 

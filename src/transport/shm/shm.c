@@ -36,7 +36,8 @@ struct mapping {
 /* A stretch of memory that one end may read and the other leaves alone meanwhile.  Between ends in one process both
  * have the same object; else each has its own. */
 struct tly_loan {
-    struct tly_list node;  /* of a tly_shm: `lent` of the sender; `read` of another process's reader */
+    struct tly_list
+        node; /* of a tly_shm: `lent` of the sender; `read`, then `returns`, of another process's reader */
     atomic_int references; /* whoever drops the last one frees (acq_rel) */
     pthread_mutex_t lock;  /* guards the next four */
     pthread_cond_t idle;   /* readers has become 0 */
@@ -60,11 +61,6 @@ struct tly_loan {
     struct mapping *mapping; /* of another process */
 };
 
-struct returns {
-    uint64_t *ids; /* owned */
-    uint32_t count, room;
-};
-
 /* Owner: the link's loop. */
 struct tly_shm {
     bool here; /* both ends are in this process */
@@ -84,7 +80,7 @@ struct tly_shm {
     struct tly_list read;
     struct mapping *seen[MOST_SEGMENTS];
     uint32_t seen_count;
-    struct returns returns;
+    struct tly_list returns; /* what of it has been read and is to be told; references */
 };
 
 /* The loans within this process that are not returned, by id: what comes as a number becomes a pointer only here. */
@@ -202,17 +198,11 @@ static void give_back(struct tly_loan *loan)
         atomic_store_explicit(&loan->returned, true, memory_order_release);
         return;
     }
-    struct returns *r = loan->shm ? &loan->shm->returns : NULL;
-    if (r && r->count == r->room) {
-        uint32_t room = r->room ? 2 * r->room : 64;
-        uint64_t *ids = realloc(r->ids, room * sizeof *ids);
-        if (!ids)
-            abort(); /* 512 bytes more: nothing sensible can follow */
-        r->ids = ids;
-        r->room = room;
-    }
-    if (r)
-        r->ids[r->count++] = loan->id;
+    if (!loan->shm)
+        return; /* the link is no more: nobody waits for it */
+    tly_list_remove(&loan->node);
+    tly_list_append(&loan->shm->returns, &loan->node);
+    atomic_fetch_add_explicit(&loan->references, 1, memory_order_relaxed);
 }
 
 void tly_loan_return(struct tly_loan *loan)
@@ -247,6 +237,7 @@ int tly_shm_create(int fd, bool copies, struct tly_shm **out)
     s->here = !copies && pid == getpid();
     tly_list_init(&s->lent);
     tly_list_init(&s->read);
+    tly_list_init(&s->returns);
     *out = s;
     return 0;
 }
@@ -293,6 +284,8 @@ void tly_shm_close(struct tly_shm *s)
         tly_list_remove(&loan->node);
         loan->shm = NULL;
     }
+    for (uint64_t id; tly_shm_next_return(s, &id);)
+        ;
     for (uint32_t i = 0; i < s->seen_count; i++)
         drop_mapping(s->seen[i]);
     s->seen_count = 0;
@@ -309,7 +302,6 @@ void tly_shm_destroy(struct tly_shm *s)
     if (!s)
         return;
     tly_shm_close(s);
-    free(s->returns.ids);
     free(s);
 }
 
@@ -624,8 +616,11 @@ bool tly_loan_is_whole(const struct tly_loan *loan)
 
 bool tly_shm_next_return(struct tly_shm *s, uint64_t *id)
 {
-    if (!s->returns.count)
+    if (tly_list_empty(&s->returns))
         return false;
-    *id = s->returns.ids[--s->returns.count];
+    struct tly_loan *loan = tly_list_entry(s->returns.next, struct tly_loan, node);
+    *id = loan->id;
+    tly_list_remove(&loan->node);
+    unref(loan);
     return true;
 }
