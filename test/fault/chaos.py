@@ -66,8 +66,65 @@ def dead_path(job, rnd):
         proxy.pass_all()
 
 
+def living(job):
+    return [s for s in job.services if s.running()]
+
+
+def kill(job, rnd):
+    for process in rnd.sample(living(job), min(len(living(job)), rnd.choice([1, 1, 2]))):
+        job.kill(process)
+
+
+def evict(job, rnd):
+    """Stopped for longer than a tallyd may be silent; it comes back to a job that goes on without it."""
+    if living(job):
+        process = rnd.choice(living(job))
+        job.stop(process)
+        time.sleep(5.5 + rnd.random())
+        job.resume(process)
+
+
+def join(job, rnd):
+    if len(job.services) < 6:
+        job.add_service()
+        time.sleep(rnd.random() * 0.3)
+
+
+def drain(job, rnd):
+    if living(job):
+        job.drain(rnd.choice(living(job)))
+
+
+def cut(job, rnd):
+    """Some connections break, while both ends live."""
+    job.mark("cut")
+    for proxy in job.all_proxies():
+        if rnd.random() < 0.6:
+            proxy.cut_all()
+
+
+def damage(job, rnd):
+    """Bytes are altered on their way; only where payloads are checked too."""
+    proxies = job.all_proxies()
+    if proxies:
+        altering = ["flip", "duplicate", "lose", "reorder"] if "TALLY_CHECKSUM" in job.env else []
+        kind = rnd.choice(["truncate", "cut", *altering])
+        job.mark(kind)
+        rnd.choice(proxies).play(kind, up=rnd.random() < 0.5, after=rnd.randrange(1, 300000))
+
+
+def kill_at_a_byte(job, rnd):
+    """A tallyd dies when a rank has so many bytes of a result."""
+    numbers = [n for n in job.proxies if isinstance(n, int) and n < len(job.services) and job.services[n].running()]
+    if numbers:
+        number = rnd.choice(numbers)
+        proxy = rnd.choice(job.proxies[number])
+        proxy.play("die", up=False, after=rnd.randrange(1, 200000), action=lambda: job.kill(job.services[number]))
+
+
 HARMLESS = [stop_briefly, stop_several, slow_path, dead_path]
-SURVIVED = [*HARMLESS]
+CHANGES = [kill, kill, kill_at_a_byte, join, join, drain, cut, cut, damage]
+SURVIVED = HARMLESS + CHANGES * 2 + [evict]
 
 
 class Shape:
@@ -91,7 +148,7 @@ class Shape:
         self.words = [f"shuffle={rnd.randrange(2)}", f"pause_ms={rnd.choice([0, 5, 20])}"]
         everything = [*range(self.services), *(f"rank-{r}" for r in range(self.ranks))]
         self.proxied = [s for s in everything if rnd.random() < 0.4]
-        self.faults = [rnd.choice(SURVIVED) for _ in range(rnd.randrange(1, 6))]
+        self.faults = [rnd.choice(SURVIVED) for _ in range(rnd.randrange(1, 7))]
         self.together = [rnd.random() < 0.3 for _ in self.faults]  # with the one before it
         self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 else None
 

@@ -13,7 +13,6 @@ from fault import GONE_OVER, Job
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lab"))
 from lab import Lab, why_not
 
-EVICTION = pytest.mark.pending("a tallyd's end ends the job")
 RATE = "300mbit"
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -93,6 +92,7 @@ def test_a_card_gets_slow_and_fast_again(tmp_path):
         pytest.param("w2", ["w1"], marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_hosts_that_are_cut_off_briefly_go_on(tmp_path, host, others):
     with LabJob(tmp_path) as job:
         job.await_steps(3)
@@ -114,6 +114,7 @@ def test_a_rank_that_is_cut_off_is_named_to_all(tmp_path):
 
 
 @cuts
+@pytest.mark.long
 def test_two_ranks_that_cannot_reach_each_other_are_named(tmp_path):
     with LabJob(tmp_path, env={"TALLY_DEAD_TIMEOUT": "3"}) as job:
         job.await_steps(3)
@@ -125,8 +126,10 @@ def test_two_ranks_that_cannot_reach_each_other_are_named(tmp_path):
 
 
 @cuts
-@EVICTION
-@pytest.mark.parametrize("others", [["w1"], ["w0", "w1", "w2"]], ids=["from one", "from all"])
+@pytest.mark.parametrize(
+    "others",
+    [pytest.param(["w1"], id="from one", marks=pytest.mark.long), pytest.param(["w0", "w1", "w2"], id="from all")],
+)
 def test_a_service_that_is_cut_off_is_evicted(tmp_path, others):
     with LabJob(tmp_path) as job:
         job.await_steps(3)
@@ -138,7 +141,7 @@ def test_a_service_that_is_cut_off_is_evicted(tmp_path, others):
 
 
 @cuts
-@EVICTION
+@pytest.mark.long
 def test_a_service_that_sees_everybody_but_the_coordinator_serves_on_or_is_evicted(tmp_path):
     with LabJob(tmp_path, services=2) as job:
         job.await_steps(3)

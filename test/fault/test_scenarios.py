@@ -9,9 +9,6 @@ import pytest
 
 from fault import GONE_OVER, SIZES, TALLY, Job
 
-EVICTION = pytest.mark.pending("a tallyd's end ends the job")
-REPAIR = pytest.mark.pending("a connection that breaks ends the job")
-CHANGE = pytest.mark.pending("services neither join nor leave a running job")
 STANDALONE = pytest.mark.pending("there is no coordinator apart from rank 0")
 
 
@@ -59,6 +56,7 @@ def test_opposite_orders_through_windows_of_one_part(tmp_path, services):
         job.finish()
 
 
+@pytest.mark.long
 def test_a_slow_path_changes_no_bit(tmp_path):
     with Job(tmp_path, services=1, proxied=[0]) as job:
         job.await_steps(3)
@@ -102,7 +100,7 @@ def test_a_machine_that_sleeps_judges_nobody(tmp_path):
         everybody = job.services + job.ranks
         for process in everybody:
             job.stop(process)
-        time.sleep(6)
+        time.sleep(5.5)
         for process in everybody:
             job.resume(process)
         job.await_steps(3)
@@ -142,6 +140,7 @@ def test_two_ranks_killed_at_once(tmp_path):
         job.fail([0, 2], r"rank [13]\b")
 
 
+@pytest.mark.long
 def test_a_rank_that_leaves_early_is_named_to_all(tmp_path):
     with Job(tmp_path, rank_words={1: ["leave=4"]}) as job:
         statuses = job.await_ends()
@@ -191,8 +190,7 @@ def test_sizes_that_differ(tmp_path):
 # --- a service ends ------------------------------------------------------------------------------------
 
 
-@EVICTION
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", some([0, 3], [3]))
 def test_a_service_is_killed(tmp_path, steps):
     with Job(tmp_path, words=["shuffle=1", "pause_ms=5"]) as job:
         job.await_steps(1 + steps)
@@ -201,7 +199,6 @@ def test_a_service_is_killed(tmp_path, steps):
         job.finish()
 
 
-@EVICTION
 def test_two_services_are_killed_at_once(tmp_path):
     with Job(tmp_path, ranks=4, services=3) as job:
         job.await_steps(3)
@@ -211,7 +208,7 @@ def test_two_services_are_killed_at_once(tmp_path):
         job.finish()
 
 
-@EVICTION
+@pytest.mark.long
 def test_all_services_are_killed_one_after_another(tmp_path):
     with Job(tmp_path, services=3) as job:
         for service in job.services:
@@ -221,8 +218,7 @@ def test_all_services_are_killed_one_after_another(tmp_path):
         job.finish()
 
 
-@EVICTION
-@pytest.mark.parametrize("ms", some([0, 1, 2, 5, 10, 20], [0, 2, 10]))
+@pytest.mark.parametrize("ms", some([0, 1, 2, 5, 10, 20], [0, 5]))
 def test_a_service_is_killed_during_the_change_that_another_caused(tmp_path, ms):
     with Job(tmp_path, services=2) as job:
         job.await_steps(3)
@@ -233,8 +229,7 @@ def test_a_service_is_killed_during_the_change_that_another_caused(tmp_path, ms)
         job.finish()
 
 
-@EVICTION
-@pytest.mark.parametrize("byte", some(range(64), [0, 1, 33, 63]))
+@pytest.mark.parametrize("byte", some(range(64), [0, 33]))
 def test_a_service_is_killed_after_a_byte_of_a_result(tmp_path, byte):
     with Job(tmp_path, ranks=2, services=1, proxied=[0]) as job:
         job.await_steps(3)
@@ -244,7 +239,6 @@ def test_a_service_is_killed_after_a_byte_of_a_result(tmp_path, byte):
         job.finish()
 
 
-@EVICTION
 def test_a_verdict_reaches_one_machine_and_then_the_service_dies(tmp_path):
     """All tensors differ in step 3; what one tallyd has to say of it reaches rank 0 alone."""
     with Job(tmp_path, ranks=2, services=1, proxied=[0], sizes=[1000] * 5, rank_words={1: ["differ=3:-1"]},
@@ -261,7 +255,6 @@ def test_a_verdict_reaches_one_machine_and_then_the_service_dies(tmp_path):
             assert histories[0].ends[3, tensor][0] == -22
 
 
-@EVICTION
 def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
     with Job(tmp_path, services=2) as job:
         job.await_steps(3)
@@ -272,7 +265,7 @@ def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
         job.finish()
 
 
-@EVICTION
+@pytest.mark.long
 def test_a_service_that_one_machine_cannot_reach_is_evicted(tmp_path):
     with Job(tmp_path, services=1, proxied=[0]) as job:
         job.await_steps(3)
@@ -285,7 +278,6 @@ def test_a_service_that_one_machine_cannot_reach_is_evicted(tmp_path):
 # --- services come and go ------------------------------------------------------------------------------
 
 
-@CHANGE
 def test_a_service_joins_during_training(tmp_path):
     with Job(tmp_path, services=1) as job:
         job.await_steps(3)
@@ -295,7 +287,6 @@ def test_a_service_joins_during_training(tmp_path):
         job.finish()
 
 
-@CHANGE
 def test_a_service_joins_while_a_round_has_begun_on_one_machine_only(tmp_path):
     with Job(tmp_path, ranks=2, services=1, rank_words={1: ["late=3:6000"]}) as job:
         job.await_true(lambda: any(key[0] == 3 for key in job.histories()[0].begun), "a begun round")
@@ -306,7 +297,6 @@ def test_a_service_joins_while_a_round_has_begun_on_one_machine_only(tmp_path):
         job.finish()
 
 
-@CHANGE
 def test_a_service_drains(tmp_path):
     with Job(tmp_path) as job:
         job.await_steps(3)
@@ -316,7 +306,7 @@ def test_a_service_drains(tmp_path):
         job.finish()
 
 
-@CHANGE
+@pytest.mark.long
 def test_one_joins_one_drains_and_one_dies(tmp_path):
     with Job(tmp_path, services=2) as job:
         job.await_steps(3)
@@ -327,7 +317,7 @@ def test_one_joins_one_drains_and_one_dies(tmp_path):
         job.finish()
 
 
-@CHANGE
+@pytest.mark.long
 def test_a_killed_service_comes_back_on_its_port(tmp_path):
     with Job(tmp_path, services=1) as job:
         job.await_steps(3)
@@ -345,21 +335,6 @@ def test_a_killed_service_comes_back_on_its_port(tmp_path):
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("up", [True, False], ids=["pushes", "results"])
-def test_damage_on_the_path_never_makes_a_wrong_sum(tmp_path, kind, up):
-    """Whether the job goes on or ends, all ranks agree, and no result is wrong."""
-    with Job(tmp_path, services=1, proxied=[0], env=CHECKED) as job:
-        job.await_steps(2)
-        trick = job.proxies[0][1].play(kind, up, after=100_000 + 77)
-        job.await_true(trick.done.is_set, "the damage")
-        (job.folder / "stop").touch()
-        statuses = job.await_ends()
-        job.check()
-        assert statuses in ([0] * 3, [GONE_OVER] * 3), job.account()
-
-
-@REPAIR
-@pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("up", [True, False], ids=["pushes", "results"])
 def test_a_broken_connection_is_repaired_unseen(tmp_path, kind, up):
     with Job(tmp_path, services=1, proxied=[0], env=CHECKED) as job:
         job.await_steps(2)
@@ -370,13 +345,38 @@ def test_a_broken_connection_is_repaired_unseen(tmp_path, kind, up):
         assert job.services[0].running()
 
 
-@REPAIR
 def test_all_connections_break_again_and_again(tmp_path):
     with Job(tmp_path, services=1, proxied=[0]) as job:
         for _ in range(5):
             job.await_steps(1)
             for proxy in job.all_proxies():
                 proxy.cut_all()
+        job.await_steps(5)
+        job.finish()
+
+
+def test_a_connection_breaks_before_the_news_of_a_part_that_moved_is_read(tmp_path):
+    """Rank 0 has results that rank 1 lacks when their tallyd dies.  What rank 0 says of them to their new service is lost
+    with the connection; said again, it comes before anything that rank 1 says.  The service must wait for that."""
+    with Job(tmp_path, ranks=2, services=1, sizes=[3000] * 16, proxied=[0, "rank-0", "rank-1"]) as job:
+        job.await_steps(2)
+        job.proxies[0][1].hold(False)
+        step = job.steps(1)
+        job.await_true(lambda: sum(key[0] >= step for key in job.histories()[0].begun) >= 16, "a step begun by rank 0")
+        time.sleep(0.5)  # what can come to rank 0 has come
+        to_own = [job.proxies[name][rank] for name in ("rank-0", "rank-1") for rank in (0, 1)]
+        for proxy in to_own:
+            proxy.hold(True)
+        job.kill(job.services[0])
+        job.proxies[0][1].cut_all()  # with what it held back
+        job.proxies[0][1].pass_all()
+        time.sleep(1)  # the change has been committed, and what is said of it stands at the gates
+        for name in "rank-0", "rank-1":
+            job.proxies[name][0].cut_all()
+            job.proxies[name][0].pass_all()
+        time.sleep(1)
+        for proxy in to_own:
+            proxy.pass_all()
         job.await_steps(5)
         job.finish()
 
