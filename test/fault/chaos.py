@@ -160,7 +160,8 @@ class Shape:
 
 
 def run(seed, folder):
-    """One seed; raises AssertionError where the job does not keep what is promised."""
+    """One seed; raises AssertionError where the job does not keep what is promised.  Returns the longest pause
+    between two steps, in milliseconds, and what was done last before its end."""
     s = Shape(seed)
     with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied) as job:
         job.await_steps(1)
@@ -175,7 +176,7 @@ def run(seed, folder):
             job.kill(job.ranks[s.victim])
             others = [r for r in range(s.ranks) if r != s.victim]
             job.fail(others, "coordinator" if s.victim == 0 else rf"rank {s.victim}\b", same=s.victim != 0)
-    return s
+    return job.longest_pause_ms()
 
 
 def main():
@@ -192,9 +193,10 @@ def main():
         folder, begin = base / str(seed), time.monotonic()
         print(f"seed {seed}: {Shape(seed)}", flush=True)
         try:
-            run(seed, folder)
+            pause_ms, mark = run(seed, folder)
             shutil.rmtree(folder)
-            print(f"seed {seed}: as promised ({time.monotonic() - begin:.1f} s)", flush=True)
+            print(f"seed {seed}: as promised ({time.monotonic() - begin:.1f} s; longest pause {pause_ms:.0f} ms, at: {mark})",
+                  flush=True)
         except (AssertionError, OSError):
             failed.append(seed)
             print(f"seed {seed}: FAILED, see {folder}\n{traceback.format_exc()}", flush=True)
