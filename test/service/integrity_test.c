@@ -18,16 +18,21 @@ enum { COUNT = 100000, ROUNDS = 12, LARGE = 8192 /* nothing but a payload is rec
 
 static atomic_int flips_left; /* in this process */
 static atomic_uint flip_seed;
+static atomic_bool flip_behind; /* what follows a payload: its checksum, or the next header */
 
 ssize_t readv(int fd, const struct iovec *iov, int count)
 {
     ssize_t n = syscall(SYS_readv, fd, iov, count);
     int before = atomic_load(&flips_left);
-    if (n >= LARGE && iov[0].iov_len >= LARGE && before > 0 &&
-        atomic_compare_exchange_strong(&flips_left, &before, before - 1)) {
-        unsigned at = atomic_load(&flip_seed) * 2654435761u;
-        ((uint8_t *)iov[0].iov_base)[at % LARGE] ^= (uint8_t)(1u << (at >> 29));
-    }
+    bool behind = atomic_load(&flip_behind);
+    if (n < LARGE || iov[0].iov_len < LARGE || before == 0 ||
+        (behind && (count < 2 || (size_t)n <= iov[0].iov_len)) ||
+        !atomic_compare_exchange_strong(&flips_left, &before, before - 1))
+        return n;
+    unsigned at = atomic_load(&flip_seed) * 2654435761u;
+    uint8_t *where = behind ? iov[1].iov_base : iov[0].iov_base;
+    size_t length = behind ? (size_t)n - iov[0].iov_len : LARGE;
+    where[at % length] ^= (uint8_t)(1u << (at >> 29));
     return n;
 }
 
@@ -35,6 +40,7 @@ struct board {
     atomic_int wrong, failed;
     int victim; /* the rank that receives a flipped bit */
     unsigned seed;
+    bool behind;
 };
 
 static int rounds(int rank, void *arg)
@@ -48,6 +54,7 @@ static int rounds(int rank, void *arg)
         int32_t wrong = 0;
         if (round == 3 && rank == b->victim) {
             atomic_store(&flip_seed, b->seed);
+            atomic_store(&flip_behind, b->behind);
             atomic_store(&flips_left, 1);
         }
         for (int i = 0; i < COUNT; i++)
@@ -82,7 +89,8 @@ static void flip(struct board *b, bool checksum)
     assert_int_equal(job_wait_rank(&j, 0), 0);
     assert_int_equal(job_wait_rank(&j, 1), 0);
     if (checksum)
-        job_log_holds(&j, b->victim, "a payload was altered on its way");
+        job_log_holds(&j, b->victim,
+                      b->behind ? "closing the connection" : "a payload was altered on its way");
     job_clear(&j);
 }
 
@@ -97,12 +105,14 @@ static void test_without_checksums(void **state)
 
 static void test_with_checksums(void **state)
 {
-    for (unsigned seed = 1; seed <= (UNDER_SANITIZER ? 2 : 6); seed++) {
+    for (unsigned seed = 1; seed <= (UNDER_SANITIZER ? 4 : 12); seed++) {
         struct board *b = job_shared(sizeof *b);
         b->victim = seed % 2;
+        b->behind = seed % 4 > 1;
         b->seed = seed;
         flip(b, true);
         assert_int_equal(b->wrong, 0);
+        assert_int_equal(b->failed, 0); /* the connection was mended, and what was altered came again */
     }
 }
 
