@@ -233,7 +233,7 @@ static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
         tly_address_any(&address);
         tly_address_set_port(&address, tly_address_port(&to->at[0]));
     }
-    int err = tly_coordinator_create(&c->place, &c->params, &address, &c->coordinator);
+    int err = tly_coordinator_create(&c->place, &c->params, &address, false, &c->coordinator);
     if (err == -EADDRINUSE && c->place.coord_host[0])
         return 0; /* join the one that is there */
     if (!err)
@@ -460,7 +460,7 @@ static int join(tally_comm *c)
     c->member.invited = tly_epoch_invited;
     c->member.prepare = tly_epoch_prepare;
     c->member.promised = tly_epoch_promised;
-    c->member.committed = tly_epoch_committed;
+    c->member.changed = tly_epoch_committed;
     c->member.user = c;
     err = connect_peers(c);
     return err ? err : tly_member_begin(&c->member);

@@ -332,7 +332,7 @@ static void say_all(struct peer *p, uint16_t resumed)
         if (is_empty(k))
             drop_keep(c, k);
         else if (!k->said || resumed)
-            say_keep(p, k, resumed);
+            say_keep(p, k, p->mortal ? resumed : 0); /* here it is news: it has moved from who is gone */
     }
     struct tly_frame done = {.type = TLY_DONE};
     post_about(p, &done, TLY_DONE, resumed, 0, NULL);

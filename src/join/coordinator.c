@@ -89,6 +89,10 @@ struct tly_coordinator {
     uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
+    bool standalone;
+    bool resuming;      /* GATHERING: the members of a job that runs */
+    uint32_t committed; /* ... the epoch that holds for it */
+    int64_t resumed_at; /* awake clock; tallyd that do not come back soon are gone; 0: none is missed */
     struct tly_map begun_seen; /* hash of key and round -> anything */
     uint32_t ranks_here, tallyds_here;
     int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
@@ -313,7 +317,7 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
     uint32_t *same = calloc(c->size, sizeof *same);
     c->number = 1;
     c->host_id = calloc(c->size + c->tallyds_here, sizeof *c->host_id);
-    *r = (struct tly_roster){.epoch = c->number, .part_bytes = c->part_bytes};
+    *r = (struct tly_roster){.epoch = c->number, .part_bytes = c->part_bytes, .standalone = c->standalone};
     r->ranks = calloc(c->size, sizeof *r->ranks);
     r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
     int err = same && c->host_id && r->ranks && r->services ? 0 : -ENOMEM;
@@ -606,27 +610,37 @@ static void change(struct tly_coordinator *c)
         invite_more(c);
 }
 
-/* A tallyd is out: the job goes on without it. */
-static void evict(struct member *m, const char *why)
+static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, const char *why)
 {
-    struct tly_coordinator *c = m->c;
-    if (m->service == TLY_NO_SERVICE || c->roster.services[m->service].state == TLY_SERVICE_GONE)
-        return;
     char name[200];
-    tly_service_name(&c->roster, m->service, name, sizeof name);
-    if (m->left)
+    tly_service_name(&c->roster, service, name, sizeof name);
+    if (left)
         tly_info("join", "%s has left", name);
     else
         tly_warn("join", "%s is out: %s; the job goes on without it", name, why);
-    c->roster.services[m->service].state = TLY_SERVICE_GONE;
+    c->roster.services[service].state = TLY_SERVICE_GONE;
+    c->wanted = true;
+}
+
+/* A tallyd is out: the job goes on without it. */
+static void evict(struct member *m, const char *why)
+{
+    if (m->service == TLY_NO_SERVICE || m->c->roster.services[m->service].state == TLY_SERVICE_GONE)
+        return;
+    strike_out(m->c, m->service, m->left, why);
     m->service = TLY_NO_SERVICE;
     m->invited = false;
-    c->wanted = true;
 }
 
 static void advance(struct tly_coordinator *c)
 {
     bool all_ranks = c->size && c->ranks_here == c->size;
+    if (c->state == GATHERING && c->resuming && all_ranks) {
+        c->state = RUNNING;
+        c->wanted = true; /* whatever was under way begins anew */
+        c->resumed_at = c->loop.awake;
+        tly_info("join", "all %u ranks of the running job are here", c->size);
+    }
     if (c->state == GATHERING && all_ranks) {
         if (!c->complete_at)
             c->complete_at = c->loop.awake;
@@ -715,14 +729,14 @@ static void on_member_info(struct member *m)
             post_verdict(m, EAGAIN, "the job's last start has not ended yet"); /* it comes again */
         return;
     }
-    if (c->state == RUNNING && m->info.role == TLY_ROLE_TALLYD) {
+    if ((c->state == RUNNING || c->resuming) && m->info.role == TLY_ROLE_TALLYD) {
         m->joined = m->waiting = true;
         c->tallyds_here++;
         tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
         advance(c);
         return;
     }
-    if (c->state != GATHERING) {
+    if (c->state != GATHERING || c->resuming) {
         if (m->info.role == TLY_ROLE_TALLYD)
             post_verdict(m, EAGAIN, "the job is about to start, or to end");
         else if (m->info.rank < c->size && (!c->ranks[m->info.rank] || c->ranks[m->info.rank]->left))
@@ -877,6 +891,100 @@ static struct member *find_tallyd(const struct tly_coordinator *c, uint64_t inca
     return NULL;
 }
 
+/* The first member of a job that runs, and whose coordinator has died: what it knows is what this one knows. */
+static int adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t incarnation,
+                 uint32_t committed)
+{
+    c->ranks = calloc(roster->rank_count, sizeof *c->ranks);
+    c->host_id = calloc(roster->service_count, sizeof *c->host_id);
+    if (!c->ranks || !c->host_id)
+        return -ENOMEM;
+    c->size = roster->rank_count;
+    c->roster = *roster;
+    *roster = (struct tly_roster){0};
+    c->identity.incarnation = incarnation;
+    c->committed = committed;
+    c->resuming = true;
+    c->number = c->roster.epoch;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        m->waiting = m->joined && m->info.role == TLY_ROLE_TALLYD;
+    }
+    return 0;
+}
+
+/* A member of a job that runs.  What changes were under way is forgotten: a tallyd that had been invited comes again. */
+static int on_resumed(struct member *m, struct tly_reader *r, const char **why)
+{
+    struct tly_coordinator *c = m->c;
+    struct tly_roster roster;
+    uint64_t incarnation = tly_read64(r);
+    uint32_t committed = tly_read32(r);
+    bool is_rank = m->info.role == TLY_ROLE_RANK;
+    char name[200];
+    if (tly_roster_read(r, &roster) != 0) {
+        *why = "a roster that cannot be read";
+        return -EPROTO;
+    }
+    member_name(m, name, sizeof name);
+    tly_link_rename(m->link, name);
+    int err = 0;
+    bool first = c->state == GATHERING && !c->resuming && !c->size;
+    if (first)
+        err = adopt(c, &roster, incarnation, committed);
+    if (err) {
+        fail_job(c, ENOMEM, "the coordinator is out of memory");
+    } else if (!(c->resuming || c->state == RUNNING) || c->identity.incarnation != incarnation ||
+               (is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]))) {
+        post_verdict(m, ESTALE, "there is another start of the job by now");
+    } else if (is_rank && c->committed != committed) {
+        fail_job(c, ECONNRESET,
+                 "the coordinator died while the services changed: some ranks are in epoch %u, others in %u",
+                 c->committed, committed);
+    } else {
+        uint32_t at = 0;
+        while (at < c->roster.service_count && c->roster.services[at].incarnation != m->info.incarnation)
+            at++;
+        bool known = at < c->roster.service_count && c->roster.services[at].state == TLY_SERVICE_ACTIVE;
+        if (first) { /* numbers that it gave and nobody remembers must not come again */
+            for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
+                if (c->roster.services[i].state == TLY_SERVICE_IDLE)
+                    c->roster.services[i].state = TLY_SERVICE_GONE;
+            c->number += 1000;
+        }
+        if (is_rank) {
+            c->ranks[m->info.rank] = m;
+            c->ranks_here++;
+        } else if (known) {
+            m->service = at;
+            c->tallyds_here++;
+            tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
+        } else {
+            post_verdict(m, EAGAIN, "the job goes on without this tallyd");
+        }
+        if (known)
+            memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
+        m->joined = is_rank || known;
+        m->begun = m->proved = true;
+        advance(c);
+    }
+    tly_roster_finish(&roster);
+    return 0;
+}
+
+/* Services of a job that was taken over, which have not come back. */
+static void miss_services(struct tly_coordinator *c)
+{
+    if (!c->resumed_at || c->state != RUNNING || c->loop.awake - c->resumed_at < TALLYD_SILENCE_S * TLY_SEC)
+        return;
+    c->resumed_at = 0;
+    for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
+        if (c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
+            !find_tallyd(c, c->roster.services[i].incarnation))
+            strike_out(c, i, false, "it has not come back to the coordinator");
+    advance(c);
+}
+
 static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
 {
     for (uint32_t i = 0; i < c->roster.machine_count; i++)
@@ -901,6 +1009,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
                 *why = "a member that cannot be read";
                 return -EPROTO;
             }
+            if (f->flags & TLY_RESUMED)
+                return on_resumed(m, &r, why);
             on_member_info(m);
         }
         break;
@@ -920,7 +1030,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if ((!m->joined && !awaited) || r.failed)
             break;
         struct member *accused = find_tallyd(c, service);
-        if (!err && service && !accused && c->state == RUNNING && !is_embedded(c, service))
+        if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
             break; /* it is out already */
         if (!err && accused) {
             m->accuses++;
@@ -1108,6 +1218,13 @@ static void tick(struct tly_hook *h)
     if (c->complaint_due && now >= c->complaint_due)
         fail_job(c, ECONNRESET, "%s", c->complaint);
     judge_accused(c);
+    miss_services(c);
+    if (c->resuming && c->state == GATHERING && now - c->born >= c->dead_ns) {
+        missing_text(c, missing, sizeof missing);
+        fail_job(c, ETIMEDOUT,
+                 "rank %s has not come back to the coordinator within %.0f s (TALLY_DEAD_TIMEOUT)", missing,
+                 (double)c->dead_ns / TLY_SEC);
+    }
     bool tell = now - c->asked_missing >= MISSING_EVERY_S * TLY_SEC;
     if (c->state == GATHERING && c->complete_at) {
         if (now - c->complete_at >= c->servers_ns) {
@@ -1122,7 +1239,7 @@ static void tick(struct tly_hook *h)
                      c->tallyds_here, c->servers);
         }
     }
-    if (c->state == GATHERING && !c->complete_at && c->size) {
+    if (c->state == GATHERING && !c->complete_at && c->size && !c->resuming) {
         missing_text(c, missing, sizeof missing);
         if (now - c->born >= c->join_ns) {
             fail_job(c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT)", missing,
@@ -1146,7 +1263,8 @@ static void *serve(void *arg)
 }
 
 int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
-                           const struct sockaddr_storage *address, struct tly_coordinator **out)
+                           const struct sockaddr_storage *address, bool standalone,
+                           struct tly_coordinator **out)
 {
     struct tly_coordinator *c = calloc(1, sizeof *c);
     if (!c)
@@ -1164,6 +1282,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     do
         randombytes_buf(&c->identity.incarnation, sizeof c->identity.incarnation);
     while (!c->identity.incarnation);
+    c->standalone = standalone;
     c->servers = (uint32_t)params->servers;
     c->servers_ns = (int64_t)(params->servers_timeout * (double)TLY_SEC);
     c->join_ns = (int64_t)(params->join_timeout * (double)TLY_SEC);
@@ -1189,6 +1308,14 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->started = true;
     *out = c;
     return 0;
+}
+
+bool tly_coordinator_is_over(struct tly_coordinator *c)
+{
+    tly_loop_lock(&c->loop);
+    bool over = (c->state == FAILED || c->state == ENDED) && tly_list_empty(&c->members);
+    tly_loop_unlock(&c->loop);
+    return over;
 }
 
 uint16_t tly_coordinator_port(const struct tly_coordinator *c)

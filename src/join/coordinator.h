@@ -16,6 +16,7 @@
 #ifndef TLY_COORDINATOR_H
 #define TLY_COORDINATOR_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -24,9 +25,13 @@
 
 struct tly_coordinator;
 
-/* Listen at `address` and start.  -EADDRINUSE: somebody listens there. */
+/* Listen at `address` and start.  standalone: in a process of its own.  If that dies the job goes on, and its members tell
+ * the next one there what they know.  -EADDRINUSE: somebody listens there. */
 int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
-                           const struct sockaddr_storage *address, struct tly_coordinator **out);
+                           const struct sockaddr_storage *address, bool standalone,
+                           struct tly_coordinator **out);
+/* The job has come to its end, and all members have gone. */
+bool tly_coordinator_is_over(struct tly_coordinator *c);
 uint16_t tly_coordinator_port(const struct tly_coordinator *c);
 
 /* Wait until the members have gone (monotonic deadline), then stop and free.  NULL is accepted. */

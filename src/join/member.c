@@ -13,7 +13,7 @@
 #include "topo/card.h"
 #include "transport/tcp/socket.h"
 
-enum { TELL_S = 10 };
+enum { TELL_S = 10, RETRY_MS = 500 };
 
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
@@ -41,10 +41,29 @@ static void end(struct tly_member *m, int err, const char *sentence)
         m->over(m->user, err, m->sentence);
 }
 
+/* A coordinator is there again: it knows nothing but what the members tell it. */
+static void resume(struct tly_member *m)
+{
+    struct tly_writer w = {0};
+    m->away = false;
+    tly_member_write(&w, &m->info);
+    tly_write64(&w, m->identity.incarnation);
+    tly_write32(&w, m->committed);
+    tly_roster_write(&w, &m->roster);
+    post(m, TLY_ROSTER, TLY_RESUMED, &w);
+    free(w.data);
+    tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_INFO, "join",
+            "the coordinator at %s is there again", m->coordinator);
+}
+
 static void opened(void *user, struct tly_link *l)
 {
     struct tly_member *m = user;
     const struct tly_identity *peer = tly_link_peer(l);
+    if (m->away) {
+        resume(m);
+        return;
+    }
     m->identity.incarnation = peer->incarnation;
     if (!m->identity.job[0])
         memcpy(m->identity.job, peer->job, sizeof peer->job);
@@ -74,7 +93,10 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
 /* The first one says "go"; a later one has the rounds begun in older epochs, then (LAST) the new roster. */
 static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
 {
-    m->state = m->state == TLY_MEMBER_INVITED ? TLY_MEMBER_RUNNING : m->state;
+    if (m->state == TLY_MEMBER_INVITED) {
+        m->state = TLY_MEMBER_RUNNING;
+        m->committed = m->roster.epoch;
+    }
     if (!f->payload)
         return 0;
     uint32_t count = tly_read32(r);
@@ -88,9 +110,12 @@ static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_re
     if (!(f->flags & TLY_LAST))
         return 0;
     int err = take_roster(m, r, why);
-    if (!err && m->committed)
-        m->committed(m->user);
-    return err;
+    if (err)
+        return err;
+    m->committed = m->roster.epoch;
+    if (m->changed)
+        m->changed(m->user);
+    return 0;
 }
 
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
@@ -167,6 +192,16 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     if (m->left || m->state == TLY_MEMBER_OVER)
         return;
     char sentence[512];
+    /* What it decided holds; without it services neither come nor go, and nobody is declared dead. */
+    if (m->state == TLY_MEMBER_RUNNING && m->roster.standalone && err != EACCES) {
+        if (!m->away && !m->identity.rank)
+            tly_warn("join", "the coordinator at %s is gone (%s): the job goes on, and looks for it",
+                     m->coordinator, why);
+        m->away = true;
+        m->retry_at = m->loop->awake + RETRY_MS * TLY_MS;
+        tly_outbox_finish(&m->outbox, NULL, NULL);
+        return;
+    }
     m->lost = err == ECONNRESET;
     if (m->state == TLY_MEMBER_CONNECTING)
         snprintf(sentence, sizeof sentence, "%s", why);
@@ -177,6 +212,22 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static void tick(struct tly_hook *h)
+{
+    struct tly_member *m = tly_list_entry(h, struct tly_member, hook);
+    if (!m->away || m->link || m->loop->awake < m->retry_at)
+        return;
+    struct tly_link_config c = {.user_calls = &calls,
+                                .user = m,
+                                .identity = m->identity,
+                                .peer_name = "coordinator",
+                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC),
+                                .checksum = m->params->checksum};
+    c.identity.incarnation = 0; /* it does not know the job's yet */
+    m->retry_at = m->loop->awake + RETRY_MS * TLY_MS;
+    tly_tcp_connect(m->loop, &m->at, &c, &m->link);
+}
 
 void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct tly_place *place,
                      const struct tly_params *params, bool is_rank)
@@ -190,6 +241,8 @@ void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct t
     memcpy(m->identity.secret, place->secret, sizeof place->secret);
     memcpy(m->identity.job, place->job, sizeof place->job);
     tly_outbox_init(&m->outbox);
+    tly_list_init(&m->hook.node);
+    m->hook.tick = tick;
 }
 
 void tly_member_finish(struct tly_member *m)
@@ -197,6 +250,7 @@ void tly_member_finish(struct tly_member *m)
     if (!m || !m->loop)
         return;
     m->over = NULL;
+    tly_loop_unhook(m->loop, &m->hook);
     if (m->link)
         tly_link_flush(m->link); /* a complaint that waits is the others' best explanation */
     tly_link_destroy(m->link);
@@ -429,6 +483,7 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
         struct tly_writer w = {0};
         snprintf(info.door, sizeof info.door, "%s", m->door.name);
         info.nonce = m->door.nonce;
+        m->info = info;
         tly_member_write(&w, &info);
         post(m, TLY_ROSTER, 0, &w);
         free(w.data);
@@ -447,6 +502,8 @@ int tly_member_begin(struct tly_member *m)
     int err = joined(m, wait_for(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
     tly_loop_lock(m->loop);
     tly_door_close(&m->door);
+    if (!err && m->roster.standalone)
+        tly_loop_hook(m->loop, &m->hook);
     tly_loop_unlock(m->loop);
     return err;
 }

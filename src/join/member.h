@@ -33,6 +33,11 @@ struct tly_member {
     struct tly_identity identity;    /* with the job's incarnation once KNOWN */
     enum tly_member_state state;
     struct tly_roster roster;     /* once INVITED */
+    uint32_t committed;           /* its epoch, when it was last committed; once RUNNING */
+    struct tly_member_info info;  /* what we have said of ourselves */
+    struct tly_hook hook;         /* looks for a coordinator that is gone, */
+    bool away;                    /* for ours is, and the job goes on; */
+    int64_t retry_at;             /* then, on the awake clock */
     struct tly_addresses to;      /* where the coordinator may be */
     struct sockaddr_storage at;   /* where it is, or is being looked for */
     struct sockaddr_storage here; /* our address as the coordinator sees it */
@@ -49,11 +54,11 @@ struct tly_member {
     void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
      * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
-     * elsewhere, in that epoch; committed: `roster` holds for all other rounds. */
+     * elsewhere, in that epoch; changed: `roster` holds for all other rounds. */
     void (*invited)(void *user);
     void (*prepare)(void *user, const struct tly_roster *next);
     void (*promised)(void *user, const struct tly_begun *round);
-    void (*committed)(void *user);
+    void (*changed)(void *user);
     void *user;
 };
 

@@ -70,6 +70,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     tly_write32(w, r->rank_count);
     tly_write32(w, r->machine_count);
     tly_write32(w, r->service_count);
+    tly_write32(w, r->standalone);
     tly_write64(w, r->part_bytes);
     tly_write64(w, r->window_bytes);
     for (uint32_t i = 0; i < r->rank_count; i++) {
@@ -99,13 +100,14 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     r.rank_count = tly_read32(rd);
     r.machine_count = tly_read32(rd);
     r.service_count = tly_read32(rd);
+    r.standalone = tly_read32(rd);
     r.part_bytes = tly_read64(rd);
     r.window_bytes = tly_read64(rd);
     if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
         r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES ||
         r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN ||
         r.part_bytes > TLY_MAX_PART || r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes ||
-        r.window_bytes > 1u << 30)
+        r.window_bytes > 1u << 30 || r.standalone > 1)
         return -EPROTO;
     r.ranks = calloc(r.rank_count, sizeof *r.ranks);
     r.services = calloc(r.service_count, sizeof *r.services);

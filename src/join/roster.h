@@ -62,6 +62,7 @@ struct tly_roster_service {
 struct tly_roster {
     uint32_t epoch;
     uint32_t rank_count, machine_count, service_count;
+    uint32_t standalone; /* the coordinator is a process of its own: its death is not the job's */
     uint64_t part_bytes, window_bytes;
     struct tly_roster_rank *ranks;       /* owned */
     struct tly_roster_service *services; /* owned */

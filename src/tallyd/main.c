@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "join/coordinator.h"
 #include "join/member.h"
 #include "sum/service.h"
 #include "tallyd/health.h"
@@ -40,6 +41,7 @@ static void usage(FILE *out)
         "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME] [--health [ADDRESS:]PORT]\n"
         "Sums gradients for a Tally job on a machine that has network and CPU to spare.\n\n"
         "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
+        "  --coordinator        no service: the job's coordinator, apart from rank 0, at that address\n"
         "  --once               exit when the job ends (default: wait for the next one)\n"
         "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
         "  --job NAME           serve this job only (TALLY_JOB; default: any)\n"
@@ -199,18 +201,79 @@ static void forget_secret(struct tly_params *params)
             sodium_memzero(text[i], strlen(text[i]));
 }
 
+static void pause_ms(int ms)
+{
+    struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * TLY_MS};
+    nanosleep(&pause, NULL);
+}
+
+/* Where to listen: as rank 0 would (src/comm/comm.c, coordinate). */
+static int find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
+{
+    struct tly_addresses to;
+    int err, i = 0;
+    while ((err = tly_place_resolve(place, &to)) == -EAGAIN && !asked_to_stop)
+        pause_ms(500);
+    if (err)
+        return err;
+    while (i < to.count && !tly_place_is_own(&to.at[i]))
+        i++;
+    if (i == to.count)
+        return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place->coord_host,
+                        place->coord_from);
+    *out = to.at[i];
+    if (to.named && place->has_secret) {
+        tly_address_any(out);
+        tly_address_set_port(out, tly_address_port(&to.at[i]));
+    }
+    return 0;
+}
+
+/* A coordinator apart from rank 0, for job after job.  If it ends the job that runs goes on, and another may take over. */
+static int coordinate(struct tly_place *place, const struct tly_params *params, bool once)
+{
+    struct sockaddr_storage at;
+    char text[80];
+    if (!place->job[0])
+        snprintf(place->job, sizeof place->job, "default");
+    int err = find_own_address(place, &at);
+    if (err)
+        return err;
+    tly_address_text(&at, text, sizeof text);
+    do {
+        struct tly_coordinator *c;
+        err = tly_coordinator_create(place, params, &at, true, &c);
+        for (int i = 0; err == -EADDRINUSE && i < 50 && !asked_to_stop; i++) {
+            pause_ms(100); /* the one before may be about to end */
+            err = tly_coordinator_create(place, params, &at, true, &c);
+        }
+        if (err)
+            return err;
+        tly_info("tallyd", "coordinating job '%s' at %s", place->job, text);
+        while (!asked_to_stop && !tly_coordinator_is_over(c))
+            pause_ms(50);
+        tly_coordinator_destroy(c, 0);
+    } while (!asked_to_stop && !once);
+    return 0;
+}
+
 static const struct option options[] = {
-    {"coord", required_argument, NULL, 'c'},  {"once", no_argument, NULL, 'o'},
-    {"memory", required_argument, NULL, 'm'}, {"job", required_argument, NULL, 'j'},
-    {"health", required_argument, NULL, 'H'}, {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},      {0}};
+    {"coordinator", no_argument, NULL, 'C'},
+    {"coord", required_argument, NULL, 'c'},
+    {"once", no_argument, NULL, 'o'},
+    {"memory", required_argument, NULL, 'm'},
+    {"job", required_argument, NULL, 'j'},
+    {"health", required_argument, NULL, 'H'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {0}};
 
 int main(int argc, char **argv)
 {
     char text[3][512];
     const char *settings[4] = {NULL}, *health = NULL;
     int count = 0, o;
-    bool once = false;
+    bool once = false, coordinator = false;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
         const char *name =
             o == 'c'   ? "TALLY_COORD"
@@ -223,6 +286,8 @@ int main(int argc, char **argv)
             count++;
         } else if (o == 'H') {
             health = optarg;
+        } else if (o == 'C') {
+            coordinator = true;
         } else if (o == 'o') {
             once = true;
         } else if (o == 'v') {
@@ -260,6 +325,14 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
 
     int err;
+    if (coordinator) {
+        err = coordinate(&place, &params, once);
+        if (err)
+            fprintf(stderr, "tallyd: %s\n", tly_error());
+        tly_health_stop(pulse.health);
+        tly_params_finish(&params);
+        return err ? 1 : 0;
+    }
     unsigned late = 0;
     char told[TLY_SENTENCE] = "";
     do {

@@ -1,9 +1,12 @@
 /* epoch_test.c - whole jobs whose tallyd die, stop, come late and leave while it runs.  The ranks notice nothing but the
  * time it takes: in every step every sum is the reference's, bit for bit. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "job.h"
@@ -263,12 +266,77 @@ static void test_stopped(void **state)
     end(&j, b);
 }
 
+/* --- the coordinator ------------------------------------------------------------------------------- */
+
+static pid_t start_coordinator(int port)
+{
+    char at[32];
+    snprintf(at, sizeof at, "127.0.0.1:%d", port);
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const char *program = getenv("TEST_TALLYD");
+        execl(program ? program : "tallyd", "tallyd", "--coordinator", "--coord", at, (char *)NULL);
+        _exit(97);
+    }
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (int i = 0, there = 0; !there; i++) { /* or rank 0 would take its place */
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        there = connect(fd, (struct sockaddr *)&to, sizeof to) == 0;
+        close(fd);
+        assert_true(i < 20000);
+        job_sleep_ms(5);
+    }
+    return pid;
+}
+
+static void await_log(struct job *j, int index, const char *part)
+{
+    for (int i = 0; !strstr(job_log(j, index), part); i++) {
+        if (i > 60000)
+            job_log_holds(j, index, part);
+        job_sleep_ms(2);
+    }
+}
+
+/* Without it rounds go on; services come and go once there is another. */
+static void test_coordinator_killed(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 3, .tallyds = 2, .main = train, .arg = b, .settings = SETTINGS};
+    j.port = job_free_port();
+    pid_t coordinator = start_coordinator(j.port);
+    job_start(&j);
+    some_steps(b, 3);
+    j.tallyds = 3;
+    for (int i = 0; i < 2; i++) {
+        kill(coordinator, SIGKILL);
+        waitpid(coordinator, NULL, 0);
+        await_log(&j, 0, "the job goes on, and looks for it");
+        some_steps(b, 10);
+        if (i == 1)
+            kill_tallyd(&j, 0, SIGKILL); /* while there is nobody to say what becomes of it */
+        coordinator = start_coordinator(j.port);
+        if (i == 0)
+            job_start_tallyd(&j, 2);
+        await_services(b, i == 0 ? 6 : 5);
+        some_steps(b, 3);
+    }
+    end(&j, b);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_killed),     cmocka_unit_test(test_all_killed),
         cmocka_unit_test(test_join_and_drain), cmocka_unit_test(test_all_together),
-        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_stopped),        cmocka_unit_test(test_coordinator_killed),
     };
     return cmocka_run_group_tests_name("epoch", tests, NULL, NULL);
 }
