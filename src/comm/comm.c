@@ -425,7 +425,8 @@ static int enter(tally_comm *c)
         if (!err)
             err = start_service(c, &service);
         if (!err)
-            err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service));
+            err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service),
+                                      tly_service_memory(c->service));
         if (!err)
             return 0;
         bool gone =

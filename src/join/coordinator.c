@@ -199,16 +199,6 @@ static void ask_for_proofs(struct tly_coordinator *c)
     }
 }
 
-/* Of the cards that are known, in bytes/s; 0: none is. */
-static double slowest(const struct tly_roster *r)
-{
-    uint64_t least = 0;
-    for (uint32_t i = 0; i < r->service_count; i++)
-        if (r->services[i].bandwidth && (!least || r->services[i].bandwidth < least))
-            least = r->services[i].bandwidth;
-    return (double)least / 8;
-}
-
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
  * that is passed over because its service's window is shut leaves the order common to all ranks. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
@@ -287,6 +277,7 @@ static void add_service(struct tly_coordinator *c, struct tly_roster *r, uint32_
         .incarnation = m->incarnation,
         .bandwidth = m->bandwidth,
         .sum_rate = m->sum_rate,
+        .memory = m->memory,
         .card = index};
     memcpy(s->address, m->address, sizeof s->address);
     memcpy(s->host, m->host, sizeof s->host);
@@ -369,12 +360,12 @@ static void invite(struct tly_coordinator *c)
         tly_roster_finish(r);
         return; /* the job has failed */
     }
+    if (!err && !r->part_bytes)
+        r->part_bytes = tly_plan_part_bytes(tly_roster_slowest(r));
     if (!err)
         err = tly_roster_split(r, c->split);
     switch (err) {
     case 0:
-        if (!r->part_bytes)
-            r->part_bytes = tly_plan_part_bytes(slowest(r));
         r->window_bytes = window(c, r);
         tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)

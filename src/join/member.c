@@ -459,7 +459,8 @@ static int joined(struct tly_member *m, int err, const char *what)
     return err ? tly_fail(-err, "%s", m->sentence) : 0;
 }
 
-int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation)
+int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation,
+                        uint64_t memory)
 {
     struct tly_member_info info = {
         .role = m->identity.role,
@@ -472,7 +473,8 @@ int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *ser
         .digest = tly_params_digest(m->params),
         .incarnation = incarnation,
         .bandwidth = m->params->bandwidth ? m->params->bandwidth : tly_card_rate(service),
-        .sum_rate = m->params->sum_rate};
+        .sum_rate = m->params->sum_rate,
+        .memory = memory};
     tly_address_host(service, info.address, sizeof info.address);
     snprintf(info.host, sizeof info.host, "%s", m->place->host);
     snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);

@@ -20,6 +20,7 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write64(w, m->incarnation);
     tly_write64(w, m->bandwidth);
     tly_write64(w, m->sum_rate);
+    tly_write64(w, m->memory);
     tly_write_text(w, m->address);
     tly_write_text(w, m->host);
     tly_write_text(w, m->host_id);
@@ -42,6 +43,7 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.incarnation = tly_read64(r);
     x.bandwidth = tly_read64(r);
     x.sum_rate = tly_read64(r);
+    x.memory = tly_read64(r);
     tly_read_text(r, x.address, sizeof x.address);
     tly_read_text(r, x.host, sizeof x.host);
     tly_read_text(r, x.host_id, sizeof x.host_id);
@@ -86,6 +88,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write64(w, s->incarnation);
         tly_write64(w, s->bandwidth);
         tly_write64(w, s->sum_rate);
+        tly_write64(w, s->memory);
         tly_write32(w, s->card);
         tly_write32(w, s->weight);
         tly_write_text(w, s->address);
@@ -130,6 +133,7 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->incarnation = tly_read64(rd);
         s->bandwidth = tly_read64(rd);
         s->sum_rate = tly_read64(rd);
+        s->memory = tly_read64(rd);
         s->card = tly_read32(rd);
         s->weight = tly_read32(rd);
         tly_read_text(rd, s->address, sizeof s->address);
@@ -164,12 +168,35 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
     }
 }
 
+double tly_roster_slowest(const struct tly_roster *r)
+{
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (r->services[i].bandwidth && (!least || r->services[i].bandwidth < least))
+            least = r->services[i].bandwidth;
+    return (double)least / 8;
+}
+
+/* Inputs/s that a service's memory has room for; 0: as many as its card can bring.  An input stays until all ranks' like it
+ * are there and the result is with all: as long as a rank's credit takes to leave it, two parts for each service, and
+ * a part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
+static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
+{
+    double least = tly_roster_slowest(r), card = s->bandwidth ? (double)s->bandwidth / 8 : least;
+    double stay = (2.0 * r->service_count + 2.0 * r->rank_count + 1) * (double)r->part_bytes / least;
+    double rate = (double)s->memory / 2 / stay;
+    return s->memory && least > 0 && rate < card ? rate : 0;
+}
+
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine)
 {
     for (uint32_t i = 0; i < r->service_count; i++) {
         const struct tly_roster_service *s = &r->services[i];
         machine[i] = (struct tly_plan_machine){
             .card = s->card, .bandwidth = (double)s->bandwidth / 8, .sum_rate = (double)s->sum_rate / 8};
+        double room = memory_rate(r, s);
+        if (room > 0 && !(machine[i].sum_rate > 0 && machine[i].sum_rate < room))
+            machine[i].sum_rate = room;
     }
     for (uint32_t i = 0; i < r->rank_count; i++)
         machine[r->ranks[i].machine].ranks++;

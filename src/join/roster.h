@@ -28,6 +28,7 @@ struct tly_member_info {
     uint64_t netns, digest, nonce, incarnation;
     uint64_t bandwidth;                   /* of its network card each way, bit/s; 0: not known */
     uint64_t sum_rate;                    /* of inputs that its service adds, bit/s; 0: no limit */
+    uint64_t memory;                      /* that its service may take, bytes; 0: not known */
     char address[64];                     /* of its service: numeric, without port */
     char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
     char settings[256];                   /* the agreed ones, for messages */
@@ -52,7 +53,7 @@ struct tly_roster_service {
     uint32_t rank;  /* embedded: its rank */
     uint32_t port;
     uint64_t incarnation;
-    uint64_t bandwidth, sum_rate; /* as its member has said */
+    uint64_t bandwidth, sum_rate, memory; /* as its member has said */
     uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
     uint32_t weight; /* its share of all bytes, over the sum of weights */
     char address[64], host[64];
@@ -92,6 +93,8 @@ uint32_t tly_roster_active(const struct tly_roster *r);
 
 /* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine);
+/* Bandwidth of the slowest card that is known, bytes/s; 0: none is. */
+double tly_roster_slowest(const struct tly_roster *r);
 
 /* How sums are nested (design decision 1): sizes of the groups of leaves, and order[] the ranks in the order
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in

@@ -175,6 +175,42 @@ static void nonsense_is_refused(void **state)
     }
 }
 
+/* What a service's memory has room for limits it like a sum rate, and only where it has less than its card brings. */
+static void little_memory_sums_little(void **state)
+{
+    enum { MB = 1 << 20, MANY = 1 << 30 };
+    struct tly_roster_rank ranks[3] = {{.machine = 0}, {.machine = 1}, {.machine = 2}};
+    struct tly_roster_service services[4];
+    struct tly_roster r = {.rank_count = 3,
+                           .machine_count = 3,
+                           .service_count = 4,
+                           .part_bytes = MB,
+                           .ranks = ranks,
+                           .services = services};
+    struct tly_plan_machine m[4];
+    for (uint32_t i = 0; i < 4; i++) /* a part takes a second */
+        services[i] = (struct tly_roster_service){.bandwidth = 8 * MB, .card = i, .memory = MANY};
+    tly_roster_machines(&r, m);
+    for (int i = 0; i < 4; i++)
+        assert_true(m[i].sum_rate == 0);
+    assert_int_equal(tly_roster_split(&r, TLY_SPLIT_OPTIMAL), 0);
+    assert_true(services[0].weight == 1 && services[3].weight == 2); /* Eq. 1, 2 */
+    services[3].memory =
+        15 * MB / 8; /* an input stays for 15 s, and half of the memory is taken to be empty */
+    tly_roster_machines(&r, m);
+    assert_true(m[3].sum_rate == MB / 16.0 && m[0].sum_rate == 0);
+    assert_int_equal(tly_roster_split(&r, TLY_SPLIT_OPTIMAL), 0);
+    assert_true(services[3].weight > 0 && services[3].weight < services[0].weight / 4);
+    services[3].sum_rate = 8 * 1000; /* the lower of the two */
+    tly_roster_machines(&r, m);
+    assert_true(m[3].sum_rate == 1000);
+    services[3].sum_rate = 0;
+    for (int i = 0; i < 4; i++)
+        services[i].bandwidth = 0; /* nobody knows how fast it comes */
+    tly_roster_machines(&r, m);
+    assert_true(m[3].sum_rate == 0);
+}
+
 /* Two machines, one with two ranks, and a tallyd that shares the card of the second. */
 static void weights_come_from_ranks_cards_and_bandwidths(void **state)
 {
@@ -241,6 +277,7 @@ int main(void)
         cmocka_unit_test(trees),
         cmocka_unit_test(round_trip_and_every_truncation),
         cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(little_memory_sums_little),
         cmocka_unit_test(weights_come_from_ranks_cards_and_bandwidths),
         cmocka_unit_test(members),
     };

@@ -645,6 +645,11 @@ uint16_t tly_service_port(const struct tly_service *s)
     return tly_listener_port(s->listener);
 }
 
+uint64_t tly_service_memory(const struct tly_service *s)
+{
+    return s->pool.limit;
+}
+
 uint64_t tly_service_incarnation(const struct tly_service *s)
 {
     return s->incarnation;

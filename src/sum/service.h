@@ -32,6 +32,7 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
                        struct tly_service **out);
 uint16_t tly_service_port(const struct tly_service *s);
 uint64_t tly_service_incarnation(const struct tly_service *s);
+uint64_t tly_service_memory(const struct tly_service *s); /* bytes that it may take */
 
 /* The epoch: who pushes.  Copies what it needs. */
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);

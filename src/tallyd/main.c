@@ -135,7 +135,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
         return err;
     pulse.service = *service;
     tly_address_set_port(&at, tly_service_port(*service));
-    err = tly_member_announce(m, &at, tly_service_incarnation(*service));
+    err = tly_member_announce(m, &at, tly_service_incarnation(*service), tly_service_memory(*service));
     if (!err)
         err = tly_service_begin(*service, &m->roster);
     if (!err)
