@@ -476,18 +476,19 @@ static void value_text(const struct tly_params *p, const struct row *row, char *
     }
 }
 
+const char *tly_release = TALLY_VERSION;
+
 int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len)
 {
     char value[512];
-    size_t at = 0;
-    if (len)
-        buf[0] = 0;
+    const char *patch = strrchr(tly_release, '.');
+    size_t at = (size_t)snprintf(buf, len, "Tally %.*s", patch ? (int)(patch - tly_release) : 0, tly_release);
     for (int i = 0; i < ROWS; i++) {
         if (!table[i].agreed)
             continue;
         value_text(p, &table[i], value, sizeof value);
-        at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, "%s%s=%s", at ? " " : "",
-                               table[i].name, value);
+        at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, " %s=%s", table[i].name,
+                               value);
     }
     return (int)at;
 }

@@ -69,8 +69,12 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
 /* Frees the strings; also fine on a struct of zeros. */
 void tly_params_finish(struct tly_params *p);
 
-/* Hash of the agreed settings, the same on every machine and build, and their text ("TALLY_PART_BYTES=524288
- * TALLY_WINDOW_PARTS=4") for the error.  The text returns its length like snprintf. */
+/* The release of this build; a test pretends to be another. */
+extern const char *tly_release;
+
+/* Hash of what ranks must have in common, the same on every machine and build: the release but for its patch, and the
+ * agreed settings; and their text ("Tally 0.1 TALLY_PART_BYTES=524288 TALLY_WINDOW_PARTS=4") for the error.  The text
+ * returns its length like snprintf. */
 uint64_t tly_params_digest(const struct tly_params *p);
 int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);
 

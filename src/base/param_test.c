@@ -299,6 +299,15 @@ static void digest(void **state)
     int len = tly_params_agreed_text(&p, text, sizeof text);
     assert_int_equal(len, strlen(text));
     assert_non_null(strstr(text, "TALLY_PART_BYTES=0"));
+    assert_ptr_equal(strstr(text, "Tally "), text);
+    /* Another patch may take part, another release may not. */
+    const char *release = tly_release;
+    uint64_t mine = tly_params_digest(&p);
+    tly_release = "7.8.9";
+    uint64_t other = tly_params_digest(&p);
+    tly_release = "7.8.1";
+    assert_true(tly_params_digest(&p) == other && other != mine);
+    tly_release = release;
     assert_null(strstr(text, "TALLY_PORT"));
     assert_int_equal(tly_params_agreed_text(&p, small, sizeof small), len);
     assert_int_equal(strlen(small), sizeof small - 1);

@@ -168,6 +168,33 @@ static void test_other_settings(void **state)
     run_job((struct job){.ranks = 2, .arg = &e});
 }
 
+static int opens_as_another(int rank, void *arg)
+{
+    if (rank == 1)
+        tly_release = "99.5.0";
+    return opens(rank, arg);
+}
+
+static void test_other_release(void **state)
+{
+    struct expectation e = {
+        .err = {-EPROTO, -EPROTO, -EPROTO},
+        .says = {{"Tally 99.5 ", "rank 1 on"}, {"Tally 99.5 ", "rank 1 on"}, {"Tally 99.5 ", "rank 1 on"}}};
+    struct job j = {.ranks = 3, .main = opens_as_another, .arg = &e};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+static void test_other_checksum(void **state)
+{
+    struct expectation e = {.set = {"TALLY_CHECKSUM=1", "TALLY_CHECKSUM=0"},
+                            .err = {-EPROTO, -EPROTO},
+                            .says = {{"TALLY_CHECKSUM=1", "TALLY_CHECKSUM=0"},
+                                     {"TALLY_CHECKSUM=1", "TALLY_CHECKSUM=0"}}};
+    run_job((struct job){.ranks = 2, .arg = &e});
+}
+
 static void test_other_restart(void **state)
 {
     struct expectation e = {.set = {"TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RESTART_COUNT=1"},
@@ -320,6 +347,8 @@ int main(void)
         cmocka_unit_test(test_rank_twice),
         cmocka_unit_test(test_other_world_size),
         cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_other_release),
+        cmocka_unit_test(test_other_checksum),
         cmocka_unit_test(test_other_restart),
         cmocka_unit_test(test_other_job),
         cmocka_unit_test(test_bad_ranks),
