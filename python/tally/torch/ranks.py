@@ -1,0 +1,167 @@
+"""Ranks that operate among themselves on vectors: one of the library's groups, as the backend needs it.
+
+Flow: Group has put tensors into vectors of types that the library has -> an operation of `_core` in the group's ordered
+name space.  A message from any rank is looked for first (probe) and then received from its sender.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import collections
+import ctypes
+import functools
+import threading
+import time
+
+import torch
+
+from .. import _core
+from .._lib import PUSH_PULL
+from .ops import _DTYPES, _reduce
+
+_SPACE = 128  # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
+
+
+class Ranks:
+    """Ranks of the job that operate among themselves; all vectors are of types that the library has.
+
+    name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order."""
+
+    def __init__(self, name, ranks):
+        self.size = len(ranks)
+        self._group = _core.make_group(name, ranks)
+        self._lock = threading.RLock()  # guards the next
+        self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
+
+    def reduce(self, source, target, reduction, then):
+        """Reduce `source` into `target`: the same, or None for somewhere else."""
+        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group)
+
+    def reduce_to(self, source, reduction, root, then):
+        """Reduce the contiguous `source` in place at the root."""
+        return _core.reduce(None, source.data_ptr(), source.data_ptr(), source.numel(), _DTYPES[source.dtype],
+                            int(reduction), root, _SPACE, source, then, self._group)
+
+    def reduce_scatter(self, source, target, counts, reduction, then):
+        """Reduce the contiguous `source`, of which this rank's piece goes to `target`."""
+        return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
+                                    int(reduction), space=_SPACE, keep=(source, target), then=then, group=self._group)
+
+    def broadcast(self, buffer, root, then):
+        """Overwrite the vector `buffer` with the root's."""
+        return _core.broadcast(None, buffer.data_ptr(), buffer.numel(), _DTYPES[buffer.dtype], root,
+                               (buffer.numel(),), _SPACE, buffer, None, None, then, self._group)
+
+    def gather(self, vector, then):
+        """Gather vectors, whose lengths may differ; the operation has pieces()."""
+        return Gathering(_core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
+                                          (vector.numel(),), _SPACE, vector, then, self._group, self.size),
+                          vector.dtype)
+
+    def gather_to(self, vector, target, counts, root, then):
+        """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
+        return _core.gather(None, vector.data_ptr(), vector.numel(), target.data_ptr() if counts else None, counts,
+                            _DTYPES[vector.dtype], root, _SPACE, (vector, target), then, self._group)
+
+    def scatter(self, source, counts, vector, root, then):
+        """The opposite."""
+        return _core.scatter(None, source.data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
+                             _DTYPES[vector.dtype], root, _SPACE, (source, vector), then, self._group)
+
+    def exchange(self, source, give, target, take, then):
+        """Elements of `source` for each rank, and of `target` from each."""
+        return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
+                              space=_SPACE, keep=(source, target), then=then, group=self._group)
+
+    def barrier(self, then):
+        return _core.barrier_async(None, _SPACE, then, self._group)
+
+    def refuse(self, reason):
+        _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+
+    def send(self, vector, to, tag, then):
+        return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
+                          self._group)
+
+    def receive(self, vector, sender, tag, then):
+        """Receive into `vector` from a rank, or from any (None); the operation then knows its sender."""
+        with self._lock:
+            waiting = self._waiting.setdefault(tag, collections.deque())
+            if sender is not None and not waiting:
+                return self.receive_from(vector, sender, tag, then)
+            one = Receiving(self, vector, sender, tag, then)
+            waiting.append(one)
+            if len(waiting) == 1:
+                self._begin(waiting)
+        return one
+
+    def receive_from(self, vector, sender, tag, then):
+        return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector, then,
+                          self._group)
+
+    def _begin(self, waiting):
+        """Begin what can begin: whatever comes behind a search waits for it, or might take its message."""
+        while waiting:
+            one = waiting[0]
+            try:
+                if one.sender is None:
+                    _core.probe(one.tag, _SPACE, functools.partial(self._found, waiting), self._group)
+                    return
+                waiting.popleft().begin()
+            except Exception as error:  # the job has failed, or has ended
+                waiting.popleft().end(error)
+
+    def _found(self, waiting, search):
+        """A search has ended."""
+        with self._lock:
+            one = waiting.popleft()
+            try:
+                search.wait()
+                one.sender = search.source()
+                one.begin()
+            except Exception as error:
+                one.end(error)
+            self._begin(waiting)
+
+
+class Receiving:
+    """An operation that has to wait for its begin: it, or one before it, looks for a sender."""
+
+    def __init__(self, ranks, vector, sender, tag, then):
+        self.sender, self.tag = sender, tag
+        self._ranks, self._vector, self._then = ranks, vector, then
+        self._begun = threading.Event()
+        self._operation = self._failure = None
+
+    def begin(self):
+        self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag, self._then)
+        self._begun.set()
+
+    def end(self, failure):
+        self._failure = failure
+        self._begun.set()
+        if self._then is not None:
+            self._then(self)
+
+    def done(self):
+        return self._begun.is_set() and (self._failure is not None or self._operation.done())
+
+    def wait(self, timeout=None):
+        start = time.monotonic()
+        if not self._begun.wait(timeout):
+            raise TimeoutError("no message has come within %g s" % timeout)
+        if self._failure is not None:
+            raise self._failure
+        self._operation.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
+
+
+class Gathering:
+    def __init__(self, operation, dtype):
+        self._operation, self._dtype = operation, dtype
+        self.done, self.wait = operation.done, operation.wait
+
+    def pieces(self):
+        """After the end: the ranks' vectors, in memory that lives as long as this object."""
+        address, length, counts = self._operation.gathered()
+        if not length:
+            return [torch.empty(0, dtype=self._dtype) for _ in counts]
+        return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=self._dtype).split(counts)
