@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/internal.h"
+#include "topo/topo.h"
 #include "transport/tcp/socket.h"
 
 enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
@@ -200,6 +201,7 @@ static void tick(struct tly_hook *h)
 static void *run(void *arg)
 {
     tally_comm *c = arg;
+    tly_topo_place(c->home, 0);
     tly_loop_run(&c->loop);
     return NULL;
 }
@@ -503,6 +505,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     }
     if (!err) {
         c->opened_at = tly_now();
+        /* What it copies, in and out, are the tensors of who opens the communicator. */
+        c->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&c->thread, "tally-comm", run, c);
     }
     if (err) {

@@ -262,6 +262,7 @@ struct tally_comm {
     struct tly_loop loop;
     pthread_t thread;
     bool thread_started;
+    int home; /* the thread's NUMA node; -1: there is only one */
 
     /* fixed once open */
     int rank, size, local_rank, local_size, machine, machines;
