@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A job of many rounds whose processes must stay as large as they were: memory and descriptors of ranks and tallyd.
 
-    test/fault/soak.py [--rounds 100000] [--ranks 3] [--services 2] [--folder DIR] [NAME=VALUE...]
+    test/fault/soak.py [--rounds 100000] [--ranks 3] [--services 2] [--churn] [--folder DIR] [NAME=VALUE...]
 
-A round is one operation: the worker's steps have one of each size and kind. Settings are given as NAME=VALUE. Prints a line
-now and then; ends with 0 if every result had the bits of the reference and nothing grew, else with 1."""
+A round is one operation: the worker's steps have one of each size and kind. With --churn tallyd join and leave all the
+while. Settings are given as NAME=VALUE. Prints a line now and then; in the end every result is compared with the
+reference, which takes longer than the job. Ends with 0 if all were right and nothing grew, else with 1."""
 
 import argparse
 import os
@@ -46,13 +47,24 @@ class Steps:
         return self.count
 
 
-def soak(job, rounds, tell=None):
+def relieve(job):
+    """A tallyd joins, and the one that has been there for longest leaves."""
+    old = next(p for p in job.services if p.running())
+    new = job.add_service()
+    job.await_true(lambda: "serving job" in new.output(), "the new tallyd joins")
+    job.drain(old)
+    job.await_true(lambda: not old.running(), "the old tallyd leaves")
+
+
+def soak(job, rounds, tell=None, churn=False):
     """Let the job do so many rounds; sentences about what grew."""
-    processes = job.ranks + job.services
+    processes = job.ranks + ([] if churn else job.services)
     steps = Steps(job.folder / "rank-0")
     enough = -(-rounds // (len(job.sizes) + 1))  # and one that asks whether to stop
     warm, told = None, 0
     while True:
+        if churn:
+            relieve(job)
         done = steps.now()
         if not all(p.running() for p in processes):
             raise AssertionError(job.account())
@@ -79,6 +91,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=100000)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--services", type=int, default=2)
+    parser.add_argument("--churn", action="store_true", help="tallyd join and leave all the while")
     parser.add_argument("--folder", help="of histories and logs; default a temporary one")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
     arguments = parser.parse_args()
@@ -91,7 +104,7 @@ def main():
         env = dict(s.split("=", 1) for s in arguments.settings)
         with fault.Job(folder, ranks=arguments.ranks, services=arguments.services, sizes=SIZES, env=env,
                        words=("pause_ms=0",)) as job:
-            grown = soak(job, arguments.rounds, tell)
+            grown = soak(job, arguments.rounds, tell, arguments.churn)
             job.finish()
     for sentence in grown:
         print(sentence)

@@ -76,11 +76,14 @@ def test_kill_of_everybody(tmp_path, together):
         job.finish()
 
 
-@pytest.mark.parametrize("settings", [{}, {"TALLY_CHECKSUM": "1"}, {"TALLY_MEMORY": "1M", "TALLY_PART_BYTES": "16K"}],
-                         ids=["plain", "checksums", "little memory"])
-def test_a_thousand_rounds_take_no_more_than_a_hundred(tmp_path, settings):
-    with Job(tmp_path, ranks=2, services=1, sizes=SIZES, env=settings, words=("pause_ms=0",)) as job:
-        assert soak(job, 1500) == []
+@pytest.mark.parametrize("settings, shuffle, churn",
+                         [({}, 0, False), ({}, 1, True), ({"TALLY_CHECKSUM": "1"}, 0, False),
+                          ({"TALLY_MEMORY": "1M", "TALLY_PART_BYTES": "16K"}, 1, False)],
+                         ids=["plain", "joins and leaves", "checksums", "little memory, other orders"])
+def test_a_thousand_rounds_take_no_more_than_a_hundred(tmp_path, settings, shuffle, churn):
+    words = ("pause_ms=0", f"shuffle={shuffle}")
+    with Job(tmp_path, ranks=2, services=1, sizes=SIZES, env=settings, words=words) as job:
+        assert soak(job, 1500, churn=churn) == []
         job.finish()
 
 
