@@ -109,7 +109,8 @@ struct tly_listener {
 static void rest(struct tly_listener *l, const char *why)
 {
     if (!l->told)
-        tly_warn("transport", "cannot accept connections on port %u for now: %s", l->port, why);
+        tly_warn("transport", "cannot accept connections on port %u (0: of this machine) for now: %s",
+                 l->port, why);
     l->told = l->resting = true;
     tly_loop_change(l->loop, &l->watch, 0);
     tly_loop_hook(l->loop, &l->hook);
