@@ -205,16 +205,19 @@ class Process:
 class Job:
     """Ranks and tallyd.  env: settings for all; rank_words: {rank: words for the worker}; rank_env: {rank: settings};
     proxied: services that the ranks reach through a Proxy, as numbers of tallyd or as "rank-1" for the one inside that
-    rank: job.proxies[service][rank]."""
+    rank: job.proxies[service][rank]; coordinator: it is a process of its own, job.coordinator."""
 
     def __init__(self, folder, ranks=3, services=2, seed=1, sizes=SIZES, env=None, words=("pause_ms=5",), rank_words=None,
-                 rank_env=None, proxied=(), where=None, once=False):
+                 rank_env=None, proxied=(), where=None, once=False,
+                 coordinator=False):
         self.folder, self.size, self.seed, self.sizes = pathlib.Path(folder), ranks, seed, tuple(sizes)
         self.env, self.words = dict(env or {}), list(words)
         self.rank_words, self.rank_env = rank_words or {}, dict(rank_env or {})
         self.where = where or Local()
         self.once = once
         self.initial = services
+        self.coordinator = None
+        self._apart = coordinator
         self.services, self.ranks, self.proxies = [], [], {}
         self.marks = []  # (ns, what was done)
         self._proxied = set(proxied)
@@ -222,6 +225,8 @@ class Job:
 
     def __enter__(self):
         try:
+            if self._apart:
+                self.start_coordinator()
             for name in self._proxied & {f"rank-{rank}" for rank in range(self.size)}:
                 port = free_port()
                 self.proxies[name] = [Proxy(port) for _ in range(self.size)]
@@ -239,10 +244,11 @@ class Job:
         self.close()
 
     def close(self):
-        for p in self.ranks + self.services:
+        everybody = self.ranks + self.services + ([self.coordinator] if self.coordinator else [])
+        for p in everybody:
             if p.running():
                 p.popen.send_signal(signal.SIGKILL)
-        for p in self.ranks + self.services:
+        for p in everybody:
             p.popen.wait()
         for proxy in self.all_proxies():
             proxy.close()
@@ -277,6 +283,11 @@ class Job:
         service = self._spawn(f"tallyd-{number}", argv, {"TALLY_PORTS": f"{port}-{port}", **(env or {})}, port)
         self.services.append(service)
         return service
+
+    def start_coordinator(self):
+        """One apart from rank 0, at the address that all have; also again."""
+        self.mark("start coordinator")
+        self.coordinator = self._spawn("coordinator", [TALLYD, "--coordinator"], {})
 
     def restart(self):
         """The ranks of the next start of this job, with the tallyd that are there."""

@@ -9,7 +9,6 @@ import pytest
 
 from fault import GONE_OVER, SIZES, TALLY, Job
 
-STANDALONE = pytest.mark.pending("there is no coordinator apart from rank 0")
 
 
 def some(values, short):
@@ -384,7 +383,6 @@ def test_a_connection_breaks_before_the_news_of_a_part_that_moved_is_read(tmp_pa
 # --- the coordinator -----------------------------------------------------------------------------------
 
 
-@STANDALONE
 def test_the_coordinators_death_does_not_stop_rounds(tmp_path):
     with Job(tmp_path, services=1, coordinator=True) as job:
         job.await_steps(3)
@@ -392,4 +390,7 @@ def test_the_coordinators_death_does_not_stop_rounds(tmp_path):
         job.await_steps(10)
         job.start_coordinator()
         job.await_steps(10)
+        late = job.add_service()
+        job.await_true(lambda: "serving" in late.output(), "the new tallyd's part in the job")
+        job.await_steps(5)
         job.finish()
