@@ -17,6 +17,7 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import errno
 import functools
+import sys
 import weakref
 
 import torch
@@ -98,6 +99,19 @@ def _apart(targets, flat):
 _groups = weakref.WeakSet()    # that stand on the engine
 _joined = 0                    # generation of the job that a group has joined, and the last of them leaves
 _made = collections.Counter()  # how often a name was used for a group in a job
+
+
+_traced = True  # whether torch.compile would look into what is called here
+
+
+def _stay_untraced():
+    """Have torch.compile leave our functions alone: under it DDP's reducer calls them while frames are being traced.
+    Once its compiler has been imported, which nobody has to pay for who does not use it."""
+    global _traced
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if _traced and hasattr(rules, "add"):
+        rules.add("tally")
+        _traced = False
 
 
 # --- the group ---------------------------------------------------------------------------------------------------
@@ -210,6 +224,7 @@ class Group(dist.ProcessGroup):
         self._ranks.refuse(reason)
 
     def _call(self, what, count, outputs, options):
+        _stay_untraced()
         work = GroupWork(self, what, count, outputs, options)
         self._works.add(work)
         return work
