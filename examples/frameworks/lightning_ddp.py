@@ -1,0 +1,52 @@
+"""Lightning's Trainer, in two ways:
+
+    torchrun --standalone --nproc-per-node 2 examples/frameworks/lightning_ddp.py --way backend
+    torchrun --standalone --nproc-per-node 2 examples/frameworks/lightning_ddp.py --way hook
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import os
+
+import lightning
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+
+import tally.torch
+
+from problem import BATCH, STEPS, dataset, make_model, report
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = make_model()
+
+    def training_step(self, batch):
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.model(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=("backend", "hook"), default="backend")
+    if parser.parse_args().way == "backend":
+        strategy = DDPStrategy(process_group_backend="tally")
+    else:
+        strategy = DDPStrategy(process_group_backend="gloo", ddp_comm_state=tally.torch.state(),
+                               ddp_comm_hook=tally.torch.ddp_hook)
+    trainer = lightning.Trainer(accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+                                num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy=strategy, max_steps=STEPS,
+                                logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                                enable_model_summary=False)
+    module = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(dataset(), batch_size=BATCH))
+    report(module.model, trainer.global_rank)
+
+
+if __name__ == "__main__":
+    main()
