@@ -167,6 +167,18 @@ TALLY_API int tally_group_create(tally_comm *comm, const char *name, const int r
 TALLY_API int tally_group_rank(const tally_group *group); /* this process's place in it, from 0 */
 TALLY_API int tally_group_size(const tally_group *group); /* number of its ranks */
 
+/* --- memory for tensors -------------------------------------------------------------------------- */
+
+/* `bytes` bytes (0 counts as 1) of zeros at a page's beginning, where the other ranks of this machine can read and
+ * write them too: tensors there are reduced without being copied first.  Where ranks do not share memory (several
+ * machines, TALLY_LOCAL=off, no room) it is ordinary memory.  After a failure of the job its contents are undefined.
+ * A forked child does not have it.  -ENOMEM: tally_error() names the limit. */
+TALLY_API int tally_alloc(tally_comm *comm, size_t bytes, void **memory);
+
+/* Give it back, before or after the communicator is closed; no operation may use it.  NULL is accepted.
+ * -EINVAL: not from tally_alloc(). */
+TALLY_API int tally_free(void *memory);
+
 /* --- operations --------------------------------------------------------------------------------- */
 
 /* Agree with all ranks on a list of tensors in order of submission, so that the whole list is split

@@ -51,6 +51,7 @@ static const struct rule {
     {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
     {"TALLY_PART_BYTES", .multiple = 64},
     {"TALLY_FRAGMENT_BYTES", .multiple = 64},
+    {"TALLY_LOCAL", .choices = (const char *const[]){"on", "off", NULL}},
     {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };

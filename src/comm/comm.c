@@ -140,6 +140,8 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
     /* Before anybody learns of it: the application may end the process then. */
     tly_service_write_trace(c->service);
     tly_trace_write(c->trace, name_tensor, c);
+    if (c->local)
+        tly_local_fail(c->local, err, c->sentence);
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
     if (c->report_done)
@@ -179,6 +181,7 @@ static void tick(struct tly_hook *h)
         tly_comm_fail(c, ECONNRESET, c->doom);
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
+    tly_comm_tick_local(c);
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
         return;
     struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
@@ -332,7 +335,10 @@ static void greet(tally_comm *c)
     free(order);
     tly_pace_foretell(c, best, sizeof best);
     tly_loop_lock(&c->loop);
-    list_media(c, media, sizeof media);
+    if (c->local)
+        snprintf(media, sizeof media, "%s", tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
+    else
+        list_media(c, media, sizeof media);
     tly_loop_unlock(&c->loop);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
@@ -350,6 +356,8 @@ static void destroy(tally_comm *c, int64_t deadline)
         tly_loop_stop(&c->loop);
         pthread_join(c->thread, NULL);
     }
+    tly_local_stop(c->local, ESHUTDOWN, "the communicator was closed");
+    tly_local_unref(c->local);
     if (c->loop.epoll_fd >= 0) {
         tly_loop_lock(&c->loop);
         for (int i = 0; i < c->services; i++)
@@ -466,6 +474,8 @@ static int join(tally_comm *c)
     c->member.changed = tly_epoch_committed;
     c->member.user = c;
     err = connect_peers(c);
+    if (!err)
+        err = tly_comm_meet(c);
     return err ? err : tly_member_begin(&c->member);
 }
 
@@ -543,6 +553,11 @@ int tally_comm_close(tally_comm *c)
     c->closing = true;
     pthread_mutex_unlock(&c->names_lock);
 
+    if (c->local) {
+        tly_local_drain(c->local, deadline);
+        if (!atomic_load(&c->failed)) /* else who has not heard of it yet would take us for one that leaves */
+            tly_local_leave(c->local);
+    }
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
     c->draining = true;
@@ -552,6 +567,8 @@ int tally_comm_close(tally_comm *c)
         tly_event_wait(&c->idle, deadline);
 
     tly_loop_lock(&c->loop);
+    if (c->local)
+        tly_local_fail(c->local, ESHUTDOWN, "the communicator was closed");
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), ESHUTDOWN,
                    "the communicator was closed");

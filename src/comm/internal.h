@@ -6,6 +6,7 @@
  *   queue.c   which part goes next: priority, credit, windows
  *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
  *   events.c  the completion queue                    report.c  tally_comm_report
+ *   local.c   the way through shared memory, and its pool
  *   pace.c    predicted and reached speed, and who holds it up
  */
 #ifndef TLY_COMM_INTERNAL_H
@@ -24,6 +25,7 @@
 #include "join/coordinator.h"
 #include "join/member.h"
 #include "join/place.h"
+#include "local/local.h"
 #include "plan/plan.h"
 #include "sum/pool.h"
 #include "sum/service.h"
@@ -171,6 +173,8 @@ struct tally_op {
     uint32_t part_count, parts_left;
     uint64_t credit;   /* its parts go out while no more than this is in flight */
     uint64_t missing;  /* bytes that have not landed */
+    struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
+    struct tly_local_op local; /* likewise */
     int64_t born;      /* awake clock */
     int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */
@@ -251,6 +255,13 @@ struct pace {
     int slow;  /* the machine that it takes for the cause; -1: none, or not said */
 };
 
+/* The oldest operation in shared memory.  Owner: the loop. */
+struct lateness {
+    uint64_t key;
+    uint32_t round;
+    int64_t since, warn_after; /* awake clock; 0: there is none */
+};
+
 struct tally_comm {
     unsigned generation; /* of forks */
     int opener;          /* pid */
@@ -286,8 +297,13 @@ struct tally_comm {
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     bool closing;
 
-    pthread_mutex_t inbox_lock; /* guards inbox */
+    pthread_mutex_t inbox_lock; /* guards the next three */
     struct tly_list inbox;      /* operations on their way to the loop */
+    int broken_err;             /* the engine cannot go on: the loop is to say so; 0: it can */
+    char broken[TLY_SENTENCE];
+
+    struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
+    struct lateness lateness;
 
     /* owner: the loop */
     struct tly_hook hook;
@@ -313,7 +329,7 @@ struct tally_comm {
     int64_t named_at;   /* and when, on the awake clock; 0: nobody */
     uint32_t reports_missing;
     struct tly_event *report_done;
-    uint64_t ops_done, bytes_done;
+    _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
     int64_t opened_at;
     struct pace pace;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
@@ -361,7 +377,16 @@ void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */
 int tly_group_tell(struct peer *p, uint32_t number);
 
+/* local.c */
+/* With all ranks: is this the way?  Sets c->local.  -errno: the start has failed meanwhile. */
+int tly_comm_meet(tally_comm *c);
+/* Does it go through shared memory?  ordered: it may meet operations of other kinds. */
+bool tly_comm_is_local(const struct tally_op *op, bool ordered);
+void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
+void tly_comm_tick_local(tally_comm *c);
+
 /* op.c */
+void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 void tly_op_unref(struct tally_op *op);
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 void tly_op_landed(tally_comm *c, struct part *p);

@@ -39,6 +39,7 @@ void tly_op_unref(struct tally_op *op)
     free(op->copy);
     free(op->table);
     free(op->pairs);
+    tly_local_unref(op->engine);
     free(op);
 }
 
@@ -58,7 +59,9 @@ int tally_op_wait(tally_op *op, int timeout_ms)
     if (op->generation != tly_fork_generation())
         return tly_fail(ECHILD, "the operation belongs to a parent process");
     int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
-    if (!tly_event_wait(&op->done, deadline))
+    if (op->engine && !tly_event_is_set(&op->done))
+        tly_local_wait(op->engine, &op->local, &op->done, deadline);
+    if (!tly_event_is_set(&op->done) && !tly_event_wait(&op->done, deadline))
         return -ETIMEDOUT;
     return op->status ? tly_fail(-op->status, "%s", op->sentence ? op->sentence : "failed") : 0;
 }
@@ -88,7 +91,7 @@ struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
     return op && op->round == f->round ? op : NULL;
 }
 
-static void forget_tensor(tally_comm *c, struct tensor *t, bool mark)
+void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark)
 {
     if (!t->unnamed) {
         if (mark)
@@ -110,7 +113,7 @@ static void complete(tally_comm *c, struct tally_op *op)
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
     tly_pace_leaves(c, op);
-    forget_tensor(c, op->tensor, op->mark);
+    tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     c->ops_done++;
     c->bytes_done += op->bytes;
@@ -776,7 +779,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)
         return -ENOMEM;
-    /* Pairs with the release in forget_tensor(). */
+    /* Pairs with the release in tly_op_forget_tensor(). */
     if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
@@ -785,6 +788,10 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         return err;
     if (op->table && !op->mark)
         keep_own_piece(op);
+    if (c->local && tly_comm_is_local(op, ordered)) {
+        op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
+        tly_local_ref(op->engine);
+    }
     if (!r->name) {
         t->unnamed = true;
         if (number)
@@ -840,7 +847,7 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
     pthread_mutex_lock(&c->names_lock);
     err = name_op(c, r, op);
     uint64_t bytes = op->bytes;
-    if (!err) { /* before anybody can ask how far the name has come */
+    if (!err && !op->engine) { /* before anybody can ask how far the name has come */
         pthread_mutex_lock(&c->inbox_lock);
         tly_list_append(&c->inbox, &op->node);
         pthread_mutex_unlock(&c->inbox_lock);
@@ -851,7 +858,10 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
         tly_op_unref(op);
         return err;
     }
-    hand_over(c, bytes);
+    if (op->engine)
+        tly_comm_submit_local(c, op);
+    else
+        hand_over(c, bytes);
     if (out)
         *out = op;
     else

@@ -1,0 +1,205 @@
+/* local.c - the way through shared memory: where all ranks share one machine and no tallyd sums with them, operations
+ * go to src/local/ instead of the services.  Those on which ranks disagree, or which one refuses, come back and go
+ * to the service all the same: it says what is wrong to all. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/internal.h"
+#include "local/local.h"
+
+enum { MEET_MS = 20000 };
+
+static struct tally_op *op_of(struct tly_local_op *local)
+{
+    return tly_list_entry(local, struct tally_op, local);
+}
+
+/* --- called by the engine, under its lock -------------------------------------------------------- */
+
+static void ended(void *user, struct tly_local_op *local, int err, const char *sentence)
+{
+    tally_comm *c = user;
+    struct tally_op *op = op_of(local);
+    if (err) {
+        char text[TLY_SENTENCE];
+        snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
+        op->status = -err;
+        op->sentence = strdup(text);
+    }
+    tly_op_forget_tensor(c, op->tensor, op->mark);
+    op->tensor = NULL;
+    atomic_fetch_add_explicit(&c->ops_done, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->bytes_done, op->bytes, memory_order_relaxed);
+    if (op->queued)
+        tly_events_op(c, op);
+    tly_event_set(&op->done);
+    tly_op_unref(op);
+}
+
+static void divert(void *user, struct tly_local_op *local)
+{
+    tally_comm *c = user;
+    pthread_mutex_lock(&c->inbox_lock);
+    tly_list_append(&c->inbox, &op_of(local)->node);
+    pthread_mutex_unlock(&c->inbox_lock);
+    tly_loop_wake(&c->loop);
+}
+
+static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[], const uint64_t bytes[])
+{
+    tally_comm *c = user;
+    struct tally_op *op = op_of(local);
+    uint64_t total = 0;
+    for (int i = 0; i < c->size; i++) {
+        if (__builtin_add_overflow(total, bytes[i], &total) || total > SIZE_MAX / 2)
+            return NULL;
+        op->first_dims[i] = first_dims[i];
+    }
+    op->gathered = malloc(total ? total : 1);
+    op->gathered_bytes = total;
+    return op->gathered;
+}
+
+/* The loop fails us: the engine's lock is held here, and it would be taken again. */
+static void broken(void *user, int err, const char *sentence)
+{
+    tally_comm *c = user;
+    pthread_mutex_lock(&c->inbox_lock);
+    if (!c->broken_err) {
+        c->broken_err = err;
+        snprintf(c->broken, sizeof c->broken, "%s", sentence);
+    }
+    pthread_mutex_unlock(&c->inbox_lock);
+    tly_loop_wake(&c->loop);
+}
+
+static int turn(void *user, int ms)
+{
+    tally_comm *c = user;
+    tly_loop_turn(&c->loop, ms);
+    int err = atomic_load(&c->failed);
+    return err ? tly_fail(err, "%s", c->sentence) : 0;
+}
+
+static const struct tly_local_user calls = {
+    .ended = ended, .divert = divert, .gather = gather, .broken = broken, .turn = turn};
+
+/* --- called by the communicator ------------------------------------------------------------------ */
+
+int tly_comm_meet(tally_comm *c)
+{
+    if (c->machines != 1 || c->services != 1 || c->size > TLY_LOCAL_RANKS || strcmp(c->params.local, "on") != 0)
+        return 0;
+    struct tly_local_config config = {.calls = &calls,
+                                      .user = c,
+                                      .rank = (uint32_t)c->rank,
+                                      .ranks = (uint32_t)c->size,
+                                      .job = c->member.identity.incarnation,
+                                      .secret = c->member.identity.secret,
+                                      .secret_bytes = sizeof c->member.identity.secret,
+                                      .patience_ms = MEET_MS};
+    int err = tly_local_open(&config, &c->local);
+    if (!err && !c->local)
+        tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+                "the ranks cannot share memory: %s; they go through the network stack", tly_error());
+    return err;
+}
+
+bool tly_comm_is_local(const struct tally_op *op, bool ordered)
+{
+    /* What may meet another kind must at least be told of. */
+    return op->group->number == 0 && op->kind < TALLY_MESSAGE && (op->kind <= TALLY_BARRIER || ordered);
+}
+
+void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
+{
+    op->local = (struct tly_local_op){.key = op->key,
+                                      .spec = op->spec,
+                                      .round = op->round,
+                                      .kind = op->kind,
+                                      .dtype = op->dtype,
+                                      .reduction = op->reduction,
+                                      .mark = op->mark || op->kind > TALLY_BARRIER,
+                                      .root = op->root,
+                                      .priority = op->priority,
+                                      .prescale = op->prescale,
+                                      .postscale = op->postscale,
+                                      .count = op->count,
+                                      .bytes = op->bytes,
+                                      .input = op->input,
+                                      .output = op->output,
+                                      .first_dim = op->ndim ? op->shape[0] : 1};
+    tly_local_submit(c->local, &op->local);
+}
+
+/* For whom the oldest operation waits.  The lowest rank that waits says it aloud. */
+static void watch_oldest(tally_comm *c)
+{
+    struct tly_local_late l;
+    struct lateness *w = &c->lateness;
+    int64_t now = c->loop.awake;
+    if (!tly_local_late(c->local, &l)) {
+        w->since = 0;
+        return;
+    }
+    if (!w->since || w->key != l.key || w->round != l.round)
+        *w = (struct lateness){.key = l.key,
+                               .round = l.round,
+                               .since = now,
+                               .warn_after = (int64_t)(c->params.late_warning * (double)TLY_SEC)};
+    double seconds = (double)(now - w->since) / TLY_SEC;
+    bool warn = now - w->since >= w->warn_after;
+    bool over = c->params.timeout > 0 && seconds >= c->params.timeout;
+    if (!warn && !over)
+        return;
+    char name[100] = "an operation";
+    pthread_mutex_lock(&c->names_lock);
+    const struct tensor *t = tly_map_get(&c->names, l.key);
+    if (t)
+        snprintf(name, sizeof name, "%s", t->name);
+    pthread_mutex_unlock(&c->names_lock);
+    if (warn) {
+        w->warn_after *= 2;
+        if (l.lowest == (uint32_t)c->rank && l.ranks[0])
+            tly_warn("comm", "'%s' has waited %.0f s for rank %s", name, seconds, l.ranks);
+    }
+    if (over) {
+        snprintf(c->doom, sizeof c->doom, "'%s' has waited %.0f s%s%s (TALLY_TIMEOUT)", name, seconds,
+                 l.ranks[0] ? " for rank " : "", l.ranks);
+        tly_member_complain(&c->member, ETIME, c->doom);
+        c->doom_at = now + TLY_SEC;
+    }
+}
+
+void tly_comm_tick_local(tally_comm *c)
+{
+    if (!c->local || c->doom_at || atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&c->inbox_lock);
+    int err = c->broken_err;
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (err) {
+        tly_member_complain(&c->member, err, c->broken);
+        tly_comm_fail(c, err, c->broken);
+        return;
+    }
+    watch_oldest(c);
+}
+
+/* --- the pool ------------------------------------------------------------------------------------ */
+
+int tally_alloc(tally_comm *c, size_t bytes, void **memory)
+{
+    int err = tly_comm_check(c);
+    return err ? err : tly_pool_alloc(c->local ? tly_local_segment(c->local) : NULL, bytes, memory);
+}
+
+int tally_free(void *memory)
+{
+    int err = memory ? tly_pool_free(memory) : 0;
+    return err ? tly_fail(-err, "%p is not from tally_alloc()", memory) : 0;
+}

@@ -1,0 +1,146 @@
+/* control.h - what lies at the head of each rank's segment, and the engine that works on it; shared by meet.c,
+ * local.c and work.c.
+ *
+ * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
+ * What is small travels in the post itself; a larger tensor's post says where it lies. */
+#ifndef TLY_LOCAL_CONTROL_H
+#define TLY_LOCAL_CONTROL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/map.h"
+#include "local/local.h"
+
+enum {
+    TLY_RING = 256 << 10, /* bytes, a power of two */
+    TLY_EAGER = 4096,     /* most bytes in a post */
+    TLY_WORKS = 4096,     /* large operations in flight; more take the other way */
+    TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
+};
+
+enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST_SERVICE = 8 };
+
+/* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64. */
+struct tly_post {
+    uint64_t key, spec;
+    uint64_t input, output; /* place in the segment, or address in the process */
+    uint64_t bytes;         /* of the input */
+    int64_t first_dim;
+    uint32_t round, gen;
+    uint16_t work; /* of the lowest rank: the entry and its generation */
+    uint8_t kind, flags;
+    uint32_t unused;
+};
+_Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
+
+/* Who does which part of a large operation.  Generation in the upper half, a number below. */
+struct tly_work {
+    _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
+    _Atomic uint64_t done;              /* parts (or ranks) that are done; release, pairs with acquire in finished() */
+};
+
+enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
+enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a futex's bits */
+
+/* Written by its owner, but for the bell, and the work entries of rank 0. */
+struct tly_control {
+    _Alignas(64) _Atomic uint64_t tail; /* bytes posted; release, pairs with acquire in the readers */
+    _Atomic uint32_t wanted;            /* whom to wake when something has changed; 0: somebody looks */
+    _Atomic uint32_t left;              /* submits nothing more */
+    _Atomic uint32_t stuck;             /* its ring is full: tell it when you have read */
+    _Atomic uint32_t failed;            /* its private memory must not be touched any more */
+    _Atomic uint32_t writing;           /* it is just writing into others' private memory */
+    _Alignas(64) _Atomic uint32_t bell; /* futex; anybody adds */
+    _Atomic uint32_t state;             /* of the start */
+    uint64_t probe, probe_at;           /* a number in private memory, for the others to try */
+    _Alignas(64) struct {
+        _Alignas(64) _Atomic uint64_t at; /* what has been read of that rank's ring; release */
+    } read[TLY_LOCAL_RANKS];
+    struct tly_work work[TLY_WORKS]; /* rank 0's are used */
+    _Alignas(64) uint8_t ring[TLY_RING];
+};
+
+struct tly_neighbour {
+    struct tly_control *control;
+    uint8_t *base; /* mapped; ours for ourselves */
+    uint64_t bytes;
+    int pid, pidfd;
+    uint64_t read; /* of its ring; under the lock */
+};
+
+/* All ranks' posts of one round of a name.  Lock: the engine's. */
+struct tly_round {
+    struct tly_list node; /* ready, while there is work */
+    uint64_t id;
+    struct tly_local_op *op; /* ours; NULL: not submitted yet, or ended */
+    uint32_t arrived;
+    bool posted, over, counted;
+    uint32_t parts, part_bytes, gen;
+    struct tly_work *work;
+    uint8_t *data; /* owned: payloads, `room` each */
+    uint32_t room;
+    struct tly_post posts[];
+};
+
+struct tly_local {
+    atomic_int references;
+    struct tly_local_config config;
+    const struct tly_local_user *calls;
+    void *user;
+    uint32_t me, count;
+    bool direct;
+    uint64_t probe; /* what the others try to read */
+    bool crowded; /* more ranks than cores */
+    struct tly_segment *segment;
+    struct tly_control *own;
+    struct tly_neighbour at[TLY_LOCAL_RANKS];
+    unsigned generation;
+    pthread_t thread;
+    bool thread_started;
+
+    atomic_bool stopping, failed;
+    atomic_int spinning, sleeping, inside, in_flight; /* threads that look; that sleep; that wait; operations */
+    atomic_int pending;                               /* in the inbox */
+
+    pthread_mutex_t inbox_lock;
+    struct tly_list inbox;
+
+    pthread_mutex_t lock; /* the engine: guards all below, and is held while parts are worked on */
+    struct tly_map rounds;
+    struct tly_list ops;     /* of ours, by age */
+    struct tly_list backlog; /* no room in the ring */
+    struct tly_list ready;   /* rounds to work on, by priority and age */
+    struct tly_list idle;    /* rounds to use again */
+    uint32_t idle_count;
+    uint64_t tail, room; /* of our ring: written; up to here it is known to have been read by all */
+    uint16_t free_work[TLY_WORKS];
+    uint32_t free_count;
+    uint32_t gens[TLY_WORKS];
+    uint8_t left[TLY_LOCAL_RANKS];
+    bool lost; /* somebody has left */
+    uint8_t *scratch; /* owned: a block for each rank */
+};
+
+/* meet.c */
+int tly_local_meet(struct tly_local *l);
+
+/* work.c */
+/* The parts of a large reduction. */
+void tly_work_cut(const struct tly_local *l, struct tly_round *r);
+/* Do what there is for this rank; true: something was done.  The rest of the machine is told when it is the last. */
+bool tly_work_do(struct tly_local *l, struct tly_round *r);
+/* All posts hold their payload: the result, in this rank's memory. */
+void tly_work_eager(struct tly_local *l, struct tly_round *r);
+
+/* local.c */
+void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
+void tly_local_tell(struct tly_local *l);
+
+static inline bool tly_work_finished(const struct tly_round *r)
+{
+    uint64_t v = atomic_load_explicit(&r->work->done, memory_order_acquire);
+    return (uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->parts;
+}
+
+#endif

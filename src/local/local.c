@@ -1,0 +1,871 @@
+/* local.c - the engine: posts go out, others' posts come in, and a round of which all posts are there is worked on.
+ *
+ * Whoever holds the engine's lock drives it: the thread that submits (posts, and what is done in a moment), those
+ * that wait (they do all the work that there is), and "tally-local" when nobody waits.  A rank that nobody looks
+ * after says in `wanted` whom a change is to wake; one that spins is never woken.  All of it is Dekker's pattern:
+ * write what you have, fence, read what the other has. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/thread.h"
+#include "local/control.h"
+#include "tally/tally.h"
+#include "topo/topo.h"
+
+enum {
+    SPIN_US = 40,       /* before a waiter sleeps */
+    SPINS = 64,         /* between looks at the clock */
+    PAUSES = 50,        /* before it lets others have the core, if they want it */
+    NAP_MS = 1000,      /* longest sleep: nothing depends on it */
+    LIGHT = 256 << 10,  /* bytes that submission itself moves */
+    MOST_IDLE = 64,     /* rounds kept for later */
+};
+
+/* --- waking -------------------------------------------------------------------------------------- */
+
+void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom)
+{
+    struct tly_control *c = l->at[rank].control;
+    atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
+    syscall(SYS_futex, &c->bell, FUTEX_WAKE_BITSET, INT32_MAX, NULL, NULL, whom);
+}
+
+/* Something has changed that others may wait for. */
+void tly_local_tell(struct tly_local *l)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint32_t whom = i == l->me ? 0 : atomic_load_explicit(&l->at[i].control->wanted, memory_order_relaxed);
+        if (whom)
+            tly_local_ring(l, i, whom);
+    }
+}
+
+static void tell_sleepers(struct tly_local *l)
+{
+    if (atomic_load(&l->sleeping))
+        tly_local_ring(l, l->me, TLY_WAKE_WAITERS);
+}
+
+static uint32_t whom_to_wake(struct tly_local *l)
+{
+    if (atomic_load(&l->spinning))
+        return 0;
+    if (atomic_load(&l->sleeping))
+        return TLY_WAKE_WAITERS;
+    return atomic_load(&l->in_flight) ? TLY_WAKE_THREAD : 0;
+}
+
+/* After a change of what it depends on.  Whoever writes last has seen all changes. */
+static void set_wanted(struct tly_local *l)
+{
+    for (;;) {
+        uint32_t whom = whom_to_wake(l);
+        if (atomic_load_explicit(&l->own->wanted, memory_order_relaxed) != whom)
+            atomic_store(&l->own->wanted, whom);
+        if (whom == whom_to_wake(l))
+            return;
+    }
+}
+
+/* Has anybody posted what we have not read? */
+static bool news(struct tly_local *l)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (atomic_load_explicit(&l->at[i].control->tail, memory_order_acquire) !=
+            atomic_load_explicit(&l->own->read[i].at, memory_order_relaxed))
+            return true;
+    return atomic_load(&l->pending) > 0;
+}
+
+static void sleep_on_bell(struct tly_local *l, uint32_t bell, uint32_t as, int64_t deadline)
+{
+    int64_t until = tly_now() + NAP_MS * TLY_MS;
+    if (deadline >= 0 && deadline < until)
+        until = deadline;
+    struct timespec t = {.tv_sec = until / TLY_SEC, .tv_nsec = until % TLY_SEC};
+    syscall(SYS_futex, &l->own->bell, FUTEX_WAIT_BITSET, bell, &t, NULL, as);
+}
+
+/* --- rounds -------------------------------------------------------------------------------------- */
+
+static uint64_t round_id(uint64_t key, uint32_t round)
+{
+    uint64_t x = key ^ (round + 1) * 0x9e3779b97f4a7c15ull;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93ull;
+    return x ^ x >> 32;
+}
+
+static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t number)
+{
+    uint64_t id = round_id(key, number);
+    struct tly_round *r = tly_map_get(&l->rounds, id);
+    if (r)
+        return r;
+    if (l->idle_count) {
+        r = tly_list_entry(l->idle.next, struct tly_round, node);
+        tly_list_remove(&r->node);
+        l->idle_count--;
+    } else if (!(r = calloc(1, sizeof *r + l->count * sizeof *r->posts))) {
+        return NULL;
+    }
+    r->id = id;
+    if (tly_map_put(&l->rounds, id, r) != 0) {
+        free(r);
+        return NULL;
+    }
+    tly_list_init(&r->node);
+    return r;
+}
+
+static void drop(struct tly_local *l, struct tly_round *r)
+{
+    tly_map_take(&l->rounds, r->id);
+    tly_list_remove(&r->node);
+    uint8_t *data = r->data;
+    uint32_t room = r->room;
+    if (l->idle_count >= MOST_IDLE) {
+        free(data);
+        free(r);
+        return;
+    }
+    memset(r, 0, sizeof *r + l->count * sizeof *r->posts);
+    r->data = data;
+    r->room = room;
+    tly_list_append(&l->idle, &r->node);
+    l->idle_count++;
+}
+
+/* The operation is the user's again; the round stays until all posts of it have come. */
+static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_local_op *op = r->op;
+    r->op = NULL;
+    r->over = true;
+    op->meeting = NULL;
+    tly_list_remove(&r->node);
+    tly_list_init(&r->node);
+    tly_list_remove(&op->node);
+    tly_pool_free(op->borrowed);
+    op->borrowed = NULL;
+    if (r->work && l->me == 0)
+        l->free_work[l->free_count++] = (uint16_t)(r->work - l->own->work);
+    r->work = NULL;
+    if (r->arrived == l->count)
+        drop(l, r);
+    return op;
+}
+
+static void end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence)
+{
+    atomic_fetch_sub(&l->in_flight, 1);
+    l->calls->ended(l->user, op, err, sentence);
+    tell_sleepers(l);
+}
+
+static void divert(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_local_op *op = let_go(l, r);
+    atomic_fetch_sub(&l->in_flight, 1);
+    atomic_store_explicit(&op->diverted, true, memory_order_release);
+    l->calls->divert(l->user, op);
+    tell_sleepers(l);
+}
+
+static void broken(struct tly_local *l, int err, const char *sentence)
+{
+    l->calls->broken(l->user, err, sentence);
+}
+
+static void finish(struct tly_local *l, struct tly_round *r)
+{
+    const struct tly_post *own = &r->posts[l->me];
+    struct tly_local_op *op = r->op;
+    if (op->borrowed && op->kind == TALLY_PUSH_PULL && (own->flags & TLY_POST_POOL_OUT) &&
+        l->own && (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
+        memcpy(op->output, op->borrowed, op->bytes);
+    end(l, let_go(l, r), 0, NULL);
+}
+
+/* All posts of the round are there, and the same. */
+static void begin(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_local_op *op = r->op;
+    uint32_t work = r->posts[0].work;
+    if (op->kind == TALLY_BARRIER ||
+        (op->kind != TALLY_ALLGATHER && (r->posts[l->me].flags & TLY_POST_EAGER))) {
+        tly_work_eager(l, r);
+        finish(l, r);
+        return;
+    }
+    r->work = &l->at[0].control->work[work];
+    r->gen = r->posts[0].gen;
+    if (op->kind == TALLY_ALLGATHER) {
+        int64_t dims[TLY_LOCAL_RANKS];
+        uint64_t bytes[TLY_LOCAL_RANKS];
+        for (uint32_t i = 0; i < l->count; i++) {
+            dims[i] = r->posts[i].first_dim;
+            bytes[i] = r->posts[i].bytes;
+        }
+        op->output = l->calls->gather(l->user, op, dims, bytes);
+        if (!op->output) {
+            broken(l, ENOMEM, "no memory for an allgather's result");
+            return;
+        }
+    }
+    r->parts = l->count;
+    if (op->kind == TALLY_PUSH_PULL)
+        tly_work_cut(l, r);
+    struct tly_list *n = l->ready.prev;
+    while (n != &l->ready && tly_list_entry(n, struct tly_round, node)->op->priority < op->priority)
+        n = n->prev;
+    tly_list_append(n->next, &r->node);
+}
+
+/* Another post of the round has come, or ours is out. */
+static void check(struct tly_local *l, struct tly_round *r)
+{
+    if (r->over) {
+        if (r->arrived == l->count)
+            drop(l, r);
+        return;
+    }
+    if (!r->posted)
+        return;
+    const struct tly_post *own = &r->posts[l->me];
+    bool differs = false;
+    for (uint32_t i = 0; i < l->count; i++)
+        differs |= r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
+    if (differs)
+        divert(l, r);
+    else if (r->arrived == l->count)
+        begin(l, r);
+}
+
+/* --- in ------------------------------------------------------------------------------------------ */
+
+static void out_of_ring(const struct tly_control *c, uint64_t at, void *to, size_t len)
+{
+    size_t first = TLY_RING - (at & (TLY_RING - 1));
+    first = first < len ? first : len;
+    memcpy(to, c->ring + (at & (TLY_RING - 1)), first);
+    memcpy((uint8_t *)to + first, c->ring, len - first);
+}
+
+static uint64_t padded(uint64_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, uint64_t at, uint32_t bytes)
+{
+    if (bytes > r->room) {
+        uint32_t room = bytes <= 64 ? 64 : bytes <= 512 ? 512 : TLY_EAGER;
+        uint8_t *data = malloc((size_t)l->count * room);
+        if (!data)
+            return false;
+        for (uint32_t i = 0; i < l->count && r->data; i++)
+            memcpy(data + (size_t)i * room, r->data + (size_t)i * r->room, r->room);
+        free(r->data);
+        r->data = data;
+        r->room = room;
+    }
+    if (bytes)
+        out_of_ring(l->at[rank].control, at, r->data + (size_t)rank * r->room, bytes);
+    return true;
+}
+
+static bool read_ring(struct tly_local *l, uint32_t rank)
+{
+    struct tly_neighbour *n = &l->at[rank];
+    /* Pairs with the release in post() and leave. */
+    uint64_t tail = atomic_load_explicit(&n->control->tail, memory_order_acquire);
+    if (tail == n->read)
+        return false;
+    while (n->read != tail) {
+        struct tly_post p;
+        out_of_ring(n->control, n->read, &p, sizeof p);
+        uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
+        struct tly_round *r = round_of(l, p.key, p.round);
+        if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, n->read + sizeof p, bytes)) {
+            broken(l, ENOMEM, "out of memory");
+            return false;
+        }
+        n->read += sizeof p + padded(bytes);
+        r->posts[rank] = p;
+        r->arrived++;
+        check(l, r);
+    }
+    atomic_store_explicit(&l->own->read[rank].at, n->read, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&n->control->stuck, memory_order_relaxed))
+        tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
+    return true;
+}
+
+static void end_lost(struct tly_local *l)
+{
+    for (struct tly_list *n = l->ops.next, *next; n != &l->ops; n = next) {
+        struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
+        struct tly_round *r = op->meeting;
+        next = n->next;
+        for (uint32_t i = 0; i < l->count; i++)
+            if (l->left[i] && !r->posts[i].kind) {
+                char sentence[64];
+                snprintf(sentence, sizeof sentence, "rank %u has left the job", i);
+                end(l, let_go(l, r), ESHUTDOWN, sentence);
+                break;
+            }
+    }
+}
+
+static bool read_all(struct tly_local *l)
+{
+    bool any = false, lost = false;
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (i == l->me)
+            continue;
+        bool gone = atomic_load_explicit(&l->at[i].control->left, memory_order_acquire);
+        any |= read_ring(l, i);
+        if (gone && !l->left[i])
+            l->left[i] = l->lost = lost = true;
+    }
+    if (lost)
+        end_lost(l);
+    return any;
+}
+
+/* --- out ----------------------------------------------------------------------------------------- */
+
+/* Up to where all have read our ring. */
+static uint64_t read_by_all(struct tly_local *l)
+{
+    uint64_t least = l->tail;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint64_t at = i == l->me ? l->tail
+                                 : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
+        least = at < least ? at : least;
+    }
+    return least;
+}
+
+static bool has_room(struct tly_local *l, uint64_t bytes)
+{
+    if (l->tail + bytes - l->room <= TLY_RING)
+        return true;
+    l->room = read_by_all(l);
+    if (l->tail + bytes - l->room <= TLY_RING)
+        return true;
+    atomic_store(&l->own->stuck, 1);
+    l->room = read_by_all(l);
+    if (l->tail + bytes - l->room > TLY_RING) {
+        for (uint32_t i = 0; i < l->count; i++) /* even those that wait for nothing */
+            if (i != l->me)
+                tly_local_ring(l, i, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
+        return false;
+    }
+    return true;
+}
+
+static void into_ring(struct tly_local *l, uint64_t at, const void *from, size_t len)
+{
+    size_t first = TLY_RING - (at & (TLY_RING - 1));
+    first = first < len ? first : len;
+    memcpy(l->own->ring + (at & (TLY_RING - 1)), from, first);
+    memcpy(l->own->ring, (const uint8_t *)from + first, len - first);
+}
+
+static bool sends(const struct tly_local *l, const struct tly_local_op *op)
+{
+    return op->kind != TALLY_BROADCAST || op->root == l->me;
+}
+
+static uint64_t address(const void *p)
+{
+    return (uint64_t)(uintptr_t)p;
+}
+
+/* Say where a large tensor lies; stage it where the others cannot reach it.  False: no memory. */
+static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
+{
+    bool writes = op->kind == TALLY_PUSH_PULL;
+    uint64_t in = sends(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
+    uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
+    p->input = in ? in : address(op->input);
+    p->output = out ? out : address(op->output);
+    bool stage_in = sends(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
+    if (stage_in || stage_out) {
+        if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
+            return false;
+        uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
+        if (stage_in) {
+            memcpy(op->borrowed, op->input, op->bytes);
+            p->input = in = at;
+        }
+        if (stage_out)
+            p->output = out = at;
+    }
+    p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
+    return true;
+}
+
+static bool take_work(struct tly_local *l, struct tly_post *p)
+{
+    if (!l->free_count)
+        return false;
+    p->work = l->free_work[--l->free_count];
+    p->gen = ++l->gens[p->work];
+    struct tly_work *w = &l->own->work[p->work];
+    /* The post publishes them. */
+    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32, memory_order_relaxed);
+    atomic_store_explicit(&w->next, (uint64_t)p->gen << 32, memory_order_relaxed);
+    return true;
+}
+
+/* False: no room in the ring. */
+static bool post(struct tly_local *l, struct tly_local_op *op)
+{
+    struct tly_post p = {.key = op->key,
+                         .spec = op->spec,
+                         .round = op->round,
+                         .kind = op->kind,
+                         .first_dim = op->first_dim};
+    bool small = op->bytes <= TLY_EAGER;
+    uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
+    uint64_t need = sizeof p + padded(payload);
+    if (!has_room(l, need))
+        return false;
+    struct tly_round *r = round_of(l, op->key, op->round);
+    if (!r) {
+        broken(l, ENOMEM, "out of memory");
+        return true;
+    }
+    p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
+    p.flags = small ? TLY_POST_EAGER : 0;
+    if (op->mark)
+        p.flags |= TLY_POST_SERVICE;
+    else if (!small && !place(l, op, &p))
+        p.flags |= TLY_POST_SERVICE;
+    else if (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER) && !take_work(l, &p))
+        p.flags |= TLY_POST_SERVICE;
+    if (payload)
+        into_ring(l, l->tail + sizeof p, op->input, payload);
+    memcpy(l->own->ring + (l->tail & (TLY_RING - 1)), &p, sizeof p);
+    l->tail += need;
+    atomic_store_explicit(&l->own->tail, l->tail, memory_order_release);
+    atomic_store_explicit(&l->own->read[l->me].at, l->tail, memory_order_relaxed);
+    tly_local_tell(l);
+    r->op = op;
+    op->meeting = r;
+    r->posts[l->me] = p;
+    r->posted = true;
+    r->arrived++;
+    tly_list_append(&l->ops, &op->node);
+    check(l, r);
+    return true;
+}
+
+static bool take_inbox(struct tly_local *l)
+{
+    bool any = false;
+    if (atomic_load_explicit(&l->pending, memory_order_relaxed) > 0) {
+        pthread_mutex_lock(&l->inbox_lock);
+        while (!tly_list_empty(&l->inbox)) {
+            struct tly_list *n = l->inbox.next;
+            tly_list_remove(n);
+            tly_list_append(&l->backlog, n);
+        }
+        atomic_store(&l->pending, 0);
+        pthread_mutex_unlock(&l->inbox_lock);
+    }
+    while (!tly_list_empty(&l->backlog)) {
+        struct tly_local_op *op = tly_list_entry(l->backlog.next, struct tly_local_op, node);
+        tly_list_remove(&op->node);
+        if (!post(l, op)) {
+            op->node.prev = &l->backlog; /* back to the front */
+            op->node.next = l->backlog.next;
+            l->backlog.next->prev = &op->node;
+            l->backlog.next = &op->node;
+            return any;
+        }
+        any = true;
+    }
+    if (any && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
+        atomic_store(&l->own->stuck, 0);
+    if (any && l->lost)
+        end_lost(l);
+    return any;
+}
+
+/* --- driving ------------------------------------------------------------------------------------- */
+
+/* How far one may go. */
+struct errand {
+    bool light;                   /* submission: only what is done in a moment */
+    const struct tly_event *done; /* a waiter: until its own is done; NULL: until somebody else looks */
+};
+
+static bool called_off(struct tly_local *l, const struct errand *e)
+{
+    if (e->done)
+        return tly_event_is_set(e->done);
+    return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
+}
+
+/* One step of the first round that has one. */
+static bool step(struct tly_local *l, const struct errand *e)
+{
+    for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        next = n->next;
+        if (tly_work_finished(r)) {
+            finish(l, r);
+            return true;
+        }
+        if ((e->light && r->op->bytes > LIGHT) || !tly_work_do(l, r))
+            continue;
+        if (tly_work_finished(r))
+            finish(l, r);
+        return true;
+    }
+    return false;
+}
+
+static bool advance(struct tly_local *l, const struct errand *e)
+{
+    bool any = false, more;
+    do {
+        more = take_inbox(l);
+        more |= read_all(l);
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed))
+            return any;
+        more |= step(l, e);
+        any |= more;
+    } while (more && !called_off(l, e));
+    return any;
+}
+
+static bool drive(struct tly_local *l, const struct errand *e)
+{
+    bool any = false;
+    do {
+        if (pthread_mutex_trylock(&l->lock) != 0)
+            return any; /* who holds it looks at the inbox once more */
+        if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
+            any |= advance(l, e);
+        pthread_mutex_unlock(&l->lock);
+    } while (atomic_load(&l->pending) > 0 && !atomic_load_explicit(&l->failed, memory_order_relaxed));
+    return any;
+}
+
+/* Nobody looks any more: is there something to do all the same? */
+static void hand_on(struct tly_local *l)
+{
+    bool busy = atomic_load(&l->in_flight) > 0;
+    if (!busy || atomic_load(&l->spinning))
+        return;
+    if (!news(l) && pthread_mutex_trylock(&l->lock) == 0) {
+        busy = !tly_list_empty(&l->ready) || !tly_list_empty(&l->backlog);
+        pthread_mutex_unlock(&l->lock);
+    }
+    if (busy)
+        tly_local_ring(l, l->me, TLY_WAKE_THREAD);
+}
+
+void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
+{
+    static const struct errand light = {.light = true};
+    atomic_fetch_add(&l->in_flight, 1);
+    pthread_mutex_lock(&l->inbox_lock);
+    tly_list_append(&l->inbox, &op->node);
+    atomic_fetch_add(&l->pending, 1);
+    pthread_mutex_unlock(&l->inbox_lock);
+    drive(l, &light);
+    if (!atomic_load(&l->in_flight))
+        return;
+    set_wanted(l);
+    hand_on(l);
+}
+
+static void rest(struct tly_local *l, unsigned spins)
+{
+    if (l->crowded || spins > PAUSES)
+        sched_yield();
+    else
+        tly_pause();
+}
+
+bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline)
+{
+    struct errand mine = {.done = done};
+    int64_t since = 0;
+    unsigned spins = 0;
+    bool diverted = false, late = false;
+    atomic_fetch_add(&l->inside, 1);
+    atomic_fetch_add(&l->spinning, 1);
+    set_wanted(l);
+    while (!tly_event_is_set(done) && !late &&
+           !(diverted = atomic_load_explicit(&op->diverted, memory_order_acquire)) &&
+           !atomic_load_explicit(&l->failed, memory_order_relaxed)) {
+        if (drive(l, &mine)) {
+            spins = 0;
+            continue;
+        }
+        rest(l, ++spins);
+        if (spins % SPINS)
+            continue;
+        int64_t now = tly_now();
+        since = spins == SPINS ? now : since;
+        late = deadline >= 0 && now >= deadline;
+        if (now - since < SPIN_US * 1000 || late)
+            continue;
+        atomic_fetch_add(&l->sleeping, 1);
+        atomic_fetch_sub(&l->spinning, 1);
+        set_wanted(l);
+        uint32_t bell = atomic_load(&l->own->bell);
+        if (!drive(l, &mine) && !news(l) && !tly_event_is_set(done) &&
+            !atomic_load_explicit(&op->diverted, memory_order_acquire) && !atomic_load(&l->failed))
+            sleep_on_bell(l, bell, TLY_WAKE_WAITERS, deadline);
+        atomic_fetch_sub(&l->sleeping, 1);
+        atomic_fetch_add(&l->spinning, 1);
+        set_wanted(l);
+        spins = 0;
+    }
+    atomic_fetch_sub(&l->spinning, 1);
+    set_wanted(l);
+    hand_on(l);
+    diverted |= !tly_event_is_set(done) && !late; /* failed: whoever ends it sets the event */
+    atomic_fetch_sub(&l->inside, 1);
+    return !diverted;
+}
+
+void tly_local_drain(struct tly_local *l, int64_t deadline)
+{
+    static const struct errand all = {.light = false};
+    while (atomic_load(&l->in_flight) && tly_now() < deadline && !atomic_load(&l->failed)) {
+        uint32_t bell = atomic_load(&l->own->bell);
+        set_wanted(l);
+        if (!drive(l, &all) && atomic_load(&l->in_flight)) {
+            int64_t soon = tly_now() + 5 * TLY_MS;
+            sleep_on_bell(l, bell, TLY_WAKE_THREAD, soon < deadline ? soon : deadline);
+        }
+    }
+}
+
+static void *run(void *arg)
+{
+    static const struct errand all = {.light = false};
+    struct tly_local *l = arg;
+    while (!atomic_load(&l->stopping)) {
+        uint32_t bell = atomic_load(&l->own->bell);
+        if (!atomic_load(&l->spinning))
+            drive(l, &all);
+        if (!atomic_load(&l->stopping))
+            sleep_on_bell(l, bell, TLY_WAKE_THREAD, -1);
+    }
+    return NULL;
+}
+
+/* --- the end ------------------------------------------------------------------------------------- */
+
+/* Nobody may write into our private memory any more: who is just doing so gets to the end of it. */
+static void stop_writers(struct tly_local *l)
+{
+    atomic_store(&l->own->failed, 1);
+    for (uint32_t i = 0; i < l->count && l->direct; i++) {
+        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
+        while (i != l->me && atomic_load(&l->at[i].control->writing) && poll(&gone, 1, 1) <= 0)
+            ;
+    }
+}
+
+void tly_local_fail(struct tly_local *l, int err, const char *sentence)
+{
+    struct tly_list *lists[] = {&l->ops, &l->backlog, &l->inbox};
+    atomic_store(&l->failed, true);
+    pthread_mutex_lock(&l->lock);
+    stop_writers(l);
+    pthread_mutex_lock(&l->inbox_lock);
+    struct tly_list all = TLY_LIST_INIT(all);
+    for (int i = 0; i < 3; i++)
+        while (!tly_list_empty(lists[i])) {
+            struct tly_list *n = lists[i]->next;
+            tly_list_remove(n);
+            tly_list_append(&all, n);
+        }
+    atomic_store(&l->pending, 0);
+    pthread_mutex_unlock(&l->inbox_lock);
+    while (!tly_list_empty(&all)) {
+        struct tly_local_op *op = tly_list_entry(all.next, struct tly_local_op, node);
+        if (op->meeting)
+            let_go(l, op->meeting);
+        else
+            tly_list_remove(&op->node);
+        end(l, op, err, sentence);
+    }
+    pthread_mutex_unlock(&l->lock);
+    tell_sleepers(l);
+}
+
+void tly_local_leave(struct tly_local *l)
+{
+    atomic_store_explicit(&l->own->left, 1, memory_order_release);
+    tly_local_tell(l);
+}
+
+void tly_local_stop(struct tly_local *l, int err, const char *sentence)
+{
+    if (!l)
+        return;
+    if (l->own)
+        tly_local_fail(l, err, sentence);
+    atomic_store(&l->stopping, true);
+    if (l->thread_started) {
+        tly_local_ring(l, l->me, TLY_WAKE_THREAD);
+        pthread_join(l->thread, NULL);
+        l->thread_started = false;
+    }
+    while (atomic_load(&l->inside)) {
+        tly_local_ring(l, l->me, TLY_WAKE_WAITERS);
+        struct timespec moment = {.tv_nsec = TLY_MS};
+        nanosleep(&moment, NULL);
+    }
+    pthread_mutex_lock(&l->lock);
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (i != l->me) {
+            tly_segment_unmap(l->at[i].base, l->at[i].bytes);
+            tly_fd_close(l->at[i].pidfd);
+        }
+        l->at[i] = (struct tly_neighbour){.pidfd = -1};
+    }
+    struct tly_round *r;
+    tly_map_each(&l->rounds, r)
+    {
+        free(r->data);
+        free(r);
+    }
+    tly_map_finish(&l->rounds);
+    l->rounds = (struct tly_map){0};
+    l->count = 0;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void tly_local_ref(struct tly_local *l)
+{
+    atomic_fetch_add_explicit(&l->references, 1, memory_order_relaxed);
+}
+
+void tly_local_unref(struct tly_local *l)
+{
+    if (!l || atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1)
+        return;
+    while (!tly_list_empty(&l->idle)) {
+        struct tly_round *r = tly_list_entry(l->idle.next, struct tly_round, node);
+        tly_list_remove(&r->node);
+        free(r->data);
+        free(r);
+    }
+    tly_segment_unref(l->segment);
+    pthread_mutex_destroy(&l->lock);
+    pthread_mutex_destroy(&l->inbox_lock);
+    free(l->scratch);
+    free(l);
+}
+
+/* --- facts --------------------------------------------------------------------------------------- */
+
+/* "1, 3-4" of the ranks that have not posted. */
+static void missing(const struct tly_local *l, const struct tly_post *posts, char *out, size_t len)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint32_t to = i;
+        if (posts[i].kind)
+            continue;
+        while (to + 1 < l->count && !posts[to + 1].kind)
+            to++;
+        if (at + 32 < len)
+            at += (size_t)(to > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, to)
+                                  : snprintf(out + at, len - at, "%s%u", at ? ", " : "", i));
+        i = to;
+    }
+}
+
+bool tly_local_late(struct tly_local *l, struct tly_local_late *out)
+{
+    if (pthread_mutex_trylock(&l->lock) != 0)
+        return false;
+    bool any = !tly_list_empty(&l->ops);
+    if (any) {
+        const struct tly_local_op *op = tly_list_entry(l->ops.next, struct tly_local_op, node);
+        const struct tly_post *posts = op->meeting->posts;
+        out->key = op->key;
+        out->round = op->round;
+        out->lowest = 0;
+        while (!posts[out->lowest].kind)
+            out->lowest++;
+        missing(l, posts, out->ranks, sizeof out->ranks);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return any;
+}
+
+struct tly_segment *tly_local_segment(struct tly_local *l)
+{
+    return l->segment;
+}
+
+bool tly_local_direct(const struct tly_local *l)
+{
+    return l->direct;
+}
+
+/* --- the beginning ------------------------------------------------------------------------------- */
+
+int tly_local_open(const struct tly_local_config *config, struct tly_local **out)
+{
+    struct tly_local *l = calloc(1, sizeof *l);
+    *out = NULL;
+    if (!l)
+        return tly_fail(ENOMEM, "out of memory");
+    l->references = 1;
+    l->config = *config;
+    l->calls = config->calls;
+    l->user = config->user;
+    l->me = config->rank;
+    l->count = config->ranks;
+    l->generation = tly_fork_generation();
+    l->crowded = (int)config->ranks > tly_topo_cores();
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_mutex_init(&l->inbox_lock, NULL);
+    struct tly_list *lists[] = {&l->inbox, &l->ops, &l->backlog, &l->ready, &l->idle};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        tly_list_init(lists[i]);
+    for (uint32_t i = 0; i < TLY_WORKS; i++)
+        l->free_work[l->free_count++] = (uint16_t)(TLY_WORKS - 1 - i);
+    for (int i = 0; i < TLY_LOCAL_RANKS; i++)
+        l->at[i].pidfd = -1;
+    int err = tly_local_meet(l);
+    if (!err)
+        err = tly_thread_start(&l->thread, "tally-local", run, l);
+    if (!err) {
+        l->thread_started = true;
+        *out = l;
+        return 0;
+    }
+    tly_local_stop(l, ESHUTDOWN, "no shared memory");
+    tly_local_unref(l);
+    return err == -EOPNOTSUPP ? 0 : err;
+}

@@ -1,0 +1,105 @@
+/* local.h - operations among ranks that all share one machine, through shared memory: no socket, no service.
+ *
+ * Where it sits: comm/ hands an operation over at submission (tly_local_submit) and drives it while it waits
+ * (tly_local_wait); else the thread "tally-local" does.  What cannot be done here, because ranks disagree or
+ * refuse or memory is short, is given back (`divert`) on all ranks, and takes the way through the service.
+ *
+ *   meet.c     the start: segments change hands        local.c   operations: posts, rounds, waiting
+ *   work.c     moving and reducing the data            control.h what lies in shared memory
+ *   segment.c  the memory, and the pool for tensors */
+#ifndef TLY_LOCAL_H
+#define TLY_LOCAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/event.h"
+#include "base/list.h"
+#include "local/segment.h"
+
+struct tly_local;
+
+/* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
+struct tly_local_op {
+    uint64_t key, spec;
+    uint32_t round;
+    uint8_t kind, dtype, reduction; /* of tally.h */
+    bool mark;                      /* this rank refuses: the others must take the other way */
+    uint32_t root;
+    int32_t priority;
+    double prescale, postscale;
+    uint64_t count, bytes;
+    const void *input; /* not looked at by who only receives a broadcast */
+    void *output;      /* of an allgather: what `gather` says */
+    int64_t first_dim; /* of an allgather */
+    /* ------ the engine's; under its lock */
+    struct tly_list node; /* inbox; backlog; ops by age */
+    struct tly_round *meeting;
+    void *borrowed; /* staging in the pool */
+    atomic_bool diverted; /* release, once it is the service's */
+};
+
+struct tly_local_user {
+    /* It has ended: err is 0 or a positive errno with a sentence.  The operation is the user's again. */
+    void (*ended)(void *user, struct tly_local_op *op, int err, const char *sentence);
+    /* It cannot be done here, on no rank.  The operation is the user's again. */
+    void (*divert)(void *user, struct tly_local_op *op);
+    /* An allgather's first dimensions are known: room for `count` elements in all, whose ranks' parts are count[i]
+     * elements; NULL: cannot be had. */
+    void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
+    /* The job cannot go on.  From any thread; must not call back. */
+    void (*broken)(void *user, int err, const char *sentence);
+    /* Asked while the start waits: let the loop turn for up to so long; -errno if the start is over. */
+    int (*turn)(void *user, int ms);
+};
+
+struct tly_local_config {
+    const struct tly_local_user *calls;
+    void *user;
+    uint32_t rank, ranks;
+    uint64_t job; /* its incarnation */
+    const uint8_t *secret;
+    size_t secret_bytes;
+    int patience_ms; /* for the others at the start */
+};
+
+enum { TLY_LOCAL_RANKS = 64 }; /* most */
+
+/* Exchange segments with all ranks, which call it together.  *out is NULL if this or another rank cannot: then all
+ * do without.  -errno only if `turn` has said so. */
+int tly_local_open(const struct tly_local_config *config, struct tly_local **out);
+
+/* Let go of it.  It lives as long as references: of operations' handles and of pool memory. */
+void tly_local_ref(struct tly_local *l);
+void tly_local_unref(struct tly_local *l);
+/* Tell the others that this rank submits nothing more. */
+void tly_local_leave(struct tly_local *l);
+/* End the thread, end all operations with this error, and touch nobody's memory any more; threads that wait are
+ * gone when it returns.  NULL: nothing. */
+void tly_local_stop(struct tly_local *l, int err, const char *sentence);
+/* End all operations: nothing reads or writes their buffers when it returns.  From any thread that is not inside. */
+void tly_local_fail(struct tly_local *l, int err, const char *sentence);
+
+/* From any thread. */
+void tly_local_submit(struct tly_local *l, struct tly_local_op *op);
+/* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:
+ * `op` was diverted, and its event tells of it. */
+bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline);
+/* Wait until no operation is left. */
+void tly_local_drain(struct tly_local *l, int64_t deadline);
+
+struct tly_local_late {
+    uint64_t key;
+    uint32_t round;
+    uint32_t lowest;  /* rank that has submitted it */
+    char ranks[160]; /* that have not, as "1, 3-4"; "": all have */
+};
+/* The oldest operation.  False: there is none, or somebody is just at work. */
+bool tly_local_late(struct tly_local *l, struct tly_local_late *out);
+
+struct tly_segment *tly_local_segment(struct tly_local *l);
+/* Between processes' private memory directly, or staged in the pool. */
+bool tly_local_direct(const struct tly_local *l);
+
+#endif

@@ -1,0 +1,232 @@
+/* meet.c - the start: each rank proves itself to each other one of its machine, over an abstract Unix socket, and
+ * their segments change hands.
+ *
+ * The name of the socket holds the job's incarnation, which a stranger does not know; SO_PEERCRED must name our user,
+ * and a keyed hash proves the secret.  The rank with the higher number knocks.  Who cannot share memory says so, and
+ * then all do without. */
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "local/control.h"
+
+enum { SLICE_MS = 5, MAGIC = 0x74616c31 };
+
+struct greeting {
+    uint32_t magic, from, to, able;
+    uint64_t job, bytes, head; /* bytes of the segment; of its head: another build lays it out otherwise */
+    uint8_t proof[32];
+};
+
+static void prove(const struct tly_local *l, const struct greeting *g, uint8_t out[32])
+{
+    crypto_generichash(out, 32, (const uint8_t *)g, offsetof(struct greeting, proof), l->config.secret,
+                       l->config.secret_bytes);
+}
+
+static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockaddr_un *a)
+{
+    memset(a, 0, sizeof *a);
+    a->sun_family = AF_UNIX;
+    int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "tally-%016llx-rank-%u",
+                     (unsigned long long)l->config.job, rank);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+static int send_greeting(const struct tly_local *l, int to, uint32_t rank)
+{
+    struct greeting g = {.magic = MAGIC,
+                         .from = l->me,
+                         .to = rank,
+                         .able = l->segment != NULL,
+                         .job = l->config.job,
+                         .bytes = l->segment ? tly_segment_bytes(l->segment) : 0,
+                         .head = sizeof(struct tly_control)};
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec iov = {&g, sizeof g};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    prove(l, &g, g.proof);
+    if (l->segment) {
+        int fd = tly_segment_fd(l->segment);
+        m.msg_control = control;
+        m.msg_controllen = sizeof control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    return sendmsg(to, &m, MSG_NOSIGNAL) == sizeof g ? 0 : -errno;
+}
+
+/* The other's segment, mapped.  -EAGAIN: not yet; -EOPNOTSUPP: it cannot, or is not who it should be. */
+static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
+{
+    struct greeting g;
+    uint8_t proof[32];
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = {&g, sizeof g};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct ucred who;
+    socklen_t len = sizeof who;
+    int fd = -1;
+    ssize_t n = recvmsg(from, &m, MSG_CMSG_CLOEXEC);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return -EAGAIN;
+    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof fd))
+        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    int err = -EPERM;
+    if (n == sizeof g && getsockopt(from, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid()) {
+        prove(l, &g, proof);
+        if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
+            g.from < l->count && g.from != l->me && g.job == l->config.job)
+            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head ? 0 : -EOPNOTSUPP;
+    }
+    if (err != -EPERM)
+        *rank = g.from;
+    struct tly_neighbour *at = err ? NULL : &l->at[g.from];
+    if (at && !at->base) {
+        err = tly_segment_map(fd, g.bytes, &at->base) ? -EOPNOTSUPP : 0;
+        at->bytes = g.bytes;
+        at->control = (struct tly_control *)at->base;
+        at->pid = who.pid;
+        at->pidfd = tly_fd_own((int)syscall(SYS_pidfd_open, who.pid, 0));
+    }
+    if (fd >= 0)
+        close(fd);
+    return err;
+}
+
+static int new_socket(void)
+{
+    struct timeval slice = {.tv_usec = SLICE_MS * 1000};
+    int fd = tly_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof slice); /* accept(2) heeds it too */
+    return fd;
+}
+
+/* Our knocks and those of the higher ranks.  `able` is cleared if somebody cannot. */
+static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
+{
+    int knock[TLY_LOCAL_RANKS];
+    uint32_t heard = 0, from;
+    int err = 0;
+    for (uint32_t i = 0; i < l->me; i++)
+        knock[i] = -1;
+    for (uint32_t i = 0; i < l->me && !err;) {
+        struct sockaddr_un a;
+        socklen_t len = name_of(l, i, &a);
+        if (knock[i] < 0)
+            knock[i] = new_socket();
+        if (connect(knock[i], (struct sockaddr *)&a, len) == 0) {
+            send_greeting(l, knock[i], i);
+            i++;
+            continue;
+        }
+        err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, SLICE_MS); /* not there yet */
+    }
+    while (!err && heard < l->count - 1 - l->me) {
+        int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+        if (fd >= 0) {
+            struct timeval patience = {.tv_sec = 1};
+            setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+            int got = take_greeting(l, fd, &from);
+            if (got == 0 || got == -EOPNOTSUPP) {
+                *able &= got == 0;
+                heard++;
+                send_greeting(l, fd, from);
+            }
+            close(fd);
+        }
+        err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
+    }
+    for (uint32_t i = 0; i < l->me && !err; i++) {
+        int got;
+        while ((got = take_greeting(l, knock[i], &from)) == -EAGAIN && !err)
+            err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
+        *able &= err || (got == 0 && from == i);
+    }
+    for (uint32_t i = 0; i < l->me; i++)
+        tly_fd_close(knock[i]);
+    return err;
+}
+
+/* Can we read and write the others' private memory?  Seccomp, Yama and namespaces often forbid it. */
+static bool is_direct(const struct tly_local *l)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint64_t value = 0;
+        const struct tly_control *c = l->at[i].control;
+        struct iovec mine = {&value, sizeof value}, theirs = {(void *)(uintptr_t)c->probe_at, sizeof value};
+        if (i == l->me)
+            continue;
+        if (l->at[i].pid <= 0 || l->at[i].pidfd < 0 ||
+            process_vm_readv(l->at[i].pid, &mine, 1, &theirs, 1, 0) != sizeof value || value != c->probe ||
+            process_vm_writev(l->at[i].pid, &mine, 1, &theirs, 1, 0) != sizeof value)
+            return false;
+    }
+    return true;
+}
+
+/* All say how they are; the least that one can is what all do. */
+static int agree(struct tly_local *l, bool able, int64_t deadline)
+{
+    uint32_t all = TLY_ABLE | TLY_DIRECT;
+    uint32_t mine = !able ? TLY_UNABLE : is_direct(l) ? TLY_ABLE | TLY_DIRECT : TLY_ABLE;
+    if (l->own)
+        atomic_store_explicit(&l->own->state, mine, memory_order_release);
+    for (uint32_t i = 0; able && i < l->count; i++) {
+        uint32_t state;
+        while (!(state = atomic_load_explicit(&l->at[i].control->state, memory_order_acquire))) {
+            int err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, SLICE_MS);
+            if (err)
+                return err;
+        }
+        all &= state;
+        able &= !(state & TLY_UNABLE);
+    }
+    l->direct = all & TLY_DIRECT;
+    return able ? 0 : -EOPNOTSUPP;
+}
+
+int tly_local_meet(struct tly_local *l)
+{
+    struct sockaddr_un a;
+    int64_t deadline = tly_now() + l->config.patience_ms * TLY_MS;
+    bool able = tly_segment_create(sizeof(struct tly_control), &l->segment) == 0;
+    int err, door = new_socket();
+    socklen_t len = name_of(l, l->me, &a);
+    if (able) {
+        l->own = (struct tly_control *)tly_segment_base(l->segment);
+        randombytes_buf(&l->probe, sizeof l->probe);
+        l->own->probe = l->probe;
+        l->own->probe_at = (uint64_t)(uintptr_t)&l->probe;
+        l->at[l->me] = (struct tly_neighbour){
+            .control = l->own, .base = (uint8_t *)l->own, .bytes = tly_segment_bytes(l->segment), .pidfd = -1};
+        l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
+        able = l->scratch != NULL;
+    }
+    if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)
+        err = -EOPNOTSUPP;
+    else
+        err = exchange(l, door, deadline, &able);
+    if (!err)
+        err = agree(l, able, deadline);
+    tly_fd_close(door);
+    return err;
+}

@@ -1,0 +1,334 @@
+/* segment.c - shared memory and its allocator: blocks in order of place, the first that fits.  Tensors are few and
+ * long-lived. */
+#include "local/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/list.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define LEAST_BYTES (64ull << 20)
+#define HUGE_PAGE (2ull << 20)
+
+/* A stretch of a pool, or memory of this process alone. */
+struct block {
+    struct tly_list node;        /* in its segment's pool, by place; in `strays` */
+    struct tly_segment *segment; /* NULL: a stray */
+    uint8_t *at;
+    uint64_t bytes;
+    bool used, borrowed;
+};
+
+struct tly_segment {
+    atomic_int references; /* who uses it, and each block in use */
+    uint8_t *base;
+    uint64_t bytes, head;
+    int fd;
+    unsigned generation;    /* of forks */
+    struct tly_list blocks; /* under `lock` */
+    struct tly_list node;   /* in `segments` */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all pools and the next two */
+static struct tly_list segments = TLY_LIST_INIT(segments);
+static struct tly_list strays = TLY_LIST_INIT(strays);
+
+/* Another thread may have held it when this process was forked. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+static void install(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static uint64_t round_up(uint64_t x, uint64_t to)
+{
+    return (x + to - 1) / to * to;
+}
+
+/* --- the memory ---------------------------------------------------------------------------------- */
+
+int tly_segment_map(int fd, uint64_t bytes, uint8_t **base)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (p == MAP_FAILED)
+        return tly_fail(errno, "cannot map %llu MB of shared memory: %s", (unsigned long long)bytes >> 20,
+                        strerror(errno));
+    madvise(p, bytes, MADV_DONTFORK);
+    madvise(p, bytes, MADV_DONTDUMP);
+    *base = p;
+    return 0;
+}
+
+void tly_segment_unmap(uint8_t *base, uint64_t bytes)
+{
+    if (base)
+        munmap(base, bytes);
+}
+
+/* As much as the machine has, or as limits allow: it costs nothing until it is used. */
+static uint64_t wanted_bytes(void)
+{
+    uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    struct rlimit file;
+    /* Beyond this ftruncate() would send a signal. */
+    if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur != RLIM_INFINITY && file.rlim_cur < bytes)
+        bytes = file.rlim_cur;
+    return bytes / HUGE_PAGE * HUGE_PAGE;
+}
+
+int tly_segment_create(size_t head, struct tly_segment **segment)
+{
+    struct tly_segment *s = calloc(1, sizeof *s);
+    struct block *all = calloc(1, sizeof *all);
+    int err = -ENOMEM;
+    pthread_once(&once, install);
+    if (!s || !all)
+        goto fail;
+    s->head = round_up(head, HUGE_PAGE);
+    s->generation = tly_fork_generation();
+    s->references = 1;
+    s->fd = tly_fd_own(memfd_create("tally", MFD_CLOEXEC));
+    if (s->fd < 0) {
+        err = tly_fail(errno, "cannot make shared memory: %s", strerror(errno));
+        goto fail;
+    }
+    uint64_t bytes = wanted_bytes();
+    err = tly_fail(ENOMEM, "a file of %llu MB is not allowed (ulimit -f)", LEAST_BYTES >> 20);
+    for (; bytes >= LEAST_BYTES && err; bytes /= 2) {
+        s->bytes = bytes / HUGE_PAGE * HUGE_PAGE;
+        err = ftruncate(s->fd, (off_t)s->bytes) < 0 ? tly_fail(errno, "shared memory: %s", strerror(errno))
+                                                    : tly_segment_map(s->fd, s->bytes, &s->base);
+    }
+    if (err)
+        goto fail;
+    tly_list_init(&s->blocks);
+    *all = (struct block){.segment = s, .at = s->base + s->head, .bytes = s->bytes - s->head};
+    tly_list_append(&s->blocks, &all->node);
+    pthread_mutex_lock(&lock);
+    tly_list_append(&segments, &s->node);
+    pthread_mutex_unlock(&lock);
+    *segment = s;
+    return 0;
+fail:
+    if (s)
+        tly_fd_close(s->fd);
+    free(all);
+    free(s);
+    return err;
+}
+
+void tly_segment_ref(struct tly_segment *s)
+{
+    atomic_fetch_add_explicit(&s->references, 1, memory_order_relaxed);
+}
+
+void tly_segment_unref(struct tly_segment *s)
+{
+    /* acq_rel: who frees comes after all who have used it. */
+    if (!s || atomic_fetch_sub_explicit(&s->references, 1, memory_order_acq_rel) != 1)
+        return;
+    pthread_mutex_lock(&lock);
+    tly_list_remove(&s->node);
+    pthread_mutex_unlock(&lock);
+    while (!tly_list_empty(&s->blocks)) {
+        struct block *b = tly_list_entry(s->blocks.next, struct block, node);
+        tly_list_remove(&b->node);
+        free(b);
+    }
+    tly_segment_unmap(s->base, s->bytes);
+    tly_fd_close(s->fd);
+    free(s);
+}
+
+uint8_t *tly_segment_base(const struct tly_segment *s)
+{
+    return s->base;
+}
+uint64_t tly_segment_bytes(const struct tly_segment *s)
+{
+    return s->bytes;
+}
+int tly_segment_fd(const struct tly_segment *s)
+{
+    return s->fd;
+}
+
+uint64_t tly_segment_place(const struct tly_segment *s, const void *p, uint64_t bytes)
+{
+    uint64_t at = (uint64_t)((const uint8_t *)p - s->base);
+    return (const uint8_t *)p > s->base && at >= s->head && at <= s->bytes && bytes <= s->bytes - at ? at : 0;
+}
+
+/* --- the pool ------------------------------------------------------------------------------------ */
+
+/* Have all pages now: one that cannot be had later is a SIGBUS. */
+static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+{
+    if (bytes >= HUGE_PAGE)
+        madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL)
+        return -ENOMEM;
+    if (fd < 0) /* before Linux 5.14 */
+        return 0;
+    int err = posix_fallocate(fd, at - base, (off_t)bytes);
+    return err ? -ENOMEM : 0;
+}
+
+static int too_much(uint64_t bytes)
+{
+    return tly_fail(ENOMEM, "no %llu MB of memory (the machine's, the cgroup's or ulimit's)",
+                    (unsigned long long)bytes >> 20);
+}
+
+/* The first stretch of at least so many bytes, cut to them; lock held.  NULL: none. */
+static struct block *take(struct tly_segment *s, uint64_t bytes)
+{
+    for (struct tly_list *n = s->blocks.next; n != &s->blocks; n = n->next) {
+        struct block *b = tly_list_entry(n, struct block, node);
+        if (b->used || b->bytes < bytes)
+            continue;
+        if (b->bytes > bytes) {
+            struct block *rest = calloc(1, sizeof *rest);
+            if (!rest)
+                return NULL;
+            *rest = (struct block){.segment = s, .at = b->at + bytes, .bytes = b->bytes - bytes};
+            tly_list_append(b->node.next, &rest->node); /* before the next one: behind b */
+            b->bytes = bytes;
+        }
+        b->used = true;
+        tly_segment_ref(s);
+        return b;
+    }
+    return NULL;
+}
+
+static void join_with_next(struct tly_segment *s, struct block *b)
+{
+    struct block *next = tly_list_entry(b->node.next, struct block, node);
+    if (b->node.next == &s->blocks || b->used || next->used)
+        return;
+    b->bytes += next->bytes;
+    tly_list_remove(&next->node);
+    free(next);
+}
+
+static void give(struct block *b)
+{
+    struct tly_segment *s = b->segment;
+    if (!b->borrowed)
+        madvise(b->at, b->bytes, MADV_REMOVE);
+    pthread_mutex_lock(&lock);
+    b->used = b->borrowed = false;
+    join_with_next(s, b);
+    if (b->node.prev != &s->blocks)
+        join_with_next(s, tly_list_entry(b->node.prev, struct block, node));
+    pthread_mutex_unlock(&lock);
+    tly_segment_unref(s);
+}
+
+static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, void **out)
+{
+    pthread_mutex_lock(&lock);
+    struct block *b = take(s, bytes);
+    if (b)
+        b->borrowed = borrowed;
+    pthread_mutex_unlock(&lock);
+    if (!b)
+        return -ENOMEM;
+    if (populate(s->fd, s->base, b->at, bytes) != 0) {
+        b->borrowed = false;
+        give(b);
+        return -ENOMEM;
+    }
+    *out = b->at;
+    return 0;
+}
+
+static int alloc_stray(uint64_t bytes, void **out)
+{
+    struct block *b = calloc(1, sizeof *b);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!b || p == MAP_FAILED || populate(-1, p, p, bytes) != 0) {
+        if (p != MAP_FAILED)
+            munmap(p, bytes);
+        free(b);
+        return too_much(bytes);
+    }
+    *b = (struct block){.at = p, .bytes = bytes, .used = true};
+    pthread_mutex_lock(&lock);
+    tly_list_append(&strays, &b->node);
+    pthread_mutex_unlock(&lock);
+    *out = p;
+    return 0;
+}
+
+int tly_pool_alloc(struct tly_segment *s, size_t bytes, void **out)
+{
+    if (bytes > SIZE_MAX / 2)
+        return too_much(bytes);
+    pthread_once(&once, install);
+    uint64_t whole = round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
+    if (s && alloc_shared(s, whole, false, out) == 0)
+        return 0;
+    return alloc_stray(round_up(bytes ? bytes : 1, TLY_PAGE), out);
+}
+
+int tly_pool_borrow(struct tly_segment *s, size_t bytes, void **out)
+{
+    return alloc_shared(s, round_up(bytes ? bytes : 1, TLY_PAGE), true, out);
+}
+
+static struct block *find(const struct tly_list *blocks, const void *p)
+{
+    for (const struct tly_list *n = blocks->next; n != blocks; n = n->next) {
+        struct block *b = tly_list_entry(n, struct block, node);
+        if (b->at == p && b->used)
+            return b;
+    }
+    return NULL;
+}
+
+int tly_pool_free(void *p)
+{
+    struct block *stray, *b = NULL;
+    pthread_mutex_lock(&lock);
+    stray = find(&strays, p);
+    if (stray)
+        tly_list_remove(&stray->node);
+    for (struct tly_list *n = segments.next; n != &segments && !stray && !b; n = n->next) {
+        struct tly_segment *s = tly_list_entry(n, struct tly_segment, node);
+        if ((uint8_t *)p >= s->base && (uint8_t *)p < s->base + s->bytes)
+            b = s->generation == tly_fork_generation() ? find(&s->blocks, p) : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    if (b)
+        give(b);
+    if (stray) {
+        munmap(stray->at, stray->bytes);
+        free(stray);
+    }
+    return b || stray ? 0 : -EINVAL;
+}

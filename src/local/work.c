@@ -1,0 +1,211 @@
+/* work.c - moving and reducing the data of a round whose posts are all there.
+ *
+ * A large reduction is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes the
+ * sum to all ranks, so a rank that computes delays nobody: the others do its share.  Pool memory is read and written
+ * where it lies; private memory through process_vm_readv and process_vm_writev, a block at a time that stays in the
+ * cache.  Broadcasts and gathers are read by each receiver for itself. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "local/control.h"
+#include "reduce/reduce.h"
+#include "tally/tally.h"
+
+enum {
+    LEAST_PART = 16 << 10,
+    MOST_PART = 256 << 10,
+    BLOCK = 16 << 10, /* of pool memory: sums are copied to the other ranks while the first cache has them */
+    PARTS_EACH = 2,   /* for each rank, at least */
+};
+
+void tly_work_cut(const struct tly_local *l, struct tly_round *r)
+{
+    uint64_t bytes = r->op->bytes, part = bytes / (l->count * PARTS_EACH);
+    part = (part + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    part = part < LEAST_PART ? LEAST_PART : part > MOST_PART ? MOST_PART : part;
+    while ((bytes + part - 1) / part > UINT32_MAX / 2)
+        part *= 2;
+    r->part_bytes = (uint32_t)part;
+    r->parts = (uint32_t)((bytes + part - 1) / part);
+}
+
+static struct tly_reduction how(const struct tly_local *l, const struct tly_local_op *op)
+{
+    return (struct tly_reduction){.dtype = op->dtype,
+                                  .op = op->reduction,
+                                  .divisor = l->count,
+                                  .prescale = op->prescale,
+                                  .postscale = op->postscale};
+}
+
+void tly_work_eager(struct tly_local *l, struct tly_round *r)
+{
+    const struct tly_local_op *op = r->op;
+    if (op->kind == TALLY_BROADCAST && op->root != l->me && op->bytes)
+        memcpy(op->output, r->data + (size_t)op->root * r->room, op->bytes);
+    if (op->kind != TALLY_PUSH_PULL || !op->count)
+        return;
+    const void *in[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++)
+        in[i] = i == l->me ? op->input : r->data + (size_t)i * r->room;
+    struct tly_reduction h = how(l, op);
+    tly_reduce(&h, (int)l->count, in, op->output, op->count);
+}
+
+/* --- private memory ------------------------------------------------------------------------------ */
+
+static bool unreachable(struct tly_local *l, uint32_t rank)
+{
+    char sentence[120];
+    int err = errno;
+    if (err != ESRCH) { /* else it has died, and the coordinator says so */
+        snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s", l->me, rank,
+                 strerror(err));
+        l->calls->broken(l->user, EFAULT, sentence);
+    }
+    return false;
+}
+
+static bool read_private(struct tly_local *l, uint32_t rank, uint64_t from, void *to, size_t len)
+{
+    while (len) {
+        struct iovec mine = {to, len}, theirs = {(void *)(uintptr_t)from, len};
+        ssize_t n = process_vm_readv(l->at[rank].pid, &mine, 1, &theirs, 1, 0);
+        if (n <= 0)
+            return unreachable(l, rank);
+        to = (uint8_t *)to + n;
+        from += (size_t)n;
+        len -= (size_t)n;
+    }
+    return true;
+}
+
+static bool write_private(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len)
+{
+    bool ok = true;
+    /* Who fails looks at `writing` once it has set its `failed`. */
+    atomic_store(&l->own->writing, 1);
+    while (len && ok && !atomic_load(&l->at[rank].control->failed)) {
+        struct iovec mine = {(void *)(uintptr_t)from, len}, theirs = {(void *)(uintptr_t)to, len};
+        ssize_t n = process_vm_writev(l->at[rank].pid, &mine, 1, &theirs, 1, 0);
+        if (n <= 0) {
+            ok = unreachable(l, rank);
+        } else {
+            from = (const uint8_t *)from + n;
+            to += (size_t)n;
+            len -= (size_t)n;
+        }
+    }
+    atomic_store_explicit(&l->own->writing, 0, memory_order_release);
+    return ok;
+}
+
+/* --- parts --------------------------------------------------------------------------------------- */
+
+/* Where this process sees a rank's input or output; NULL: in that rank's private memory. */
+static uint8_t *seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool)
+{
+    if (pool)
+        return l->at[rank].base + at;
+    return rank == l->me ? (uint8_t *)(uintptr_t)at : NULL;
+}
+
+static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct tly_reduction *h, uint64_t from,
+                         size_t len)
+{
+    const void *in[TLY_LOCAL_RANKS];
+    uint8_t *sum = NULL;
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct tly_post *p = &r->posts[i];
+        uint8_t *at = seen(l, i, p->input + from, p->flags & TLY_POST_POOL_IN);
+        if (!at) {
+            at = l->scratch + (size_t)i * TLY_BLOCK;
+            if (!read_private(l, i, p->input + from, at, len))
+                return false;
+        }
+        in[i] = at;
+        if (!sum)
+            sum = seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
+    }
+    tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct tly_post *p = &r->posts[i];
+        uint8_t *to = seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
+        if (to && to != sum)
+            memcpy(to, sum, len);
+        else if (!to && !write_private(l, i, p->output + from, sum, len))
+            return false;
+    }
+    return true;
+}
+
+static bool done(struct tly_local *l, struct tly_round *r)
+{
+    /* acq_rel: the results of all that came before are there for who sees the last one. */
+    uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
+    if ((uint32_t)v == r->parts)
+        tly_local_tell(l);
+    return true;
+}
+
+static bool reduce_part(struct tly_local *l, struct tly_round *r)
+{
+    uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
+    do
+        if ((uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->parts)
+            return false;
+    while (!atomic_compare_exchange_weak_explicit(&r->work->next, &v, v + 1, memory_order_relaxed,
+                                                  memory_order_relaxed));
+    bool pooled = true;
+    for (uint32_t i = 0; i < l->count; i++)
+        pooled &= i == l->me || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
+    size_t block = pooled ? BLOCK : TLY_BLOCK;
+    struct tly_reduction h = how(l, r->op);
+    uint64_t from = (uint64_t)(uint32_t)v * r->part_bytes, to = from + r->part_bytes;
+    to = to < r->op->bytes ? to : r->op->bytes;
+    for (; from < to; from += block)
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed) ||
+            !reduce_block(l, r, &h, from, to - from < block ? to - from : block))
+            return false; /* the communicator fails */
+    return done(l, r);
+}
+
+/* All of one rank's data into our memory. */
+static bool fetch(struct tly_local *l, struct tly_round *r, uint32_t rank, uint8_t *to)
+{
+    const struct tly_post *p = &r->posts[rank];
+    if (rank == l->me) {
+        if (p->bytes && to != r->op->input)
+            memcpy(to, r->op->input, p->bytes);
+        return true;
+    }
+    if (p->flags & TLY_POST_EAGER) {
+        if (p->bytes)
+            memcpy(to, r->data + (size_t)rank * r->room, p->bytes);
+        return true;
+    }
+    if (p->flags & TLY_POST_POOL_IN) {
+        memcpy(to, l->at[rank].base + p->input, p->bytes);
+        return true;
+    }
+    return read_private(l, rank, p->input, to, p->bytes);
+}
+
+bool tly_work_do(struct tly_local *l, struct tly_round *r)
+{
+    const struct tly_local_op *op = r->op;
+    if (op->kind == TALLY_PUSH_PULL)
+        return reduce_part(l, r);
+    if (r->counted)
+        return false;
+    r->counted = true;
+    if (op->kind == TALLY_BROADCAST)
+        return (op->root == l->me || fetch(l, r, op->root, op->output)) && done(l, r);
+    uint8_t *to = op->output;
+    for (uint32_t i = 0; i < l->count; to += r->posts[i++].bytes)
+        if (!fetch(l, r, i, to))
+            return false;
+    return done(l, r);
+}

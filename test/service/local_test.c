@@ -1,0 +1,461 @@
+/* local_test.c - ranks that all share one machine: the bits are those of the services, whatever the tensors lie in,
+ * and whoever dies, leaves, is late or disagrees is named as ever. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <sys/mman.h>
+
+#include "job.h"
+
+#include <cmocka.h>
+
+static const int together[JOB_MOST_RANKS];
+
+struct board {
+    atomic_int stage, child[4];
+    uint64_t hash[2][64];
+    char way[2][8];
+    int run;
+};
+
+static struct board *new_board(void)
+{
+    return job_shared(sizeof(struct board));
+}
+
+static tally_comm *join(void)
+{
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    return c;
+}
+
+static void finish(tally_op *op, int expected)
+{
+    int err = tally_op_wait(op, -1);
+    if (err != expected)
+        fprintf(stderr, "%d, not %d: %s\n", err, expected, tally_op_error(op));
+    CHECK(err == expected);
+    tally_op_free(op);
+}
+
+static uint64_t hash_of(const void *data, size_t len, uint64_t h)
+{
+    const uint8_t *p = data;
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    return h;
+}
+
+/* --- the bits ------------------------------------------------------------------------------------ */
+
+static uint32_t element(int dtype)
+{
+    return (uint32_t)tally_dtype_size((enum tally_dtype)dtype);
+}
+
+/* Tensors of all types and reductions, in the pool and not, in place and not; the hash of each result. */
+static int all_kinds(int rank, void *arg)
+{
+    struct board *b = arg;
+    static const size_t counts[] = {0, 1, 17, 1000, 1025, 5000, 70001, 300000};
+    tally_comm *c = join();
+    uint64_t seed = 77 + (uint64_t)rank;
+    for (int i = 0; i < 60; i++) {
+        int dtype = i % 10, reduction = (i * 7 + i / 10) % 5;
+        size_t count = counts[(i * 5 + i / 8) % 8], bytes = count * element(dtype);
+        if (dtype == TALLY_BOOL && reduction == TALLY_AVERAGE)
+            reduction = TALLY_SUM;
+        struct tally_options o = {.size = sizeof o, .prescale = i % 4 ? 0 : 0.5, .postscale = i % 3 ? 0 : 3};
+        if (dtype == TALLY_BOOL)
+            o.prescale = o.postscale = 0;
+        void *in, *out;
+        bool pool_in = (i + rank) % 3 == 0, pool_out = (i + rank) % 2 == 0, in_place = i % 5 < 2;
+        if (pool_in)
+            CHECK(tally_alloc(c, bytes, &in) == 0);
+        else
+            CHECK((in = malloc(bytes + 1)));
+        if (in_place)
+            out = in;
+        else if (pool_out)
+            CHECK(tally_alloc(c, bytes, &out) == 0);
+        else
+            CHECK((out = malloc(bytes + 1)));
+        for (size_t at = 0; at < bytes; at += 8) {
+            uint64_t x = job_random(&seed);
+            memcpy((uint8_t *)in + at, &x, bytes - at < 8 ? bytes - at : 8);
+        }
+        char name[16];
+        tally_op *op;
+        snprintf(name, sizeof name, "t%d", i);
+        CHECK(tally_push_pull(c, i % 6 ? name : NULL, in, out, count, (enum tally_dtype)dtype,
+                              (enum tally_reduction)reduction, &o, &op) == 0);
+        finish(op, 0);
+        uint64_t h = hash_of(out, bytes, 1);
+        CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL, &op) == 0);
+        finish(op, 0);
+        CHECK(hash_of(out, bytes, 1) == h); /* all had the same */
+        size_t mine = count / (size_t)(rank + 1);
+        const void *data;
+        size_t all;
+        const int64_t *dims;
+        CHECK(tally_allgather(c, name, out, mine, (enum tally_dtype)dtype, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0 && tally_op_gathered(op, &data, &all, &dims) == 0);
+        size_t at = 0;
+        for (int r = 0; r < tally_comm_size(c); r++) {
+            CHECK(dims[r] == (int64_t)(count / (size_t)(r + 1)));
+            CHECK(memcmp((const uint8_t *)data + at, out, (size_t)dims[r] * element(dtype)) == 0);
+            at += (size_t)dims[r] * element(dtype);
+        }
+        CHECK(at == all);
+        tally_op_free(op);
+        CHECK(tally_barrier(c, name, NULL, &op) == 0);
+        finish(op, 0);
+        if (rank == 0)
+            b->hash[b->run][i] = h;
+        if (pool_in)
+            CHECK(tally_free(in) == 0);
+        else
+            free(in);
+        if (!in_place && pool_out)
+            CHECK(tally_free(out) == 0);
+        else if (!in_place)
+            free(out);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_same_bits(void **state)
+{
+    for (int ranks = 2; ranks <= 5; ranks += 3) {
+        struct board *b = new_board();
+        for (b->run = 0; b->run < 2; b->run++) {
+            struct job j = {.ranks = ranks,
+                            .machine = together,
+                            .main = all_kinds,
+                            .arg = b,
+                            .settings = {b->run ? "TALLY_LOCAL=off" : "TALLY_LOCAL=on"}};
+            job_start(&j);
+            job_finish(&j);
+            if (b->run)
+                job_log_lacks(&j, 0, "shared memory");
+            else
+                job_log_holds(&j, 0, "shared memory");
+            job_clear(&j);
+        }
+        for (int i = 0; i < 60; i++)
+            if (b->hash[0][i] != b->hash[1][i])
+                fail_msg("%d ranks: push_pull %d has other bits through the service", ranks, i);
+    }
+}
+
+/* Many at once, each rank in an order of its own, some waited for and some announced. */
+enum { MANY = 3000 };
+
+static int many(int rank, void *arg)
+{
+    static float x[MANY][3], *large[20];
+    static tally_op *op[MANY], *big[20];
+    static int order[MANY];
+    tally_comm *c = join();
+    uint64_t s = (uint64_t)rank;
+    enum { LARGE = 100000 };
+    for (int i = 0; i < MANY; i++)
+        order[i] = i;
+    for (int i = 0; i < 20; i++) {
+        void *p;
+        CHECK(tally_alloc(c, LARGE * sizeof(float), &p) == 0);
+        large[i] = i % 2 ? p : malloc(LARGE * sizeof(float));
+    }
+    for (int turn = 0; turn < (UNDER_SANITIZER ? 2 : 6); turn++) {
+        for (int i = MANY - 1; i > 0; i--) {
+            int k = (int)(job_random(&s) % (unsigned)(i + 1)), t = order[i];
+            order[i] = order[k];
+            order[k] = t;
+        }
+        for (int at = 0; at < MANY; at++) {
+            int i = order[at];
+            char name[16];
+            snprintf(name, sizeof name, "%d", i);
+            x[i][0] = x[i][1] = x[i][2] = (float)(i + rank);
+            CHECK(tally_push_pull(c, name, x[i], x[i], 3, TALLY_FLOAT32, TALLY_SUM, NULL, &op[i]) == 0);
+            if (i < 20) {
+                snprintf(name, sizeof name, "large %d", i);
+                for (int k = 0; k < LARGE; k++)
+                    large[i][k] = (float)(rank + k % 7);
+                CHECK(tally_push_pull(c, name, large[i], large[i], LARGE, TALLY_FLOAT32, TALLY_MAX, NULL, &big[i]) == 0);
+            }
+        }
+        for (int i = 0; i < MANY; i++) {
+            finish(op[i], 0);
+            for (int k = 0; k < 3; k++)
+                CHECK(x[i][k] == (float)(3 * i + 3));
+        }
+        for (int i = 0; i < 20; i++) {
+            finish(big[i], 0);
+            for (int k = 0; k < LARGE; k++)
+                CHECK(large[i][k] == (float)(2 + k % 7));
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_many_at_once(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = many};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* --- what goes wrong ----------------------------------------------------------------------------- */
+
+static int disagree(int rank, void *arg)
+{
+    static float x[20000];
+    tally_comm *c = join();
+    tally_op *op;
+    for (int i = 0; i < 4; i++) {
+        size_t count = i % 2 ? 20000 : 10;
+        CHECK(tally_push_pull(c, "w", x, x, rank == 1 ? count - 1 : count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "ranks 0, 2: 'w' push_pull float32 [");
+        CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' push_pull float32 [");
+        tally_op_free(op);
+        CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        finish(op, 0);
+        if (rank == 2)
+            CHECK(tally_refuse(c, "w", TALLY_PUSH_PULL, 0, "no gradient") == 0);
+        else {
+            CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+            CHECK(tally_op_wait(op, -1) == -EINVAL);
+            CHECK_HOLDS(tally_op_error(op), "rank 2 refuses: no gradient");
+            tally_op_free(op);
+        }
+    }
+    CHECK(tally_barrier(c, NULL, NULL, &op) == 0);
+    finish(op, 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_disagreement(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = disagree};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* Sum until that fails; the sizes make it likely to be in the middle of something. */
+static int until_failure(int rank, void *arg)
+{
+    struct board *b = arg;
+    enum { COUNT = 1 << 20 };
+    tally_comm *c = join();
+    void *pool;
+    float *mine = calloc(COUNT, sizeof *mine);
+    tally_op *op;
+    CHECK(tally_alloc(c, COUNT * sizeof(float), &pool) == 0);
+    int err = 0;
+    for (int i = 0; !err; i++) {
+        float *x = i % 2 ? pool : mine;
+        err = tally_push_pull(c, "w", x, x, i % 3 ? COUNT : 10, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op);
+        if (!err) {
+            err = tally_op_wait(op, -1);
+            tally_op_free(op);
+        }
+        atomic_fetch_add(&b->stage, 1);
+    }
+    CHECK(err == -ECONNRESET);
+    CHECK_HOLDS(tally_error(), "rank 1 on");
+    memset(mine, 0, COUNT * sizeof *mine); /* ours again */
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(((float *)pool)[0] == ((float *)pool)[0] || 1); /* still there */
+    CHECK(tally_free(pool) == 0);
+    free(mine);
+    return 0;
+}
+
+static void test_rank_killed(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
+        struct board *b = new_board();
+        struct job j = {.ranks = 3, .machine = together, .main = until_failure, .arg = b};
+        job_start(&j);
+        job_await(&b->stage, 10 + 7 * i);
+        kill(j.rank_pid[1], SIGKILL);
+        assert_int_equal(job_wait_rank(&j, 0), 0);
+        assert_int_equal(job_wait_rank(&j, 2), 0);
+        assert_int_equal(job_wait_rank(&j, 1), 128 + SIGKILL);
+        job_clear(&j);
+    }
+}
+
+/* A rank with living children, as of a DataLoader, is killed: its peers must notice all the same. */
+static int with_children(int rank, void *arg)
+{
+    struct board *b = arg;
+    if (rank != 1)
+        return until_failure(rank, arg);
+    tally_comm *c = join();
+    void *pool;
+    float x[10] = {0};
+    tally_op *op;
+    CHECK(tally_alloc(c, 1 << 20, &pool) == 0);
+    for (int i = 0; i < 4; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            CHECK(tally_push_pull(c, "w", x, x, 10, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == -ECHILD);
+            CHECK(tally_comm_close(c) == 0);
+            atomic_fetch_add(&b->stage, 1000);
+            job_sleep_ms(600000);
+            _exit(0);
+        }
+        atomic_store(&b->child[i], child);
+    }
+    job_await(&b->stage, 4000);
+    CHECK(tally_push_pull(c, "w", x, x, 10, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op) == 0);
+    finish(op, 0);
+    atomic_fetch_add(&b->stage, 1000);
+    job_sleep_ms(600000);
+    return 1;
+}
+
+static void test_killed_with_children(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 3, .machine = together, .main = with_children, .arg = b};
+    job_start(&j);
+    job_await(&b->stage, 5000);
+    kill(j.rank_pid[1], SIGKILL);
+    assert_int_equal(job_wait_rank(&j, 0), 0);
+    assert_int_equal(job_wait_rank(&j, 2), 0);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(kill(atomic_load(&b->child[i]), 0), 0); /* they still lived */
+        kill(atomic_load(&b->child[i]), SIGKILL);
+    }
+    job_wait_rank(&j, 1);
+    job_clear(&j);
+}
+
+static int one_leaves(int rank, void *arg)
+{
+    float x[3000] = {0};
+    tally_op *op;
+    tally_comm *c = join();
+    CHECK(tally_push_pull(c, "w", x, x, 3000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    finish(op, 0);
+    for (int i = 0; i < 3 && rank != 1; i++) {
+        CHECK(tally_push_pull(c, i ? "v" : "w", x, x, i ? 3000 : 2, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
+        CHECK_HOLDS(tally_op_error(op), "rank 1 has left the job");
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_rank_leaves(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = one_leaves};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+static int is_late(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join();
+    tally_op *op;
+    float x[2000] = {0};
+    if (rank == 2) {
+        job_await(&b->stage, 1);
+        while (tally_comm_status(c, NULL) == 0)
+            job_sleep_ms(10);
+    } else {
+        CHECK(tally_push_pull(c, "w", x, x, 2000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        atomic_fetch_add(&b->stage, 1);
+        finish(op, -ETIME);
+        CHECK_HOLDS(tally_error(), "for rank 2 (TALLY_TIMEOUT)");
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_late(void **state)
+{
+    struct job j = {.ranks = 3,
+                    .machine = together,
+                    .main = is_late,
+                    .arg = new_board(),
+                    .settings = {"TALLY_LATE_WARNING=0.5", "TALLY_TIMEOUT=3"}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, "for rank 2");
+    job_log_holds(&j, 0, "warning comm: 'w' has waited");
+    job_log_lacks(&j, 1, "warning comm: 'w' has waited");
+    job_clear(&j);
+}
+
+/* --- the pool ------------------------------------------------------------------------------------ */
+
+static int pool(int rank, void *arg)
+{
+    tally_comm *c = join();
+    void *p[50], *q;
+    int local;
+    CHECK(tally_free(NULL) == 0 && tally_free(&local) == -EINVAL);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 0; i < 50; i++) {
+            size_t bytes = (size_t)(i * 7919 % 200) * 1000;
+            CHECK(tally_alloc(c, bytes, &p[i]) == 0);
+            CHECK((uintptr_t)p[i] % 4096 == 0);
+            for (size_t k = 0; k < bytes; k++)
+                CHECK(((uint8_t *)p[i])[k] == 0);
+            memset(p[i], i + 1, bytes);
+        }
+        for (int i = 0; i < 50; i++) {
+            size_t bytes = (size_t)(i * 7919 % 200) * 1000;
+            for (size_t k = 0; k < bytes; k++)
+                CHECK(((uint8_t *)p[i])[k] == i + 1);
+        }
+        for (int i = 0; i < 50; i++)
+            CHECK(tally_free(p[(i * 7 + turn) % 50]) == 0);
+    }
+    CHECK(tally_free(p[0]) == -EINVAL); /* it is gone */
+    CHECK(tally_alloc(c, SIZE_MAX / 4, &q) == -ENOMEM);
+    CHECK_HOLDS(tally_error(), "memory");
+    CHECK(tally_alloc(c, 100, &q) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    *(char *)q = 1;
+    CHECK(tally_free(q) == 0);
+    return 0;
+}
+
+static void test_pool(void **state)
+{
+    for (int i = 0; i < 2; i++) {
+        struct job j = {.ranks = 2, .machine = i ? NULL : together, .main = pool};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_disagreement),  cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_killed_with_children), cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_late),          cmocka_unit_test(test_pool),
+    };
+    return cmocka_run_group_tests_name("local", tests, NULL, NULL);
+}
