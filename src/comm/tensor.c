@@ -11,7 +11,9 @@
 
 uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name)
 {
-    uint64_t seed = 0x74616c6c79000000ull | (uint64_t)space << 8 | kind;
+    /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
+     * one kind would be "t11" of another. */
+    uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
 
