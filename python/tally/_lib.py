@@ -110,6 +110,8 @@ _shared = {
     "tally_op_source": (c_int, c_void_p),
     "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
     "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_void_p, c_char_p),
+    "tally_alloc": (c_int, c_void_p, c_size_t, POINTER(c_void_p)),
+    "tally_free": (c_int, c_void_p),
     "tally_op_poll": (c_int, c_void_p),
     "tally_op_error": (c_char_p, c_void_p),
     "tally_op_gathered": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(POINTER(c_int64))),

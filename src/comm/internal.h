@@ -175,10 +175,10 @@ struct tally_op {
     uint64_t missing;  /* bytes that have not landed */
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
     struct tly_local_op local; /* likewise */
-    int64_t born;      /* awake clock */
-    int64_t submitted; /* monotonic */
-    char late[160];    /* ranks that home waits for, as it last said */
-    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    int64_t born;              /* awake clock */
+    int64_t submitted;         /* monotonic */
+    char late[160];            /* ranks that home waits for, as it last said */
+    bool asked;                /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
     /* allgather */
     int64_t first_dim;   /* ours, as it goes out */

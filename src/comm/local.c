@@ -49,7 +49,8 @@ static void divert(void *user, struct tly_local_op *local)
     tly_loop_wake(&c->loop);
 }
 
-static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[], const uint64_t bytes[])
+static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
+                    const uint64_t bytes[])
 {
     tally_comm *c = user;
     struct tally_op *op = op_of(local);
@@ -92,16 +93,17 @@ static const struct tly_local_user calls = {
 
 int tly_comm_meet(tally_comm *c)
 {
-    if (c->machines != 1 || c->services != 1 || c->size > TLY_LOCAL_RANKS || strcmp(c->params.local, "on") != 0)
+    if (c->machines != 1 || c->services != 1 || c->size > TLY_LOCAL_RANKS ||
+        strcmp(c->params.local, "on") != 0)
         return 0;
-    struct tly_local_config config = {.calls = &calls,
-                                      .user = c,
-                                      .rank = (uint32_t)c->rank,
-                                      .ranks = (uint32_t)c->size,
-                                      .job = c->member.identity.incarnation,
-                                      .secret = c->member.identity.secret,
-                                      .secret_bytes = sizeof c->member.identity.secret,
-                                      .patience_ms = MEET_MS};
+    struct tly_local_config config = {
+        .calls = &calls,
+        .user = c,
+        .rank = (uint32_t)c->rank,
+        .ranks = (uint32_t)c->size,
+        .job = c->member.identity.incarnation,
+        .secret = c->member.identity.secret,
+        .patience_ms = MEET_MS};
     int err = tly_local_open(&config, &c->local);
     if (!err && !c->local)
         tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
@@ -117,22 +119,23 @@ bool tly_comm_is_local(const struct tally_op *op, bool ordered)
 
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
 {
-    op->local = (struct tly_local_op){.key = op->key,
-                                      .spec = op->spec,
-                                      .round = op->round,
-                                      .kind = op->kind,
-                                      .dtype = op->dtype,
-                                      .reduction = op->reduction,
-                                      .mark = op->mark || op->kind > TALLY_BARRIER,
-                                      .root = op->root,
-                                      .priority = op->priority,
-                                      .prescale = op->prescale,
-                                      .postscale = op->postscale,
-                                      .count = op->count,
-                                      .bytes = op->bytes,
-                                      .input = op->input,
-                                      .output = op->output,
-                                      .first_dim = op->ndim ? op->shape[0] : 1};
+    op->local = (struct tly_local_op){
+        .key = op->key,
+        .spec = op->spec,
+        .round = op->round,
+        .kind = op->kind,
+        .dtype = op->dtype,
+        .reduction = op->reduction,
+        .mark = op->mark || op->kind > TALLY_BARRIER,
+        .root = op->root,
+        .priority = op->priority,
+        .prescale = op->prescale,
+        .postscale = op->postscale,
+        .count = op->count,
+        .bytes = op->bytes,
+        .input = op->input,
+        .output = op->output,
+        .first_dim = op->ndim ? op->shape[0] : 1};
     tly_local_submit(c->local, &op->local);
 }
 

@@ -13,9 +13,9 @@
 #include "local/local.h"
 
 enum {
-    TLY_RING = 256 << 10, /* bytes, a power of two */
-    TLY_EAGER = 4096,     /* most bytes in a post */
-    TLY_WORKS = 4096,     /* large operations in flight; more take the other way */
+    TLY_RING = 256 << 10,  /* bytes, a power of two */
+    TLY_EAGER = 4096,      /* most bytes in a post */
+    TLY_WORKS = 4096,      /* large operations in flight; more take the other way */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
 };
 
@@ -37,7 +37,7 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 /* Who does which part of a large operation.  Generation in the upper half, a number below. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
-    _Atomic uint64_t done;              /* parts (or ranks) that are done; release, pairs with acquire in finished() */
+    _Atomic uint64_t done; /* parts (or ranks) that are done; release, pairs with acquire in finished() */
 };
 
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
@@ -91,7 +91,7 @@ struct tly_local {
     uint32_t me, count;
     bool direct;
     uint64_t probe; /* what the others try to read */
-    bool crowded; /* more ranks than cores */
+    bool crowded;   /* more ranks than cores */
     struct tly_segment *segment;
     struct tly_control *own;
     struct tly_neighbour at[TLY_LOCAL_RANKS];
@@ -100,8 +100,9 @@ struct tly_local {
     bool thread_started;
 
     atomic_bool stopping, failed;
-    atomic_int spinning, sleeping, inside, in_flight; /* threads that look; that sleep; that wait; operations */
-    atomic_int pending;                               /* in the inbox */
+    atomic_int spinning, sleeping, inside,
+        in_flight;      /* threads that look; that sleep; that wait; operations */
+    atomic_int pending; /* in the inbox */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;
@@ -118,7 +119,7 @@ struct tly_local {
     uint32_t free_count;
     uint32_t gens[TLY_WORKS];
     uint8_t left[TLY_LOCAL_RANKS];
-    bool lost; /* somebody has left */
+    bool lost;        /* somebody has left */
     uint8_t *scratch; /* owned: a block for each rank */
 };
 

@@ -23,12 +23,12 @@
 #include "topo/topo.h"
 
 enum {
-    SPIN_US = 40,       /* before a waiter sleeps */
-    SPINS = 64,         /* between looks at the clock */
-    PAUSES = 50,        /* before it lets others have the core, if they want it */
-    NAP_MS = 1000,      /* longest sleep: nothing depends on it */
-    LIGHT = 256 << 10,  /* bytes that submission itself moves */
-    MOST_IDLE = 64,     /* rounds kept for later */
+    SPIN_US = 40,      /* before a waiter sleeps */
+    SPINS = 64,        /* between looks at the clock */
+    PAUSES = 50,       /* before it lets others have the core, if they want it */
+    NAP_MS = 1000,     /* longest sleep: nothing depends on it */
+    LIGHT = 256 << 10, /* bytes that submission itself moves */
+    MOST_IDLE = 64,    /* rounds kept for later */
 };
 
 /* --- waking -------------------------------------------------------------------------------------- */
@@ -45,7 +45,8 @@ void tly_local_tell(struct tly_local *l)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < l->count; i++) {
-        uint32_t whom = i == l->me ? 0 : atomic_load_explicit(&l->at[i].control->wanted, memory_order_relaxed);
+        uint32_t whom =
+            i == l->me ? 0 : atomic_load_explicit(&l->at[i].control->wanted, memory_order_relaxed);
         if (whom)
             tly_local_ring(l, i, whom);
     }
@@ -192,8 +193,8 @@ static void finish(struct tly_local *l, struct tly_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     struct tly_local_op *op = r->op;
-    if (op->borrowed && op->kind == TALLY_PUSH_PULL && (own->flags & TLY_POST_POOL_OUT) &&
-        l->own && (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
+    if (op->borrowed && op->kind == TALLY_PUSH_PULL && (own->flags & TLY_POST_POOL_OUT) && l->own &&
+        (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
         memcpy(op->output, op->borrowed, op->bytes);
     end(l, let_go(l, r), 0, NULL);
 }
@@ -246,7 +247,8 @@ static void check(struct tly_local *l, struct tly_round *r)
     const struct tly_post *own = &r->posts[l->me];
     bool differs = false;
     for (uint32_t i = 0; i < l->count; i++)
-        differs |= r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
+        differs |=
+            r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
     if (differs)
         divert(l, r);
     else if (r->arrived == l->count)
@@ -353,8 +355,9 @@ static uint64_t read_by_all(struct tly_local *l)
 {
     uint64_t least = l->tail;
     for (uint32_t i = 0; i < l->count; i++) {
-        uint64_t at = i == l->me ? l->tail
-                                 : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
+        uint64_t at =
+            i == l->me ? l->tail
+                       : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
         least = at < least ? at : least;
     }
     return least;
@@ -436,11 +439,8 @@ static bool take_work(struct tly_local *l, struct tly_post *p)
 /* False: no room in the ring. */
 static bool post(struct tly_local *l, struct tly_local_op *op)
 {
-    struct tly_post p = {.key = op->key,
-                         .spec = op->spec,
-                         .round = op->round,
-                         .kind = op->kind,
-                         .first_dim = op->first_dim};
+    struct tly_post p = {
+        .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
     bool small = op->bytes <= TLY_EAGER;
     uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
     uint64_t need = sizeof p + padded(payload);
@@ -685,7 +685,8 @@ static void stop_writers(struct tly_local *l)
     atomic_store(&l->own->failed, 1);
     for (uint32_t i = 0; i < l->count && l->direct; i++) {
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        while (i != l->me && atomic_load(&l->at[i].control->writing) && poll(&gone, 1, 1) <= 0)
+        while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) &&
+               poll(&gone, 1, 1) <= 0)
             ;
     }
 }
@@ -728,7 +729,7 @@ void tly_local_stop(struct tly_local *l, int err, const char *sentence)
 {
     if (!l)
         return;
-    if (l->own)
+    if (l->thread_started)
         tly_local_fail(l, err, sentence);
     atomic_store(&l->stopping, true);
     if (l->thread_started) {

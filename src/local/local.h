@@ -36,7 +36,7 @@ struct tly_local_op {
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_round *meeting;
-    void *borrowed; /* staging in the pool */
+    void *borrowed;       /* staging in the pool */
     atomic_bool diverted; /* release, once it is the service's */
 };
 
@@ -58,10 +58,9 @@ struct tly_local_config {
     const struct tly_local_user *calls;
     void *user;
     uint32_t rank, ranks;
-    uint64_t job; /* its incarnation */
-    const uint8_t *secret;
-    size_t secret_bytes;
-    int patience_ms; /* for the others at the start */
+    uint64_t job;          /* its incarnation */
+    const uint8_t *secret; /* as in a struct tly_identity */
+    int patience_ms;       /* for the others at the start */
 };
 
 enum { TLY_LOCAL_RANKS = 64 }; /* most */
@@ -92,7 +91,7 @@ void tly_local_drain(struct tly_local *l, int64_t deadline);
 struct tly_local_late {
     uint64_t key;
     uint32_t round;
-    uint32_t lowest;  /* rank that has submitted it */
+    uint32_t lowest; /* rank that has submitted it */
     char ranks[160]; /* that have not, as "1, 3-4"; "": all have */
 };
 /* The oldest operation.  False: there is none, or somebody is just at work. */

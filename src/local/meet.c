@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "local/control.h"
+#include "wire/hello.h"
 
 enum { SLICE_MS = 5, MAGIC = 0x74616c31 };
 
@@ -32,8 +33,7 @@ struct greeting {
 
 static void prove(const struct tly_local *l, const struct greeting *g, uint8_t out[32])
 {
-    crypto_generichash(out, 32, (const uint8_t *)g, offsetof(struct greeting, proof), l->config.secret,
-                       l->config.secret_bytes);
+    tly_hello_prove(l->config.secret, g, offsetof(struct greeting, proof), out);
 }
 
 static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockaddr_un *a)
@@ -94,7 +94,9 @@ static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
         prove(l, &g, proof);
         if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
             g.from < l->count && g.from != l->me && g.job == l->config.job)
-            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head ? 0 : -EOPNOTSUPP;
+            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head
+                      ? 0
+                      : -EOPNOTSUPP;
     }
     if (err != -EPERM)
         *rank = g.from;
@@ -216,8 +218,10 @@ int tly_local_meet(struct tly_local *l)
         randombytes_buf(&l->probe, sizeof l->probe);
         l->own->probe = l->probe;
         l->own->probe_at = (uint64_t)(uintptr_t)&l->probe;
-        l->at[l->me] = (struct tly_neighbour){
-            .control = l->own, .base = (uint8_t *)l->own, .bytes = tly_segment_bytes(l->segment), .pidfd = -1};
+        l->at[l->me] = (struct tly_neighbour){.control = l->own,
+                                              .base = (uint8_t *)l->own,
+                                              .bytes = tly_segment_bytes(l->segment),
+                                              .pidfd = -1};
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         able = l->scratch != NULL;
     }

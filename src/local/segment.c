@@ -117,8 +117,9 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
     err = tly_fail(ENOMEM, "a file of %llu MB is not allowed (ulimit -f)", LEAST_BYTES >> 20);
     for (; bytes >= LEAST_BYTES && err; bytes /= 2) {
         s->bytes = bytes / HUGE_PAGE * HUGE_PAGE;
-        err = ftruncate(s->fd, (off_t)s->bytes) < 0 ? tly_fail(errno, "shared memory: %s", strerror(errno))
-                                                    : tly_segment_map(s->fd, s->bytes, &s->base);
+        err = ftruncate(s->fd, (off_t)s->bytes) < 0
+                  ? tly_fail(errno, "shared memory: %s", strerror(errno))
+                  : tly_segment_map(s->fd, s->bytes, &s->base);
     }
     if (err)
         goto fail;

@@ -112,8 +112,8 @@ static uint8_t *seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool
     return rank == l->me ? (uint8_t *)(uintptr_t)at : NULL;
 }
 
-static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct tly_reduction *h, uint64_t from,
-                         size_t len)
+static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct tly_reduction *h,
+                         uint64_t from, size_t len)
 {
     const void *in[TLY_LOCAL_RANKS];
     uint8_t *sum = NULL;

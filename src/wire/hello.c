@@ -55,6 +55,14 @@ void tly_hello_secret(const char *text, uint8_t out[TLY_SECRET_BYTES])
     sodium_memzero(key, sizeof key);
 }
 
+void tly_hello_prove(const uint8_t secret[TLY_SECRET_BYTES], const void *data, size_t len, uint8_t out[32])
+{
+    uint8_t key[TLY_SECRET_BYTES];
+    apply_mask(secret, key);
+    crypto_generichash(out, 32, data, len, key, sizeof key);
+    sodium_memzero(key, sizeof key);
+}
+
 void tly_hello_init(struct tly_hello *h, const struct tly_identity *me, bool connector)
 {
     memset(h, 0, sizeof *h);

@@ -13,6 +13,7 @@
 #define TLY_HELLO_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "wire/frame.h"
@@ -51,6 +52,9 @@ struct tly_hello {
 /* A uniform key from any secret; NULL or "" for none (loopback only).  It is masked by random bytes of this process, in
  * a page of their own that core dumps leave out: so the copies of it in identities give nothing away. */
 void tly_hello_secret(const char *text, uint8_t out[TLY_SECRET_BYTES]);
+
+/* What only who knows the secret can say of `data`: a keyed hash, for proofs over other media. */
+void tly_hello_prove(const uint8_t secret[TLY_SECRET_BYTES], const void *data, size_t len, uint8_t out[32]);
 
 void tly_hello_init(struct tly_hello *h, const struct tly_identity *me, bool connector);
 

@@ -4,8 +4,8 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "job.h"
 
@@ -94,7 +94,8 @@ static int all_kinds(int rank, void *arg)
                               (enum tally_reduction)reduction, &o, &op) == 0);
         finish(op, 0);
         uint64_t h = hash_of(out, bytes, 1);
-        CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL, &op) == 0);
+        CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL,
+                              &op) == 0);
         finish(op, 0);
         CHECK(hash_of(out, bytes, 1) == h); /* all had the same */
         size_t mine = count / (size_t)(rank + 1);
@@ -186,7 +187,8 @@ static int many(int rank, void *arg)
                 snprintf(name, sizeof name, "large %d", i);
                 for (int k = 0; k < LARGE; k++)
                     large[i][k] = (float)(rank + k % 7);
-                CHECK(tally_push_pull(c, name, large[i], large[i], LARGE, TALLY_FLOAT32, TALLY_MAX, NULL, &big[i]) == 0);
+                CHECK(tally_push_pull(c, name, large[i], large[i], LARGE, TALLY_FLOAT32, TALLY_MAX, NULL,
+                                      &big[i]) == 0);
             }
         }
         for (int i = 0; i < MANY; i++) {
@@ -221,7 +223,8 @@ static int disagree(int rank, void *arg)
     tally_op *op;
     for (int i = 0; i < 4; i++) {
         size_t count = i % 2 ? 20000 : 10;
-        CHECK(tally_push_pull(c, "w", x, x, rank == 1 ? count - 1 : count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_push_pull(c, "w", x, x, rank == 1 ? count - 1 : count, TALLY_FLOAT32, TALLY_SUM, NULL,
+                              &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
         CHECK_HOLDS(tally_op_error(op), "ranks 0, 2: 'w' push_pull float32 [");
         CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' push_pull float32 [");
@@ -352,7 +355,8 @@ static int one_leaves(int rank, void *arg)
     CHECK(tally_push_pull(c, "w", x, x, 3000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
     finish(op, 0);
     for (int i = 0; i < 3 && rank != 1; i++) {
-        CHECK(tally_push_pull(c, i ? "v" : "w", x, x, i ? 3000 : 2, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_push_pull(c, i ? "v" : "w", x, x, i ? 3000 : 2, TALLY_FLOAT32, TALLY_SUM, NULL, &op) ==
+              0);
         CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
         CHECK_HOLDS(tally_op_error(op), "rank 1 has left the job");
         tally_op_free(op);
@@ -452,10 +456,14 @@ static void test_pool(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_disagreement),  cmocka_unit_test(test_rank_killed),
-        cmocka_unit_test(test_killed_with_children), cmocka_unit_test(test_rank_leaves),
-        cmocka_unit_test(test_late),          cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_killed_with_children),
+        cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_pool),
     };
     return cmocka_run_group_tests_name("local", tests, NULL, NULL);
 }
