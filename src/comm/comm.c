@@ -336,7 +336,8 @@ static void greet(tally_comm *c)
     tly_pace_foretell(c, best, sizeof best);
     tly_loop_lock(&c->loop);
     if (c->local)
-        snprintf(media, sizeof media, "%s", tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
+        snprintf(media, sizeof media, "%s",
+                 tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
     else
         list_media(c, media, sizeof media);
     tly_loop_unlock(&c->loop);

@@ -171,8 +171,8 @@ struct tally_op {
     struct epoch *epoch; /* of this round; once begun */
     struct part *parts;  /* owned */
     uint32_t part_count, parts_left;
-    uint64_t credit;   /* its parts go out while no more than this is in flight */
-    uint64_t missing;  /* bytes that have not landed */
+    uint64_t credit;           /* its parts go out while no more than this is in flight */
+    uint64_t missing;          /* bytes that have not landed */
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
     struct tly_local_op local; /* likewise */
     int64_t born;              /* awake clock */
