@@ -31,7 +31,7 @@ static uint8_t *mask; /* from sodium_malloc(): locked if that may be, in no core
 
 static void make_mask(void)
 {
-    mask = sodium_malloc(TLY_SECRET_BYTES);
+    mask = sodium_init() < 0 ? NULL : sodium_malloc(TLY_SECRET_BYTES); /* it must have been called before */
     if (mask)
         randombytes_buf(mask, TLY_SECRET_BYTES);
 }
