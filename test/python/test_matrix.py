@@ -170,7 +170,7 @@ def test_the_same_in_all_ways(four, tmp_path, case):
     results = {}
     ways = WAYS if "inductor" not in case else WAYS[:1]
     for way in ways:
-        ranks = four(train, way, case, str(tmp_path / way), timeout=200)
+        ranks = four(train, way, case, str(tmp_path / way), timeout=500)
         for own in ranks:
             assert all(reference.same(a, b) == 0 for a, b in zip(own, ranks[0])), "%s: the ranks differ" % way
         results[way] = ranks[0]
