@@ -155,6 +155,7 @@ struct tly_service {
     struct tly_list sessions;
 
     bool mortal;            /* may die alone: a tallyd's */
+    bool redo_waits;        /* for memory */
     uint32_t sessions_seen; /* of ranks */
     uint32_t ranks;         /* 0: no epoch yet */
     uint32_t left;          /* ranks that have said goodbye */

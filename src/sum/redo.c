@@ -89,8 +89,12 @@ static void resolve(struct tly_service *s, struct round *r)
     if (r->base) { /* a result of its own, and not over an input that need not be here */
         r->result = tly_round_take_little(s, r->length);
         r->result_room = r->length;
-        if (!r->result)
-            abort(); /* as for any few bytes of bookkeeping */
+        if (!r->result) { /* again with the next tick */
+            s->redo_waits = true;
+            r->resolved = false;
+            r->base = 0;
+            return;
+        }
         r->order = s->next_order++;
     }
     for (uint32_t i = 0; i < s->ranks; i++) {

@@ -480,6 +480,10 @@ static void tick(struct tly_hook *h)
     if (!s->ranks)
         return;
     tly_verdict_tick(s);
+    if (s->redo_waits) {
+        s->redo_waits = false;
+        tly_redo_look_at_all(s);
+    }
     if (s->dropped_slots)
         tly_round_ask_again(s); /* memory that was short may be there again, without any news */
     if (s->pool.in_use == 0 && s->pool.kept)
