@@ -122,8 +122,16 @@ def kill_at_a_byte(job, rnd):
         proxy.play("die", up=False, after=rnd.randrange(1, 200000), action=lambda: job.kill(job.services[number]))
 
 
+def lose_coordinator(job, rnd):
+    """Where it is a process of its own; changes of services wait until there is one again."""
+    if job.coordinator:
+        job.kill(job.coordinator)
+        time.sleep(rnd.random())
+        job.start_coordinator()
+
+
 HARMLESS = [stop_briefly, stop_several, slow_path, dead_path]
-CHANGES = [kill, kill, kill_at_a_byte, join, join, drain, cut, cut, damage]
+CHANGES = [kill, kill, kill_at_a_byte, join, join, drain, cut, cut, damage, lose_coordinator]
 SURVIVED = HARMLESS + CHANGES * 2 + [evict]
 
 
@@ -150,20 +158,22 @@ class Shape:
         self.proxied = [s for s in everything if rnd.random() < 0.4]
         self.faults = [rnd.choice(SURVIVED) for _ in range(rnd.randrange(1, 7))]
         self.together = [rnd.random() < 0.3 for _ in self.faults]  # with the one before it
-        self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 else None
+        self.apart = rnd.random() < 0.3  # the coordinator
+        self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 and not self.apart else None
 
     def __str__(self):
         what = ", ".join(f.__name__ + ("+" if t else "") for f, t in zip(self.faults, self.together))
         end = "" if self.victim is None else f", kill rank {self.victim}"
         return (f"{self.ranks} ranks, {self.services} tallyd, {len(self.sizes)} tensors, {self.env}, {self.words}, "
-                f"proxied {self.proxied}: {what}{end}")
+                f"proxied {self.proxied}, coordinator {'apart' if self.apart else 'in rank 0'}: {what}{end}")
 
 
 def run(seed, folder):
     """One seed; raises AssertionError where the job does not keep what is promised.  Returns the longest pause
     between two steps, in milliseconds, and what was done last before its end."""
     s = Shape(seed)
-    with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied) as job:
+    with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied,
+             coordinator=s.apart) as job:
         job.await_steps(1)
         for fault, together in zip(s.faults, s.together):
             if not together:

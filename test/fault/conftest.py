@@ -1,5 +1,4 @@
-"""`pending`: a promise that is not kept yet; its test is skipped with the reason, and --pending runs it all the same.
-`long`: one more of a kind of which the ordinary run has some; --long and `make chaos` run it."""
+"""`long`: one more of a kind of which the ordinary run has some; --long and `make chaos` run it."""
 
 import os
 
@@ -9,12 +8,10 @@ import fault
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pending", action="store_true", help="also run what is pending")
     parser.addoption("--long", action="store_true", help="run all of each kind")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "pending(reason): what it asks for is not there yet")
     config.addinivalue_line("markers", "long: for --long and make chaos")
     if not fault.WORKER.exists():
         pytest.exit(f"there is no {fault.WORKER}: run make first", 2)
@@ -25,7 +22,3 @@ def pytest_collection_modifyitems(config, items):
         later = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
-    for item in items:
-        mark = item.get_closest_marker("pending")
-        if mark and not config.getoption("--pending"):
-            item.add_marker(pytest.mark.skip(reason="pending: " + mark.args[0]))
