@@ -216,6 +216,8 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
     if (r->verdict)
         tly_verdict_arrived(p, r);
     else if (slot->state == SLOT_BROKEN && !slot->loan) {
+        slot->filled -=
+            slot->filled % TLY_ALIGN; /* it may have broken inside a block, of which nothing is summed */
         slot->start = slot->filled;
         tly_round_ask(p, r);
     } else if (r->resolved && r->holder == p->rank && r->summed < r->base)

@@ -344,6 +344,17 @@ def test_a_broken_connection_is_repaired_unseen(tmp_path, kind, up):
         assert job.services[0].running()
 
 
+@pytest.mark.parametrize("byte", some(range(0, 64, 7), [7, 42]))
+def test_a_connection_breaks_inside_a_block_of_a_push(tmp_path, byte):
+    with Job(tmp_path, ranks=2, services=1, proxied=[0]) as job:
+        for _ in range(4):
+            job.await_steps(1)
+            trick = job.proxies[0][1].play("truncate", up=True, after=50_000 + byte)
+            job.await_true(trick.done.is_set, "the break")
+        job.await_steps(3)
+        job.finish()
+
+
 def test_all_connections_break_again_and_again(tmp_path):
     with Job(tmp_path, services=1, proxied=[0]) as job:
         for _ in range(5):
