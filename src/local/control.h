@@ -50,7 +50,7 @@ struct tly_control {
     _Atomic uint32_t left;              /* submits nothing more */
     _Atomic uint32_t stuck;             /* its ring is full: tell it when you have read */
     _Atomic uint32_t failed;            /* its private memory must not be touched any more */
-    _Atomic uint32_t writing;           /* it is just writing into others' private memory */
+    _Atomic uint32_t writing;           /* 1 + the rank into whose private memory it is just writing */
     _Alignas(64) _Atomic uint32_t bell; /* futex; anybody adds */
     _Atomic uint32_t state;             /* of the start */
     uint64_t probe, probe_at;           /* a number in private memory, for the others to try */

@@ -123,6 +123,7 @@ static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t nu
     }
     r->id = id;
     if (tly_map_put(&l->rounds, id, r) != 0) {
+        free(r->data);
         free(r);
         return NULL;
     }
@@ -158,10 +159,12 @@ static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
     tly_list_remove(&r->node);
     tly_list_init(&r->node);
     tly_list_remove(&op->node);
-    tly_pool_free(op->borrowed);
+    if (op->borrowed) /* to look for it takes a lock that the whole process has */
+        tly_pool_free(op->borrowed);
     op->borrowed = NULL;
-    if (r->work && l->me == 0)
-        l->free_work[l->free_count++] = (uint16_t)(r->work - l->own->work);
+    /* Also where nobody has begun; one in which others may still count is not used again. */
+    if (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r)))
+        l->free_work[l->free_count++] = r->posts[0].work;
     r->work = NULL;
     if (r->arrived == l->count)
         drop(l, r);
@@ -170,17 +173,17 @@ static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
 
 static void end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence)
 {
-    atomic_fetch_sub(&l->in_flight, 1);
     l->calls->ended(l->user, op, err, sentence);
+    atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it ended */
     tell_sleepers(l);
 }
 
-static void divert(struct tly_local *l, struct tly_round *r)
+/* The service ends it, or says what is wrong. */
+static void hand_back(struct tly_local *l, struct tly_local_op *op)
 {
-    struct tly_local_op *op = let_go(l, r);
-    atomic_fetch_sub(&l->in_flight, 1);
     atomic_store_explicit(&op->diverted, true, memory_order_release);
     l->calls->divert(l->user, op);
+    atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it handed on */
     tell_sleepers(l);
 }
 
@@ -250,7 +253,7 @@ static void check(struct tly_local *l, struct tly_round *r)
         differs |=
             r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
     if (differs)
-        divert(l, r);
+        hand_back(l, let_go(l, r));
     else if (r->arrived == l->count)
         begin(l, r);
 }
@@ -335,6 +338,8 @@ static void end_lost(struct tly_local *l)
 static bool read_all(struct tly_local *l)
 {
     bool any = false, lost = false;
+    if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
+        return false; /* nobody minds any more what we have not read */
     for (uint32_t i = 0; i < l->count; i++) {
         if (i == l->me)
             continue;
@@ -345,7 +350,7 @@ static bool read_all(struct tly_local *l)
     }
     if (lost)
         end_lost(l);
-    return any;
+    return any || lost; /* a full ring may have room now */
 }
 
 /* --- out ----------------------------------------------------------------------------------------- */
@@ -355,9 +360,9 @@ static uint64_t read_by_all(struct tly_local *l)
 {
     uint64_t least = l->tail;
     for (uint32_t i = 0; i < l->count; i++) {
-        uint64_t at =
-            i == l->me ? l->tail
-                       : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
+        uint64_t at = i == l->me || l->left[i]
+                          ? l->tail /* who has left reads no more */
+                          : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
         least = at < least ? at : least;
     }
     return least;
@@ -436,7 +441,7 @@ static bool take_work(struct tly_local *l, struct tly_post *p)
     return true;
 }
 
-/* False: no room in the ring. */
+/* False: no room in the ring, or no memory, and the job fails. */
 static bool post(struct tly_local *l, struct tly_local_op *op)
 {
     struct tly_post p = {
@@ -449,7 +454,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     struct tly_round *r = round_of(l, op->key, op->round);
     if (!r) {
         broken(l, ENOMEM, "out of memory");
-        return true;
+        return false; /* it stays where the failure will find it */
     }
     p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
     p.flags = small ? TLY_POST_EAGER : 0;
@@ -478,7 +483,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
 
 static bool take_inbox(struct tly_local *l)
 {
-    bool any = false;
+    bool any = false, full = false;
     if (atomic_load_explicit(&l->pending, memory_order_relaxed) > 0) {
         pthread_mutex_lock(&l->inbox_lock);
         while (!tly_list_empty(&l->inbox)) {
@@ -489,19 +494,17 @@ static bool take_inbox(struct tly_local *l)
         atomic_store(&l->pending, 0);
         pthread_mutex_unlock(&l->inbox_lock);
     }
-    while (!tly_list_empty(&l->backlog)) {
+    if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
+        return false; /* as we have told the others */
+    while (!tly_list_empty(&l->backlog) && !full) {
         struct tly_local_op *op = tly_list_entry(l->backlog.next, struct tly_local_op, node);
         tly_list_remove(&op->node);
-        if (!post(l, op)) {
-            op->node.prev = &l->backlog; /* back to the front */
-            op->node.next = l->backlog.next;
-            l->backlog.next->prev = &op->node;
-            l->backlog.next = &op->node;
-            return any;
-        }
-        any = true;
+        full = !post(l, op);
+        if (full)
+            tly_list_append(l->backlog.next, &op->node); /* back to the front */
+        any |= !full;
     }
-    if (any && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
+    if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
         atomic_store(&l->own->stuck, 0);
     if (any && l->lost)
         end_lost(l);
@@ -588,9 +591,16 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
     static const struct errand light = {.light = true};
     atomic_fetch_add(&l->in_flight, 1);
     pthread_mutex_lock(&l->inbox_lock);
-    tly_list_append(&l->inbox, &op->node);
-    atomic_fetch_add(&l->pending, 1);
+    bool over = atomic_load(&l->failed); /* set before the failure empties the inbox */
+    if (!over) {
+        tly_list_append(&l->inbox, &op->node);
+        atomic_fetch_add(&l->pending, 1);
+    }
     pthread_mutex_unlock(&l->inbox_lock);
+    if (over) {
+        hand_back(l, op);
+        return;
+    }
     drive(l, &light);
     if (!atomic_load(&l->in_flight))
         return;
@@ -685,7 +695,7 @@ static void stop_writers(struct tly_local *l)
     atomic_store(&l->own->failed, 1);
     for (uint32_t i = 0; i < l->count && l->direct; i++) {
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) &&
+        while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) == l->me + 1 &&
                poll(&gone, 1, 1) <= 0)
             ;
     }
@@ -721,7 +731,9 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
 
 void tly_local_leave(struct tly_local *l)
 {
+    pthread_mutex_lock(&l->lock); /* nobody is just reading what may be written over from now on */
     atomic_store_explicit(&l->own->left, 1, memory_order_release);
+    pthread_mutex_unlock(&l->lock);
     tly_local_tell(l);
 }
 

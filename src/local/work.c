@@ -86,7 +86,7 @@ static bool write_private(struct tly_local *l, uint32_t rank, uint64_t to, const
 {
     bool ok = true;
     /* Who fails looks at `writing` once it has set its `failed`. */
-    atomic_store(&l->own->writing, 1);
+    atomic_store(&l->own->writing, rank + 1);
     while (len && ok && !atomic_load(&l->at[rank].control->failed)) {
         struct iovec mine = {(void *)(uintptr_t)from, len}, theirs = {(void *)(uintptr_t)to, len};
         ssize_t n = process_vm_writev(l->at[rank].pid, &mine, 1, &theirs, 1, 0);

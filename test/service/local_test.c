@@ -1,6 +1,7 @@
 /* local_test.c - ranks that all share one machine: the bits are those of the services, whatever the tensors lie in,
  * and whoever dies, leaves, is late or disagrees is named as ever. */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
@@ -373,6 +374,99 @@ static void test_rank_leaves(void **state)
     job_clear(&j);
 }
 
+/* More than a ring holds, to a rank that reads it no more. */
+static int far_ahead(int rank, void *arg)
+{
+    enum { AHEAD = 5000 };
+    static float x[AHEAD][3];
+    static tally_op *op[AHEAD];
+    struct board *b = arg;
+    tally_comm *c = join();
+    if (rank == 1) {
+        CHECK(tally_comm_close(c) == 0);
+        atomic_store(&b->stage, 1);
+        return 0;
+    }
+    job_await(&b->stage, 1);
+    for (int i = 0; i < AHEAD; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        CHECK(tally_push_pull(c, name, x[i], x[i], 3, TALLY_FLOAT32, TALLY_SUM, NULL, &op[i]) == 0);
+    }
+    for (int i = 0; i < AHEAD; i++)
+        finish(op[i], -ESHUTDOWN);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_far_ahead_of_who_leaves(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = far_ahead, .arg = new_board()};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* Threads that submit, wait and submit again, whatever is said to them, until it is that all is over. */
+struct submitter {
+    tally_comm *c;
+    struct board *board;
+    int number;
+};
+
+static void *submit_until_failure(void *arg)
+{
+    const struct submitter *s = arg;
+    enum { AT_ONCE = 8 };
+    float x[AT_ONCE][100] = {{0}};
+    tally_op *op[AT_ONCE];
+    for (int err = 0; !err;) {
+        int n = 0;
+        for (char name[16]; n < AT_ONCE && !err; n += !err) {
+            snprintf(name, sizeof name, "%d %d", s->number, n);
+            err = tally_push_pull(s->c, name, x[n], x[n], 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op[n]);
+        }
+        while (n-- > 0) {
+            int ended = tally_op_wait(op[n], -1);
+            err = err ? err : ended;
+            tally_op_free(op[n]);
+        }
+        CHECK(err == 0 || err == -ECONNRESET);
+        atomic_fetch_add(&s->board->stage, 1);
+    }
+    return NULL;
+}
+
+static int many_submitters(int rank, void *arg)
+{
+    enum { THREADS = 4 };
+    tally_comm *c = join();
+    pthread_t thread[THREADS];
+    struct submitter s[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        s[i] = (struct submitter){.c = c, .board = arg, .number = i};
+        CHECK(pthread_create(&thread[i], NULL, submit_until_failure, &s[i]) == 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_submitted_while_one_is_killed(void **state)
+{
+    for (int i = 0; i < 3; i++) {
+        struct board *b = new_board();
+        struct job j = {.ranks = 2, .machine = together, .main = many_submitters, .arg = b};
+        job_start(&j);
+        job_await(&b->stage, 100 + 30 * i);
+        kill(j.rank_pid[1], SIGKILL);
+        assert_int_equal(job_wait_rank(&j, 0), 0);
+        assert_int_equal(job_wait_rank(&j, 1), 128 + SIGKILL);
+        job_clear(&j);
+    }
+}
+
 static int is_late(int rank, void *arg)
 {
     struct board *b = arg;
@@ -462,6 +556,8 @@ int main(void)
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_killed_with_children),
         cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_far_ahead_of_who_leaves),
+        cmocka_unit_test(test_submitted_while_one_is_killed),
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_pool),
     };
