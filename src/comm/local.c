@@ -145,10 +145,11 @@ static void watch_oldest(tally_comm *c)
     struct tly_local_late l;
     struct lateness *w = &c->lateness;
     int64_t now = c->loop.awake;
-    if (!tly_local_late(c->local, &l)) {
+    int oldest = tly_local_late(c->local, &l);
+    if (oldest == 0)
         w->since = 0;
+    if (oldest <= 0)
         return;
-    }
     if (!w->since || w->key != l.key || w->round != l.round)
         *w = (struct lateness){.key = l.key,
                                .round = l.round,

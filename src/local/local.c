@@ -27,6 +27,8 @@ enum {
     SPINS = 64,        /* between looks at the clock */
     PAUSES = 50,       /* before it lets others have the core, if they want it */
     NAP_MS = 1000,     /* longest sleep: nothing depends on it */
+    DRAIN_MS = 5,      /* at the close, where the thread sleeps on the same bell */
+    BLINK_MS = 1,      /* of who could not look, as another thread did: that one may have looked too early */
     LIGHT = 256 << 10, /* bytes that submission itself moves */
     MOST_IDLE = 64,    /* rounds kept for later */
 };
@@ -89,9 +91,9 @@ static bool news(struct tly_local *l)
     return atomic_load(&l->pending) > 0;
 }
 
-static void sleep_on_bell(struct tly_local *l, uint32_t bell, uint32_t as, int64_t deadline)
+static void sleep_on_bell(struct tly_local *l, uint32_t bell, uint32_t as, int ms, int64_t deadline)
 {
-    int64_t until = tly_now() + NAP_MS * TLY_MS;
+    int64_t until = tly_now() + ms * TLY_MS;
     if (deadline >= 0 && deadline < until)
         until = deadline;
     struct timespec t = {.tv_sec = until / TLY_SEC, .tv_nsec = until % TLY_SEC};
@@ -517,13 +519,27 @@ static bool take_inbox(struct tly_local *l)
 struct errand {
     bool light;                   /* submission: only what is done in a moment */
     const struct tly_event *done; /* a waiter: until its own is done; NULL: until somebody else looks */
+    int64_t deadline;             /* of a waiter; negative: never */
 };
+
+static bool past(int64_t deadline)
+{
+    return deadline >= 0 && tly_now() >= deadline;
+}
 
 static bool called_off(struct tly_local *l, const struct errand *e)
 {
     if (e->done)
-        return tly_event_is_set(e->done);
+        return tly_event_is_set(e->done) || past(e->deadline);
     return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
+}
+
+static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r)
+{
+    uint64_t bytes = r->op->bytes;
+    for (uint32_t i = 0; i < l->count && r->op->kind == TALLY_ALLGATHER; i++)
+        bytes += i == l->me ? 0 : r->posts[i].bytes;
+    return bytes;
 }
 
 /* One step of the first round that has one. */
@@ -536,7 +552,7 @@ static bool step(struct tly_local *l, const struct errand *e)
             finish(l, r);
             return true;
         }
-        if ((e->light && r->op->bytes > LIGHT) || !tly_work_do(l, r))
+        if ((e->light && moved_bytes(l, r) > LIGHT) || !tly_work_do(l, r))
             continue;
         if (tly_work_finished(r))
             finish(l, r);
@@ -559,11 +575,13 @@ static bool advance(struct tly_local *l, const struct errand *e)
     return any;
 }
 
-static bool drive(struct tly_local *l, const struct errand *e)
+/* *looked: this thread itself has seen all that there is. */
+static bool drive(struct tly_local *l, const struct errand *e, bool *looked)
 {
     bool any = false;
     do {
-        if (pthread_mutex_trylock(&l->lock) != 0)
+        *looked = pthread_mutex_trylock(&l->lock) == 0;
+        if (!*looked)
             return any; /* who holds it looks at the inbox once more */
         if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
             any |= advance(l, e);
@@ -601,7 +619,8 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         hand_back(l, op);
         return;
     }
-    drive(l, &light);
+    bool looked;
+    drive(l, &light, &looked);
     if (!atomic_load(&l->in_flight))
         return;
     set_wanted(l);
@@ -618,18 +637,19 @@ static void rest(struct tly_local *l, unsigned spins)
 
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline)
 {
-    struct errand mine = {.done = done};
+    const struct errand mine = {.done = done, .deadline = deadline};
     int64_t since = 0;
     unsigned spins = 0;
-    bool diverted = false, late = false;
+    bool diverted = false, late = false, looked;
     atomic_fetch_add(&l->inside, 1);
     atomic_fetch_add(&l->spinning, 1);
     set_wanted(l);
     while (!tly_event_is_set(done) && !late &&
            !(diverted = atomic_load_explicit(&op->diverted, memory_order_acquire)) &&
            !atomic_load_explicit(&l->failed, memory_order_relaxed)) {
-        if (drive(l, &mine)) {
+        if (drive(l, &mine, &looked)) {
             spins = 0;
+            late = past(deadline);
             continue;
         }
         rest(l, ++spins);
@@ -644,9 +664,9 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
         atomic_fetch_sub(&l->spinning, 1);
         set_wanted(l);
         uint32_t bell = atomic_load(&l->own->bell);
-        if (!drive(l, &mine) && !news(l) && !tly_event_is_set(done) &&
+        if (!drive(l, &mine, &looked) && !news(l) && !tly_event_is_set(done) &&
             !atomic_load_explicit(&op->diverted, memory_order_acquire) && !atomic_load(&l->failed))
-            sleep_on_bell(l, bell, TLY_WAKE_WAITERS, deadline);
+            sleep_on_bell(l, bell, TLY_WAKE_WAITERS, looked ? NAP_MS : BLINK_MS, deadline);
         atomic_fetch_sub(&l->sleeping, 1);
         atomic_fetch_add(&l->spinning, 1);
         set_wanted(l);
@@ -666,10 +686,9 @@ void tly_local_drain(struct tly_local *l, int64_t deadline)
     while (atomic_load(&l->in_flight) && tly_now() < deadline && !atomic_load(&l->failed)) {
         uint32_t bell = atomic_load(&l->own->bell);
         set_wanted(l);
-        if (!drive(l, &all) && atomic_load(&l->in_flight)) {
-            int64_t soon = tly_now() + 5 * TLY_MS;
-            sleep_on_bell(l, bell, TLY_WAKE_THREAD, soon < deadline ? soon : deadline);
-        }
+        bool looked;
+        if (!drive(l, &all, &looked) && atomic_load(&l->in_flight))
+            sleep_on_bell(l, bell, TLY_WAKE_THREAD, DRAIN_MS, deadline);
     }
 }
 
@@ -679,10 +698,11 @@ static void *run(void *arg)
     struct tly_local *l = arg;
     while (!atomic_load(&l->stopping)) {
         uint32_t bell = atomic_load(&l->own->bell);
+        bool looked = true; /* while others spin, they look */
         if (!atomic_load(&l->spinning))
-            drive(l, &all);
+            drive(l, &all, &looked);
         if (!atomic_load(&l->stopping))
-            sleep_on_bell(l, bell, TLY_WAKE_THREAD, -1);
+            sleep_on_bell(l, bell, TLY_WAKE_THREAD, looked ? NAP_MS : BLINK_MS, -1);
     }
     return NULL;
 }
@@ -816,10 +836,10 @@ static void missing(const struct tly_local *l, const struct tly_post *posts, cha
     }
 }
 
-bool tly_local_late(struct tly_local *l, struct tly_local_late *out)
+int tly_local_late(struct tly_local *l, struct tly_local_late *out)
 {
     if (pthread_mutex_trylock(&l->lock) != 0)
-        return false;
+        return -EBUSY;
     bool any = !tly_list_empty(&l->ops);
     if (any) {
         const struct tly_local_op *op = tly_list_entry(l->ops.next, struct tly_local_op, node);

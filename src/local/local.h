@@ -94,8 +94,8 @@ struct tly_local_late {
     uint32_t lowest; /* rank that has submitted it */
     char ranks[160]; /* that have not, as "1, 3-4"; "": all have */
 };
-/* The oldest operation.  False: there is none, or somebody is just at work. */
-bool tly_local_late(struct tly_local *l, struct tly_local_late *out);
+/* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any. */
+int tly_local_late(struct tly_local *l, struct tly_local_late *out);
 
 struct tly_segment *tly_local_segment(struct tly_local *l);
 /* Between processes' private memory directly, or staged in the pool. */
