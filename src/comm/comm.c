@@ -182,6 +182,13 @@ static void tick(struct tly_hook *h)
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
+    if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
+        (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
+        snprintf(c->doom, sizeof c->doom, "the services have been changing for %.0f s (TALLY_TIMEOUT)",
+                 c->params.timeout);
+        tly_member_complain(&c->member, ETIME, c->doom);
+        c->doom_at = now + TLY_SEC;
+    }
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
         return;
     struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);

@@ -281,7 +281,7 @@ static void post_about(struct peer *p, const struct tly_frame *head, int type, u
 }
 
 /* Put it in its service's hands: again, if that has never heard of it, else by saying what has landed. */
-static void say_part(struct peer *p, struct part *part, uint16_t resumed)
+static void say_part(struct peer *p, struct part *part)
 {
     struct tly_frame head;
     if (!part->known) {
@@ -292,7 +292,7 @@ static void say_part(struct peer *p, struct part *part, uint16_t resumed)
     }
     tly_peer_head(part, &head);
     part->state = PART_SAID;
-    post_about(p, &head, TLY_HAVE, resumed | (part->quiet ? TLY_QUIET : 0), part->landed, NULL);
+    post_about(p, &head, TLY_HAVE, part->quiet ? TLY_QUIET : 0, part->landed, NULL);
 }
 
 static void say_keep(struct peer *p, struct keep *k, uint16_t resumed)
@@ -324,7 +324,7 @@ static void say_all(struct peer *p, uint16_t resumed)
         struct tally_op *op = tly_list_entry(n, struct tally_op, node);
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == p->index && op->parts[i].state == PART_DOUBTED)
-                say_part(p, &op->parts[i], resumed);
+                say_part(p, &op->parts[i]);
     }
     for (struct tly_list *n = p->doubted.next, *next; n != &p->doubted; n = next) {
         struct keep *k = tly_list_entry(n, struct keep, node);
@@ -452,6 +452,8 @@ void tly_epoch_prepare(void *comm, const struct tly_roster *next)
 {
     tally_comm *c = comm;
     size_t count = 0;
+    if (!c->preparing)
+        c->preparing_since = c->loop.awake;
     c->preparing = next->epoch;
     /* First nothing more may land from who is gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++) {
@@ -526,7 +528,9 @@ void tly_epoch_promised(void *comm, const struct tly_begun *b)
             e->references++;
         return;
     }
-    tly_comm_fail(c, EPROTO, "a round was begun in an epoch that this rank does not know");
+    /* An older epoch that is forgotten here: the round has ended here, or its promise would hold the epoch. */
+    if (b->epoch > c->epoch->number)
+        tly_comm_fail(c, EPROTO, "a round was begun in an epoch that this rank does not know");
 }
 
 /* What a service that is gone had goes to the substitutes. */
@@ -575,11 +579,13 @@ void tly_epoch_committed(void *comm)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
-    for (int i = 0; i < c->services; i++)
+    for (int i = 0; i < c->services; i++) {
+        c->peers[i].accused = false; /* the coordinator has forgotten who accused whom */
         if (c->peers[i].gone && c->peers[i].incarnation) {
             hand_on(c, &c->peers[i]);
             c->peers[i].incarnation = 0;
         }
+    }
     for (int i = 0; i < c->machines; i++)
         if (c->peers[i].open)
             say_all(&c->peers[i], 0);

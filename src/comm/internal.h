@@ -311,8 +311,9 @@ struct tally_comm {
     struct tly_map promising; /* as they come with COMMIT */
     struct tly_map
         promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
-    uint32_t preparing; /* the epoch that is being agreed on: nothing new begins; 0: none */
-    uint32_t meeting;   /* the invitation to be answered once all services are met; 0: none */
+    uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
+    int64_t preparing_since; /* awake clock */
+    uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
     struct tly_pool copies;
     struct tly_list spare_keeps;
     struct tly_map active;      /* key -> struct tally_op */

@@ -409,7 +409,7 @@ static void give_up(struct peer *peer, const char *why)
     char sentence[400];
     snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
     peer->retry_at = c->loop.awake + GIVEN_UP_MS * TLY_MS;
-    if (peer->accused)
+    if (peer->accused || (peer->mortal && c->member.away)) /* nobody to tell: with the next attempt */
         return;
     peer->accused = true;
     if (peer->mortal) {

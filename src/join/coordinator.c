@@ -50,10 +50,10 @@ struct member {
     struct tly_member_info info;
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
-    uint32_t service;  /* a tallyd's place in the roster, or TLY_NO_SERVICE */
-    bool waiting;      /* a tallyd that came while the job ran: not yet invited, */
-    bool invited;      /* or not yet met by all ranks */
-    uint32_t answered; /* a rank: the last INVITE or PREPARE that it has answered */
+    uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
+    bool waiting;           /* a tallyd that came while the job ran: not yet invited, */
+    bool invited;           /* or not yet met by all ranks */
+    uint32_t met, answered; /* a rank: the last INVITE, the last PREPARE that it has answered */
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
     uint32_t accuser;       /* that rank */
@@ -419,7 +419,7 @@ static bool all_answered(const struct tly_coordinator *c, uint32_t number)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
-        if (present(m) && m->answered != number)
+        if (present(m) && m->answered != number && m->met != number)
             return false;
     }
     return true;
@@ -559,23 +559,27 @@ static void on_begun(struct member *m, bool last, struct tly_reader *r)
         }
         c->begun[c->begun_count++] = b;
     }
-    if (last)
+    if (last && number == c->preparing)
         m->answered = number;
+    else if (last && number == c->invitation)
+        m->met = number; /* others answer what holds no more */
 }
 
 /* All ranks have met those who were invited. */
 static void welcome(struct tly_coordinator *c)
 {
+    bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->invited)
             continue;
         m->invited = false;
+        any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
         tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
     }
     c->invitation = 0;
-    c->wanted = true;
+    c->wanted |= any;
 }
 
 static bool guests_ready(const struct tly_coordinator *c)

@@ -63,7 +63,8 @@ static bool pushes(const struct round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
-    return r->head.length && wanted && (!tly_is_from_root(&r->head) || r->head.root == rank);
+    return r->head.length && wanted && r->head.kind != TLY_PROBE &&
+           (!tly_is_from_root(&r->head) || r->head.root == rank);
 }
 
 /* All ranks have pushed or said what they have. */
@@ -174,13 +175,16 @@ void tly_redo_look_at_all(struct tly_service *s)
     struct round **all = collect(s, NULL, is_open, &count);
     for (size_t i = 0; i < count; i++)
         tly_redo_look(s, all[i]);
+    if (!all)
+        s->redo_waits = true;
     free(all);
 }
 
 static bool is_unspoken(const struct round *r, const struct session *p)
 {
     const struct slot *slot = &r->slots[p->rank];
-    return slot->state != SLOT_ABSENT && slot->session != p->id;
+    bool mark = r->head.rank == p->rank && (r->head.flags & TLY_MARK); /* comes again as a push */
+    return slot->state != SLOT_ABSENT && slot->session != p->id && !mark;
 }
 
 void tly_redo_done(struct session *p, const struct tly_frame *f)
@@ -189,6 +193,8 @@ void tly_redo_done(struct session *p, const struct tly_frame *f)
     size_t count = 0;
     p->done_epoch = (uint32_t)f->count;
     struct round **all = f->flags & TLY_RESUMED ? collect(s, p, is_unspoken, &count) : NULL;
+    if ((f->flags & TLY_RESUMED) && !all)
+        tly_outbox_lose(&p->outbox); /* no memory: over another connection its rank says it again */
     /* The rank has these, or wants them no longer. */
     for (size_t i = 0; i < count; i++) {
         if (all[i]->complete)
@@ -209,18 +215,19 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
     uint32_t length = tly_round_answer_length(r, p->rank);
     bool whole = f->flags & (TLY_LAST | TLY_MARK);
     slot->session = p->id;
-    slot->have = f->offset;
+    slot->have = f->offset <= r->length ? f->offset : 0;
     slot->whole = whole;
     a->held = a->done = false;
     a->sent = whole || f->offset > length ? length : f->offset;
     if (r->verdict)
         tly_verdict_arrived(p, r);
-    else if (slot->state == SLOT_BROKEN && !slot->loan) {
+    else if (slot->state == SLOT_BROKEN && !slot->loan && !r->complete) {
         slot->filled -=
             slot->filled % TLY_ALIGN; /* it may have broken inside a block, of which nothing is summed */
         slot->start = slot->filled;
         tly_round_ask(p, r);
-    } else if (r->resolved && r->holder == p->rank && r->summed < r->base)
+    }
+    if (!r->verdict && r->resolved && r->holder == p->rank && r->summed < r->base)
         post(p, r, TLY_AGAIN, TLY_MARK);
     tly_round_queue_answers(s, r);
 }
@@ -254,6 +261,12 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
             return -ENOMEM;
         }
         r->head.offset = r->head.payload = 0;
+    }
+    bool marked = (f->flags | r->head.flags) & TLY_MARK;
+    if ((!marked && f->spec == r->head.spec && (f->length != r->head.length || f->kind != r->head.kind)) ||
+        (f->offset % TLY_ALIGN && f->offset != f->length)) {
+        *why = "a HAVE that does not fit its part";
+        return -EPROTO;
     }
     struct slot *slot = &r->slots[p->rank];
     if (slot->state != SLOT_ABSENT) {

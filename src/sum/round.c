@@ -124,6 +124,8 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
 void tly_round_remove(struct tly_service *s, struct round *r)
 {
     leave_incomplete(s, r);
+    tly_pool_give(&s->pool, r->result, r->result_room);
+    r->result = NULL;
     tly_map_take(&s->store, r->id);
     tly_round_unref(s, r);
 }
@@ -164,7 +166,7 @@ static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank
     struct slot *slot = &r->slots[rank];
     if (slot->state == SLOT_COMING && s->by_rank[rank])
         tly_link_sink(s->by_rank[rank]->link, slot);
-    if (!slot->loan)
+    if (!slot->loan && slot->data != r->result) /* else it is the round's now */
         tly_pool_give(&s->pool, slot->data, r->head.length);
     tly_loan_return(slot->loan);
     slot->loan = NULL;
@@ -520,6 +522,10 @@ static void piece_done(struct tly_task *t)
     struct round *r = p->round;
     if (--r->pieces_left == 0) {
         drop_loans(p->service, r);
+        if (r->refused) { /* somebody disagrees: a verdict is on its way */
+            tly_redo_loans(p->service, r);
+            return;
+        }
         tly_round_advance(p->service, r, r->summing_to);
         tly_redo_loans(p->service, r);
         tly_round_progress(p->service, r);
@@ -708,8 +714,10 @@ void tly_round_progress(struct tly_service *s, struct round *r)
         tly_verdict_lengths(s, r);
     if (r->complete)
         return;
-    if (!place_result(s, r))
+    if (!place_result(s, r)) {
+        s->redo_waits = true;
         return;
+    }
     if (r->summed == 0)
         r->order = s->next_order++;
     if (to > r->summed) {
@@ -789,8 +797,6 @@ void tly_round_delivered(struct session *p, struct round *r)
 /* All ranks have the answer: nobody can ask for it any more. */
 static void become_stable(struct tly_service *s, struct round *r)
 {
-    tly_pool_give(&s->pool, r->result, r->result_room);
-    r->result = NULL;
     tly_round_remove(s, r);
     if (s->dropped_slots)
         tly_round_ask_again(s);

@@ -483,6 +483,10 @@ static void tick(struct tly_hook *h)
     if (s->redo_waits) {
         s->redo_waits = false;
         tly_redo_look_at_all(s);
+        for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+            next = n->next;
+            tly_round_progress(s, tly_list_entry(n, struct round, node));
+        }
     }
     if (s->dropped_slots)
         tly_round_ask_again(s); /* memory that was short may be there again, without any news */

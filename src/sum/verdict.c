@@ -88,6 +88,13 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
 {
     if (r->verdict || r->complete)
         return;
+    if (r->pieces_left) { /* the crew reads the slots: again with the tick */
+        if (!r->mismatch_at) {
+            r->mismatch_at = s->loop->awake;
+            s->mismatches++;
+        }
+        return;
+    }
     r->verdict = strdup(sentence);
     for (uint32_t i = 0; i < s->ranks && !r->verdict; i++)
         if (s->by_rank[i])
