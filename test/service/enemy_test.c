@@ -288,6 +288,25 @@ static void test_a_torn_part(void **state)
     thrown_out("a fragment that does not continue its part");
 }
 
+/* To have of a part's result what it never had room for, or to the middle of a block. */
+static void test_a_have_that_does_not_fit(void **state)
+{
+    static const uint8_t data[1024];
+    for (uint32_t odd = 0; odd <= 1; odd++) {
+        struct tly_frame f = push(70 + odd, sizeof data);
+        int before = x.rank[0].answers;
+        post(0, f, data, sizeof data);
+        post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        turn_until(&x.rank[0].answers, before + 1); /* the push is there */
+        f.type = TLY_HAVE;
+        f.flags = 0;
+        f.length = odd ? (uint32_t)sizeof data : PART;
+        f.offset = odd ? 33 : PART;
+        post(1, f, NULL, 0);
+        thrown_out("a HAVE that does not fit its part");
+    }
+}
+
 /* Questions about nothing have no answer and cost nothing. */
 static void test_about_nothing(void **state)
 {
@@ -458,6 +477,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_have_that_does_not_fit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_past_the_window, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_torn_part, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
