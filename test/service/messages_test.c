@@ -100,12 +100,12 @@ static int to_and_fro(int rank, void *arg)
                     CHECK(tally_send(c, out[s], sizes[s], TALLY_INT32, to, 7, NULL, &op) == 0 &&
                           ends(op) == 0);
             }
-        for (int s = 3; s < 6; s++)
-            for (int to = 0; to < RANKS; to++) {
-                fill(out[s], sizes[s], rank * 100 + s);
+        for (int s = 3; s < 6; s++) {
+            fill(out[s], sizes[s], rank * 100 + s);
+            for (int to = 0; to < RANKS; to++)
                 if (to != rank)
                     CHECK(tally_send(c, out[s], sizes[s], TALLY_INT32, to, 7, NULL, &sent[to][s]) == 0);
-            }
+        }
         for (int s = 0; s < 6; s++)
             for (int from = 0; from < RANKS; from++)
                 if (from != rank)

@@ -561,13 +561,13 @@ static int spaces(int rank, void *arg)
         tally_op_free(op[i]);
     }
     /* Handles let go of early, and no handle at all. */
-    static float y[3000];
+    static float y[51][3000];
     for (int i = 0; i < 50; i++) {
-        CHECK(tally_push_pull(c, NULL, y, y, 3000, TALLY_FLOAT32, TALLY_MAX, NULL, &op[0]) == 0);
+        CHECK(tally_push_pull(c, NULL, y[i], y[i], 3000, TALLY_FLOAT32, TALLY_MAX, NULL, &op[0]) == 0);
         tally_op_free(op[0]);
         barrier(c);
     }
-    CHECK(tally_push_pull(c, NULL, y, y, 3000, TALLY_FLOAT32, TALLY_MAX, NULL, NULL) == 0);
+    CHECK(tally_push_pull(c, NULL, y[50], y[50], 3000, TALLY_FLOAT32, TALLY_MAX, NULL, NULL) == 0);
     services_hold_nothing(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
