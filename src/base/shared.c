@@ -1,10 +1,9 @@
-/* shared.c - memfds, sealed, and the table of those of this process. */
+/* shared.c - memfds, sealed. */
 #include "base/shared.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +19,6 @@
 #endif
 
 enum { HUGE_PAGE = 2 << 20, NO_SHRINKING = F_SEAL_SHRINK | F_SEAL_GROW };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next two */
-static struct tly_list table = {&table, &table};
-static uint64_t serials;
 
 /* A descriptor with all its pages, or -errno.  Pages that come with the first write could be missing then, and the
  * write would be a SIGBUS: here that is an error. */
@@ -58,7 +53,6 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
     if (!s)
         return tly_fail(ENOMEM, "out of memory");
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    tly_list_init(&s->node);
     s->fd = -1;
     if (size >= HUGE_PAGE) {
         s->size = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
@@ -87,10 +81,6 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
     madvise(s->data, s->size, MADV_DONTFORK);
     if (!s->huge)
         madvise(s->data, s->size, MADV_HUGEPAGE); /* a wish */
-    pthread_mutex_lock(&lock);
-    s->serial = ++serials;
-    tly_list_append(&table, &s->node);
-    pthread_mutex_unlock(&lock);
     *out = s;
     return 0;
 }
@@ -99,30 +89,9 @@ void tly_shared_destroy(struct tly_shared *s)
 {
     if (!s)
         return;
-    pthread_mutex_lock(&lock);
-    tly_list_remove(&s->node);
-    pthread_mutex_unlock(&lock);
     munmap(s->data, s->size);
     tly_fd_close(s->fd);
     free(s);
-}
-
-int tly_shared_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset)
-{
-    int fd = -1;
-    uintptr_t from = (uintptr_t)at;
-    pthread_mutex_lock(&lock);
-    for (struct tly_list *n = table.next; n != &table && fd < 0; n = n->next) {
-        const struct tly_shared *s = tly_list_entry(n, struct tly_shared, node);
-        uintptr_t start = (uintptr_t)s->data;
-        if (from >= start && len <= s->size && from - start <= s->size - len) {
-            fd = s->fd;
-            *serial = s->serial;
-            *offset = from - start;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    return fd;
 }
 
 int tly_shared_map(int fd, bool writable, void **data, uint64_t *size)

@@ -10,13 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/list.h"
-
 struct tly_shared {
-    struct tly_list node; /* in the table of this process */
-    uint8_t *data;        /* page aligned, zeros at first */
+    uint8_t *data; /* page aligned, zeros at first */
     uint64_t size;
-    uint64_t serial; /* never the same twice in a process */
     int fd;
     bool huge; /* pages of 2 MB or more that were set aside for this */
 };
@@ -26,10 +22,6 @@ struct tly_shared {
  * the limit, such as that of the cgroup. */
 int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out);
 void tly_shared_destroy(struct tly_shared *s);
-
-/* The segment that holds [at, at + len), its serial in *serial, the place in *offset; or a descriptor below 0.
- * It stays what it is for as long as its memory is in use.  Any thread. */
-int tly_shared_find(const void *at, size_t len, uint64_t *serial, uint64_t *offset);
 
 /* Map another process's segment, given by its descriptor, which may be closed then.  -EPROTO: it could shrink, or is
  * no segment. */

@@ -80,24 +80,6 @@ static void test_strangers(void **state)
     close(pipes[1]);
 }
 
-static void test_find(void **state)
-{
-    struct tly_shared *a, *b;
-    uint64_t serial, offset;
-    assert_int_equal(tly_shared_create(8192, false, &a), 0);
-    assert_int_equal(tly_shared_create(8192, false, &b), 0);
-    assert_true(a->serial != b->serial);
-    assert_int_equal(tly_shared_find(b->data + 100, 8092, &serial, &offset), b->fd);
-    assert_int_equal(serial, b->serial);
-    assert_int_equal(offset, 100);
-    assert_true(tly_shared_find(b->data + 100, 8093, &serial, &offset) < 0);
-    assert_true(tly_shared_find(&a, 1, &serial, &offset) < 0);
-    uint8_t *was = a->data;
-    tly_shared_destroy(a);
-    assert_true(tly_shared_find(was, 1, &serial, &offset) < 0);
-    tly_shared_destroy(b);
-}
-
 static void test_fork(void **state)
 {
     struct tly_shared *s;
@@ -132,11 +114,8 @@ static void test_no_descriptor_left(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pages_are_there),
-        cmocka_unit_test(test_what_others_may),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_find),
-        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_pages_are_there),    cmocka_unit_test(test_what_others_may),
+        cmocka_unit_test(test_strangers),          cmocka_unit_test(test_fork),
         cmocka_unit_test(test_no_descriptor_left),
     };
     return cmocka_run_group_tests_name("shared", tests, NULL, NULL);

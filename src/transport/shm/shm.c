@@ -51,9 +51,7 @@ struct tly_loan {
         returned; /* by the reader (release) in one process; its sender looks when it lends again (acquire) */
     /* owner: the sender's loop */
     const void *token;
-    bool copied;   /* into the sender's segment */
-    uint64_t from; /* in the segment */
-    uint32_t segment;
+    uint64_t from; /* in the sender's segment */
     /* owner: the reader's loop */
     bool open;               /* more frames of the part may come */
     bool kept;               /* by the link's user */
@@ -68,13 +66,10 @@ struct tly_shm {
     struct tly_list lent; /* oldest first */
     uint64_t lent_ever;
     uint32_t lent_count;
-    struct tly_loan *going_on;     /* the part whose frames are going out */
-    struct tly_shared *copies;     /* owned; made when it is first needed */
-    bool no_copies;                /* it could not be made */
-    uint64_t shown[MOST_SEGMENTS]; /* serials; the peer counts the descriptors in the same order */
-    uint32_t shown_count;
-    int to_pass[MOST_SEGMENTS]; /* owned */
-    uint32_t passing;
+    struct tly_loan *going_on; /* the part whose frames are going out */
+    struct tly_shared *copies; /* owned; made when it is first needed */
+    bool no_copies;            /* it could not be made */
+    bool to_pass;              /* its descriptor goes with the next message */
     /* what we read */
     struct tly_loan *coming; /* the part whose frames are coming in; a reference */
     struct tly_list read;
@@ -87,6 +82,18 @@ struct tly_shm {
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next two */
 static struct tly_map table;
 static uint64_t last_id;
+
+/* Another thread may have held it when this process was forked; the loans are the parent's. */
+static void in_child(void)
+{
+    pthread_mutex_init(&table_lock, NULL);
+    table = (struct tly_map){0};
+}
+
+static void install(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 /* --- loans --------------------------------------------------------------------------------------- */
 
@@ -228,7 +235,9 @@ int tly_shm_peer(int fd)
 
 int tly_shm_create(int fd, bool copies, struct tly_shm **out)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int pid = tly_shm_peer(fd);
+    pthread_once(&once, install);
     if (pid < 0)
         return pid;
     struct tly_shm *s = calloc(1, sizeof *s);
@@ -289,9 +298,7 @@ void tly_shm_close(struct tly_shm *s)
     for (uint32_t i = 0; i < s->seen_count; i++)
         drop_mapping(s->seen[i]);
     s->seen_count = 0;
-    for (uint32_t i = 0; i < s->passing; i++)
-        tly_fd_close(s->to_pass[i]);
-    s->passing = 0;
+    s->to_pass = false;
     tly_shared_destroy(s->copies); /* never used again: whoever has mapped it may still look at it */
     s->copies = NULL;
     s->no_copies = true;
@@ -316,7 +323,7 @@ static bool find_place(const struct tly_shm *s, uint32_t length, uint64_t *from)
         bool taken = at > s->copies->size || length > s->copies->size - at;
         for (const struct tly_list *m = s->lent.next; m != &s->lent && !taken; m = m->next) {
             const struct tly_loan *other = tly_list_entry(m, struct tly_loan, node);
-            taken = other->copied && at < other->from + other->length && other->from < at + length;
+            taken = at < other->from + other->length && other->from < at + length;
         }
         if (!taken) {
             *from = at;
@@ -330,24 +337,6 @@ static bool find_place(const struct tly_shm *s, uint32_t length, uint64_t *from)
     return false;
 }
 
-/* How the peer will know this segment: its descriptor goes with the next message, if it has not gone before. */
-static int number_of(struct tly_shm *s, int fd, uint64_t serial)
-{
-    uint32_t i = 0;
-    while (i < s->shown_count && s->shown[i] != serial)
-        i++;
-    if (i < s->shown_count)
-        return (int)i;
-    if (i == MOST_SEGMENTS)
-        return -ENOSPC;
-    int copy = tly_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 0)); /* its owner may close it before it has gone */
-    if (copy < 0)
-        return -errno;
-    s->to_pass[s->passing++] = copy;
-    s->shown[s->shown_count++] = serial;
-    return (int)i;
-}
-
 static bool make_copies(struct tly_shm *s, uint32_t length)
 {
     if (s->copies || s->no_copies)
@@ -357,24 +346,8 @@ static bool make_copies(struct tly_shm *s, uint32_t length)
         tly_log(TALLY_LOG_WARNING, "transport", "%s: payloads go through a socket", tly_error());
         s->no_copies = true;
     }
-    return !s->no_copies;
-}
-
-/* Where another process can read it: in its segment if it lies in one, else in ours. */
-static bool find_segment(struct tly_shm *s, struct tly_loan *loan)
-{
-    uint64_t serial;
-    int number, fd = tly_shared_find(loan->data, loan->length, &serial, &loan->from);
-    if (fd < 0) {
-        if (!make_copies(s, loan->length) || !find_place(s, loan->length, &loan->from))
-            return false;
-        loan->copied = true;
-        fd = s->copies->fd;
-        serial = s->copies->serial;
-    }
-    number = number_of(s, fd, serial);
-    loan->segment = (uint32_t)number;
-    return number >= 0;
+    s->to_pass = !s->no_copies;
+    return s->to_pass;
 }
 
 static struct tly_loan *lend(struct tly_shm *s, const struct tly_outgoing *o)
@@ -386,7 +359,8 @@ static struct tly_loan *lend(struct tly_shm *s, const struct tly_outgoing *o)
         return NULL;
     loan->single = !o->whole;
     loan->token = o->token;
-    if (s->here ? enter_table(loan) != 0 : !find_segment(s, loan)) {
+    if (s->here ? enter_table(loan) != 0
+                : !make_copies(s, loan->length) || !find_place(s, loan->length, &loan->from)) {
         unref(loan);
         return NULL;
     }
@@ -429,10 +403,10 @@ bool tly_shm_show(struct tly_shm *s, const struct tly_outgoing *o, uint8_t refer
     }
     if (!loan)
         return false;
-    if (loan->copied)
+    if (!s->here)
         memcpy(s->copies->data + loan->from + (o->whole ? f->offset : 0), o->payload, f->payload);
     tly_put64(reference, loan->id);
-    tly_put32(reference + 8, loan->segment);
+    tly_put32(reference + 8, 0); /* the one segment that we show */
     tly_put32(reference + 12, loan->single);
     tly_put64(reference + 16, loan->from);
     return true;
@@ -472,27 +446,23 @@ void tly_shm_returned(struct tly_shm *s, uint64_t id)
 
 ssize_t tly_shm_send(struct tly_shm *s, int fd, struct msghdr *m, int flags)
 {
-    uint32_t n = s->passing < MOST_PASSED ? s->passing : MOST_PASSED;
     union {
-        char bytes[CMSG_SPACE(MOST_PASSED * sizeof(int))];
+        char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
     } control = {0};
-    if (n) {
+    bool passes = s->to_pass;
+    if (passes) {
         m->msg_control = &control;
-        m->msg_controllen = CMSG_SPACE(n * sizeof(int));
+        m->msg_controllen = CMSG_SPACE(sizeof(int));
         struct cmsghdr *c = CMSG_FIRSTHDR(m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(n * sizeof(int));
-        memcpy(CMSG_DATA(c), s->to_pass, n * sizeof(int));
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &s->copies->fd, sizeof(int));
     }
     ssize_t r = sendmsg(fd, m, flags);
-    if (r > 0 && n) {
-        for (uint32_t i = 0; i < n; i++)
-            tly_fd_close(s->to_pass[i]);
-        s->passing -= n;
-        memmove(s->to_pass, s->to_pass + n, s->passing * sizeof *s->to_pass);
-    }
+    if (r > 0 && passes)
+        s->to_pass = false;
     return r;
 }
 
@@ -501,11 +471,13 @@ ssize_t tly_shm_send(struct tly_shm *s, int fd, struct msghdr *m, int flags)
 /* A number for each descriptor, in the order in which they come, also for what cannot be mapped. */
 static void take_segment(struct tly_shm *s, int fd)
 {
-    struct mapping *m = s->seen_count < MOST_SEGMENTS ? calloc(1, sizeof *m) : NULL;
-    if (m) {
-        atomic_init(&m->references, 1);
-        if (tly_shared_map(fd, false, &m->data, &m->size) != 0)
-            m->data = NULL;
+    if (s->seen_count < MOST_SEGMENTS) {
+        struct mapping *m = calloc(1, sizeof *m);
+        if (m) {
+            atomic_init(&m->references, 1);
+            if (tly_shared_map(fd, false, &m->data, &m->size) != 0)
+                m->data = NULL;
+        }
         s->seen[s->seen_count++] = m;
     }
     close(fd);

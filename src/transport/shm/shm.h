@@ -2,7 +2,7 @@
  * socket): frames' headers go through the socket, and behind a header a reference says where its payload lies.
  *
  * Ends in one process: in the sender's memory itself.  Else: in a memfd of the sender's, into which it has been
- * copied, unless it lay in one already; the descriptor went over the same socket before.
+ * copied; the descriptor went over the same socket before.
  *
  *   sender:   tly_shm_show    the payload gets a loan; a later fragment of the same part goes on with it
  *   reader:   tly_shm_resolve → a loan, whose bytes are within what the sender has;  tly_loan_hold, read, tly_loan_drop
