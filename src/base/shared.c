@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,7 +29,11 @@ static int open_pages(uint64_t size, unsigned flags)
     if (fd < 0)
         return -errno;
     int err = 0;
-    if (ftruncate(fd, (off_t)size) < 0)
+    struct rlimit file;
+    /* Beyond this ftruncate() would send a signal. */
+    if (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < size)
+        err = EFBIG;
+    else if (ftruncate(fd, (off_t)size) < 0)
         err = errno;
     while (!err && fallocate(fd, 0, 0, (off_t)size) < 0)
         if (errno != EINTR)
@@ -69,9 +74,11 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
         err = s->data == MAP_FAILED ? errno : -seal(s->fd, writable);
     }
     if (err) {
-        const char *limit = err == EMFILE || err == ENFILE   ? "the limit of open files"
-                            : err == ENOMEM || err == ENOSPC ? "the memory of the machine or its cgroup"
-                                                             : strerror(err);
+        const char *limit =
+            err == EMFILE || err == ENFILE   ? "the limit of open files"
+            : err == EFBIG                   ? "the limit of a file's size (ulimit -f)"
+            : err == ENOMEM || err == ENOSPC ? "the memory of the machine or its cgroup"
+                                             : strerror(err);
         if (s->data && s->data != MAP_FAILED)
             munmap(s->data, s->size);
         tly_fd_close(s->fd < 0 ? -1 : s->fd);

@@ -111,12 +111,26 @@ static void test_no_descriptor_left(void **state)
     assert_non_null(strstr(tly_error(), "open files"));
 }
 
+static void test_small_files(void **state)
+{
+    struct rlimit before, small;
+    struct tly_shared *s;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = 8192;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    int err = tly_shared_create(8193, false, &s); /* else a SIGXFSZ */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(err, -EFBIG);
+    assert_non_null(strstr(tly_error(), "ulimit -f"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages_are_there),    cmocka_unit_test(test_what_others_may),
         cmocka_unit_test(test_strangers),          cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_no_descriptor_left),
+        cmocka_unit_test(test_no_descriptor_left), cmocka_unit_test(test_small_files),
     };
     return cmocka_run_group_tests_name("shared", tests, NULL, NULL);
 }

@@ -2,7 +2,6 @@
 #include "transport/shm/shm.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
