@@ -47,10 +47,11 @@ enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a f
 struct tly_control {
     _Alignas(64) _Atomic uint64_t tail; /* bytes posted; release, pairs with acquire in the readers */
     _Atomic uint32_t wanted;            /* whom to wake when something has changed; 0: somebody looks */
-    _Atomic uint32_t left;              /* submits nothing more */
-    _Atomic uint32_t stuck;             /* its ring is full: tell it when you have read */
-    _Atomic uint32_t failed;            /* its private memory must not be touched any more */
-    _Atomic uint32_t writing;           /* 1 + the rank into whose private memory it is just writing */
+    _Atomic uint32_t left;    /* 1: submits nothing more; 2: and has given up what had not ended; release */
+    _Atomic uint32_t stuck;   /* its ring is full: tell it when you have read */
+    _Atomic uint32_t failed;  /* its private memory must not be touched any more */
+    _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
+    _Atomic uint32_t working; /* 1 + the entry of which it is just doing a part */
     _Alignas(64) _Atomic uint32_t bell; /* futex; anybody adds */
     _Atomic uint32_t state;             /* of the start */
     uint64_t probe, probe_at;           /* a number in private memory, for the others to try */
@@ -118,9 +119,9 @@ struct tly_local {
     uint16_t free_work[TLY_WORKS];
     uint32_t free_count;
     uint32_t gens[TLY_WORKS];
-    uint8_t left[TLY_LOCAL_RANKS];
-    bool lost;        /* somebody has left */
-    uint8_t *scratch; /* owned: a block for each rank */
+    uint8_t left[TLY_LOCAL_RANKS]; /* as they have said, once all that they had posted was read */
+    bool lost;                     /* somebody has left */
+    uint8_t *scratch;              /* owned: a block for each rank */
 };
 
 /* meet.c */
@@ -131,6 +132,9 @@ int tly_local_meet(struct tly_local *l);
 void tly_work_cut(const struct tly_local *l, struct tly_round *r);
 /* Do what there is for this rank; true: something was done.  The rest of the machine is told when it is the last. */
 bool tly_work_do(struct tly_local *l, struct tly_round *r);
+/* This rank ends a round that cannot be finished: nobody begins a part of it any more, nor is in one.  False: the job
+ * fails meanwhile. */
+bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);
 /* All posts hold their payload: the result, in this rank's memory. */
 void tly_work_eager(struct tly_local *l, struct tly_round *r);
 

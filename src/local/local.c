@@ -151,6 +151,15 @@ static void drop(struct tly_local *l, struct tly_round *r)
     l->idle_count++;
 }
 
+/* All posts of it have come that ever will. */
+static bool is_complete(const struct tly_local *l, const struct tly_round *r)
+{
+    for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
+        if (!r->posts[i].kind && !l->left[i])
+            return false;
+    return true;
+}
+
 /* The operation is the user's again; the round stays until all posts of it have come. */
 static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
 {
@@ -168,7 +177,7 @@ static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
     if (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r)))
         l->free_work[l->free_count++] = r->posts[0].work;
     r->work = NULL;
-    if (r->arrived == l->count)
+    if (is_complete(l, r))
         drop(l, r);
     return op;
 }
@@ -243,7 +252,7 @@ static void begin(struct tly_local *l, struct tly_round *r)
 static void check(struct tly_local *l, struct tly_round *r)
 {
     if (r->over) {
-        if (r->arrived == l->count)
+        if (is_complete(l, r))
             drop(l, r);
         return;
     }
@@ -321,6 +330,19 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
     return true;
 }
 
+/* A rank that has left will not do its part of it. */
+static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    if (!l->left[rank] || !r->posts[rank].kind)
+        return l->left[rank];
+    if (l->left[rank] < 2)
+        return false;
+    /* It has given up what has not ended; a payload that came in the post is here all the same. */
+    if (r->work)
+        return !tly_work_finished(r);
+    return r->op->kind == TALLY_ALLGATHER || !(r->posts[rank].flags & TLY_POST_EAGER);
+}
+
 static void end_lost(struct tly_local *l)
 {
     for (struct tly_list *n = l->ops.next, *next; n != &l->ops; n = next) {
@@ -328,8 +350,10 @@ static void end_lost(struct tly_local *l)
         struct tly_round *r = op->meeting;
         next = n->next;
         for (uint32_t i = 0; i < l->count; i++)
-            if (l->left[i] && !r->posts[i].kind) {
+            if (is_lost(l, r, i)) {
                 char sentence[64];
+                if (r->work && !tly_work_give_up(l, r))
+                    return; /* the failure ends it */
                 snprintf(sentence, sizeof sentence, "rank %u has left the job", i);
                 end(l, let_go(l, r), ESHUTDOWN, sentence);
                 break;
@@ -342,13 +366,17 @@ static bool read_all(struct tly_local *l)
     bool any = false, lost = false;
     if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
         return false; /* nobody minds any more what we have not read */
+    uint8_t left[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++) /* before the rings: what was posted before is read then */
+        left[i] = (uint8_t)atomic_load_explicit(&l->at[i].control->left, memory_order_acquire);
     for (uint32_t i = 0; i < l->count; i++) {
         if (i == l->me)
             continue;
-        bool gone = atomic_load_explicit(&l->at[i].control->left, memory_order_acquire);
         any |= read_ring(l, i);
-        if (gone && !l->left[i])
-            l->left[i] = l->lost = lost = true;
+        if (left[i] > l->left[i]) {
+            l->left[i] = left[i];
+            l->lost = lost = true;
+        }
     }
     if (lost)
         end_lost(l);
@@ -713,6 +741,7 @@ static void *run(void *arg)
 static void stop_writers(struct tly_local *l)
 {
     atomic_store(&l->own->failed, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in is_given_up(): then the memory changes */
     for (uint32_t i = 0; i < l->count && l->direct; i++) {
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
         while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) == l->me + 1 &&
@@ -737,13 +766,19 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
         }
     atomic_store(&l->pending, 0);
     pthread_mutex_unlock(&l->inbox_lock);
+    bool posted = false;
     while (!tly_list_empty(&all)) {
         struct tly_local_op *op = tly_list_entry(all.next, struct tly_local_op, node);
+        posted |= op->meeting != NULL;
         if (op->meeting)
             let_go(l, op->meeting);
         else
             tly_list_remove(&op->node);
         end(l, op, err, sentence);
+    }
+    if (posted && atomic_load(&l->own->left)) { /* no coordinator says it: to the others we have just left */
+        atomic_store_explicit(&l->own->left, 2, memory_order_release);
+        tly_local_tell(l);
     }
     pthread_mutex_unlock(&l->lock);
     tell_sleepers(l);

@@ -5,6 +5,7 @@
  * where it lies; private memory through process_vm_readv and process_vm_writev, a block at a time that stays in the
  * cache.  Broadcasts and gathers are read by each receiver for itself. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -60,7 +61,8 @@ static bool unreachable(struct tly_local *l, uint32_t rank)
 {
     char sentence[120];
     int err = errno;
-    if (err != ESRCH) { /* else it has died, and the coordinator says so */
+    /* Else it has died, and the coordinator says so; or it has given up, and its memory may be gone. */
+    if (err != ESRCH && !atomic_load(&l->at[rank].control->failed)) {
         snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s", l->me, rank,
                  strerror(err));
         l->calls->broken(l->user, EFAULT, sentence);
@@ -141,8 +143,20 @@ static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct 
     return true;
 }
 
+/* Somebody's calls have ended before this was done: what was read of its memory may be something else by now. */
+static bool is_given_up(const struct tly_local *l)
+{
+    atomic_thread_fence(memory_order_acquire); /* pairs with the fence in stop_writers(): first it was read */
+    for (uint32_t i = 0; i < l->count; i++)
+        if (atomic_load_explicit(&l->at[i].control->failed, memory_order_relaxed))
+            return true;
+    return false;
+}
+
 static bool done(struct tly_local *l, struct tly_round *r)
 {
+    if (is_given_up(l))
+        return false;
     /* acq_rel: the results of all that came before are there for who sees the last one. */
     uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
     if ((uint32_t)v == r->parts)
@@ -150,26 +164,67 @@ static bool done(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-static bool reduce_part(struct tly_local *l, struct tly_round *r)
+static bool is_left(const struct tly_round *r, uint64_t next)
+{
+    return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->parts;
+}
+
+static bool take_part(struct tly_round *r, uint32_t *part)
 {
     uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
     do
-        if ((uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->parts)
+        if (!is_left(r, v))
             return false;
-    while (!atomic_compare_exchange_weak_explicit(&r->work->next, &v, v + 1, memory_order_relaxed,
-                                                  memory_order_relaxed));
+    while (!atomic_compare_exchange_weak(&r->work->next, &v, v + 1));
+    *part = (uint32_t)v;
+    return true;
+}
+
+static bool reduce_range(struct tly_local *l, struct tly_round *r, uint64_t from, uint64_t to)
+{
     bool pooled = true;
     for (uint32_t i = 0; i < l->count; i++)
         pooled &= i == l->me || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
     size_t block = pooled ? BLOCK : TLY_BLOCK;
     struct tly_reduction h = how(l, r->op);
-    uint64_t from = (uint64_t)(uint32_t)v * r->part_bytes, to = from + r->part_bytes;
-    to = to < r->op->bytes ? to : r->op->bytes;
     for (; from < to; from += block)
         if (atomic_load_explicit(&l->failed, memory_order_relaxed) ||
             !reduce_block(l, r, &h, from, to - from < block ? to - from : block))
-            return false; /* the communicator fails */
-    return done(l, r);
+            return false; /* the communicator fails, or a rank has given the round up */
+    return true;
+}
+
+static bool reduce_part(struct tly_local *l, struct tly_round *r)
+{
+    uint32_t part;
+    if (!is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed)))
+        return false;
+    /* Who gives the round up takes all parts, then looks at `working`. */
+    atomic_store(&l->own->working, r->posts[0].work + 1u);
+    bool ok = take_part(r, &part);
+    if (ok) {
+        uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
+        ok = reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);
+    }
+    atomic_store_explicit(&l->own->working, 0, memory_order_release);
+    return ok && done(l, r);
+}
+
+bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
+{
+    if (r->op->kind != TALLY_PUSH_PULL)
+        return true; /* the others only read, and what they have read counts for nothing */
+    uint64_t v = atomic_load(&r->work->next);
+    while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
+        ;
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
+        while (i != l->me && atomic_load(&l->at[i].control->working) == r->posts[0].work + 1u &&
+               poll(&gone, 1, 1) <= 0)
+            if (atomic_load(&l->failed))
+                return false;
+    }
+    return true;
 }
 
 /* All of one rank's data into our memory. */
