@@ -66,7 +66,7 @@ struct tly_local_config {
 enum { TLY_LOCAL_RANKS = 64 }; /* most */
 
 /* Exchange segments with all ranks, which call it together.  *out is NULL if this or another rank cannot: then all
- * do without.  -errno only if `turn` has said so. */
+ * do without.  -errno if `turn` has said so, or if the others may share memory now without this one. */
 int tly_local_open(const struct tly_local_config *config, struct tly_local **out);
 
 /* Let go of it.  It lives as long as references: of operations' handles and of pool memory. */

@@ -45,6 +45,13 @@ static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockad
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
+/* The other end runs as our user. */
+static bool is_ours(int fd, struct ucred *who)
+{
+    socklen_t len = sizeof *who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, who, &len) == 0 && who->uid == geteuid();
+}
+
 static int send_greeting(const struct tly_local *l, int to, uint32_t rank)
 {
     struct greeting g = {.magic = MAGIC,
@@ -71,6 +78,20 @@ static int send_greeting(const struct tly_local *l, int to, uint32_t rank)
     return sendmsg(to, &m, MSG_NOSIGNAL) == sizeof g ? 0 : -errno;
 }
 
+/* The one descriptor of a message, or -1; a stranger's others are closed. */
+static int only_descriptor(struct msghdr *m)
+{
+    int fd = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c))
+        for (size_t at = CMSG_LEN(0); c->cmsg_type == SCM_RIGHTS && at + sizeof fd <= c->cmsg_len;
+             at += sizeof fd) {
+            if (fd >= 0)
+                close(fd);
+            memcpy(&fd, (uint8_t *)c + at, sizeof fd);
+        }
+    return fd;
+}
+
 /* The other's segment, mapped.  -EAGAIN: not yet; -EOPNOTSUPP: it cannot, or is not who it should be. */
 static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
 {
@@ -81,16 +102,12 @@ static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
     struct msghdr m = {
         .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct ucred who;
-    socklen_t len = sizeof who;
-    int fd = -1;
     ssize_t n = recvmsg(from, &m, MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
-    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof fd))
-        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    int fd = n < 0 ? -1 : only_descriptor(&m);
     int err = -EPERM;
-    if (n == sizeof g && getsockopt(from, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid()) {
+    if (n == sizeof g && is_ours(from, &who)) {
         prove(l, &g, proof);
         if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
             g.from < l->count && g.from != l->me && g.job == l->config.job)
@@ -117,8 +134,10 @@ static int new_socket(void)
 {
     struct timeval slice = {.tv_usec = SLICE_MS * 1000};
     int fd = tly_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (fd >= 0)
+    if (fd >= 0) {
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof slice); /* accept(2) heeds it too */
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice); /* and connect(2) this */
+    }
     return fd;
 }
 
@@ -136,7 +155,14 @@ static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
         if (knock[i] < 0)
             knock[i] = new_socket();
         if (connect(knock[i], (struct sockaddr *)&a, len) == 0) {
-            send_greeting(l, knock[i], i);
+            struct ucred who;
+            if (is_ours(knock[i], &who)) {
+                send_greeting(l, knock[i], i);
+            } else { /* anybody can take the name: a stranger is shown nothing */
+                tly_fd_close(knock[i]);
+                knock[i] = -1;
+                *able = false;
+            }
             i++;
             continue;
         }
@@ -159,6 +185,8 @@ static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
     }
     for (uint32_t i = 0; i < l->me && !err; i++) {
         int got;
+        if (knock[i] < 0)
+            continue;
         while ((got = take_greeting(l, knock[i], &from)) == -EAGAIN && !err)
             err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
         *able &= err || (got == 0 && from == i);
@@ -185,9 +213,11 @@ static bool is_direct(const struct tly_local *l)
     return true;
 }
 
-/* All say how they are; the least that one can is what all do. */
-static int agree(struct tly_local *l, bool able, int64_t deadline)
+/* All say how they are; the least that one can is what all do.  Who has said that it can must hear the others, or
+ * fail: they may go on without it.  All have come this far, or say in their own time that they could not. */
+static int agree(struct tly_local *l, bool able)
 {
+    int64_t deadline = tly_now() + 2 * l->config.patience_ms * TLY_MS;
     uint32_t all = TLY_ABLE | TLY_DIRECT;
     uint32_t mine = !able ? TLY_UNABLE : is_direct(l) ? TLY_ABLE | TLY_DIRECT : TLY_ABLE;
     if (l->own)
@@ -195,7 +225,10 @@ static int agree(struct tly_local *l, bool able, int64_t deadline)
     for (uint32_t i = 0; able && i < l->count; i++) {
         uint32_t state;
         while (!(state = atomic_load_explicit(&l->at[i].control->state, memory_order_acquire))) {
-            int err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, SLICE_MS);
+            int err = tly_now() > deadline
+                          ? tly_fail(ETIMEDOUT,
+                                     "rank %u of this machine has not said whether it can share memory", i)
+                          : l->calls->turn(l->user, SLICE_MS);
             if (err)
                 return err;
         }
@@ -230,7 +263,9 @@ int tly_local_meet(struct tly_local *l)
     else
         err = exchange(l, door, deadline, &able);
     if (!err)
-        err = agree(l, able, deadline);
+        err = agree(l, able);
+    else if (l->own) /* whoever has our segment waits for a word */
+        atomic_store_explicit(&l->own->state, TLY_UNABLE, memory_order_release);
     tly_fd_close(door);
     return err;
 }
