@@ -1,6 +1,5 @@
 """Processes, threads and signals: starting, leaving, forking, waiting, logging."""
 
-import inspect
 import os
 import shutil
 import socket
@@ -443,61 +442,6 @@ def test_horovod_style_script(tmp_path):
     assert four.keys() == one.keys()
     for name in one:  # the order of additions differs
         torch.testing.assert_close(four[name], one[name], rtol=1e-3, atol=1e-4)
-
-
-# Horovod 0.28's, less process sets.
-SIGNATURES = """
-allreduce(tensor, average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0)
-allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-grouped_allreduce(tensors, average=None, name=None, compression=none, op=None, prescale_factor=1.0, \
-postscale_factor=1.0)
-grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0)
-broadcast(tensor, root_rank, name=None)
-broadcast_(tensor, root_rank, name=None)
-broadcast_async(tensor, root_rank, name=None)
-broadcast_async_(tensor, root_rank, name=None)
-allgather(tensor, name=None)
-allgather_async(tensor, name=None)
-broadcast_parameters(params, root_rank)
-broadcast_optimizer_state(optimizer, root_rank, model=None)
-broadcast_object(obj, root_rank=0, name=None)
-poll(handle)
-synchronize(handle)
-init(comm=None, process_sets=None)
-shutdown()
-is_initialized()
-size()
-rank()
-local_size()
-local_rank()
-cross_size()
-cross_rank()
-DistributedOptimizer(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, \
-gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False)
-"""
-
-
-def describe(name, function):
-    """The signature as above; what is keyword-only is an addition to Horovod's."""
-    from tally import torch as t
-
-    def default(value):
-        return "none" if value is t.Compression.none else "Average" if value is t.Average else repr(value)
-
-    return "%s(%s)" % (name, ", ".join(
-        p.name if p.default is p.empty else "%s=%s" % (p.name, default(p.default))
-        for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY))
-
-
-@pytest.mark.parametrize("line", SIGNATURES.split("\n")[1:-1], ids=lambda line: line.split("(")[0])
-def test_signatures_are_horovods(line):
-    from tally import torch as t
-    name = line.split("(")[0]
-    assert describe(name, getattr(t, name)) == line
 
 
 def test_shutdown_with_calls_to_come():
