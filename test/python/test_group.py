@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -608,8 +609,22 @@ def messages(path):
     return True
 
 
-def test_messages(four, store):
-    assert four(messages, store) == [True] * 4
+def messages_late(path):
+    """The same where operations end before it is said what is to follow them."""
+    from unittest import mock
+    from tally._events import Events
+    expect = Events.expect
+
+    def late(self, *arguments):
+        time.sleep(0.02)
+        expect(self, *arguments)
+    with mock.patch.object(Events, "expect", late):
+        return messages(path)
+
+
+@pytest.mark.parametrize("function", (messages, messages_late))
+def test_messages(four, store, function):
+    assert four(function, store) == [True] * 4
 
 
 def more_on_it(path):

@@ -31,6 +31,8 @@ class Ranks:
         self._group = _core.make_group(name, ranks)
         self._lock = threading.RLock()  # guards the next
         self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
+        self._looking = False           # a search is being begun
+        self._search = None             # it, if it has ended already
 
     def reduce(self, source, target, reduction, then):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
@@ -90,37 +92,57 @@ class Ranks:
                 return self.receive_from(vector, sender, tag, then)
             one = Receiving(self, vector, sender, tag, then)
             waiting.append(one)
-            if len(waiting) == 1:
-                self._begin(waiting)
+            begun = self._begin(waiting) if len(waiting) == 1 else []
+        for other in begun:
+            other.tell()
         return one
 
     def receive_from(self, vector, sender, tag, then):
         return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector, then,
                           self._group)
 
-    def _begin(self, waiting):
-        """Begin what can begin: whatever comes behind a search waits for it, or might take its message."""
+    def _begin(self, waiting, search=None):
+        """Begin what can begin: whatever comes behind a search waits for it, or might take its message.
+
+        search: has ended, for the first that waits.  Returns what has begun, or failed; who calls tells it that, once
+        the lock is free: what follows an end may receive again, or wait for another thread that does."""
+        begun = []
         while waiting:
             one = waiting[0]
             try:
-                if one.sender is None:
-                    _core.probe(one.tag, _SPACE, functools.partial(self._found, waiting), self._group)
-                    return
-                waiting.popleft().begin()
+                if one.sender is None and search is None:
+                    search = self._look(waiting)
+                    if search is None:
+                        break
+                if search is not None:
+                    search.wait()
+                    one.sender = search.source()
+                one.begin()
             except Exception as error:  # the job has failed, or has ended
-                waiting.popleft().end(error)
+                one.fail(error)
+            search = None
+            begun.append(waiting.popleft())
+        return begun
+
+    def _look(self, waiting):
+        """Look for the sender of the first that waits.  Returns the search if it has ended before we are back."""
+        self._looking = True
+        try:
+            _core.probe(waiting[0].tag, _SPACE, functools.partial(self._found, waiting), self._group)
+        finally:
+            self._looking = False
+            search, self._search = self._search, None
+        return search
 
     def _found(self, waiting, search):
         """A search has ended."""
         with self._lock:
-            one = waiting.popleft()
-            try:
-                search.wait()
-                one.sender = search.source()
-                one.begin()
-            except Exception as error:
-                one.end(error)
-            self._begin(waiting)
+            if self._looking:  # in _look(): no other thread has the lock then
+                self._search = search
+                return
+            begun = self._begin(waiting, search)
+        for one in begun:
+            one.tell()
 
 
 class Receiving:
@@ -131,16 +153,30 @@ class Receiving:
         self._ranks, self._vector, self._then = ranks, vector, then
         self._begun = threading.Event()
         self._operation = self._failure = None
+        self._lock = threading.Lock()  # guards the next
+        self._left = 2                 # until `then` is called: the operation's end and tell(), in either order
 
     def begin(self):
-        self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag, self._then)
+        self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag,
+                                                   None if self._then is None else self._one_ended)
         self._begun.set()
 
-    def end(self, failure):
+    def fail(self, failure):
         self._failure = failure
+        self._left -= 1  # there is no operation
         self._begun.set()
+
+    def tell(self):
+        """To be called once after begin() or fail(), without locks."""
         if self._then is not None:
-            self._then(self)
+            self._one_ended(self)
+
+    def _one_ended(self, _):
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._then(self)
 
     def done(self):
         return self._begun.is_set() and (self._failure is not None or self._operation.done())
