@@ -627,6 +627,24 @@ def test_messages(four, store, function):
     assert four(function, store) == [True] * 4
 
 
+def names_again(path):
+    """After destroy_process_group() torch gives names again, also to other ranks."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    for number, ranks in enumerate(([0, 1], [0, 1, 3], [0, 1, 3], [2, 3])):
+        with group("tally", "%s%d" % (path, number)):
+            some, x = dist.new_group(ranks), torch.ones(3)
+            if tally.rank() in ranks:
+                dist.all_reduce(x, group=some)
+                assert x.tolist() == [len(ranks)] * 3
+    return True
+
+
+def test_names_again(four, store):
+    assert four(names_again, store) == [True] * 4
+
+
 def more_on_it(path):
     """What needs groups of some ranks: post-local SGD, FSDP2 over two dimensions; and uneven inputs."""
     import tally.torch

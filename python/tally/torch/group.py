@@ -98,7 +98,7 @@ def _apart(targets, flat):
 
 _groups = weakref.WeakSet()    # that stand on the engine
 _joined = 0                    # generation of the job that a group has joined, and the last of them leaves
-_made = collections.Counter()  # how often a name was used for a group in a job
+_made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
 
 
 _traced = True  # whether torch.compile would look into what is called here
@@ -543,11 +543,12 @@ def create(options, _=None):
     join(options.store, ranks[rank], world, limit)
     if joined:
         _joined = _core.generation()
-    # Names of groups come again after destroy_process_group(), and then mean a new one.
-    name = (_core.generation(), options.group_id)
+    # Names of groups come again after destroy_process_group(), and then mean a new one, maybe of other ranks: a group's
+    # ranks have the same count only of groups that all of them were in.
+    name = (_core.generation(), options.group_id, tuple(ranks))
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
-                  Ranks("c10d %s.%d" % (options.group_id, _made[name]), ranks))
+                  Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), ranks))
     _groups.add(group)
     return group
 
