@@ -115,7 +115,8 @@ struct round {
     uint32_t holder;                    /* the lowest of them; it sends what others lack */
     uint32_t told_in;                   /* the epoch in which that was said */
     int verdict_err;
-    char *verdict; /* owned */
+    char *verdict;   /* owned */
+    int64_t decided; /* awake clock: when it got that */
     struct answer *answers;
     struct slot slots[];
 };
@@ -244,6 +245,7 @@ void tly_round_forget_slots(struct tly_service *s, struct round *r);
 void tly_round_unref(struct tly_service *s, struct round *r);
 bool tly_round_answer(struct session *p, struct tly_outgoing *out);
 void tly_round_received(struct session *p, uint64_t count);
+void tly_round_settle(struct tly_service *s);
 bool tly_round_reserve(struct session *p); /* room for one more delivery; false: out of memory */
 void tly_round_delivered(struct session *p, struct round *r);
 void tly_round_ask_again(struct tly_service *s);

@@ -484,6 +484,8 @@ static bool hold_loans(struct tly_service *s, struct round *r)
     return true;
 }
 
+enum { VERDICT_S = 2 }; /* a verdict is there to be had again, after its service has died, for so long */
+
 enum {
     WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */
     LEAST_PIECE = 64 << 10,     /* bytes of output */
@@ -823,16 +825,26 @@ void tly_round_received(struct session *p, uint64_t count)
             tly_straggler_answered(&s->straggler, p->rank, r->opened, tly_now());
         any |= tly_round_has_answer(s, r, p->rank);
     }
-    if (!any)
-        return;
-    /* Any rank's oldest answers may have become stable by this one's word. */
+    if (any)
+        tly_round_settle(s);
+}
+
+/* Nobody else will ask for it.  A verdict may concern ranks that never come for it: what was answered after it does not
+ * wait for them for ever. */
+static bool is_settled(const struct tly_service *s, const struct round *r)
+{
+    return r->received == r->who->count || (r->verdict && s->loop->awake - r->decided > VERDICT_S * TLY_SEC);
+}
+
+/* Any rank's oldest answers may have become stable, by another's word or by age. */
+void tly_round_settle(struct tly_service *s)
+{
     for (uint32_t i = 0; i < s->ranks; i++) {
         struct session *q = s->by_rank[i];
-        while (q && q->stable < q->received &&
-               q->deliveries[q->stable % q->ring_room]->received ==
-                   q->deliveries[q->stable % q->ring_room]->who->count)
+        uint64_t before = q ? q->stable : 0;
+        while (q && q->stable < q->received && is_settled(s, q->deliveries[q->stable % q->ring_room]))
             tly_round_unref(s, q->deliveries[q->stable++ % q->ring_room]);
-        if (q && s->mortal)
+        if (q && s->mortal && q->stable != before)
             tly_session_counts(q, (uint32_t)s->part_bytes / 4); /* somebody may wait for that */
     }
 }

@@ -480,6 +480,7 @@ static void tick(struct tly_hook *h)
     if (!s->ranks)
         return;
     tly_verdict_tick(s);
+    tly_round_settle(s);
     if (s->redo_waits) {
         s->redo_waits = false;
         tly_redo_look_at_all(s);

@@ -102,6 +102,7 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
     if (!r->verdict)
         return;
     r->verdict_err = err;
+    r->decided = s->loop->awake;
     if (r->mismatch_at)
         s->mismatches--;
     r->mismatch_at = 0;
