@@ -484,7 +484,10 @@ static bool hold_loans(struct tly_service *s, struct round *r)
     return true;
 }
 
-enum { VERDICT_S = 2 }; /* a verdict is there to be had again, after its service has died, for so long */
+enum {
+    VERDICT_S = 8
+}; /* so long a verdict can be had again after its service has died, which a silent one is taken
+                          * for after 5 s */
 
 enum {
     WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */

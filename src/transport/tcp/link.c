@@ -627,7 +627,10 @@ static int take_shown(struct tly_link *l, const char **why)
     if (!err && l->state != CLOSED) {
         if (l->land.control) {
             l->land.to = l->control = malloc(l->in.payload);
-            err = l->control ? 0 : -ENOMEM;
+            if (!l->control) {
+                *why = "out of memory";
+                err = -ENOMEM;
+            }
         }
         const uint8_t *data = l->land.to || l->land.lent ? tly_loan_hold(loan) : NULL;
         if (data && l->land.to)
