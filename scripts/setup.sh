@@ -27,7 +27,7 @@ build) packages=$build python=no ;;
 # The arm64 compiler and emulator are for the NEON sums.
 test) packages="$build libcmocka-dev iproute2 nftables spin gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
 demo) packages="$build dataset-fashion-mnist" ;;
-bench) packages="$build iproute2 libopenmpi-dev" ;;
+bench) packages="$build iproute2 libopenmpi-dev dataset-fashion-mnist" ;;
 lint) packages="$build libcmocka-dev clang-format clang-tidy" python=no ;;
 fuzz) packages="$build clang llvm libclang-rt-14-dev" python=no ;;
 *) fail "unknown target '$target'; there are build, test, demo, bench, lint and fuzz" ;;

@@ -1,0 +1,206 @@
+"""One rank of the benchmark train.py: trains a model in one of the ways that it compares, and prints one JSON object.
+
+    rank.py '{"way": "hook", "model": "mlp", …}'      # a Task, below
+
+The data, the convolutional network and the tree of sums are examples/demo.py's.  SPDX-License-Identifier: Apache-2.0
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import tally.torch as hvd
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench" / "goodput"), str(ROOT / "examples")]
+
+import demo  # noqa: E402
+from gloo import machine  # noqa: E402
+
+TRIAL_WARM_UP, TRIAL_STEPS = 3, 3  # DistributedDataParallel makes its buckets anew after the first step
+LEARNING_RATE = 0.1
+
+
+@dataclasses.dataclass
+class Task:
+    way: str  # none, gloo, hook, backend, optimizer; or reference: all ranks' batches in one process
+    model: str
+    width: int  # of mlp
+    batch: int  # images of one rank in one step
+    ranks: int
+    warm_up: int
+    blocks: int  # the steps of one are timed together, ranks begin one together
+    steps: int
+    buckets: list  # MB; DistributedDataParallel's, of which the fastest is kept
+    data: str
+
+
+def make_model(task):
+    torch.manual_seed(0)
+    if task.model == "convnet":
+        return demo.make_model()
+    sizes = [784, task.width, task.width, task.width]
+    layers = [torch.nn.Flatten()]
+    for before, after in zip(sizes, sizes[1:]):
+        layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(task.width, 10))
+
+
+def batches(task):
+    """A function (step, rank) -> (images, labels); steps begin again where the images end."""
+    images, labels = demo.load(pathlib.Path(task.data), "train")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
+    steps = len(images) // (task.batch * task.ranks)
+    if not steps:
+        sys.exit(f"rank: {len(images)} images are too few for one step")
+
+    def take(step, rank):
+        index = order[(step % steps * task.ranks + rank) * task.batch :][: task.batch]
+        return images[index], labels[index]
+
+    return take
+
+
+def digest(model):
+    hashed = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        hashed.update(tensor.numpy().tobytes())
+    return hashed.hexdigest()
+
+
+# --- the ways ---------------------------------------------------------------------------------------
+
+
+def join(way):
+    """What there is before a model is made.  Returns what makes the ranks wait for each other."""
+    if way == "optimizer":
+        hvd.init()
+        return hvd.barrier
+    dist.init_process_group("tally" if way == "backend" else "gloo")
+    return dist.barrier
+
+
+def prepare(task, bucket):
+    """(model, what to call for it, optimizer)"""
+    model = make_model(task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if task.way == "none":
+        return model, model, optimizer
+    if task.way == "optimizer":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, model, optimizer
+    parallel = DistributedDataParallel(model, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
+    if task.way == "hook":
+        parallel.register_comm_hook(hvd.state(), hvd.ddp_hook)
+    return model, parallel, optimizer
+
+
+def leave(way):
+    if way != "optimizer":
+        dist.destroy_process_group()
+    if way in ("hook", "optimizer"):
+        hvd.shutdown()
+
+
+def step(call, optimizer, images, labels):
+    """Its loss."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(call(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def best_bucket(task, rank, take, barrier):
+    """Of the sizes to try the one with the fastest steps, the same on all ranks."""
+    if len(task.buckets) == 1:
+        return task.buckets[0]
+    seconds = torch.zeros(len(task.buckets))
+    for i, bucket in enumerate(task.buckets):
+        _, call, optimizer = prepare(task, bucket)
+        for number in range(TRIAL_WARM_UP + TRIAL_STEPS):
+            if number == TRIAL_WARM_UP:
+                barrier()
+                begin = time.perf_counter()
+            step(call, optimizer, *take(number, rank))
+        seconds[i] = time.perf_counter() - begin
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return task.buckets[int(seconds.argmin())]
+
+
+def train(task, rank, take):
+    barrier = join(task.way)
+    bucket = best_bucket(task, rank, take, barrier) if task.way in ("gloo", "hook", "backend") else None
+    model, call, optimizer = prepare(task, bucket)
+    number, losses = 0, []
+    for number in range(task.warm_up):
+        losses.append(step(call, optimizer, *take(number, rank)))
+    seconds, cpu, busy, ticks = [], 0.0, 0, 0
+    for block in range(task.blocks):
+        mine = [take(task.warm_up + block * task.steps + i, rank) for i in range(task.steps)]
+        barrier()
+        before = machine()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        losses += [step(call, optimizer, *one) for one in mine]
+        seconds.append((time.perf_counter() - begin) / task.steps)
+        cpu += time.process_time() - cpu_begin
+        after = machine()
+        busy, ticks = busy + after[0] - before[0], ticks + after[1] - before[1]
+    barrier()
+    del call, optimizer
+    leave(task.way)
+    return {
+        "bucket_mb": bucket,
+        "seconds": seconds,
+        "cpu_s": cpu / (task.blocks * task.steps),
+        "busy": busy,
+        "ticks": ticks,
+        "losses": [[loss.item() for loss in losses]],
+        "digest": digest(model),
+        "bytes": 4 * sum(p.numel() for p in model.parameters()),
+    }
+
+
+def reference(task, take):
+    """The same training in one process: each rank's gradients in turn, averaged along the tree of the ranks."""
+    model = make_model(task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = [[] for _ in range(task.ranks)]
+    for number in range(task.warm_up + task.blocks * task.steps):
+        gradients = []
+        for rank in range(task.ranks):
+            images, labels = take(number, rank)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            losses[rank].append(loss.item())
+            gradients.append([p.grad for p in model.parameters()])
+        for p, *inputs in zip(model.parameters(), *gradients):
+            p.grad = demo.tree(inputs) / task.ranks
+        optimizer.step()
+    return {"losses": losses, "digest": digest(model)}
+
+
+def main():
+    task = Task(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    take = batches(task)
+    if task.way == "reference":
+        print(json.dumps({"rank": 0, **reference(task, take)}))
+        return
+    rank = int(os.environ["RANK"])
+    print(json.dumps({"rank": rank, "version": torch.__version__, **train(task, rank, take)}))
+
+
+if __name__ == "__main__":
+    main()
