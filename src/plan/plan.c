@@ -74,14 +74,14 @@ double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
 
 uint32_t tly_plan_part_bytes(double bandwidth)
 {
-    enum { STEP = 16 << 10, LEAST = 32 << 10, MOST = 512 << 10 };
-    double bytes = bandwidth > 0 ? bandwidth * 0.4e-3 : MOST;
+    enum { STEP = 4 << 10, LEAST = 32 << 10, MOST = 512 << 10 };
+    double bytes = bandwidth > 0 ? bandwidth * 0.5e-3 : MOST;
     if (bytes < LEAST)
         return LEAST;
     return bytes < MOST ? (uint32_t)(bytes + STEP / 2) / STEP * STEP : MOST;
 }
 
-enum { BLOCK = 64, FEWEST = 64 };
+enum { BLOCK = 64, FEWEST = 16 };
 
 static uint32_t least_part(uint32_t most)
 {

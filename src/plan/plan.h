@@ -77,8 +77,9 @@ int tly_plan_standout(int count, const double *value);
 
 /* --- parts and their order -------------------------------------------------------------------------- */
 
-/* Size of parts where the slowest network card moves so many bytes/s each way (0: not known): 0.4 ms of it, in
- * steps of 16 KB, 32 KB to 512 KB.  A part takes that long to each service, and all results wait for the first. */
+/* Size of parts where the slowest network card moves so many bytes/s each way (0: not known): 0.5 ms of it, in
+ * steps of 4 KB, 32 KB to 512 KB.  A part takes that long to each service, and all results wait for the first; the
+ * 60 KB of 1 Gbit/s just fit the largest packet that a kernel hands to a card. */
 uint32_t tly_plan_part_bytes(double bandwidth);
 
 /* A tensor's bytes, and those of a planned list before and behind it; both 0 for a tensor in no list. */
@@ -87,7 +88,7 @@ struct tly_stretch {
 };
 
 /* The longest part in a list, for parts of at most `most` bytes over so many active services: each of them is to have
- * 64 of these, but a quarter of `most` is not too little (a part costs the processor some microseconds).  For a part
+ * 16 of these, but a quarter of `most` is not too little (a part costs the processor some microseconds).  For a part
  * crosses its rank's card, and then with all other ranks' like it the service's card in and out: so far results lag
  * behind what is pushed, and so long is the time that nothing makes good. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);

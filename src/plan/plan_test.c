@@ -320,8 +320,8 @@ static void test_part_bytes(void **state)
 {
     assert_int_equal(tly_plan_part_bytes(0), 512 << 10);
     assert_int_equal(tly_plan_part_bytes(1), 32 << 10);
-    assert_int_equal(tly_plan_part_bytes(1e9 / 8), 48 << 10);
-    assert_int_equal(tly_plan_part_bytes(2.5e9 / 8), 128 << 10);
+    assert_int_equal(tly_plan_part_bytes(1e9 / 8), 60 << 10);
+    assert_int_equal(tly_plan_part_bytes(2.5e9 / 8), 152 << 10);
     assert_int_equal(tly_plan_part_bytes(100e9 / 8), 512 << 10);
 }
 
@@ -335,7 +335,7 @@ static void test_parts(void **state)
         for (int active = 1; active <= 64; active *= 4) {
             uint32_t most = mosts[i & 3], least = most / 8 < 128 ? 64 : most / 8;
             struct tly_stretch s = {sizes[i >> 6], others[i >> 2 & 3], others[i >> 4 & 3]};
-            uint64_t at = 0, share = (s.bytes + s.before + s.behind) / (unsigned)active, limit = share / 64;
+            uint64_t at = 0, share = (s.bytes + s.before + s.behind) / (unsigned)active, limit = share / 16;
             if (limit < 2 * least)
                 limit = 2 * least;
             if (limit > most)
