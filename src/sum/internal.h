@@ -60,6 +60,7 @@ struct answer {
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* by its rank */
+    bool owed;     /* counted in its rank's burden */
 };
 
 /* A range of a sum, for a thread of the crew. */
@@ -93,6 +94,7 @@ struct round {
     uint64_t id;               /* key of the store */
     struct tly_frame head;     /* of the first push: what all must agree on */
     const struct members *who; /* contributors; where ranks disagree about them, all that anybody names */
+    uint32_t opener;           /* the rank whose burden it is; TLY_NO_PEER once all have come */
     uint32_t arrived;          /* ranks whose push has begun to come, refused ones too */
     uint32_t summed, length;   /* of the result: bytes ready, bytes in all */
     bool complete;
@@ -121,6 +123,15 @@ struct round {
     struct slot slots[];
 };
 
+/* What is kept for a rank's sake.  Bounded, for a rank that was admitted may mean ill; outlives its connections, for it
+ * may come again and again. */
+struct burden {
+    uint32_t opened; /* rounds that it has opened, and to which not all have come */
+    uint32_t owed;   /* rounds of which it has not confirmed the answer */
+    uint32_t lists;  /* of groups, which it was the first to tell, */
+    uint32_t named;  /* and the ranks in them */
+};
+
 /* One rank's connection. */
 struct session {
     struct tly_list node;
@@ -132,7 +143,6 @@ struct session {
     bool watcher;          /* no rank: asks how the service stands */
     bool left;             /* has said goodbye */
     struct tly_map groups; /* number -> struct members, as this rank has told */
-    uint32_t named;        /* ranks in those lists, in all */
     uint32_t taken;        /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
@@ -161,12 +171,15 @@ struct tly_service {
     uint32_t ranks;         /* 0: no epoch yet */
     uint32_t left;          /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
-    uint32_t pace_bytes;      /* counts go alone after so much news */
-    struct session **by_rank; /* owned array, borrowed sessions */
-    bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
-    struct members *all;      /* borrowed from lists */
-    struct tly_list lists;    /* of struct members; owned */
-    struct tly_map pairs;     /* number -> struct members, likewise */
+    uint32_t pace_bytes;             /* counts go alone after so much news */
+    struct session **by_rank;        /* owned array, borrowed sessions */
+    bool *gone;                      /* owned array: ranks that have said goodbye, connected or not */
+    struct burden *burden;           /* owned array: of each rank */
+    uint32_t most_opened, most_owed; /* what that may reach */
+    uint32_t watchers;               /* sessions of such */
+    struct members *all;             /* borrowed from lists */
+    struct tly_list lists;           /* of struct members; owned */
+    struct tly_map pairs;            /* number -> struct members, likewise */
     struct tly_straggler straggler;
     char held_up[300];  /* what it found last, in words */
     int64_t held_up_at; /* awake clock; 0: nothing yet */
@@ -223,17 +236,18 @@ static inline void tly_round_stamp(const struct tly_service *s, const struct rou
 /* members.c */
 /* Those for which a frame's group stands on this connection, or NULL: unknown, or without the rank. */
 const struct members *tly_members_of(struct session *p, uint32_t group);
-/* A list has come.  -EPROTO with *why, -ENOMEM. */
+/* A list has come.  -EPROTO with *why: it is none, or one too many; -ENOMEM. */
 int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
 int tly_members_begin(struct tly_service *s, const struct tly_roster *roster);
 void tly_members_finish(struct tly_service *s);
 bool tly_members_have(const struct members *m, uint32_t rank);
-/* Those of both; NULL: out of memory. */
-const struct members *tly_members_join(struct tly_service *s, const struct members *a,
-                                       const struct members *b);
+/* Those of both, a list of this rank's making; NULL: out of memory, or one too many. */
+const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b);
 
 /* round.c */
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
+/* Has the rank opened so many rounds to which others have not come that it may open no more? */
+bool tly_round_crowded(const struct session *p);
 /* who: those for which the frame's group stands.  NULL: out of memory. */
 struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who);
 void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
@@ -242,6 +256,10 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
 void tly_round_progress(struct tly_service *s, struct round *r);
 void tly_round_cancel(struct session *p, struct round *r);
 void tly_round_forget_slots(struct tly_service *s, struct round *r);
+/* One rank more has pushed it or spoken of it. */
+void tly_round_arrived(struct tly_service *s, struct round *r);
+/* It has an answer, which this rank has not confirmed. */
+void tly_round_owe(struct tly_service *s, struct round *r, uint32_t rank);
 void tly_round_unref(struct tly_service *s, struct round *r);
 bool tly_round_answer(struct session *p, struct tly_outgoing *out);
 void tly_round_received(struct session *p, uint64_t count);

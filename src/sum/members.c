@@ -7,8 +7,9 @@
 #include "sum/internal.h"
 #include "wire/pack.h"
 
-/* Of one rank: what it may have us remember, in groups and in the ranks that they name. */
-enum { MOST_GROUPS = 1 << 16, MOST_NAMED = 1 << 20 };
+/* Of one rank, what it may have us remember: the numbers of groups on one connection; and, as long as the job lives,
+ * lists that nobody else has told, and the ranks that these name.  A mesh of many dimensions has a few lists a rank. */
+enum { MOST_GROUPS = 1 << 16, MOST_LISTS = 1 << 12, MOST_NAMED = 1 << 20 };
 
 bool tly_members_have(const struct members *m, uint32_t rank)
 {
@@ -55,14 +56,26 @@ static struct members *make(struct tly_service *s, const uint32_t *rank, uint32_
     return m;
 }
 
-static struct members *find_or_make(struct tly_service *s, const uint32_t *rank, uint32_t count)
+/* Of whose making it is if nobody has told it before; NULL: of two ranks' alone, which are few.  NULL with errno: ENOMEM,
+ * EPROTO: too many of that. */
+static struct members *find_or_make(struct tly_service *s, const uint32_t *rank, uint32_t count,
+                                    struct burden *of)
 {
     for (struct tly_list *n = s->lists.next; n != &s->lists; n = n->next) {
         struct members *m = tly_list_entry(n, struct members, node);
         if (m->count == count && memcmp(m->rank, rank, count * sizeof *rank) == 0)
             return m;
     }
-    return make(s, rank, count);
+    errno = EPROTO;
+    if (of && (of->lists >= MOST_LISTS || of->named + count > MOST_NAMED))
+        return NULL;
+    struct members *m = make(s, rank, count);
+    errno = ENOMEM;
+    if (m && of) {
+        of->lists++;
+        of->named += count;
+    }
+    return m;
 }
 
 static uint64_t hash(uint32_t number)
@@ -80,7 +93,7 @@ const struct members *tly_members_of(struct session *p, uint32_t group)
         return NULL;
     struct members *m = tly_map_get(&s->pairs, hash(group));
     if (!m) {
-        m = find_or_make(s, rank, rank[0] == rank[1] ? 1 : 2);
+        m = find_or_make(s, rank, rank[0] == rank[1] ? 1 : 2, NULL);
         if (m && tly_map_put(&s->pairs, hash(group), m) != 0)
             return NULL;
     }
@@ -94,7 +107,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     uint32_t count = tly_read32(&r);
     *why = "no list of a group";
     if (!f->group || f->group & TLY_PAIR || !count || count > s->ranks || p->groups.count >= MOST_GROUPS ||
-        p->named + count > MOST_NAMED || tly_map_get(&p->groups, hash(f->group)))
+        tly_map_get(&p->groups, hash(f->group)))
         return -EPROTO;
     uint32_t *rank = malloc(count * sizeof *rank);
     bool *named = calloc(s->ranks, sizeof *named);
@@ -108,25 +121,28 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     }
     if (!err && !named[p->rank])
         err = -EPROTO;
-    struct members *m = err ? NULL : find_or_make(s, rank, count);
-    if (!err)
-        err = m && tly_map_put(&p->groups, hash(f->group), m) == 0 ? 0 : -ENOMEM;
-    p->named += err ? 0 : count;
+    struct members *m = err ? NULL : find_or_make(s, rank, count, &s->burden[p->rank]);
+    if (!err && !m) {
+        err = -errno;
+        *why = err == -EPROTO ? "more groups than a rank may have" : "out of memory";
+    }
+    if (!err && tly_map_put(&p->groups, hash(f->group), m) != 0)
+        err = -ENOMEM;
     free(rank);
     free(named);
     return err;
 }
 
-const struct members *tly_members_join(struct tly_service *s, const struct members *a,
-                                       const struct members *b)
+const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b)
 {
+    struct tly_service *s = p->service;
     uint32_t *rank = malloc((a->count + (size_t)b->count) * sizeof *rank), count = 0;
     if (!rank)
         return NULL;
     for (uint32_t i = 0; i < s->ranks; i++)
         if (tly_members_have(a, i) || tly_members_have(b, i))
             rank[count++] = i;
-    const struct members *m = find_or_make(s, rank, count);
+    const struct members *m = find_or_make(s, rank, count, &s->burden[p->rank]);
     free(rank);
     return m;
 }

@@ -254,6 +254,10 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
         tly_session_post(p, &done, NULL, 0, NULL);
         return 0;
     }
+    if (!r && tly_round_crowded(p)) {
+        *why = "more rounds opened than a rank may";
+        return -EPROTO;
+    }
     if (!r) {
         r = tly_round_open(s, f, who);
         if (!r) {
@@ -284,7 +288,7 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     r->said = true;
     r->had |= slot->have || whole;
     r->told_in = (uint32_t)f->count > r->told_in ? (uint32_t)f->count : r->told_in;
-    r->arrived++;
+    tly_round_arrived(s, r);
     p->lacking--;
     for (uint32_t i = 0; i < r->who->count && r->arrived == 1; i++)
         if (s->by_rank[r->who->rank[i]])

@@ -67,6 +67,45 @@ static void watch_stragglers(struct tly_service *s, struct round *r)
         r->slots[i].busy = tly_straggler_busy(&s->straggler, i, r->opened);
 }
 
+/* --- burdens ------------------------------------------------------------------------------------- */
+
+bool tly_round_crowded(const struct session *p)
+{
+    return p->service->burden[p->rank].opened >= p->service->most_opened;
+}
+
+static void lift_burden(struct tly_service *s, struct round *r)
+{
+    if (r->opener != TLY_NO_PEER)
+        s->burden[r->opener].opened--;
+    r->opener = TLY_NO_PEER;
+}
+
+void tly_round_arrived(struct tly_service *s, struct round *r)
+{
+    r->arrived++;
+    if (all_arrived(r))
+        lift_burden(s, r);
+}
+
+void tly_round_owe(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct answer *a = &r->answers[rank];
+    if (r->slots[rank].state == SLOT_ABSENT || a->received || a->owed)
+        return;
+    a->owed = true;
+    s->burden[rank].owed++;
+}
+
+static void confirm(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    if (r->answers[rank].owed)
+        s->burden[rank].owed--;
+    r->answers[rank].owed = false;
+}
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
 struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who)
 {
     uint64_t id = round_id(f);
@@ -82,6 +121,8 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     r->id = id;
     r->head = *f;
     r->who = who;
+    r->opener = f->rank;
+    s->burden[f->rank].opened++;
     r->length = result_length(who, f);
     r->references = 1;
     r->born = s->loop->awake;
@@ -124,6 +165,9 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
 void tly_round_remove(struct tly_service *s, struct round *r)
 {
     leave_incomplete(s, r);
+    lift_burden(s, r);
+    for (uint32_t i = 0; i < s->ranks; i++)
+        confirm(s, r, i);
     tly_pool_give(&s->pool, r->result, r->result_room);
     r->result = NULL;
     tly_map_take(&s->store, r->id);
@@ -319,9 +363,11 @@ void tly_round_widen(struct session *p, struct round *r, const struct members *w
     struct tly_service *s = p->service;
     if (r->complete && !r->verdict)
         tly_verdict_too_late(p, r);
-    const struct members *all = tly_members_join(s, r->who, who);
-    if (!all)
+    const struct members *all = tly_members_join(p, r->who, who);
+    if (!all) {
+        tly_outbox_lose(&p->outbox);
         return;
+    }
     for (uint32_t i = 0; i < all->count; i++) {
         uint32_t rank = all->rank[i];
         const struct session *q = s->by_rank[rank];
@@ -367,7 +413,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             tly_straggler_began(&s->straggler, p->rank, r->opened, slot->busy, f->flags & TLY_PROMPT,
                                 tly_now());
         if (first) {
-            r->arrived++;
+            tly_round_arrived(s, r);
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
             for (uint32_t i = 0; i < s->ranks && r->arrived == 1; i++)
                 if (s->by_rank[i] && s->by_rank[i] != p)
@@ -647,6 +693,8 @@ static void finish_sum(struct tly_service *s, struct round *r)
         slot->data = NULL;
         give_back(s, i, slot);
     }
+    for (uint32_t i = 0; i < r->who->count; i++)
+        tly_round_owe(s, r, r->who->rank[i]);
     tly_round_stamp(s, r, TLY_AT_SUMMED, TLY_NO_PEER);
     s->facts.bytes_summed += r->length;
     s->facts.parts_summed++;
@@ -812,6 +860,7 @@ bool tly_round_has_answer(struct tly_service *s, struct round *r, uint32_t rank)
     if (r->answers[rank].received)
         return false;
     r->answers[rank].received = true;
+    confirm(s, r, rank);
     if (++r->received < r->who->count)
         return false;
     become_stable(s, r);

@@ -23,6 +23,10 @@ enum {
     SEGMENT = 64 << 10, /* what the kernel sends and receives as one */
     HELD_UP_S = 120,    /* so long it is told that a rank held the others up */
     COUNTS_MS = 20,     /* for so long what was accepted waits for a result that tells it */
+    /* Of one rank: bytes of rounds that it may have kept beyond those that its window allows, and the least number. */
+    MOST_ROUND_BYTES = 128 << 20,
+    LEAST_ROUNDS = 1024,
+    MOST_WATCHERS = 64, /* at a time */
 };
 
 /* --- sessions ------------------------------------------------------------------------------------ */
@@ -78,6 +82,7 @@ static void destroy_session(struct session *p)
     add_bytes(&s->facts, p);
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
+    s->watchers -= p->watcher;
     if (p->rank < s->ranks && s->by_rank[p->rank] == p) {
         s->by_rank[p->rank] = NULL;
         tly_redo_detach(p);
@@ -113,6 +118,18 @@ static void admit(struct session *p)
         r->slots[p->rank].state == SLOT_ABSENT && tly_members_have(r->who, p->rank);
 }
 
+/* The job has not begun: of each rank the newest connection will be its own. */
+static void drop_earlier(struct tly_service *s, uint32_t rank)
+{
+    for (struct tly_list *n = s->sessions.next; n != &s->sessions && rank != TLY_NO_RANK; n = n->next) {
+        struct session *p = tly_list_entry(n, struct session, node);
+        if (p->rank == rank) {
+            destroy_session(p);
+            return;
+        }
+    }
+}
+
 static void opened(void *user, struct tly_link *l)
 {
     struct session *p = user;
@@ -120,8 +137,17 @@ static void opened(void *user, struct tly_link *l)
     char name[64];
     tly_link_set_silence(l, p->service->dead_ns);
     p->watcher = peer->role == TLY_ROLE_WATCHER;
-    if (p->watcher)
+    if (p->watcher) {
+        if (++p->service->watchers > MOST_WATCHERS)
+            destroy_session(p); /* who asks asks again */
         return;
+    }
+    if (peer->rank >= TLY_MAX_RANKS) {
+        destroy_session(p);
+        return;
+    }
+    if (!p->service->ranks)
+        drop_earlier(p->service, peer->rank);
     p->rank = peer->rank;
     snprintf(name, sizeof name, "rank %u", p->rank);
     tly_link_rename(l, name);
@@ -213,6 +239,14 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
     bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
     if (begins && p->pushed + tly_charge(f->length) > p->granted) {
         *why = "a push past its window";
+        return -EPROTO;
+    }
+    if (begins && s->burden[p->rank].owed > s->most_owed) {
+        *why = "much is answered and nothing confirmed";
+        return -EPROTO;
+    }
+    if (!r && begins && tly_round_crowded(p)) {
+        *why = "more rounds opened than a rank may";
         return -EPROTO;
     }
     if (f->flags & TLY_RESUMED)
@@ -420,8 +454,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             report(p);
         break;
     case TLY_GOODBYE:
+        s->left += !p->left;
         p->left = true;
-        s->left++;
         if (p->rank < s->ranks)
             s->gone[p->rank] = true;
         tly_verdict_left(s, p->rank);
@@ -683,7 +717,12 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     s->pace_bytes = (uint32_t)(news < most ? news : most);
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
-    int err = s->by_rank && s->gone ? 0 : -ENOMEM;
+    s->burden = calloc(roster->rank_count, sizeof *s->burden);
+    int err = s->by_rank && s->gone && s->burden ? 0 : -ENOMEM;
+    size_t round = sizeof(struct round) + roster->rank_count * (sizeof(struct slot) + sizeof(struct answer));
+    s->most_owed =
+        MOST_ROUND_BYTES / round > LEAST_ROUNDS ? (uint32_t)(MOST_ROUND_BYTES / round) : LEAST_ROUNDS;
+    s->most_opened = s->most_owed + (uint32_t)(s->window_bytes / TLY_LEAST_CHARGE);
     if (!err)
         err = tly_members_begin(s, roster);
     if (!err)
@@ -794,5 +833,6 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
     tly_straggler_finish(&s->straggler);
     free(s->by_rank);
     free(s->gone);
+    free(s->burden);
     free(s);
 }

@@ -73,6 +73,7 @@ static bool is_dropped(struct tly_service *s, const struct round *r, uint32_t ra
 
 static void tell(struct session *p, struct round *r)
 {
+    tly_round_owe(p->service, r, p->rank);
     struct tly_frame f = about(r, TLY_VERDICT);
     struct tly_writer w = {0};
     tly_write32(&w, (uint32_t)r->verdict_err);
@@ -177,10 +178,12 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
+    if (!r->asked || r->verdict) {
+        free(text);
+        return;
+    }
     free(slot->text);
     slot->text = text;
-    if (!r->asked || r->verdict)
-        return;
     for (uint32_t i = 0; i < r->who->count; i++)
         if (!r->slots[r->who->rank[i]].text)
             return;

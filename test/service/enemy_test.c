@@ -25,12 +25,15 @@
 
 /* --- a service and its two ranks ------------------------------------------------------------------- */
 
-enum { PART = 65536, WINDOW = 2 * PART, RANKS = 2, BIG = TLY_MAX_CONTROL };
+/* The job has more ranks than come: a group needs others to name. */
+enum { PART = 65536, WINDOW = 2 * PART, RANKS = 2, ALL_RANKS = 8, BIG = TLY_MAX_CONTROL };
 
 struct rank {
     struct tly_link *link;
     struct tly_outbox outbox;
     int opened, closed, answers, results;
+    uint64_t received;
+    bool confirms_nothing;
 };
 
 static struct {
@@ -68,6 +71,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     struct rank *r = user;
     r->answers += f->type == TLY_STATUS;
     r->results += f->type == TLY_RESULT;
+    if (f->type == TLY_VERDICT || (f->type == TLY_RESULT && f->flags & TLY_LAST)) {
+        const struct tly_counts counts = {.received = r->confirms_nothing ? 0 : ++r->received};
+        tly_link_set_counts(l, &counts, 0);
+    }
     return 0;
 }
 
@@ -121,15 +128,15 @@ static void enter(int rank)
     turn_until(&r->opened, 1);
 }
 
-static int set_up(void **state)
+static int begin_job(uint32_t count)
 {
-    static struct tly_roster_rank ranks[RANKS] = {{0, 0}, {1, 0}};
-    static struct tly_roster_service services[RANKS];
+    static struct tly_roster_rank ranks[ALL_RANKS];
+    static struct tly_roster_service services[ALL_RANKS];
     struct tly_roster roster = {
         .epoch = 1,
-        .rank_count = RANKS,
-        .machine_count = RANKS,
-        .service_count = RANKS,
+        .rank_count = count,
+        .machine_count = count,
+        .service_count = count,
         .part_bytes = PART,
         .window_bytes = WINDOW,
         .ranks = ranks,
@@ -141,7 +148,10 @@ static int set_up(void **state)
     x.identity =
         (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
     tly_hello_secret(NULL, x.identity.secret);
-    services[0].weight = services[1].weight = 1;
+    for (uint32_t i = 0; i < count; i++) {
+        ranks[i] = (struct tly_roster_rank){i, 0};
+        services[i].weight = 1;
+    }
     for (int i = 0; i < RANKS; i++)
         tly_outbox_init(&x.rank[i].outbox);
     assert_int_equal(
@@ -153,6 +163,16 @@ static int set_up(void **state)
     enter(0);
     enter(1);
     return 0;
+}
+
+static int set_up(void **state)
+{
+    return begin_job(RANKS);
+}
+
+static int set_up_larger(void **state)
+{
+    return begin_job(ALL_RANKS);
 }
 
 static int tear_down(void **state)
@@ -305,6 +325,132 @@ static void test_a_have_that_does_not_fit(void **state)
         post(1, f, NULL, 0);
         thrown_out("a HAVE that does not fit its part");
     }
+}
+
+/* What he makes the service keep is bounded: he goes on until he is shown the door, which he is before it is a million.
+ * Every so often he waits for an answer, so that his window opens again. */
+static void flood(struct tly_frame (*make)(uint32_t i), bool both, const char *why)
+{
+    struct rank *r = &x.rank[1];
+    for (uint32_t i = 0; !r->closed; i++) {
+        assert_true(i < 1000000);
+        post(1, make(i), NULL, 0);
+        if (both)
+            post(0, make(i), NULL, 0);
+        if (i % 100)
+            continue;
+        int before[RANKS] = {x.rank[0].answers, r->answers};
+        for (int k = !both; k < RANKS; k++)
+            post(k, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        for (int turns = 0;
+             !r->closed && (r->answers == before[1] || (both && x.rank[0].answers == before[0])); turns++) {
+            assert_true(turns < 60000);
+            tly_loop_turn(&x.loop, 2);
+        }
+    }
+    thrown_out(why);
+}
+
+static struct tly_frame have_of_nothing(uint32_t i)
+{
+    struct tly_frame f = push(1000 + i, 1024);
+    f.type = TLY_HAVE;
+    f.flags = 0;
+    f.offset = 512;
+    return f;
+}
+
+static struct tly_frame mark_of_his_own(uint32_t i)
+{
+    struct tly_frame f = push(1000 + i, 0);
+    f.flags |= TLY_MARK;
+    return f;
+}
+
+static struct tly_frame message_to_nobody(uint32_t i)
+{
+    struct tly_frame f = push(1000 + i, 1024);
+    f.kind = TALLY_MESSAGE;
+    f.group = tly_pair(1, 0);
+    f.root = 1;
+    f.flags = TLY_OFFER;
+    return f;
+}
+
+static struct tly_frame meeting(uint32_t i)
+{
+    struct tly_frame f = push(1000 + i, 0);
+    f.kind = TALLY_BARRIER;
+    return f;
+}
+
+static void test_rounds_without_end(void **state)
+{
+    flood(have_of_nothing, false, "more rounds opened than a rank may");
+    post(1, have_of_nothing(1), NULL,
+         0); /* over another connection they are his still; but of what is there he may speak */
+    post(1, have_of_nothing(2000000), NULL, 0);
+    thrown_out("more rounds opened than a rank may");
+}
+
+static void test_marks_without_end(void **state)
+{
+    flood(mark_of_his_own, false, "more rounds opened than a rank may");
+}
+
+static void test_messages_without_end(void **state)
+{
+    flood(message_to_nobody, false, "more rounds opened than a rank may");
+}
+
+/* All rounds end, but he does not say that he has their answers: they are kept for him. */
+static void test_nothing_confirmed(void **state)
+{
+    x.rank[1].confirms_nothing = true;
+    flood(meeting, true, "much is answered and nothing confirmed");
+}
+
+/* The i-th of many orders of the ranks, his own among them. */
+static void list_group(uint32_t i, uint8_t list[4 + 4 * ALL_RANKS])
+{
+    uint32_t left[ALL_RANKS];
+    for (uint32_t k = 0; k < ALL_RANKS; k++)
+        left[k] = k;
+    tly_put32(list, ALL_RANKS);
+    for (uint32_t k = 0; k < ALL_RANKS; k++) {
+        uint32_t at = i % (ALL_RANKS - k);
+        i /= ALL_RANKS - k;
+        tly_put32(list + 4 + 4 * (size_t)k, left[at]);
+        memmove(left + at, left + at + 1, (ALL_RANKS - k - 1 - at) * sizeof *left);
+    }
+}
+
+/* Over one connection after another, each with the same numbers and other lists. */
+static void test_groups_without_end(void **state)
+{
+    enum { EACH = 1000, MOST = 8 * 7 * 6 * 5 * 4 * 3 * 2 };
+    uint8_t list[4 + 4 * ALL_RANKS];
+    for (uint32_t i = 0; !x.rank[1].closed; i++) {
+        assert_true(i < MOST);
+        list_group(i, list);
+        post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1 + i % EACH}, list, sizeof list);
+        if (i % EACH != EACH - 1)
+            continue;
+        post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        while (!x.rank[1].closed && !x.rank[1].answers)
+            tly_loop_turn(&x.loop, 2);
+        if (x.rank[1].closed)
+            break;
+        tly_loop_lock(&x.loop);
+        tly_link_destroy(x.rank[1].link);
+        tly_loop_unlock(&x.loop);
+        enter(1);
+    }
+    thrown_out("more groups than a rank may have");
+    list_group(0, list); /* what is known he may tell again */
+    post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
+    post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    turn_until(&x.rank[1].answers, 1);
 }
 
 /* Questions about nothing have no answer and cost nothing. */
@@ -480,6 +626,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_have_that_does_not_fit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_past_the_window, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_torn_part, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rounds_without_end, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_marks_without_end, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_messages_without_end, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_nothing_confirmed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_groups_without_end, set_up_larger, tear_down),
         cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_asking_without_reading, set_up, tear_down),
         cmocka_unit_test(test_crowds),
