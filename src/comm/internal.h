@@ -34,6 +34,8 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
+enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
+
 enum part_state {
     PART_IDLE,
     PART_QUEUED,   /* in its service's heap */
@@ -162,7 +164,8 @@ struct tally_op {
     double prescale, postscale;
     uint64_t count, bytes, key, spec, digest;
     uint32_t ndim;
-    int64_t *shape; /* owned */
+    int64_t *shape; /* owned, or few_dims */
+    int64_t few_dims[TLY_FEW_DIMS];
     const uint8_t *input;
     uint8_t *output;
     bool mark; /* nothing but an error mark */

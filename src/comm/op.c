@@ -30,7 +30,8 @@ void tly_op_unref(struct tally_op *op)
         return;
     free(op->sentence);
     free(op->reason);
-    free(op->shape);
+    if (op->shape != op->few_dims)
+        free(op->shape);
     free(op->parts);
     free(op->first_dims);
     free(op->gathered);
@@ -437,7 +438,7 @@ static void take_shape(struct tally_op *op, const struct request *r, const struc
     bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
     bool shaped = !pieces && takes_shape(r->kind) && o && o->shape;
     op->ndim = pieces ? (uint32_t)r->group->size : is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
-    op->shape = calloc(op->ndim + 1, sizeof *op->shape);
+    op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
     for (uint32_t i = 0; op->shape && i < op->ndim; i++)
         op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
 }

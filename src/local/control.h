@@ -15,22 +15,30 @@
 enum {
     TLY_RING = 256 << 10,  /* bytes, a power of two */
     TLY_EAGER = 4096,      /* most bytes in a post */
+    TLY_TINY = 16,         /* most bytes in its first 64 */
     TLY_WORKS = 4096,      /* large operations in flight; more take the other way */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
 };
 
 enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST_SERVICE = 8 };
 
-/* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64. */
+/* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64.  Readers look at
+ * `there` of the next one: what is tiny crosses from core to core as one line of the cache. */
 struct tly_post {
     uint64_t key, spec;
-    uint64_t input, output; /* place in the segment, or address in the process */
-    uint64_t bytes;         /* of the input */
+    union {
+        struct {
+            uint64_t input, output; /* place in the segment, or address in the process */
+        };
+        uint8_t tiny[TLY_TINY]; /* or all of the payload */
+    };
+    uint64_t bytes; /* of the input */
     int64_t first_dim;
     uint32_t round, gen;
     uint16_t work; /* of the lowest rank: the entry and its generation */
     uint8_t kind, flags;
-    uint32_t unused;
+    _Atomic uint32_t
+        there; /* last, release; pairs with acquire in the readers.  Cleared before the one before */
 };
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
@@ -45,8 +53,7 @@ enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a f
 
 /* Written by its owner, but for the bell, and the work entries of rank 0. */
 struct tly_control {
-    _Alignas(64) _Atomic uint64_t tail; /* bytes posted; release, pairs with acquire in the readers */
-    _Atomic uint32_t wanted;            /* whom to wake when something has changed; 0: somebody looks */
+    _Alignas(64) _Atomic uint32_t wanted; /* whom to wake when something has changed; 0: somebody looks */
     _Atomic uint32_t left;    /* 1: submits nothing more; 2: and has given up what had not ended; release */
     _Atomic uint32_t stuck;   /* its ring is full: tell it when you have read */
     _Atomic uint32_t failed;  /* its private memory must not be touched any more */
@@ -56,7 +63,8 @@ struct tly_control {
     _Atomic uint32_t state;             /* of the start */
     uint64_t probe, probe_at;           /* a number in private memory, for the others to try */
     _Alignas(64) struct {
-        _Alignas(64) _Atomic uint64_t at; /* what has been read of that rank's ring; release */
+        _Alignas(
+            64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
     struct tly_work work[TLY_WORKS]; /* rank 0's are used */
     _Alignas(64) uint8_t ring[TLY_RING];
@@ -67,7 +75,7 @@ struct tly_neighbour {
     uint8_t *base; /* mapped; ours for ourselves */
     uint64_t bytes;
     int pid, pidfd;
-    uint64_t read; /* of its ring; under the lock */
+    _Atomic uint64_t read; /* of its ring; written under the lock */
 };
 
 /* All ranks' posts of one round of a name.  Lock: the engine's. */
@@ -104,6 +112,7 @@ struct tly_local {
     atomic_int spinning, sleeping, inside,
         in_flight;      /* threads that look; that sleep; that wait; operations */
     atomic_int pending; /* in the inbox */
+    atomic_bool prompt; /* the last operation was waited for while it was alone; a guess about the next */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;

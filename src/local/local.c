@@ -30,7 +30,10 @@ enum {
     DRAIN_MS = 5,      /* at the close, where the thread sleeps on the same bell */
     BLINK_MS = 1,      /* of who could not look, as another thread did: that one may have looked too early */
     LIGHT = 256 << 10, /* bytes that submission itself moves */
-    MOST_IDLE = 64,    /* rounds kept for later */
+    LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
+    LOOKS = 8,         /* between looks at the clock meanwhile */
+    UNSAID = TLY_RING / 8, /* bytes of a ring that have been read and not said so */
+    MOST_IDLE = 64,        /* rounds kept for later */
 };
 
 /* --- waking -------------------------------------------------------------------------------------- */
@@ -81,12 +84,22 @@ static void set_wanted(struct tly_local *l)
     }
 }
 
+/* The post at this place of a ring. */
+static struct tly_post *post_at(struct tly_control *c, uint64_t at)
+{
+    return (struct tly_post *)(c->ring + (at & (TLY_RING - 1)));
+}
+
+static bool is_there(struct tly_neighbour *n, uint64_t at)
+{
+    return atomic_load_explicit(&post_at(n->control, at)->there, memory_order_acquire);
+}
+
 /* Has anybody posted what we have not read? */
 static bool news(struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (atomic_load_explicit(&l->at[i].control->tail, memory_order_acquire) !=
-            atomic_load_explicit(&l->own->read[i].at, memory_order_relaxed))
+        if (i != l->me && is_there(&l->at[i], atomic_load_explicit(&l->at[i].read, memory_order_relaxed)))
             return true;
     return atomic_load(&l->pending) > 0;
 }
@@ -284,7 +297,14 @@ static uint64_t padded(uint64_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, uint64_t at, uint32_t bytes)
+static uint64_t bytes_behind(uint64_t payload)
+{
+    return payload <= TLY_TINY ? 0 : padded(payload);
+}
+
+/* Of the post `p`, which is at `at` in its rank's ring. */
+static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, const struct tly_post *p,
+                         uint64_t at, uint32_t bytes)
 {
     if (bytes > r->room) {
         uint32_t room = bytes <= 64 ? 64 : bytes <= 512 ? 512 : TLY_EAGER;
@@ -297,33 +317,37 @@ static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank
         r->data = data;
         r->room = room;
     }
-    if (bytes)
-        out_of_ring(l->at[rank].control, at, r->data + (size_t)rank * r->room, bytes);
+    if (bytes > TLY_TINY)
+        out_of_ring(l->at[rank].control, at + sizeof *p, r->data + (size_t)rank * r->room, bytes);
+    else if (bytes)
+        memcpy(r->data + (size_t)rank * r->room, p->tiny, bytes);
     return true;
 }
 
 static bool read_ring(struct tly_local *l, uint32_t rank)
 {
     struct tly_neighbour *n = &l->at[rank];
-    /* Pairs with the release in post() and leave. */
-    uint64_t tail = atomic_load_explicit(&n->control->tail, memory_order_acquire);
-    if (tail == n->read)
+    uint64_t at = atomic_load_explicit(&n->read, memory_order_relaxed);
+    if (!is_there(n, at))
         return false;
-    while (n->read != tail) {
-        struct tly_post p;
-        out_of_ring(n->control, n->read, &p, sizeof p);
+    do {
+        struct tly_post p = *post_at(n->control, at);
         uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
         struct tly_round *r = round_of(l, p.key, p.round);
-        if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, n->read + sizeof p, bytes)) {
+        if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, &p, at, bytes)) {
             broken(l, ENOMEM, "out of memory");
             return false;
         }
-        n->read += sizeof p + padded(bytes);
+        at += sizeof p + bytes_behind(bytes);
+        atomic_store_explicit(&n->read, at, memory_order_relaxed);
         r->posts[rank] = p;
         r->arrived++;
         check(l, r);
-    }
-    atomic_store_explicit(&l->own->read[rank].at, n->read, memory_order_release);
+    } while (is_there(n, at));
+    /* What is unsaid always leaves it room for a post, so that it does not wait for the word. */
+    if (at - atomic_load_explicit(&l->own->read[rank].at, memory_order_relaxed) < UNSAID)
+        return true;
+    atomic_store_explicit(&l->own->read[rank].at, at, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&n->control->stuck, memory_order_relaxed))
         tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
@@ -478,9 +502,11 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
     bool small = op->bytes <= TLY_EAGER;
     uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
-    uint64_t need = sizeof p + padded(payload);
-    if (!has_room(l, need))
+    uint64_t need = sizeof p + bytes_behind(payload);
+    if (!has_room(l, need + sizeof p))
         return false;
+    struct tly_post *next = post_at(l->own, l->tail + need);
+    atomic_store_explicit(&next->there, 0, memory_order_relaxed);
     struct tly_round *r = round_of(l, op->key, op->round);
     if (!r) {
         broken(l, ENOMEM, "out of memory");
@@ -494,12 +520,14 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         p.flags |= TLY_POST_SERVICE;
     else if (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER) && !take_work(l, &p))
         p.flags |= TLY_POST_SERVICE;
-    if (payload)
+    if (payload > TLY_TINY)
         into_ring(l, l->tail + sizeof p, op->input, payload);
-    memcpy(l->own->ring + (l->tail & (TLY_RING - 1)), &p, sizeof p);
+    else if (payload)
+        memcpy(p.tiny, op->input, payload);
+    struct tly_post *here = post_at(l->own, l->tail);
+    memcpy(here, &p, offsetof(struct tly_post, there));
+    atomic_store_explicit(&here->there, 1, memory_order_release);
     l->tail += need;
-    atomic_store_explicit(&l->own->tail, l->tail, memory_order_release);
-    atomic_store_explicit(&l->own->read[l->me].at, l->tail, memory_order_relaxed);
     tly_local_tell(l);
     r->op = op;
     op->meeting = r;
@@ -632,29 +660,6 @@ static void hand_on(struct tly_local *l)
         tly_local_ring(l, l->me, TLY_WAKE_THREAD);
 }
 
-void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
-{
-    static const struct errand light = {.light = true};
-    atomic_fetch_add(&l->in_flight, 1);
-    pthread_mutex_lock(&l->inbox_lock);
-    bool over = atomic_load(&l->failed); /* set before the failure empties the inbox */
-    if (!over) {
-        tly_list_append(&l->inbox, &op->node);
-        atomic_fetch_add(&l->pending, 1);
-    }
-    pthread_mutex_unlock(&l->inbox_lock);
-    if (over) {
-        hand_back(l, op);
-        return;
-    }
-    bool looked;
-    drive(l, &light, &looked);
-    if (!atomic_load(&l->in_flight))
-        return;
-    set_wanted(l);
-    hand_on(l);
-}
-
 static void rest(struct tly_local *l, unsigned spins)
 {
     if (l->crowded || spins > PAUSES)
@@ -663,12 +668,76 @@ static void rest(struct tly_local *l, unsigned spins)
         tly_pause();
 }
 
+/* Who waits for its operations one by one comes back in a moment.  Until then the others would wake our thread for
+ * each post of theirs, and that costs more than the operation. */
+static void linger(struct tly_local *l, const struct errand *e, bool eager)
+{
+    int64_t until = tly_now() + LINGER_NS;
+    bool looked;
+    atomic_fetch_add(&l->spinning, 1);
+    set_wanted(l);
+    for (int spins = 1; atomic_load(&l->in_flight); spins++) {
+        rest(l, 0);
+        if (!eager || news(l))
+            drive(l, e, &looked);
+        if (spins % LOOKS == 0 && tly_now() >= until)
+            break;
+    }
+    atomic_fetch_sub(&l->spinning, 1);
+}
+
+/* Past the inbox, where nobody else is at work.  True: it is taken. */
+static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const struct errand *e)
+{
+    if (pthread_mutex_trylock(&l->lock) != 0)
+        return false;
+    bool taken = !atomic_load(&l->failed) && !atomic_load(&l->pending) && tly_list_empty(&l->backlog);
+    if (taken) {
+        tly_list_append(&l->backlog, &op->node);
+        advance(l, e);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return taken;
+}
+
+void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
+{
+    static const struct errand light = {.light = true};
+    bool alone = atomic_fetch_add(&l->in_flight, 1) == 0, eager = op->bytes <= TLY_EAGER, looked;
+    if (submit_directly(l, op, &light)) {
+        if (atomic_load(&l->pending)) /* of who found the lock taken */
+            drive(l, &light, &looked);
+    } else {
+        pthread_mutex_lock(&l->inbox_lock);
+        bool over = atomic_load(&l->failed); /* set before the failure empties the inbox */
+        if (!over) {
+            tly_list_append(&l->inbox, &op->node);
+            atomic_fetch_add(&l->pending, 1);
+        }
+        pthread_mutex_unlock(&l->inbox_lock);
+        if (over) {
+            hand_back(l, op);
+            return;
+        }
+        drive(l, &light, &looked);
+    }
+    if (alone && atomic_load(&l->in_flight) && atomic_load_explicit(&l->prompt, memory_order_relaxed))
+        linger(l, &light, eager);
+    if (!atomic_load(&l->in_flight))
+        return;
+    atomic_store_explicit(&l->prompt, false, memory_order_relaxed);
+    set_wanted(l);
+    hand_on(l);
+}
+
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline)
 {
     const struct errand mine = {.done = done, .deadline = deadline};
     int64_t since = 0;
     unsigned spins = 0;
     bool diverted = false, late = false, looked;
+    if (atomic_load(&l->in_flight) == 1)
+        atomic_store_explicit(&l->prompt, true, memory_order_relaxed);
     atomic_fetch_add(&l->inside, 1);
     atomic_fetch_add(&l->spinning, 1);
     set_wanted(l);
