@@ -175,6 +175,9 @@ TALLY_API int tally_group_size(const tally_group *group); /* number of its ranks
  * A forked child does not have it.  -ENOMEM: tally_error() names the limit. */
 TALLY_API int tally_alloc(tally_comm *comm, size_t bytes, void **memory);
 
+/* 1 where tally_alloc() gives memory that the ranks of the job share, so that it pays to have tensors there; else 0. */
+TALLY_API int tally_comm_has_pool(const tally_comm *comm);
+
 /* Give it back, before or after the communicator is closed; no operation may use it.  NULL is accepted.
  * -EINVAL: not from tally_alloc(). */
 TALLY_API int tally_free(void *memory);

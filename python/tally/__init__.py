@@ -12,7 +12,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 from . import _lib
-from ._array import push_pull, push_pull_async
+from ._array import alloc, push_pull, push_pull_async
 from ._core import (Error, NotInitializedError, Operation, Reduction, barrier, init, is_initialized, local_rank,
                     local_size, machine, machine_count, rank, report, service_count, shutdown, size)
 
@@ -22,5 +22,5 @@ Average, Sum, Min, Max, Product = (Reduction.Average, Reduction.Sum, Reduction.M
 __version__ = _lib.lib.tally_version().decode()
 
 __all__ = ["Average", "Error", "Max", "Min", "NotInitializedError", "Operation", "Product", "Reduction", "Sum",
-           "barrier", "init", "is_initialized", "local_rank", "local_size", "machine", "machine_count", "push_pull",
+           "alloc", "barrier", "init", "is_initialized", "local_rank", "local_size", "machine", "machine_count", "push_pull",
            "push_pull_async", "rank", "report", "service_count", "shutdown", "size"]

@@ -148,6 +148,22 @@ def _like(array, result):
     return namespace().asarray(result) if namespace is not None else result
 
 
+def alloc(shape, dtype="float32"):
+    """A NumPy array of zeros, in memory that the ranks of this machine share: there push_pull() copies nothing.
+
+    shape: a number or a tuple; dtype: what numpy.dtype() takes.  Contiguous, at a page's beginning; its memory is given
+    back with the last view of it.  Where ranks share no memory (several machines, TALLY_LOCAL=off) it is ordinary
+    memory.  A forked process does not have it and must not look at it.  MemoryError says which limit was met."""
+    numpy = _numpy("alloc()")
+    dtype = numpy.dtype(dtype)
+    shape = tuple(shape) if hasattr(shape, "__len__") else (shape,)
+    count = 1
+    for extent in shape:
+        count *= extent
+    memory = _core.alloc(count * dtype.itemsize)
+    return numpy.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
+
+
 def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):
     """Start a push_pull and return its Operation, whose wait() returns what push_pull() does."""
     if not _core.is_initialized():

@@ -15,6 +15,7 @@ import json
 import os
 import threading
 import time
+import weakref
 
 from . import _lib
 from ._events import Events
@@ -260,6 +261,29 @@ def make_group(name, ranks):
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
     return group.value
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def has_pool():
+    """Whether alloc() gives memory that the ranks share."""
+    return _comm is not None and bool(lib.tally_comm_has_pool(_comm))
+
+
+def alloc(length):
+    """`length` bytes of zeros, as a ctypes array that gives its memory back when the last reference to it goes: from
+    the pool that the ranks of a machine share, or ordinary memory where they share none.  A forked child does not
+    have it."""
+    if _comm is None:
+        raise _unusable()
+    memory = ctypes.c_void_p()
+    status = lib.tally_alloc(_comm, length, ctypes.byref(memory))
+    if status < 0:
+        raise MemoryError(_lib.error() or os.strerror(-status))
+    array = (ctypes.c_uint8 * max(length, 1)).from_address(memory.value)
+    weakref.finalize(array, lib.tally_free, memory.value).atexit = False
+    return array
 
 
 # --- operations ------------------------------------------------------------------------------------------

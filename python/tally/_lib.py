@@ -89,6 +89,7 @@ _shared = {
     "tally_comm_machine": (c_int, c_void_p),
     "tally_comm_machine_count": (c_int, c_void_p),
     "tally_comm_service_count": (c_int, c_void_p),
+    "tally_comm_has_pool": (c_int, c_void_p),
     "tally_comm_status": (c_int, c_void_p, POINTER(c_char_p)),
     "tally_comm_watch_log": (c_int, c_void_p, c_int),
     "tally_group_create": (c_int, c_void_p, c_char_p, POINTER(c_int), c_size_t, POINTER(c_void_p)),

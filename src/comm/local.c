@@ -202,6 +202,11 @@ int tally_alloc(tally_comm *c, size_t bytes, void **memory)
     return err ? err : tly_pool_alloc(c->local ? tly_local_segment(c->local) : NULL, bytes, memory);
 }
 
+int tally_comm_has_pool(const tally_comm *c)
+{
+    return c->local != NULL;
+}
+
 int tally_free(void *memory)
 {
     int err = memory ? tly_pool_free(memory) : 0;

@@ -28,6 +28,7 @@ from .ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_
                   grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull, push_pull_async,
                   push_pull_async_inplace, push_pull_inplace, synchronize)
 from .optimizer import DistributedOptimizer
+from .pool import alloc
 from .process_sets import (ProcessSet, add_process_set, global_process_set, process_set_by_id, process_sets,
                            remove_process_set)
 from .sparse import sparse_allreduce_async
@@ -74,7 +75,7 @@ mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nc
 ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
 __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError",
-           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
+           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "alloc", "allgather", "allgather_async",
            "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
            "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
            "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank",

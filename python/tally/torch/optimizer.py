@@ -17,6 +17,7 @@ from .. import _core
 from .._core import GRADIENT
 from .compression import Compression
 from .ops import Average, Group, _reduce, _reduction
+from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
 from . import uneven
@@ -74,6 +75,7 @@ class _Distributed:
         self._priorities = {p: -i for i, p in enumerate(self._names)}
         self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
+        self._places = Places(reversed(self._update))
         self._process_set = process_set
         process_set.group()  # raises where this rank is not in it
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
@@ -162,6 +164,7 @@ class _Distributed:
                 self._update[p] = None
                 self._delay[p] = self.backward_passes_per_step
                 added.append(p)
+        self._places = Places(reversed(self._update))
         if self._process_set.size() > 1:
             self._register(added)
             self._agree()
@@ -221,6 +224,8 @@ class _Distributed:
             p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if empty is None else empty.clone()
         if p.grad.is_sparse and self._sparse_as_dense:
             p.grad = p.grad.to_dense()
+        if self._compression is Compression.none and self._process_set is global_process_set:
+            self._places.place(p)
         return self._start(p, p.grad)
 
     def _start(self, p, gradient, then=None):

@@ -1,0 +1,81 @@
+"""Tensors in memory that the ranks of a machine share, where they are reduced without being copied first.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import sys
+
+import torch
+
+from .. import _core
+
+
+def alloc(*size, dtype=None):
+    """A tensor of zeros for gradients and the like; its memory is given back with the last tensor that uses it.
+
+    size: as for torch.zeros(); dtype: torch's default where None.  Contiguous, at a page's beginning.  Where ranks share
+    no memory (several machines, TALLY_LOCAL=off) it is ordinary memory, and all is as with torch.zeros().  A forked
+    process (a DataLoader's worker) does not have it and must not look at it.  MemoryError says which limit was met."""
+    if len(size) == 1 and not isinstance(size[0], int):
+        size = tuple(size[0])
+    dtype = dtype or torch.get_default_dtype()
+    count = 1
+    for extent in size:
+        count *= extent
+    if not count:
+        return torch.zeros(size, dtype=dtype)
+    element = torch.empty(0, dtype=dtype).element_size()
+    return torch.frombuffer(_core.alloc(count * element), dtype=dtype, count=count).view(size)
+
+
+_BEGIN = 64  # bytes of which a tensor's place is a multiple
+_ALONE = 3   # references to a gradient that nobody else has: Places', place()'s, getrefcount's
+
+
+class Places:
+    """Where the gradients of some parameters lie in the pool.
+
+    A gradient that backward has made elsewhere is copied to its place, which then is the parameter's `grad`, as with
+    DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients are set to zero; where they
+    are set to None, each backward's is copied, while the cache still has it.  Gradients that cannot lie there stay
+    where they are: sparse, not contiguous, on a device, with a graph of their own."""
+
+    def __init__(self, parameters):
+        self._parameters = list(parameters)
+        self._at = None        # parameter -> its place; made with the first gradient
+        self._generation = 0   # of the communicator whose pool they are in
+
+    def _make(self):
+        """One stretch of memory for all, in the order of `parameters`."""
+        self._generation, self._at = _core.generation(), {}
+        if not _core.has_pool():
+            return
+        begins, length = {}, 0
+        for p in self._parameters:
+            if p.is_cpu and p.layout is torch.strided and p.is_contiguous() and p.numel():
+                begins[p] = length
+                length += -(-p.numel() * p.element_size() // _BEGIN) * _BEGIN
+        try:
+            memory = _core.alloc(length) if length else None
+        except MemoryError:  # then the gradients stay where they are
+            return
+        for p, begin in begins.items():
+            self._at[p] = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=begin).view(p.shape)
+
+    def place(self, p):
+        """Have p.grad lie at its place, if it can."""
+        if self._at is None or self._generation != _core.generation():
+            self._make()
+        place, gradient = self._at.get(p), p.grad
+        if place is None or gradient is place:
+            return
+        if (gradient.layout is not torch.strided or not gradient.is_cpu or not gradient.is_contiguous()
+                or gradient.dtype != place.dtype or gradient.requires_grad
+                or gradient.data_ptr() == place.data_ptr()):
+            return
+        if sys.getrefcount(place) > _ALONE:
+            # Somebody has kept an earlier gradient: it stays theirs, as it is.
+            place = self._at[p] = alloc(p.shape, dtype=p.dtype)
+        with torch.no_grad():
+            place.copy_(gradient)
+        p.grad = place
