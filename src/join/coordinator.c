@@ -38,7 +38,9 @@ enum {
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
     MEET_S = 10, /* all ranks a service that joins a running job */
-    LARGEST_WINDOW = 1 << 30
+    LARGEST_WINDOW = 1 << 30,
+    MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */
+    MOST_WATCHERS = 64,   /* at a time */
 };
 
 /* One connection.  Owner: the coordinator's loop. */
@@ -54,6 +56,8 @@ struct member {
     bool waiting;           /* a tallyd that came while the job ran: not yet invited, */
     bool invited;           /* or not yet met by all ranks */
     uint32_t met, answered; /* a rank: the last INVITE, the last PREPARE that it has answered */
+    uint32_t saying, said;  /* a rank: the PREPARE that it answers, and how many rounds it has named by now */
+    bool watcher;
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
     uint32_t accuser;       /* that rank */
@@ -89,6 +93,7 @@ struct tly_coordinator {
     uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
+    uint32_t watchers;
     bool standalone;
     bool resuming;      /* GATHERING: the members of a job that runs */
     uint32_t committed; /* ... the epoch that holds for it */
@@ -534,10 +539,17 @@ static void commit(struct tly_coordinator *c)
 }
 
 /* A rank's answer to INVITE or PREPARE. */
-static void on_begun(struct member *m, bool last, struct tly_reader *r)
+static int on_begun(struct member *m, bool last, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     uint32_t number = tly_read32(r), count = tly_read32(r);
+    m->said = m->saying == number ? m->said : 0;
+    m->saying = number;
+    if (count > MOST_BEGUN - m->said) {
+        *why = "more rounds begun than a rank may have";
+        return -EPROTO;
+    }
+    m->said += count;
     for (uint32_t i = 0; i < count && number == c->preparing && !r->failed; i++) {
         struct tly_begun b = {.key = tly_read64(r)};
         b.round = tly_read32(r);
@@ -555,7 +567,7 @@ static void on_begun(struct member *m, bool last, struct tly_reader *r)
         }
         if (c->begun_count == c->begun_room || tly_map_put(&c->begun_seen, id, c) != 0) {
             fail_job(c, ENOMEM, "the coordinator is out of memory");
-            return;
+            return 0;
         }
         c->begun[c->begun_count++] = b;
     }
@@ -563,6 +575,7 @@ static void on_begun(struct member *m, bool last, struct tly_reader *r)
         m->answered = number;
     else if (last && number == c->invitation)
         m->met = number; /* others answer what holds no more */
+    return 0;
 }
 
 /* All ranks have met those who were invited. */
@@ -1011,8 +1024,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_BEGUN:
         m->begun = true;
-        if (f->payload && present(m))
-            on_begun(m, f->flags & TLY_LAST, &r);
+        if (f->payload && present(m) && on_begun(m, f->flags & TLY_LAST, &r, why) != 0)
+            return -EPROTO;
         advance(c);
         break;
     case TLY_COMPLAIN: {
@@ -1078,6 +1091,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
 static void drop(struct member *m)
 {
     tly_list_remove(&m->node);
+    m->c->watchers -= m->watcher;
     if (tly_list_empty(&m->c->members))
         tly_event_set(&m->c->quiet);
     tly_link_destroy(m->link);
@@ -1122,6 +1136,11 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 
 static void opened(void *user, struct tly_link *l)
 {
+    struct member *m = user;
+    m->watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER;
+    m->c->watchers += m->watcher;
+    if (m->c->watchers > MOST_WATCHERS)
+        drop(m); /* who asks asks again */
 }
 
 static const struct tly_link_user calls = {

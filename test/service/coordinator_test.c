@@ -1,0 +1,324 @@
+/* coordinator_test.c - a coordinator and members of the test's own: links over which it answers when and what it wants.
+ *
+ * The coordinator runs in its thread; the members say by hand what src/join/member.c says for a real one. */
+#include <setjmp.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "job.h"
+#include "join/coordinator.h"
+#include "join/roster.h"
+#include "transport/outbox.h"
+#include "transport/tcp/socket.h"
+
+#include <cmocka.h>
+
+enum {
+    RANKS = 2,
+    FIRST = RANKS,
+    GUEST,
+    MEMBERS
+}; /* two ranks, a tallyd from the start, one that comes later */
+
+/* One member: what it has been told. */
+struct member {
+    struct tly_link *link;
+    struct tly_outbox outbox;
+    uint32_t number;
+    int opened, closed, invited, prepared, committed, failed;
+    struct tly_roster roster; /* the last that came */
+    char verdict[TLY_SENTENCE];
+};
+
+static struct {
+    struct tly_loop loop;
+    struct tly_params params;
+    struct tly_place place;
+    struct tly_coordinator *coordinator;
+    struct member member[MEMBERS];
+} x;
+
+static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
+{
+    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
+    tly_loop_lock(&x.loop);
+    assert_int_equal(tly_outbox_post(&m->outbox, &f, w ? w->data : NULL, w ? w->len : 0, NULL), 0);
+    tly_loop_unlock(&x.loop);
+    if (w)
+        free(w->data);
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    ((struct member *)user)->opened++;
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    land->control = true;
+    return 0;
+}
+
+static void take_roster(struct member *m, struct tly_reader *r)
+{
+    tly_roster_finish(&m->roster);
+    m->roster = (struct tly_roster){0};
+    tly_roster_read(r, &m->roster);
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct member *m = user;
+    struct tly_reader r = {data, f->payload, false};
+    struct tly_writer w = {0};
+    struct tly_frame answer = {.type = TLY_ROSTER, .flags = TLY_REQUEST};
+    switch (f->type) {
+    case TLY_ROSTER: /* there is nobody else on its machine */
+        tly_write64(&w, 0);
+        tly_outbox_post(&m->outbox, &answer, w.data, w.len, NULL);
+        free(w.data);
+        break;
+    case TLY_INVITE:
+        take_roster(m, &r);
+        m->invited++;
+        break;
+    case TLY_PREPARE:
+        take_roster(m, &r);
+        m->prepared++;
+        break;
+    case TLY_COMMIT:
+        for (uint32_t n = f->payload ? tly_read32(&r) : 0; n; n--) {
+            tly_read64(&r);
+            tly_read64(&r);
+        }
+        if (f->flags & TLY_LAST)
+            take_roster(m, &r);
+        m->committed += !f->payload || (f->flags & TLY_LAST);
+        break;
+    case TLY_VERDICT:
+        tly_read32(&r);
+        tly_read_text(&r, m->verdict, sizeof m->verdict);
+        m->failed++;
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+{
+    return tly_outbox_next(&((struct member *)user)->outbox, out, NULL);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct member *m = user;
+    m->closed++;
+    tly_link_destroy(l);
+    m->link = NULL;
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+static void turn_until(const int *what, int value)
+{
+    for (int i = 0; *what < value; i++) {
+        if (i >= 20000)
+            fail_msg("in vain; the last verdict: %s", x.member[0].verdict);
+        tly_loop_turn(&x.loop, 2);
+    }
+}
+
+static bool is_rank(const struct member *m)
+{
+    return m->number < RANKS;
+}
+
+/* Connect as number `i`. */
+static struct member *enter(uint32_t i)
+{
+    struct member *m = &x.member[i];
+    struct sockaddr_storage to;
+    struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
+    memset(m, 0, sizeof *m);
+    tly_outbox_init(&m->outbox);
+    m->number = i;
+    c.identity.role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
+    c.identity.rank = is_rank(m) ? i : TLY_NO_RANK;
+    memcpy(c.identity.job, x.place.job, sizeof x.place.job);
+    memcpy(c.identity.secret, x.place.secret, sizeof x.place.secret);
+    assert_int_equal(tly_address_parse("127.0.0.1", tly_coordinator_port(x.coordinator), &to), 0);
+    tly_loop_lock(&x.loop);
+    assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &m->link), 0);
+    tly_loop_unlock(&x.loop);
+    turn_until(&m->opened, 1);
+    return m;
+}
+
+static void write_info(const struct member *m, struct tly_writer *w)
+{
+    struct tly_member_info info = {
+        .role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
+        .rank = is_rank(m) ? m->number : TLY_NO_RANK,
+        .size = is_rank(m) ? RANKS : 0,
+        .port = 1000 + m->number,
+        .incarnation = 100 + m->number,
+        .address = "127.0.0.1",
+        .host = "host"};
+    snprintf(info.host_id, sizeof info.host_id, "host %u", m->number);
+    tly_member_write(w, &info);
+}
+
+static struct member *join(uint32_t i)
+{
+    struct member *m = enter(i);
+    struct tly_writer w = {0};
+    write_info(m, &w);
+    post(m, TLY_ROSTER, 0, &w);
+    return m;
+}
+
+/* To the invitation or preparation of this number: these many rounds are begun, from this one on. */
+static void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, number);
+    tly_write32(&w, count);
+    for (uint32_t i = from; i < from + count; i++) {
+        tly_write64(&w, 0x9e3779b97f4a7c15ull * (i + 1));
+        tly_write32(&w, 1);
+        tly_write32(&w, 1);
+    }
+    assert_false(w.failed);
+    post(m, TLY_BEGUN, last ? TLY_LAST : 0, &w);
+}
+
+static uint32_t state_of(const struct member *teller, uint32_t member)
+{
+    for (uint32_t i = 0; i < teller->roster.service_count; i++)
+        if (teller->roster.services[i].incarnation == 100 + member)
+            return teller->roster.services[i].state;
+    return TLY_SERVICE_GONE;
+}
+
+static int set_up(void **state)
+{
+    char why[256];
+    struct sockaddr_storage at;
+    tally_log_redirect(NULL, NULL);
+    memset(&x, 0, sizeof x);
+    snprintf(x.place.job, sizeof x.place.job, "j");
+    tly_hello_secret(NULL, x.place.secret);
+    assert_int_equal(
+        tly_params_load(&x.params, (const char *const[]){"TALLY_SERVERS=1", NULL}, why, sizeof why), 0);
+    assert_int_equal(tly_loop_init(&x.loop), 0);
+    assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
+    assert_int_equal(tly_coordinator_create(&x.place, &x.params, &at, true, &x.coordinator), 0);
+    return 0;
+}
+
+/* Two ranks and a tallyd are all connected: the job runs. */
+static int start(void **state)
+{
+    if (set_up(state) != 0)
+        return -1;
+    for (uint32_t i = 0; i <= FIRST; i++)
+        join(i);
+    for (uint32_t i = 0; i <= FIRST; i++) {
+        turn_until(&x.member[i].invited, 1);
+        post(&x.member[i], TLY_BEGUN, 0, NULL);
+    }
+    for (uint32_t i = 0; i <= FIRST; i++)
+        turn_until(&x.member[i].committed, 1);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    tly_loop_lock(&x.loop);
+    for (int i = 0; i < MEMBERS; i++) {
+        tly_link_destroy(x.member[i].link);
+        if (x.member[i].outbox.letters.next)
+            tly_outbox_finish(&x.member[i].outbox, NULL, NULL);
+        tly_roster_finish(&x.member[i].roster);
+    }
+    tly_loop_unlock(&x.loop);
+    tly_coordinator_destroy(x.coordinator, 0);
+    tly_loop_finish(&x.loop);
+    tly_params_finish(&x.params);
+    return 0;
+}
+
+/* A tallyd leaves: a change of epoch that waits for both ranks.  Its number. */
+static uint32_t let_first_leave(void)
+{
+    int before = x.member[0].prepared;
+    post(&x.member[FIRST], TLY_GOODBYE, 0, NULL);
+    turn_until(&x.member[0].prepared, before + 1);
+    turn_until(&x.member[1].prepared, before + 1);
+    return x.member[1].roster.epoch;
+}
+
+/* Rank 0 has reached a guest and rank 1 has not, when another change comes in between: what they answer to that is no
+ * answer to the invitation, and does not make them forget the one that was given. */
+static void test_a_guest_that_only_some_ranks_have_reached(void **state)
+{
+    struct member *a = &x.member[0], *b = &x.member[1], *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    post(guest, TLY_BEGUN, 0, NULL);
+    turn_until(&a->invited, 2);
+    turn_until(&b->invited, 2);
+    uint32_t invitation = b->roster.epoch;
+    answer(a, invitation, 0, 0, true);
+    uint32_t change = let_first_leave();
+    answer(a, change, 0, 0, true);
+    answer(b, change, 0, 0, true);
+    turn_until(&a->committed, 2);
+    assert_int_equal(state_of(a, GUEST), TLY_SERVICE_IDLE);
+    assert_int_equal(state_of(a, FIRST), TLY_SERVICE_IDLE);
+    answer(b, invitation, 0, 0, true); /* now it has */
+    turn_until(&a->prepared, 2);
+    turn_until(&b->prepared, 2);
+    assert_int_equal(state_of(a, GUEST), TLY_SERVICE_ACTIVE);
+    answer(a, a->roster.epoch, 0, 0, true);
+    answer(b, b->roster.epoch, 0, 0, true);
+    turn_until(&a->committed, 3);
+    turn_until(&b->committed, 3);
+    turn_until(&guest->committed, 2); /* of the first change too */
+    assert_int_equal(state_of(b, GUEST), TLY_SERVICE_ACTIVE);
+    assert_int_equal(a->failed + b->failed, 0);
+}
+
+/* A rank says without end what it has begun: the job ends, and the others hear why. */
+static void test_begun_without_end(void **state)
+{
+    enum { MOST = 64 };
+    uint32_t change = let_first_leave();
+    for (uint32_t i = 0; !x.member[1].closed; i++) {
+        assert_true(i < MOST);
+        answer(&x.member[1], change, i * TLY_BEGUN_ROUNDS, TLY_BEGUN_ROUNDS, false);
+        while (!x.member[1].closed && !tly_list_empty(&x.member[1].outbox.letters))
+            tly_loop_turn(&x.loop, 2);
+    }
+    turn_until(&x.member[0].failed, 1);
+    assert_non_null(strstr(x.member[0].verdict, "rank 1"));
+    assert_non_null(strstr(x.member[0].verdict, "more rounds begun"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
+    };
+    if (sodium_init() < 0)
+        return 1;
+    return cmocka_run_group_tests_name("coordinator", tests, NULL, NULL);
+}
