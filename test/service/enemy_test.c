@@ -17,32 +17,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "job.h"
-#include "sum/service.h"
-#include "transport/outbox.h"
-#include "transport/tcp/socket.h"
+#include "raw.h"
 
 #include <cmocka.h>
 
-/* --- a service and its two ranks ------------------------------------------------------------------- */
+/* --- what the service says ------------------------------------------------------------------------- */
 
-/* The job has more ranks than come: a group needs others to name. */
-enum { PART = 65536, WINDOW = 2 * PART, RANKS = 2, ALL_RANKS = 8, BIG = TLY_MAX_CONTROL };
-
-struct rank {
-    struct tly_link *link;
-    struct tly_outbox outbox;
-    int opened, closed, answers, results;
-    uint64_t received;
-    bool confirms_nothing;
-};
-
-static struct {
-    struct tly_loop loop;
-    struct tly_params params;
-    struct tly_service *service;
-    struct tly_identity identity;
-    struct rank rank[RANKS];
-} x;
+enum { BIG = TLY_MAX_CONTROL, IN_ANOTHERS_NAME = 1000 };
 
 static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
 static char said[4096]; /* by the service, last */
@@ -54,162 +35,29 @@ static void listen_to_log(void *user, enum tally_log_level level, const char *li
     pthread_mutex_unlock(&said_lock);
 }
 
-static void opened(void *user, struct tly_link *l)
-{
-    ((struct rank *)user)->opened++;
-}
-
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
-{
-    land->control = true;
-    return 0;
-}
-
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
-{
-    struct rank *r = user;
-    r->answers += f->type == TLY_STATUS;
-    r->results += f->type == TLY_RESULT;
-    if (f->type == TLY_VERDICT || (f->type == TLY_RESULT && f->flags & TLY_LAST)) {
-        const struct tly_counts counts = {.received = r->confirms_nothing ? 0 : ++r->received};
-        tly_link_set_counts(l, &counts, 0);
-    }
-    return 0;
-}
-
-static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
-{
-    return tly_outbox_next(&((struct rank *)user)->outbox, out, NULL);
-}
-
-static void closed(void *user, struct tly_link *l, int err, const char *why)
-{
-    struct rank *r = user;
-    r->closed++;
-    tly_link_destroy(l);
-    r->link = NULL;
-}
-
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
-
-static void turn_until(const int *what, int value)
-{
-    for (int i = 0; *what < value; i++) {
-        assert_true(i < 60000);
-        tly_loop_turn(&x.loop, 2);
-    }
-}
-
-static void post(int rank, struct tly_frame f, const void *data, size_t len)
-{
-    f.rank = (uint32_t)(f.rank == RANKS ? 0 : rank); /* RANKS: in another's name */
-    tly_loop_lock(&x.loop);
-    assert_int_equal(tly_outbox_post(&x.rank[rank].outbox, &f, data, len, NULL), 0);
-    tly_loop_unlock(&x.loop);
-}
-
-static void enter(int rank)
-{
-    struct rank *r = &x.rank[rank];
-    struct sockaddr_storage to;
-    struct tly_link_config c = {
-        .user_calls = &calls, .user = r, .identity = x.identity, .peer_name = "service"};
-    tly_outbox_finish(&r->outbox, NULL, NULL);
-    memset(r, 0, sizeof *r);
-    tly_outbox_init(&r->outbox);
-    c.identity.role = TLY_ROLE_RANK;
-    c.identity.rank = (uint32_t)rank;
-    assert_int_equal(tly_address_parse("127.0.0.1", tly_service_port(x.service), &to), 0);
-    tly_loop_lock(&x.loop);
-    assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &r->link), 0);
-    tly_loop_unlock(&x.loop);
-    turn_until(&r->opened, 1);
-}
-
-static int begin_job(uint32_t count)
-{
-    static struct tly_roster_rank ranks[ALL_RANKS];
-    static struct tly_roster_service services[ALL_RANKS];
-    struct tly_roster roster = {
-        .epoch = 1,
-        .rank_count = count,
-        .machine_count = count,
-        .service_count = count,
-        .part_bytes = PART,
-        .window_bytes = WINDOW,
-        .ranks = ranks,
-        .services = services};
-    struct sockaddr_storage at;
-    char why[256];
-    tally_log_redirect(listen_to_log, NULL);
-    memset(&x, 0, sizeof x);
-    x.identity =
-        (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
-    tly_hello_secret(NULL, x.identity.secret);
-    for (uint32_t i = 0; i < count; i++) {
-        ranks[i] = (struct tly_roster_rank){i, 0};
-        services[i].weight = 1;
-    }
-    for (int i = 0; i < RANKS; i++)
-        tly_outbox_init(&x.rank[i].outbox);
-    assert_int_equal(
-        tly_params_load(&x.params, (const char *const[]){"TALLY_MEMORY=4M", NULL}, why, sizeof why), 0);
-    assert_int_equal(tly_loop_init(&x.loop), 0);
-    assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
-    assert_int_equal(tly_service_create(NULL, &x.params, &x.identity, &at, &x.service), 0);
-    assert_int_equal(tly_service_begin(x.service, &roster), 0);
-    enter(0);
-    enter(1);
-    return 0;
-}
-
 static int set_up(void **state)
 {
-    return begin_job(RANKS);
+    tally_log_redirect(listen_to_log, NULL);
+    return raw_begin(2, (const char *const[]){"TALLY_MEMORY=4M", NULL});
 }
 
 static int set_up_larger(void **state)
 {
-    return begin_job(ALL_RANKS);
+    tally_log_redirect(listen_to_log, NULL);
+    return raw_begin(RAW_MOST_RANKS, (const char *const[]){"TALLY_MEMORY=4M", NULL});
 }
 
 static int tear_down(void **state)
 {
-    tly_loop_lock(&x.loop);
-    for (int i = 0; i < RANKS; i++) {
-        tly_link_destroy(x.rank[i].link);
-        tly_outbox_finish(&x.rank[i].outbox, NULL, NULL);
-    }
-    tly_loop_unlock(&x.loop);
-    tly_service_destroy(x.service, 0);
-    tly_loop_finish(&x.loop);
-    tly_params_finish(&x.params);
+    raw_end();
     tally_log_redirect(NULL, NULL);
     return 0;
-}
-
-static struct tly_frame push(uint64_t key, uint32_t length)
-{
-    return (struct tly_frame){
-        .type = TLY_PUSH,
-        .flags = TLY_LAST,
-        .key = key,
-        .spec = 9,
-        .count = length / 4,
-        .kind = TALLY_PUSH_PULL,
-        .dtype = TALLY_FLOAT32,
-        .op = TALLY_SUM,
-        .length = length,
-        .prescale = 1,
-        .postscale = 1};
 }
 
 /* The enemy, rank 1, has been shown the door for this; the other is answered, and he may even come again. */
 static void thrown_out(const char *why)
 {
-    turn_until(&x.rank[1].closed, 1);
+    raw_until(&raw.rank[1].closed, 1);
     pthread_mutex_lock(&said_lock);
     bool right = strstr(said, why);
     if (!right)
@@ -217,18 +65,18 @@ static void thrown_out(const char *why)
     said[0] = '\0';
     pthread_mutex_unlock(&said_lock);
     assert_true(right);
-    int before = x.rank[0].answers;
-    post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-    turn_until(&x.rank[0].answers, before + 1);
-    assert_int_equal(x.rank[0].closed, 0);
-    enter(1);
+    int before = raw.rank[0].answers;
+    raw_post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    raw_until(&raw.rank[0].answers, before + 1);
+    assert_int_equal(raw.rank[0].closed, 0);
+    raw_enter(1);
 }
 
 /* --- what an admitted rank may not do ------------------------------------------------------------ */
 
 static void test_nonsense(void **state)
 {
-    static const uint8_t data[PART + 64];
+    static const uint8_t data[RAW_PART + 64];
     struct tly_frame f;
     uint32_t len = 1024;
     const struct {
@@ -238,15 +86,15 @@ static void test_nonsense(void **state)
     } cases[] = {
 #define CASE(why_, payload_, ...) \
     {.why = why_, .payload = payload_, .frame = ({ \
-                                           f = push(1, len); \
+                                           f = raw_push(1, len); \
                                            (void)(__VA_ARGS__); \
                                            f; \
                                        })}
-        CASE("a push in another's name", len, f.rank = RANKS),
+        CASE("a push in another's name", len, f.rank = IN_ANOTHERS_NAME),
         CASE("unknown group", len, f.group = 7),
         CASE("unknown group", len, f.group = tly_pair(0, 0)),
         CASE("unknown group", len, f.group = tly_pair(1, 4000)),
-        CASE("a part larger than agreed", len, (f.flags = 0, f.length = PART + 64)),
+        CASE("a part larger than agreed", len, (f.flags = 0, f.length = RAW_PART + 64)),
         CASE("part too large", len, (f.flags = 0, f.length = 1u << 31)),
         CASE("fragment reaches past its part", len + 64, f.length = len),
         CASE("fragment reaches past its part", len, f.offset = 0xffffffc0),
@@ -278,9 +126,9 @@ static void test_nonsense(void **state)
         struct tly_frame sent = cases[i].frame;
         if (sent.payload > BIG) { /* the header alone says it */
             static uint8_t more[BIG + 1];
-            post(1, sent, more, sizeof more);
+            raw_post(1, sent, more, sizeof more);
         } else {
-            post(1, sent, data, cases[i].payload);
+            raw_post(1, sent, data, cases[i].payload);
         }
         thrown_out(cases[i].why);
     }
@@ -289,10 +137,11 @@ static void test_nonsense(void **state)
 /* More than the window that was granted: in bytes, and in pushes without any. */
 static void test_past_the_window(void **state)
 {
-    static const uint8_t data[PART];
+    static const uint8_t data[RAW_PART];
     for (int empty = 0; empty <= 1; empty++) {
-        for (uint32_t i = 0; i < (empty ? WINDOW / 256 : WINDOW / PART) + 1; i++)
-            post(1, push((uint64_t)(1000 + 1000 * empty) + i, empty ? 0 : PART), data, empty ? 0 : PART);
+        for (uint32_t i = 0; i < (empty ? RAW_WINDOW / 256 : RAW_WINDOW / RAW_PART) + 1; i++)
+            raw_post(1, raw_push((uint64_t)(1000 + 1000 * empty) + i, empty ? 0 : RAW_PART), data,
+                     empty ? 0 : RAW_PART);
         thrown_out("a push past its window");
     }
 }
@@ -300,11 +149,11 @@ static void test_past_the_window(void **state)
 static void test_a_torn_part(void **state)
 {
     static const uint8_t data[4096];
-    struct tly_frame f = push(5, 8192);
+    struct tly_frame f = raw_push(5, 8192);
     f.flags = 0;
-    post(1, f, data, 4096);
+    raw_post(1, f, data, 4096);
     f.offset = 6144; /* not where the first fragment ended */
-    post(1, f, data, 2048);
+    raw_post(1, f, data, 2048);
     thrown_out("a fragment that does not continue its part");
 }
 
@@ -313,16 +162,16 @@ static void test_a_have_that_does_not_fit(void **state)
 {
     static const uint8_t data[1024];
     for (uint32_t odd = 0; odd <= 1; odd++) {
-        struct tly_frame f = push(70 + odd, sizeof data);
-        int before = x.rank[0].answers;
-        post(0, f, data, sizeof data);
-        post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-        turn_until(&x.rank[0].answers, before + 1); /* the push is there */
+        struct tly_frame f = raw_push(70 + odd, sizeof data);
+        int before = raw.rank[0].answers;
+        raw_post(0, f, data, sizeof data);
+        raw_post(0, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        raw_until(&raw.rank[0].answers, before + 1); /* the push is there */
         f.type = TLY_HAVE;
         f.flags = 0;
-        f.length = odd ? (uint32_t)sizeof data : PART;
-        f.offset = odd ? 33 : PART;
-        post(1, f, NULL, 0);
+        f.length = odd ? (uint32_t)sizeof data : RAW_PART;
+        f.offset = odd ? 33 : RAW_PART;
+        raw_post(1, f, NULL, 0);
         thrown_out("a HAVE that does not fit its part");
     }
 }
@@ -331,21 +180,21 @@ static void test_a_have_that_does_not_fit(void **state)
  * Every so often he waits for an answer, so that his window opens again. */
 static void flood(struct tly_frame (*make)(uint32_t i), bool both, const char *why)
 {
-    struct rank *r = &x.rank[1];
+    struct raw_rank *r = &raw.rank[1];
     for (uint32_t i = 0; !r->closed; i++) {
         assert_true(i < 1000000);
-        post(1, make(i), NULL, 0);
+        raw_post(1, make(i), NULL, 0);
         if (both)
-            post(0, make(i), NULL, 0);
+            raw_post(0, make(i), NULL, 0);
         if (i % 100)
             continue;
-        int before[RANKS] = {x.rank[0].answers, r->answers};
-        for (int k = !both; k < RANKS; k++)
-            post(k, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        int before[RAW_COME] = {raw.rank[0].answers, r->answers};
+        for (int k = !both; k < RAW_COME; k++)
+            raw_post(k, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
         for (int turns = 0;
-             !r->closed && (r->answers == before[1] || (both && x.rank[0].answers == before[0])); turns++) {
+             !r->closed && (r->answers == before[1] || (both && raw.rank[0].answers == before[0])); turns++) {
             assert_true(turns < 60000);
-            tly_loop_turn(&x.loop, 2);
+            tly_loop_turn(&raw.loop, 2);
         }
     }
     thrown_out(why);
@@ -353,7 +202,7 @@ static void flood(struct tly_frame (*make)(uint32_t i), bool both, const char *w
 
 static struct tly_frame have_of_nothing(uint32_t i)
 {
-    struct tly_frame f = push(1000 + i, 1024);
+    struct tly_frame f = raw_push(1000 + i, 1024);
     f.type = TLY_HAVE;
     f.flags = 0;
     f.offset = 512;
@@ -362,14 +211,14 @@ static struct tly_frame have_of_nothing(uint32_t i)
 
 static struct tly_frame mark_of_his_own(uint32_t i)
 {
-    struct tly_frame f = push(1000 + i, 0);
+    struct tly_frame f = raw_push(1000 + i, 0);
     f.flags |= TLY_MARK;
     return f;
 }
 
 static struct tly_frame message_to_nobody(uint32_t i)
 {
-    struct tly_frame f = push(1000 + i, 1024);
+    struct tly_frame f = raw_push(1000 + i, 1024);
     f.kind = TALLY_MESSAGE;
     f.group = tly_pair(1, 0);
     f.root = 1;
@@ -379,7 +228,7 @@ static struct tly_frame message_to_nobody(uint32_t i)
 
 static struct tly_frame meeting(uint32_t i)
 {
-    struct tly_frame f = push(1000 + i, 0);
+    struct tly_frame f = raw_push(1000 + i, 0);
     f.kind = TALLY_BARRIER;
     return f;
 }
@@ -387,9 +236,9 @@ static struct tly_frame meeting(uint32_t i)
 static void test_rounds_without_end(void **state)
 {
     flood(have_of_nothing, false, "more rounds opened than a rank may");
-    post(1, have_of_nothing(1), NULL,
-         0); /* over another connection they are his still; but of what is there he may speak */
-    post(1, have_of_nothing(2000000), NULL, 0);
+    raw_post(1, have_of_nothing(1), NULL,
+             0); /* over another connection they are his still; but of what is there he may speak */
+    raw_post(1, have_of_nothing(2000000), NULL, 0);
     thrown_out("more rounds opened than a rank may");
 }
 
@@ -406,22 +255,22 @@ static void test_messages_without_end(void **state)
 /* All rounds end, but he does not say that he has their answers: they are kept for him. */
 static void test_nothing_confirmed(void **state)
 {
-    x.rank[1].confirms_nothing = true;
+    raw.rank[1].confirms_nothing = true;
     flood(meeting, true, "much is answered and nothing confirmed");
 }
 
 /* The i-th of many orders of the ranks, his own among them. */
-static void list_group(uint32_t i, uint8_t list[4 + 4 * ALL_RANKS])
+static void list_group(uint32_t i, uint8_t list[4 + 4 * RAW_MOST_RANKS])
 {
-    uint32_t left[ALL_RANKS];
-    for (uint32_t k = 0; k < ALL_RANKS; k++)
+    uint32_t left[RAW_MOST_RANKS];
+    for (uint32_t k = 0; k < RAW_MOST_RANKS; k++)
         left[k] = k;
-    tly_put32(list, ALL_RANKS);
-    for (uint32_t k = 0; k < ALL_RANKS; k++) {
-        uint32_t at = i % (ALL_RANKS - k);
-        i /= ALL_RANKS - k;
+    tly_put32(list, RAW_MOST_RANKS);
+    for (uint32_t k = 0; k < RAW_MOST_RANKS; k++) {
+        uint32_t at = i % (RAW_MOST_RANKS - k);
+        i /= RAW_MOST_RANKS - k;
         tly_put32(list + 4 + 4 * (size_t)k, left[at]);
-        memmove(left + at, left + at + 1, (ALL_RANKS - k - 1 - at) * sizeof *left);
+        memmove(left + at, left + at + 1, (RAW_MOST_RANKS - k - 1 - at) * sizeof *left);
     }
 }
 
@@ -429,28 +278,28 @@ static void list_group(uint32_t i, uint8_t list[4 + 4 * ALL_RANKS])
 static void test_groups_without_end(void **state)
 {
     enum { EACH = 1000, MOST = 8 * 7 * 6 * 5 * 4 * 3 * 2 };
-    uint8_t list[4 + 4 * ALL_RANKS];
-    for (uint32_t i = 0; !x.rank[1].closed; i++) {
+    uint8_t list[4 + 4 * RAW_MOST_RANKS];
+    for (uint32_t i = 0; !raw.rank[1].closed; i++) {
         assert_true(i < MOST);
         list_group(i, list);
-        post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1 + i % EACH}, list, sizeof list);
+        raw_post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1 + i % EACH}, list, sizeof list);
         if (i % EACH != EACH - 1)
             continue;
-        post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-        while (!x.rank[1].closed && !x.rank[1].answers)
-            tly_loop_turn(&x.loop, 2);
-        if (x.rank[1].closed)
+        raw_post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+        while (!raw.rank[1].closed && !raw.rank[1].answers)
+            tly_loop_turn(&raw.loop, 2);
+        if (raw.rank[1].closed)
             break;
-        tly_loop_lock(&x.loop);
-        tly_link_destroy(x.rank[1].link);
-        tly_loop_unlock(&x.loop);
-        enter(1);
+        tly_loop_lock(&raw.loop);
+        tly_link_destroy(raw.rank[1].link);
+        tly_loop_unlock(&raw.loop);
+        raw_enter(1);
     }
     thrown_out("more groups than a rank may have");
     list_group(0, list); /* what is known he may tell again */
-    post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
-    post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-    turn_until(&x.rank[1].answers, 1);
+    raw_post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
+    raw_post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    raw_until(&raw.rank[1].answers, 1);
 }
 
 /* Questions about nothing have no answer and cost nothing. */
@@ -458,17 +307,17 @@ static void test_about_nothing(void **state)
 {
     static const uint8_t text[BIG];
     for (int i = 0; i < 300; i++) {
-        struct tly_frame f = push((uint64_t)i, 0);
+        struct tly_frame f = raw_push((uint64_t)i, 0);
         f.flags = i % 2 ? TLY_REQUEST : 0;
         f.type = i % 3 == 0 ? TLY_CANCEL : i % 3 == 1 ? TLY_SPEC : TLY_STATUS;
         if (f.type == TLY_STATUS)
             f.flags = TLY_REQUEST;
-        post(1, f, text, f.type == TLY_SPEC && i < 30 ? sizeof text : 0);
+        raw_post(1, f, text, f.type == TLY_SPEC && i < 30 ? sizeof text : 0);
     }
-    post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-    turn_until(&x.rank[1].answers, 1);
-    assert_int_equal(x.rank[1].answers, 1);
-    assert_int_equal(x.rank[1].closed, 0);
+    raw_post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    raw_until(&raw.rank[1].answers, 1);
+    assert_int_equal(raw.rank[1].answers, 1);
+    assert_int_equal(raw.rank[1].closed, 0);
 }
 
 static size_t resident(void)
@@ -486,11 +335,11 @@ static size_t resident(void)
  * service is slower than he is a turn lets him send again; what that reads is less than he has asked for. */
 static void ask_without_reading(int rank)
 {
-    struct rank *r = &x.rank[rank];
+    struct raw_rank *r = &raw.rank[rank];
     size_t most = 0, before = resident();
     for (int i = 0; !r->closed; i++) {
         assert_true(i < 60000);
-        tly_loop_lock(&x.loop);
+        tly_loop_lock(&raw.loop);
         bool more = tly_list_empty(&r->outbox.letters);
         for (int n = 0; n < 1000 && more; n++) {
             struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)rank};
@@ -498,9 +347,9 @@ static void ask_without_reading(int rank)
         }
         tly_link_flush(r->link);
         bool stuck = r->link && tly_link_busy(r->link);
-        tly_loop_unlock(&x.loop);
+        tly_loop_unlock(&raw.loop);
         if (stuck && i % 64 == 63)
-            tly_loop_turn(&x.loop, 0);
+            tly_loop_turn(&raw.loop, 0);
         size_t now = resident();
         most = now > most ? now : most;
         job_sleep_ms(1);

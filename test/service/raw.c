@@ -1,0 +1,181 @@
+/* raw.c - see raw.h. */
+#include "raw.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/tcp/socket.h"
+
+#include <cmocka.h>
+
+struct raw raw;
+
+static void opened(void *user, struct tly_link *l)
+{
+    ((struct raw_rank *)user)->opened++;
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    land->control = true;
+    return 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct raw_rank *r = user;
+    struct tly_reader reader = {data, f->payload, false};
+    bool whole = f->type == TLY_RESULT && f->flags & TLY_LAST;
+    if (f->type == TLY_RESULT && f->payload && f->offset + f->payload <= sizeof r->result)
+        memcpy(r->result + f->offset, data, f->payload);
+    r->landed += f->type == TLY_RESULT ? (int)f->payload : 0;
+    if (f->type == TLY_STATUS && !f->key)
+        tly_service_facts_read(&reader, &r->facts);
+    if (f->type == TLY_AGAIN && !(f->flags & TLY_MARK))
+        r->again_from = f->offset;
+    r->results += whole;
+    r->answers += f->type == TLY_STATUS && !f->key;
+    r->verdicts += f->type == TLY_VERDICT;
+    r->specs += f->type == TLY_SPEC;
+    r->again += f->type == TLY_AGAIN && !(f->flags & TLY_MARK);
+    r->finals += f->type == TLY_AGAIN && f->flags & TLY_MARK;
+    r->done += f->type == TLY_DONE;
+    if (f->type == TLY_VERDICT || whole) {
+        const struct tly_counts counts = {.received = r->confirms_nothing ? 0 : ++r->received};
+        tly_link_set_counts(l, &counts, 0);
+    }
+    return 0;
+}
+
+static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+{
+    return tly_outbox_next(&((struct raw_rank *)user)->outbox, out, NULL);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct raw_rank *r = user;
+    r->closed++;
+    tly_link_destroy(l);
+    r->link = NULL;
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+
+void raw_until(const int *what, int value)
+{
+    for (int i = 0; *what < value; i++) {
+        assert_true(i < 20000);
+        tly_loop_turn(&raw.loop, 2);
+    }
+}
+
+void raw_post(int rank, struct tly_frame f, const void *data, size_t len)
+{
+    f.rank = f.rank ? f.rank : (uint32_t)rank;
+    tly_loop_lock(&raw.loop);
+    assert_int_equal(tly_outbox_post(&raw.rank[rank].outbox, &f, data, len, NULL), 0);
+    tly_loop_unlock(&raw.loop);
+}
+
+void raw_settle(int rank)
+{
+    int before = raw.rank[rank].answers;
+    raw_post(rank, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    raw_until(&raw.rank[rank].answers, before + 1);
+}
+
+void raw_enter(int rank)
+{
+    struct raw_rank *r = &raw.rank[rank];
+    struct sockaddr_storage to;
+    struct tly_link_config c = {
+        .user_calls = &calls, .user = r, .identity = raw.identity, .peer_name = "service"};
+    tly_outbox_finish(&r->outbox, NULL, NULL);
+    memset(r, 0, sizeof *r);
+    tly_outbox_init(&r->outbox);
+    c.identity.role = TLY_ROLE_RANK;
+    c.identity.rank = (uint32_t)rank;
+    assert_int_equal(tly_address_parse("127.0.0.1", tly_service_port(raw.service), &to), 0);
+    tly_loop_lock(&raw.loop);
+    assert_int_equal(tly_tcp_connect(&raw.loop, &to, &c, &r->link), 0);
+    tly_loop_unlock(&raw.loop);
+    raw_until(&r->opened, 1);
+}
+
+void raw_break(int rank)
+{
+    tly_loop_lock(&raw.loop);
+    tly_link_destroy(raw.rank[rank].link);
+    raw.rank[rank].link = NULL;
+    tly_loop_unlock(&raw.loop);
+}
+
+int raw_begin(uint32_t count, const char *const *settings)
+{
+    static struct tly_roster_rank ranks[RAW_MOST_RANKS];
+    static struct tly_roster_service services[RAW_MOST_RANKS];
+    struct tly_roster roster = {
+        .epoch = 1,
+        .rank_count = count,
+        .machine_count = count,
+        .service_count = count,
+        .part_bytes = RAW_PART,
+        .window_bytes = RAW_WINDOW,
+        .ranks = ranks,
+        .services = services};
+    struct sockaddr_storage at;
+    char why[256];
+    memset(&raw, 0, sizeof raw);
+    raw.identity =
+        (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
+    tly_hello_secret(NULL, raw.identity.secret);
+    for (uint32_t i = 0; i < count; i++) {
+        ranks[i] = (struct tly_roster_rank){i, 0};
+        services[i].weight = 1;
+    }
+    for (int i = 0; i < RAW_MOST_RANKS; i++)
+        tly_outbox_init(&raw.rank[i].outbox);
+    assert_int_equal(tly_params_load(&raw.params, settings, why, sizeof why), 0);
+    assert_int_equal(tly_loop_init(&raw.loop), 0);
+    assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
+    assert_int_equal(tly_service_create(NULL, &raw.params, &raw.identity, &at, &raw.service), 0);
+    assert_int_equal(tly_service_begin(raw.service, &roster), 0);
+    for (int i = 0; i < RAW_COME; i++)
+        raw_enter(i);
+    return 0;
+}
+
+void raw_end(void)
+{
+    tly_loop_lock(&raw.loop);
+    for (int i = 0; i < RAW_MOST_RANKS; i++) {
+        tly_link_destroy(raw.rank[i].link);
+        tly_outbox_finish(&raw.rank[i].outbox, NULL, NULL);
+    }
+    tly_loop_unlock(&raw.loop);
+    tly_service_destroy(raw.service, 0);
+    tly_loop_finish(&raw.loop);
+    tly_params_finish(&raw.params);
+}
+
+struct tly_frame raw_push(uint64_t key, uint32_t length)
+{
+    return (struct tly_frame){
+        .type = TLY_PUSH,
+        .flags = TLY_LAST,
+        .key = key,
+        .spec = 9,
+        .count = length / 4,
+        .kind = TALLY_PUSH_PULL,
+        .dtype = TALLY_FLOAT32,
+        .op = TALLY_SUM,
+        .length = length,
+        .prescale = 1,
+        .postscale = 1};
+}

@@ -1,0 +1,202 @@
+/* redo_test.c - what ranks and a service say to each other after a loss, at moments that whole jobs hit once in a thousand
+ * times.  The ranks are links of the test's own. */
+#include <setjmp.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "raw.h"
+#include "wire/pack.h"
+
+#include <cmocka.h>
+
+enum { LENGTH = 4096, HAD = 1024 };
+
+static int set_up(void **state)
+{
+    return raw_begin(3, (const char *const[]){"TALLY_FRAGMENT_BYTES=4K", NULL});
+}
+
+static int tear_down(void **state)
+{
+    raw_end();
+    return 0;
+}
+
+static const void *floats(float value)
+{
+    static float x[RAW_PART / sizeof(float)];
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = value;
+    return x;
+}
+
+static void check_result(int rank, uint32_t from, uint32_t to, float value)
+{
+    for (uint32_t at = from; at < to; at += sizeof value) {
+        float got;
+        memcpy(&got, raw.rank[rank].result + at, sizeof got);
+        assert_float_equal(got, value, 0);
+    }
+}
+
+/* A group of the first so many ranks. */
+static void tell_group(int rank, uint32_t number, uint32_t count)
+{
+    uint8_t list[4 + 4 * RAW_MOST_RANKS];
+    tly_put32(list, count);
+    for (uint32_t i = 0; i < count; i++)
+        tly_put32(list + 4 + 4 * (size_t)i, i);
+    raw_post(rank, (struct tly_frame){.type = TLY_GROUP, .group = number}, list, 4 + 4 * (size_t)count);
+}
+
+static void post_part(int rank, struct tly_frame f, float value, uint32_t from, uint32_t to)
+{
+    f.offset = from;
+    f.flags = to == f.length ? TLY_LAST : 0;
+    raw_post(rank, f, floats(value), to - from);
+}
+
+static void say_have(int rank, struct tly_frame f, uint32_t have)
+{
+    f.type = TLY_HAVE;
+    f.flags = 0;
+    f.offset = have;
+    raw_post(rank, f, NULL, 0);
+}
+
+static void say_done(int rank, uint16_t flags)
+{
+    raw_post(rank, (struct tly_frame){.type = TLY_DONE, .flags = flags, .count = 1}, NULL, 0);
+}
+
+static struct tly_frame push_in_group(uint64_t key, uint32_t length)
+{
+    struct tly_frame f = raw_push(key, length);
+    f.group = 1;
+    return f;
+}
+
+/* Nothing is kept once all have confirmed what they were told. */
+static void check_empty(int ranks)
+{
+    for (int i = 0; i < ranks; i++)
+        raw_settle(i);
+    raw_settle(0);
+    assert_int_equal(raw.rank[0].facts.bytes_in_use, 0);
+    assert_int_equal(raw.rank[0].facts.rounds_open, 0);
+}
+
+/* Two ranks sum two parts at once, each with a slot of its own. */
+static void check_two_parts(uint64_t key)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        int before = raw.rank[rank].results;
+        post_part(rank, push_in_group(key, RAW_PART), 1, 0, RAW_PART / 2);
+        raw_settle(rank);
+        raw.rank[rank].results = before;
+    }
+    for (int rank = 0; rank < 2; rank++)
+        post_part(rank, push_in_group(key + 1, RAW_PART), 20, 0, RAW_PART);
+    for (int rank = 0; rank < 2; rank++) {
+        raw_until(&raw.rank[rank].results, 1);
+        check_result(rank, RAW_PART / 2, RAW_PART, 40);
+        raw.rank[rank].results = 0;
+    }
+    for (int rank = 0; rank < 2; rank++)
+        post_part(rank, push_in_group(key, RAW_PART), 1, RAW_PART / 2, RAW_PART);
+    for (int rank = 0; rank < 2; rank++) {
+        raw_until(&raw.rank[rank].results, 1);
+        check_result(rank, RAW_PART / 2, RAW_PART, 2);
+        raw.rank[rank].results = 0;
+    }
+}
+
+/* Rank 0 alone has some of a result, and is asked for it; its connection breaks before it answers.  Over the next one it is
+ * asked again, for the result and for its input: rank 1 gets all of it. */
+static void test_a_final_is_asked_for_again(void **state)
+{
+    struct tly_frame f = push_in_group(5, LENGTH);
+    for (int i = 0; i < 2; i++)
+        tell_group(i, 1, 2);
+    say_have(0, f, HAD);
+    say_done(0, 0);
+    say_have(1, f, 0);
+    say_done(1, 0);
+    raw_until(&raw.rank[0].finals, 1);
+    raw_break(0);
+    raw_enter(0);
+    tell_group(0, 1, 2);
+    say_have(0, f, HAD);
+    say_done(0, TLY_RESUMED);
+    raw_until(&raw.rank[0].finals, 1);
+    raw_until(&raw.rank[0].again, 1);
+    assert_int_equal(raw.rank[0].again_from, HAD);
+    struct tly_frame final = f;
+    final.type = TLY_FINAL;
+    post_part(0, final, 7, 0, HAD / 2);
+    final.offset = HAD / 2;
+    raw_post(0, final, floats(7), HAD / 2);
+    for (int i = 0; i < 2; i++) {
+        struct tly_frame rest = f;
+        rest.offset = HAD;
+        rest.flags = TLY_LAST | TLY_RESUMED;
+        raw_post(i, rest, floats((float)(1 + i)), LENGTH - HAD);
+    }
+    raw_until(&raw.rank[1].results, 1);
+    raw_until(&raw.rank[0].results, 1);
+    check_result(1, 0, HAD, 7);
+    for (int i = 0; i < 2; i++)
+        check_result(i, HAD, LENGTH, 3);
+    check_empty(2);
+}
+
+/* Half of a part is summed and sent, in the place of the first input, when a third rank disagrees about who takes part.  All
+ * hear the verdict; the slot in which the result lay is given back once. */
+static void test_a_refusal_during_a_stream(void **state)
+{
+    struct tly_frame f = push_in_group(6, RAW_PART), other = f;
+    struct tly_writer w = {0};
+    raw_enter(2);
+    for (int i = 0; i < 2; i++) {
+        tell_group(i, 1, 2);
+        post_part(i, f, 1, 0, RAW_PART / 2);
+    }
+    for (int i = 0; i < 2; i++) {
+        raw_until(&raw.rank[i].landed, RAW_PART / 2);
+        assert_int_equal(raw.rank[i].results, 0);
+    }
+    tell_group(2, 2, 3);
+    other.group = 2;
+    other.spec = 10;
+    post_part(2, other, 1, 0, RAW_PART);
+    tly_write_text(&w, "what it means");
+    for (int i = 0; i < 3; i++) {
+        struct tly_frame spec = i == 2 ? other : f;
+        raw_until(&raw.rank[i].specs, 1);
+        spec.type = TLY_SPEC;
+        spec.flags = 0;
+        spec.length = 0;
+        raw_post(i, spec, w.data, w.len);
+    }
+    free(w.data);
+    for (int i = 0; i < 2; i++)
+        post_part(i, f, 1, RAW_PART / 2, RAW_PART); /* they were at it */
+    for (int i = 0; i < 3; i++)
+        raw_until(&raw.rank[i].verdicts, 1);
+    check_empty(3);
+    check_two_parts(100);
+    check_empty(2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_final_is_asked_for_again, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_refusal_during_a_stream, set_up, tear_down),
+    };
+    if (sodium_init() < 0)
+        return 1;
+    return cmocka_run_group_tests_name("redo", tests, NULL, NULL);
+}
