@@ -21,6 +21,7 @@ import fault  # noqa: E402
 SIZES = (1, 300, 5000, 0, 20000, 64, 200000, 700)
 WARM = 0.25  # of the rounds: until then caches, pools and names may still fill
 SLACK_BYTES = 2 << 20  # what the allocators may differ by
+SETTLE_S = 20  # for a change of services under way to be over: until then one more descriptor is open
 
 
 def usage(process):
@@ -75,6 +76,9 @@ def soak(job, rounds, tell=None, churn=False):
             tell(done * (len(job.sizes) + 1), {p.name: usage(p) for p in processes})
         if done >= enough:
             break
+        time.sleep(0.05)
+    until = time.monotonic() + SETTLE_S
+    while any(usage(p)[1] > warm[p.name][1] for p in processes) and time.monotonic() < until:
         time.sleep(0.05)
     grown = []
     for p in processes:
