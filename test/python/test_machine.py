@@ -1,0 +1,138 @@
+"""Ranks of one machine: one of them killed while children of it live on, and what they cost while nothing goes on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import jobs
+from test_ops import hvd
+from test_process import free_port
+
+RANKS = 3
+
+TRAIN = textwrap.dedent("""
+    import os, sys, time, torch
+    import tally.torch as hvd
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1 << 20
+        def __getitem__(self, index):
+            if index >= 8000:
+                time.sleep(3600)  # at its work, it would not even notice that its parent is gone
+            return torch.full((64,), float(index))
+
+    victim, moment = int(sys.argv[1]), sys.argv[2]
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model.named_parameters())
+    batches = iter(torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=4, multiprocessing_context="fork",
+                                               prefetch_factor=2))
+    workers = [worker.pid for worker in batches._workers]
+    last = time.monotonic()
+    try:
+        for step in range(10**6):
+            loss = model(next(batches) if step < 20 else torch.ones(8, 64)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if step == 10:
+                print("workers", *workers, flush=True)
+            if step >= 10 and hvd.rank() == victim and moment == "between":
+                time.sleep(3600)  # until it is killed; the others wait inside of the step
+            last = time.monotonic()
+            optimizer.step()
+    except hvd.Error as error:
+        print("error", "%.3f" % (time.monotonic() - last), error, flush=True)
+        hvd.shutdown()  # rank 0 stays until all have heard
+        os._exit(0)
+""")
+
+
+def is_alive(pid):
+    try:
+        with open("/proc/%d/stat" % pid, encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(stream, word):
+    """The first line that begins with `word`, without it."""
+    lines = []
+    for line in stream:
+        if line.startswith(word + " "):
+            return line[len(word) + 1:].strip()
+        lines.append(line)
+    raise AssertionError("no line '%s …':\n%s" % (word, "".join(lines)))
+
+
+@pytest.mark.parametrize("victim, moment", [(2, "between"), (2, "anywhere"), (0, "between"), (0, "anywhere")])
+def test_killed_with_data_loader_workers(tmp_path, victim, moment):
+    """kill -9 of a rank whose four DataLoader workers live on: the others hear of it while these live, and its port,
+    also the coordinator's, is free."""
+    port = free_port()
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN, encoding="utf-8")
+
+    def start(rank):
+        return subprocess.Popen([sys.executable, str(script), str(victim), moment], stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, start_new_session=True,
+                                env=jobs.environment({"RANK": str(rank), "WORLD_SIZE": str(RANKS),
+                                                      "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
+                                                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+                                                      "TALLY_PORT": str(port)}))
+
+    ranks = [start(rank) for rank in range(RANKS)]
+    try:
+        orphans = [int(pid) for pid in until(ranks[victim].stdout, "workers").split()]
+        for rank in set(range(RANKS)) - {victim}:
+            until(ranks[rank].stdout, "workers")
+        ranks[victim].kill()
+        ranks[victim].wait()
+        for rank in set(range(RANKS)) - {victim}:
+            said = until(ranks[rank].stdout, "error")
+            assert "rank %d" % victim in said or (victim == 0 and "the coordinator" in said and "has died" in said)
+            assert ranks[rank].wait(60) == 0
+        assert len(orphans) == 4 and all(is_alive(pid) for pid in orphans)
+        with socket.socket() as listener:  # they have it no more
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+    finally:
+        for process in ranks:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            process.stdout.close()
+
+
+def idle():
+    """(changes of threads a second, share of a core) of this process between two steps."""
+    import resource
+    import time
+    t = hvd()
+    import torch
+    for size in (1, 1 << 20):
+        t.allreduce(torch.ones(size), name="idle %d" % size)
+    t.barrier()
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(2)
+    after, seconds = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - begin
+    t.barrier()
+    return ((after.ru_nvcsw - before.ru_nvcsw) / seconds,
+            (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds)
+
+
+def test_idle_ranks_use_no_processor(machine):
+    """Threads that look again and again would change thousands of times a second, or keep a core; those that sleep
+    have their ticks, five a second and loop."""
+    for changes, share in machine(idle):
+        assert changes < 100 and share < 0.05
