@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/list.h"
+#include "topo/topo.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -204,6 +205,15 @@ static int too_much(uint64_t bytes)
                     (unsigned long long)bytes >> 20);
 }
 
+/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before. */
+static int ask_cgroup(uint64_t bytes)
+{
+    uint64_t room = bytes >= HUGE_PAGE ? tly_topo_memory("") : UINT64_MAX;
+    return bytes <= room ? 0
+                         : tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
+                                    (unsigned long long)bytes >> 20, (unsigned long long)room >> 20);
+}
+
 /* The first stretch of at least so many bytes, cut to them; lock held.  NULL: none. */
 static struct block *take(struct tly_segment *s, uint64_t bytes)
 {
@@ -292,6 +302,9 @@ int tly_pool_alloc(struct tly_segment *s, size_t bytes, void **out)
         return too_much(bytes);
     pthread_once(&once, install);
     uint64_t whole = round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
+    int err = ask_cgroup(bytes);
+    if (err)
+        return err;
     if (s && alloc_shared(s, whole, false, out) == 0)
         return 0;
     return alloc_stray(round_up(bytes ? bytes : 1, TLY_PAGE), out);

@@ -40,11 +40,51 @@ static int read_numbers(const char *path, long long *first, long long *second)
     return n > 0 ? n : 0;
 }
 
-/* The quota of one group, in cores, or 0. */
-static int group_quota(const char *folder)
+/* Does a line of /proc/self/cgroup, "NUMBER:CONTROLLERS:PATH", speak of this controller? */
+static bool rules(const char *controllers, size_t length, const char *what)
+{
+    if (length == 0) /* version 2 */
+        return true;
+    for (const char *c = controllers, *end = c + length; c < end; c += strcspn(c, ",:") + 1)
+        if (strcspn(c, ",:") == strlen(what) && strncmp(c, what, strlen(what)) == 0)
+            return true;
+    return false;
+}
+
+/* look(user, folder) for this process's group of a controller and those above it. */
+static void each_group(const char *root, const char *what, void (*look)(void *user, const char *folder),
+                       void *user)
+{
+    char line[PATH_MAX], folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(folder, "re");
+    if (!f)
+        return;
+    while (fgets(line, sizeof line, f)) {
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(++controllers, ':') : NULL;
+        if (!path || !rules(controllers, (size_t)(path - controllers), what))
+            continue;
+        bool second = path == controllers;
+        path[strcspn(path, "\n")] = 0;
+        /* A container may see only its own part of the tree: groups that are not there have no limit. */
+        for (path++;; *strrchr(path, '/') = 0) {
+            int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s%s%s", root, second ? "" : "/",
+                             second ? "" : what, path);
+            if (n < (int)sizeof folder)
+                look(user, folder);
+            if (!strchr(path, '/'))
+                break;
+        }
+    }
+    fclose(f);
+}
+
+/* The quota of one group, in cores, lowers the least that is known; 0: none. */
+static void look_at_quota(void *user, const char *folder)
 {
     char path[PATH_MAX + 32];
     long long us, period, none;
+    int *least = user;
     snprintf(path, sizeof path, "%s/cpu.max", folder); /* "QUOTA PERIOD" or "max PERIOD" */
     bool limited = read_numbers(path, &us, &period) == 2;
     if (!limited) { /* version 1: -1 for none */
@@ -53,45 +93,62 @@ static int group_quota(const char *folder)
         snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
         limited = limited && read_numbers(path, &period, &none) >= 1;
     }
-    return limited && us > 0 && period > 0 ? (int)((us + period - 1) / period) : 0;
-}
-
-/* Does a line of /proc/self/cgroup, "NUMBER:CONTROLLERS:PATH", speak of CPU time? */
-static bool rules_cpu(const char *controllers, size_t length)
-{
-    if (length == 0) /* version 2 */
-        return true;
-    for (const char *c = controllers, *end = c + length; c < end; c += strcspn(c, ",:") + 1)
-        if (strcspn(c, ",:") == 3 && strncmp(c, "cpu", 3) == 0)
-            return true;
-    return false;
+    int cores = limited && us > 0 && period > 0 ? (int)((us + period - 1) / period) : 0;
+    if (cores && (!*least || cores < *least))
+        *least = cores;
 }
 
 int tly_topo_quota(const char *root)
 {
-    char line[PATH_MAX], folder[PATH_MAX];
     int least = 0;
-    snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root);
-    FILE *f = fopen(folder, "re");
-    if (!f)
-        return 0;
-    while (fgets(line, sizeof line, f)) {
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(++controllers, ':') : NULL;
-        if (!path || !rules_cpu(controllers, (size_t)(path - controllers)))
+    each_group(root, "cpu", look_at_quota, &least);
+    return least;
+}
+
+/* Pages of files, which a group gives back before it meets its limit; version 1 counts those of groups below apart. */
+static long long of_files(const char *folder)
+{
+    static const char *const names[] = {"total_inactive_file ", "total_active_file ", "inactive_file ",
+                                        "active_file "};
+    char path[PATH_MAX + 32], line[128];
+    long long found[4] = {-1, -1, -1, -1};
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        for (int i = 0; i < 4; i++)
+            if (strncmp(line, names[i], strlen(names[i])) == 0)
+                found[i] = atoll(line + strlen(names[i]));
+    if (f)
+        fclose(f);
+    int from = found[0] >= 0 ? 0 : 2;
+    return (found[from] > 0 ? found[from] : 0) + (found[from + 1] > 0 ? found[from + 1] : 0);
+}
+
+static void look_at_memory(void *user, const char *folder)
+{
+    static const char *const limits[] = {"memory.max", "memory.limit_in_bytes"};
+    static const char *const used[] = {"memory.current", "memory.usage_in_bytes"};
+    char path[PATH_MAX + 32];
+    long long limit, now, none;
+    uint64_t *least = user;
+    for (int version = 0; version < 2; version++) {
+        snprintf(path, sizeof path, "%s/%s", folder, limits[version]);
+        if (read_numbers(path, &limit, &none) < 1)
+            continue; /* "max" is no number */
+        snprintf(path, sizeof path, "%s/%s", folder, used[version]);
+        if (read_numbers(path, &now, &none) < 1)
             continue;
-        bool second = path == controllers;
-        path[strcspn(path, "\n")] = 0;
-        /* A container may see only its own part of the tree: groups that are not there have no quota. */
-        for (path++;; *strrchr(path, '/') = 0) {
-            int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", path);
-            int cores = n < (int)sizeof folder ? group_quota(folder) : 0;
-            if (cores && (!least || cores < least))
-                least = cores;
-            if (!strchr(path, '/'))
-                break;
-        }
+        long long room = limit - now + of_files(folder);
+        room = room < 0 ? 0 : room;
+        if ((uint64_t)room < *least)
+            *least = (uint64_t)room;
     }
-    fclose(f);
+}
+
+uint64_t tly_topo_memory(const char *root)
+{
+    uint64_t least = UINT64_MAX;
+    each_group(root, "memory", look_at_memory, &least);
     return least;
 }
 

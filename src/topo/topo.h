@@ -2,6 +2,7 @@
 #ifndef TLY_TOPO_H
 #define TLY_TOPO_H
 
+#include <stdint.h>
 #include <sys/socket.h>
 
 /* Cores that this process may use: physical ones with a hardware thread within its affinity, and no more than
@@ -11,6 +12,10 @@ int tly_topo_cores(void);
 /* The quotas alone, the least of this process's cgroup and those above it (version 2 and 1), in cores rounded
  * up; 0: none.  `root` is put before the paths that are read: "", or a folder in tests. */
 int tly_topo_quota(const char *root);
+
+/* Bytes that this process may still take before the memory limit of its cgroup, or of one above, is met, and somebody
+ * in it is killed; UINT64_MAX: no limit.  `root` as above. */
+uint64_t tly_topo_memory(const char *root);
 
 /* The NUMA node that the network card with this address is on, or -1: not known, or the card is no hardware. */
 int tly_topo_card(const struct sockaddr *address);

@@ -170,11 +170,44 @@ static void test_quota(void **state)
     assert_int_equal(system(command), 0);
 }
 
+static void test_memory(void **state)
+{
+    strcpy(root, "/tmp/tally-topo-XXXXXX");
+    assert_non_null(mkdtemp(root));
+    assert_true(tly_topo_memory(root) == UINT64_MAX);
+    put("/proc/self/cgroup", "0::/system.slice/job.service\n");
+    put("/sys/fs/cgroup/system.slice/job.service/memory.max", "max\n");
+    put("/sys/fs/cgroup/system.slice/job.service/memory.current", "700\n");
+    assert_true(tly_topo_memory(root) == UINT64_MAX);
+    put("/sys/fs/cgroup/system.slice/memory.max", "1000\n");
+    put("/sys/fs/cgroup/system.slice/memory.current", "900\n");
+    assert_true(tly_topo_memory(root) == 100);
+    put("/sys/fs/cgroup/system.slice/memory.stat", "anon 600\ninactive_file 20\nactive_file 30\n");
+    assert_true(tly_topo_memory(root) == 150);
+    put("/sys/fs/cgroup/system.slice/job.service/memory.max", "710\n");
+    assert_true(tly_topo_memory(root) == 10);
+    put("/sys/fs/cgroup/system.slice/job.service/memory.current", "720\n");
+    assert_true(tly_topo_memory(root) == 0);
+
+    /* Version 1: -1 is printed as a large number; files of the groups below are in the total. */
+    put("/proc/self/cgroup", "4:memory:/docker/1\n1:name=systemd:/docker/1\n");
+    put("/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n");
+    put("/sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes", "500\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "500\n");
+    put("/sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7\ntotal_active_file 3\n");
+    assert_true(tly_topo_memory(root) == 1510);
+
+    char command[96];
+    snprintf(command, sizeof command, "rm -r '%s'", root);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cores), cmocka_unit_test(test_affinity), cmocka_unit_test(test_nodes),
-        cmocka_unit_test(test_card),  cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_card),  cmocka_unit_test(test_quota),    cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests_name("topo", tests, NULL, NULL);
 }

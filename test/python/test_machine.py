@@ -136,3 +136,57 @@ def test_idle_ranks_use_no_processor(machine):
     have their ticks, five a second and loop."""
     for changes, share in machine(idle):
         assert changes < 100 and share < 0.05
+
+
+def memory_group():
+    """A folder in which this process may make groups with memory limits, the limit's file in them; or None."""
+    for line in open("/proc/self/cgroup", encoding="ascii"):
+        _, controllers, path = line.strip().split(":", 2)
+        if controllers == "memory":
+            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        elif not controllers:
+            root, name = "/sys/fs/cgroup", "memory.max"
+        else:
+            continue
+        folder = root + path if os.path.isdir(root + path) else root
+        try:
+            group = os.path.join(folder, "tally-test-%d" % os.getpid())
+            os.mkdir(group)
+        except OSError:
+            continue
+        if os.path.exists(os.path.join(group, name)) and os.access(os.path.join(group, name), os.W_OK):
+            return group, name
+        os.rmdir(group)
+    return None
+
+
+def test_limit_of_a_cgroup():
+    """More than the group's limit leaves is refused with a sentence that names it, and nobody is killed."""
+    found = memory_group()
+    if found is None:
+        pytest.skip("no control group with a limit of memory can be made here")
+    group, name = found
+    code = textwrap.dedent("""
+        import sys, tally, tally.torch as hvd
+        with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+            procs.write("0")
+        hvd.init()
+        kept = hvd.alloc(32 << 20)
+        try:
+            hvd.alloc(1 << 30)
+            print("not refused")
+        except MemoryError as error:
+            print("refused:", error)
+        kept += 1
+        assert tally.push_pull(kept.numpy()[:10], "a")[0] == 1
+        print("good")
+    """)
+    try:
+        with open(os.path.join(group, name), "w", encoding="ascii") as limit:
+            limit.write(str(1 << 30))
+        done = subprocess.run([sys.executable, "-c", code, group], capture_output=True, text=True, timeout=120,
+                              env=jobs.environment({"RANK": "0", "WORLD_SIZE": "1", "TALLY_PORT": str(free_port())}))
+        assert done.returncode == 0 and "good" in done.stdout, done.stdout + done.stderr
+        assert "refused: no 4096 MB of memory: the cgroup's limit leaves" in done.stdout, done.stdout
+    finally:
+        os.rmdir(group)
