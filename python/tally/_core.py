@@ -326,7 +326,7 @@ class Operation:
     def _end(self, timeout):
         op = self._op
         if lib.tally_op_poll(op):
-            status = blocking.tally_op_wait(op, 0)
+            status = lib.tally_op_wait(op, 0)
         else:
             deadline = None if timeout is None else time.monotonic() + timeout
             while True:
@@ -337,7 +337,7 @@ class Operation:
                 if status != -errno.ETIMEDOUT:
                     break
                 if lib.tally_op_poll(op):  # just after the slice's end, or with a status that is called the same
-                    status = blocking.tally_op_wait(op, 0)
+                    status = lib.tally_op_wait(op, 0)
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError("the operation has not ended within %g s" % timeout)

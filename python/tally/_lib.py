@@ -126,6 +126,8 @@ _waiting = {
     "tally_plan": (c_int, c_void_p, c_uint32, c_size_t, POINTER(c_char_p), POINTER(c_uint64)),
     "tally_op_wait": (c_int, c_void_p, c_int),
 }
+# The end of what has ended is taken without giving up the GIL, which another thread may keep for a while.
+_shared["tally_op_wait"] = _waiting["tally_op_wait"]
 for _view, _table in ((lib, _shared), (blocking, _waiting)):
     for _name, (_result, *_arguments) in _table.items():
         try:

@@ -251,7 +251,8 @@ class Group(dist.ProcessGroup):
     def _reduction(self, tensor, operator):
         """(a view of `tensor`, the number of a reduction)."""
         dtype = tensor.dtype
-        tensor = tensor.detach()
+        if tensor.requires_grad:  # detach() lets go of the GIL, and another thread may keep it for a while
+            tensor = tensor.detach()
         whole = not dtype.is_floating_point and not dtype.is_complex
         reduction = _BITWISE.get(operator) if whole else None
         if reduction is None:

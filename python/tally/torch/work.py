@@ -88,9 +88,10 @@ class GroupWork(Work):
                 try:
                     for operation in self._operations:
                         operation.wait()
-                    with torch.no_grad():
-                        for touch in self._touches:
-                            touch()
+                    if self._touches:
+                        with torch.no_grad():
+                            for touch in self._touches:
+                                touch()
                 except Error as error:
                     self._failure = self._explained(error)
                 except Exception as error:
