@@ -170,8 +170,8 @@ TALLY_API int tally_group_size(const tally_group *group); /* number of its ranks
 /* --- memory for tensors -------------------------------------------------------------------------- */
 
 /* `bytes` bytes (0 counts as 1) of zeros at a page's beginning, where the other ranks of this machine can read and
- * write them too: tensors there are reduced without being copied first.  Where ranks do not share memory (several
- * machines, TALLY_LOCAL=off, no room) it is ordinary memory.  After a failure of the job its contents are undefined.
+ * write them too: tensors there are reduced without being copied first.  Where this machine's ranks do not
+ * share memory (TALLY_LOCAL=off, one rank on each of several machines, no room) it is ordinary memory.  After a failure of the job its contents are undefined.
  * A forked child does not have it.  -ENOMEM: tally_error() names the limit. */
 TALLY_API int tally_alloc(tally_comm *comm, size_t bytes, void **memory);
 

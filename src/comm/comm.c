@@ -169,6 +169,7 @@ static int64_t prepare(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, hook);
     tly_op_drain(c);
+    tly_team_drain(c);
     tly_queue_admit(c);
     return INT64_MAX;
 }
@@ -288,6 +289,8 @@ static int take_roster(tally_comm *c)
         tly_peer_init(&c->peers[i], c, (uint32_t)i);
     int err = tly_group_begin(c);
     if (!err)
+        err = tly_team_begin_lists(c);
+    if (!err)
         err = tly_epoch_init(c);
     return err ? err : tly_pace_init(c);
 }
@@ -342,7 +345,7 @@ static void greet(tally_comm *c)
     free(order);
     tly_pace_foretell(c, best, sizeof best);
     tly_loop_lock(&c->loop);
-    if (c->local)
+    if (c->local && c->machines == 1)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
     else
@@ -350,10 +353,10 @@ static void greet(tally_comm *c)
     tly_loop_unlock(&c->loop);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
-             "parts of %u KB, sums along the tree over %s%s",
+             "parts of %u KB, %ssums along the tree over %s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
              c->services - c->machines, c->member.coordinator, media, c->part_bytes >> 10,
-             flat ? "ranks" : "machines", best);
+             c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }
 
@@ -383,6 +386,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_map_each(&c->names, t) tly_tensor_destroy(t);
     tly_map_finish(&c->names);
     tly_group_finish(c);
+    tly_team_finish(c);
     tly_map_finish(&c->active);
     pthread_mutex_destroy(&c->names_lock);
     pthread_mutex_destroy(&c->inbox_lock);
@@ -390,6 +394,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_pace_finish(c);
     tly_epoch_finish(c);
     free(c->peers);
+    free(c->neighbours);
     free(c);
 }
 
@@ -527,6 +532,10 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         c->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&c->thread, "tally-comm", run, c);
     }
+    if (!err) {
+        c->thread_started = true;
+        err = tly_team_agree(c);
+    }
     if (err) {
         char sentence[TLY_SENTENCE];
         snprintf(sentence, sizeof sentence, "%s", tly_error());
@@ -534,7 +543,6 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         destroy(c, c->coordinator ? tly_now() + TLY_SEC : 0);
         return tly_fail(-err, "%s", sentence);
     }
-    c->thread_started = true;
     greet(c);
     *comm = c;
     return 0;
@@ -561,11 +569,12 @@ int tally_comm_close(tally_comm *c)
     c->closing = true;
     pthread_mutex_unlock(&c->names_lock);
 
-    if (c->local) {
+    /* Else who has not heard of a failure yet would take us for one that leaves. */
+    bool local = c->local && c->machines == 1;
+    if (local)
         tly_local_drain(c->local, deadline);
-        if (!atomic_load(&c->failed)) /* else who has not heard of it yet would take us for one that leaves */
-            tly_local_leave(c->local);
-    }
+    if (local && !atomic_load(&c->failed))
+        tly_local_leave(c->local);
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
     c->draining = true;
@@ -573,6 +582,8 @@ int tally_comm_close(tally_comm *c)
     tly_loop_unlock(&c->loop);
     if (busy)
         tly_event_wait(&c->idle, deadline);
+    if (c->local && !local && !atomic_load(&c->failed))
+        tly_local_leave(c->local); /* a team's operations had to end first */
 
     tly_loop_lock(&c->loop);
     if (c->local)

@@ -56,8 +56,8 @@ static bool same_list(const struct tally_group *a, const struct tally_group *b)
     return a->size == b->size && memcmp(a->ranks, b->ranks, (size_t)a->size * sizeof *a->ranks) == 0;
 }
 
-/* Of equal lists; names_lock held. */
-static int number_list(tally_comm *c, struct tally_group *g)
+/* Equal lists have the same. */
+int tly_group_number(tally_comm *c, struct tally_group *g)
 {
     if (same_list(g, &c->all))
         return 0;
@@ -129,7 +129,8 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
                        name);
     else if (known && !same_list(known, g))
         err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already", name);
-    else if (!err && !known && (number_list(comm, g) != 0 || tly_map_put(&comm->groups, g->id, g) != 0)) {
+    else if (!err && !known &&
+             (tly_group_number(comm, g) != 0 || tly_map_put(&comm->groups, g->id, g) != 0)) {
         if (g->number == comm->list_count && g->number && comm->lists[g->number - 1] == g)
             comm->list_count--;
         err = tly_fail(ENOMEM, "out of memory");

@@ -7,6 +7,7 @@
  *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
  *   events.c  the completion queue                    report.c  tally_comm_report
  *   local.c   the way through shared memory, and its pool
+ *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
  */
 #ifndef TLY_COMM_INTERNAL_H
@@ -102,7 +103,9 @@ struct part {
     bool known; /* its service has heard of it */
     bool quiet; /* we push it and do not want the result */
     bool offer; /* its data goes when it is asked for */
-    uint32_t root;
+    uint32_t
+        root; /* of a team's part, which is no broadcast: ranks that it is the sum of when all have pushed, less one */
+    struct tly_local_piece shard; /* of a team's part that this rank carries */
 };
 
 /* Ranks that operate among themselves, and their numbers for calls without a name. */
@@ -177,7 +180,11 @@ struct tally_op {
     uint64_t credit;           /* its parts go out while no more than this is in flight */
     uint64_t missing;          /* bytes that have not landed */
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
-    struct tly_local_op local; /* likewise */
+    struct tly_local_op local; /* likewise, and if its team pushes it */
+    bool team;                 /* the ranks of each machine push it together */
+    bool spread;               /* the engine has ended it well */
+    int lost_err;              /* or so, */
+    char lost[80];             /* and says why */
     int64_t born;              /* awake clock */
     int64_t submitted;         /* monotonic */
     char late[160];            /* ranks that home waits for, as it last said */
@@ -308,6 +315,15 @@ struct tally_comm {
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
     struct lateness lateness;
 
+    uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
+
+    bool teams;   /* each machine's ranks push large tensors together; fixed once open, as the next three */
+    int carriers; /* ranks of this machine that share its card's credit */
+    int lists_of_teams;         /* the most ranks that a machine has */
+    struct tally_group **carry; /* owned: for each of these a rank of each machine */
+    struct tly_list summed,
+        over; /* of pieces and of local operations, on their way to the loop; inbox_lock */
+
     /* owner: the loop */
     struct tly_hook hook;
     struct tly_list epochs;
@@ -376,6 +392,8 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len);
 /* group.c */
 int tly_group_begin(tally_comm *c); /* all ranks; sentence set */
 void tly_group_finish(tally_comm *c);
+/* Give a list of ranks its number; names_lock held, or nobody else there yet.  -ENOMEM. */
+int tly_group_number(tally_comm *c, struct tally_group *g);
 /* "0-2, 5" */
 void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */
@@ -388,6 +406,30 @@ int tly_comm_meet(tally_comm *c);
 bool tly_comm_is_local(const struct tally_op *op, bool ordered);
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
 void tly_comm_tick_local(tally_comm *c);
+
+/* team.c */
+/* Who would carry what, once the roster is known.  -ENOMEM, sentence set. */
+int tly_team_begin_lists(tally_comm *c);
+void tly_team_finish(tally_comm *c);
+/* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
+int tly_team_agree(tally_comm *c);
+/* Is it worth it?  Of an operation that has its name. */
+bool tly_team_suits(const tally_comm *c, const struct tally_op *op);
+/* What the engine must know of an operation, before anybody can wait for it. */
+void tly_team_prepare(tally_comm *c, struct tally_op *op);
+/* In the loop: the operation's parts by a cut of all its bytes; names_lock held.  -ENOMEM. */
+int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
+/* The engine's callbacks; from any thread. */
+void tly_team_summed(void *comm, struct tly_local_piece *piece);
+void tly_team_over(tally_comm *c, struct tally_op *op, int err, const char *sentence);
+/* In the loop: what the engine has done since. */
+void tly_team_drain(tally_comm *c);
+/* The operation ends, whatever it has come to: nobody is at its buffers any more. */
+void tly_team_withdraw(tally_comm *c, struct tally_op *op);
+static inline bool tly_team_carries(const struct part *p)
+{
+    return p->shard.op != NULL;
+}
 
 /* op.c */
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);

@@ -1,5 +1,5 @@
 /* local.c - the way through shared memory: where all ranks share one machine and no tallyd sums with them, operations
- * go to src/local/ instead of the services.  Those on which ranks disagree, or which one refuses, come back and go
+ * go to src/local/ instead of the services.  (Where there are several machines see team.c.)  Those on which ranks disagree, or which one refuses, come back and go
  * to the service all the same: it says what is wrong to all. */
 #include <errno.h>
 #include <stdio.h>
@@ -24,6 +24,10 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
 {
     tally_comm *c = user;
     struct tally_op *op = op_of(local);
+    if (op->team) {
+        tly_team_over(c, op, err, sentence);
+        return;
+    }
     if (err) {
         char text[TLY_SENTENCE];
         snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
@@ -43,6 +47,8 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
 static void divert(void *user, struct tly_local_op *local)
 {
     tally_comm *c = user;
+    if (op_of(local)->team)
+        return; /* its home has heard of the same, and says what is wrong */
     pthread_mutex_lock(&c->inbox_lock);
     tly_list_append(&c->inbox, &op_of(local)->node);
     pthread_mutex_unlock(&c->inbox_lock);
@@ -87,26 +93,39 @@ static int turn(void *user, int ms)
 }
 
 static const struct tly_local_user calls = {
-    .ended = ended, .divert = divert, .gather = gather, .broken = broken, .turn = turn};
+    .ended = ended,
+    .divert = divert,
+    .summed = tly_team_summed,
+    .gather = gather,
+    .broken = broken,
+    .turn = turn};
 
 /* --- called by the communicator ------------------------------------------------------------------ */
 
 int tly_comm_meet(tally_comm *c)
 {
-    if (c->machines != 1 || c->services != 1 || c->size > TLY_LOCAL_RANKS ||
-        strcmp(c->params.local, "on") != 0)
+    bool all = c->machines == 1 && c->services == 1 && strcmp(c->params.local, "on") == 0;
+    if (!(all || c->carry) || c->local_size > TLY_LOCAL_RANKS)
         return 0;
+    uint32_t n = 0;
+    c->neighbours = calloc((size_t)c->local_size, sizeof *c->neighbours);
+    if (!c->neighbours)
+        return tly_fail(ENOMEM, "out of memory");
+    for (int i = 0; i < c->size; i++)
+        if (c->member.roster.ranks[i].machine == (uint32_t)c->machine)
+            c->neighbours[n++] = (uint32_t)i;
     struct tly_local_config config = {
         .calls = &calls,
         .user = c,
-        .rank = (uint32_t)c->rank,
-        .ranks = (uint32_t)c->size,
+        .rank = (uint32_t)c->local_rank,
+        .ranks = n,
+        .numbers = c->neighbours,
         .job = c->member.identity.incarnation,
         .secret = c->member.identity.secret,
         .patience_ms = MEET_MS};
     int err = tly_local_open(&config, &c->local);
     if (!err && !c->local)
-        tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+        tly_log(c->local_rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
                 "the ranks cannot share memory: %s; they go through the network stack", tly_error());
     return err;
 }
@@ -114,7 +133,8 @@ int tly_comm_meet(tally_comm *c)
 bool tly_comm_is_local(const struct tally_op *op, bool ordered)
 {
     /* What may meet another kind must at least be told of. */
-    return op->group->number == 0 && op->kind < TALLY_MESSAGE && (op->kind <= TALLY_BARRIER || ordered);
+    return op->comm->local && op->comm->machines == 1 && op->group->number == 0 && op->kind < TALLY_MESSAGE &&
+           (op->kind <= TALLY_BARRIER || ordered);
 }
 
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
@@ -191,7 +211,8 @@ void tly_comm_tick_local(tally_comm *c)
         tly_comm_fail(c, err, c->broken);
         return;
     }
-    watch_oldest(c);
+    if (c->machines == 1)
+        watch_oldest(c); /* else the home of each does */
 }
 
 /* --- the pool ------------------------------------------------------------------------------------ */

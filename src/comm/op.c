@@ -60,7 +60,8 @@ int tally_op_wait(tally_op *op, int timeout_ms)
     if (op->generation != tly_fork_generation())
         return tly_fail(ECHILD, "the operation belongs to a parent process");
     int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
-    if (op->engine && !tly_event_is_set(&op->done))
+    if (op->engine && !op->team &&
+        !tly_event_is_set(&op->done)) /* of a team it is for the network that all wait */
         tly_local_wait(op->engine, &op->local, &op->done, deadline);
     if (!tly_event_is_set(&op->done) && !tly_event_wait(&op->done, deadline))
         return -ETIMEDOUT;
@@ -114,6 +115,7 @@ static void complete(tally_comm *c, struct tally_op *op)
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
     tly_pace_leaves(c, op);
+    tly_team_withdraw(c, op);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     c->ops_done++;
@@ -219,6 +221,8 @@ void tly_op_landed(tally_comm *c, struct part *p)
     struct peer *peer = &c->peers[p->owner];
     p->state = PART_LANDED;
     tly_pace_landed(peer);
+    if (tly_team_carries(p))
+        tly_local_landed(op->engine, &p->shard);
     op->missing -= p->length;
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
@@ -269,7 +273,7 @@ static int begin(tally_comm *c, struct tally_op *op)
         err = message_parts(c, op);
     } else {
         const struct cut *cut = tly_tensor_cut(c, op->tensor, bytes, op->epoch);
-        err = cut ? make_parts(c, op, cut) : -ENOMEM;
+        err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : make_parts(c, op, cut);
     }
     pthread_mutex_unlock(&c->names_lock);
     if (!err && !op->mark && op->kind == TALLY_REDUCE_SCATTER)
@@ -281,6 +285,10 @@ static int begin(tally_comm *c, struct tally_op *op)
     op->missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++)
         op->missing += op->parts[i].length;
+    if (!err && op->team) {
+        tly_local_enter(op->engine, &op->local);
+        return tly_queue_part(c, &op->parts[0]); /* the others once they are summed */
+    }
     return err ? err : queue_parts(c, op, 0);
 }
 
@@ -789,7 +797,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         return err;
     if (op->table && !op->mark)
         keep_own_piece(op);
-    if (c->local && tly_comm_is_local(op, ordered)) {
+    bool local = tly_comm_is_local(op, ordered), team = tly_team_suits(c, op);
+    if (local || team) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
         tly_local_ref(op->engine);
     }
@@ -802,6 +811,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     op->round = t->round++;
     op->sequence = c->sequence++;
     op->spec = tly_spec_hash(op);
+    if (team)
+        tly_team_prepare(c, op);
     if (!r->reason)
         atomic_store_explicit(&t->busy, true, memory_order_relaxed);
     return 0;
@@ -848,7 +859,8 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
     pthread_mutex_lock(&c->names_lock);
     err = name_op(c, r, op);
     uint64_t bytes = op->bytes;
-    if (!err && !op->engine) { /* before anybody can ask how far the name has come */
+    bool local = op->engine && !op->team;
+    if (!err && !local) { /* before anybody can ask how far the name has come */
         pthread_mutex_lock(&c->inbox_lock);
         tly_list_append(&c->inbox, &op->node);
         pthread_mutex_unlock(&c->inbox_lock);
@@ -859,7 +871,7 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
         tly_op_unref(op);
         return err;
     }
-    if (op->engine)
+    if (local)
         tly_comm_submit_local(c, op);
     else
         hand_over(c, bytes);

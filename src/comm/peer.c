@@ -49,7 +49,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .rank = (uint32_t)op->comm->rank,
         .root = p->root,
         .priority = op->priority,
-        .prescale = op->prescale,
+        .prescale = tly_team_carries(p) ? 1 : op->prescale, /* it has been applied */
         .postscale = op->postscale};
 }
 

@@ -79,6 +79,7 @@ struct tly_coordinator {
     uint64_t part_bytes, credit_bytes;
     uint32_t window_parts;
     enum tly_split split;
+    bool teams; /* ranks of a machine may share memory */
     struct tly_list members;
     enum state state;
     uint32_t size;            /* ranks; 0 until the first has joined */
@@ -348,6 +349,7 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
         goto out;
     }
     find_cards(c, r);
+    r->teams = c->teams && tly_roster_suits_teams(r);
 out:
     free(same);
     if (err)
@@ -1308,6 +1310,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
                : strcmp(params->split, "all-reduce") == 0
                    ? TLY_SPLIT_ALL_REDUCE
                    : TLY_SPLIT_OPTIMAL;
+    c->teams = strcmp(params->local, "on") == 0;
     c->hook.tick = tick;
     c->born = c->asked_missing = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);

@@ -73,6 +73,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     tly_write32(w, r->machine_count);
     tly_write32(w, r->service_count);
     tly_write32(w, r->standalone);
+    tly_write32(w, r->teams);
     tly_write64(w, r->part_bytes);
     tly_write64(w, r->window_bytes);
     for (uint32_t i = 0; i < r->rank_count; i++) {
@@ -104,13 +105,14 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     r.machine_count = tly_read32(rd);
     r.service_count = tly_read32(rd);
     r.standalone = tly_read32(rd);
+    r.teams = tly_read32(rd);
     r.part_bytes = tly_read64(rd);
     r.window_bytes = tly_read64(rd);
     if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
         r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES ||
         r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN ||
         r.part_bytes > TLY_MAX_PART || r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes ||
-        r.window_bytes > 1u << 30 || r.standalone > 1)
+        r.window_bytes > 1u << 30 || r.standalone > 1 || r.teams > 1)
         return -EPROTO;
     r.ranks = calloc(r.rank_count, sizeof *r.ranks);
     r.services = calloc(r.service_count, sizeof *r.services);
@@ -177,13 +179,18 @@ double tly_roster_slowest(const struct tly_roster *r)
     return (double)least / 8;
 }
 
+static uint32_t pushes_of(const struct tly_roster *r)
+{
+    return r->teams ? r->machine_count : r->rank_count;
+}
+
 /* Inputs/s that a service's memory has room for; 0: as many as its card can bring.  An input stays until all ranks' like it
  * are there and the result is with all: as long as a rank's credit takes to leave it, two parts for each service, and
  * a part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
 static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
     double least = tly_roster_slowest(r), card = s->bandwidth ? (double)s->bandwidth / 8 : least;
-    double stay = (2.0 * r->service_count + 2.0 * r->rank_count + 1) * (double)r->part_bytes / least;
+    double stay = (2.0 * r->service_count + 2.0 * pushes_of(r) + 1) * (double)r->part_bytes / least;
     double rate = (double)s->memory / 2 / stay;
     return s->memory && least > 0 && rate < card ? rate : 0;
 }
@@ -199,7 +206,8 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
             machine[i].sum_rate = room;
     }
     for (uint32_t i = 0; i < r->rank_count; i++)
-        machine[r->ranks[i].machine].ranks++;
+        if (!r->teams || r->ranks[i].local_rank == 0)
+            machine[r->ranks[i].machine].ranks++;
 }
 
 int tly_roster_split(struct tly_roster *r, enum tly_split split)
@@ -287,6 +295,35 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
     }
     *groups = (int)r->machine_count;
     return false;
+}
+
+/* Are machines [lo, hi) of the tree over machines a node of the tree over ranks, and so on down?  first[m]: the lowest
+ * rank of machine m. */
+static bool is_like(const uint32_t *first, uint32_t ranks, uint32_t lo, uint32_t hi)
+{
+    uint32_t m = 1;
+    while (m * 2 < hi - lo)
+        m *= 2;
+    return is_node(0, ranks, first[lo], first[hi]) &&
+           (hi - lo < 2 || (is_like(first, ranks, lo, lo + m) && is_like(first, ranks, lo + m, hi)));
+}
+
+bool tly_roster_suits_teams(const struct tly_roster *r)
+{
+    uint32_t n = r->rank_count, machines = r->machine_count;
+    int groups, *sizes = calloc(n, sizeof *sizes);
+    uint32_t *order = calloc(n, sizeof *order), *first = calloc(machines + 1, sizeof *first);
+    bool suits = sizes && order && first && machines > 1 && machines < n;
+    if (suits && tly_roster_tree(r, false, &groups, sizes, order)) {
+        for (uint32_t i = n; i-- > 0;)
+            first[r->ranks[i].machine] = i;
+        first[machines] = n;
+        suits = is_like(first, n, 0, machines);
+    }
+    free(sizes);
+    free(order);
+    free(first);
+    return suits;
 }
 
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len)

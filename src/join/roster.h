@@ -64,6 +64,7 @@ struct tly_roster {
     uint32_t epoch;
     uint32_t rank_count, machine_count, service_count;
     uint32_t standalone; /* the coordinator is a process of its own: its death is not the job's */
+    uint32_t teams;      /* 1: the ranks of a machine push large tensors once, as a team */
     uint64_t part_bytes, window_bytes;
     struct tly_roster_rank *ranks;       /* owned */
     struct tly_roster_service *services; /* owned */
@@ -102,6 +103,10 @@ double tly_roster_slowest(const struct tly_roster *r);
  * only with one rank a machine.  group_size and order have room for rank_count; *groups is set. */
 bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
                      uint32_t *order);
+
+/* Several machines, several ranks on one or more of them, and the tree over machines has the machines' ranks as its
+ * leaves, or the sums go along that tree anyway: each machine may push the sum of its ranks. */
+bool tly_roster_suits_teams(const struct tly_roster *r);
 
 /* "rank 3 on host" / "tallyd 1 on host (address:port)", for messages. */
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len);

@@ -42,17 +42,21 @@ static void trees(void **state)
         const char *layout; /* a letter a rank: its machine */
         bool flat, flat16;
         const char *order; /* of leaves when not flat */
+        bool teams;
     } cases[] = {
-        {"a", true, true, NULL},
-        {"abcdefgh", true, true, NULL},
-        {"aaaaaaaa", true, false, "01234567"},
-        {"aabbccdd", true, false, "01234567"},
-        {"aaaabbbb", true, false, "01234567"},
-        {"aaaabbcc", true, false, "01234567"}, /* 4 + 2 + 2: nodes of the ranks' tree */
-        {"aaabbb", false, false, "012345"},    /* 2 x 3: 3 is no node of T(0, 6) */
-        {"abab", false, false, "0213"},        /* not neighbours */
-        {"aab", true, false, "012"},
-        {"abb", false, false, "012"}, /* T(0, 3) is (0 + 1) + 2 */
+        {"a", true, true, NULL, false},
+        {"abcdefgh", true, true, NULL, false},
+        {"aaaaaaaa", true, false, "01234567", false},
+        {"aabbccdd", true, false, "01234567", true},
+        {"aaaabbbb", true, false, "01234567", true},
+        {"aaaabbcc", true, false, "01234567", false}, /* 4 + 2 + 2: nodes of the ranks' tree, a + (b + c) */
+        {"aabbcccc", true, false, "01234567", true},  /* (a + b) + c, as over machines */
+        {"aaabbb", false, false, "012345", true},     /* 2 x 3: 3 is no node of T(0, 6) */
+        {"abab", false, false, "0213", true},         /* not neighbours */
+        {"aab", true, false, "012", true},
+        {"abb", false, false, "012", true}, /* T(0, 3) is (0 + 1) + 2 */
+        {"abbc", false, false, "0123", true},
+        {"aabbc", true, false, "01234", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_roster_rank room[MOST];
@@ -71,6 +75,7 @@ static void trees(void **state)
         assert_int_equal(total, n);
         for (uint32_t j = 0; j < n; j++)
             assert_int_equal(order[j], cases[i].order ? (uint32_t)(cases[i].order[j] - '0') : j);
+        assert_int_equal(tly_roster_suits_teams(&r), cases[i].teams);
     }
 }
 
@@ -234,6 +239,9 @@ static void weights_come_from_ranks_cards_and_bandwidths(void **state)
         }
         assert_int_equal(tly_roster_active(&r), active);
     }
+    r.teams = 1; /* a machine's ranks push once */
+    tly_roster_machines(&r, m);
+    assert_true(m[0].ranks == 1 && m[1].ranks == 1 && m[2].ranks == 0);
     r.service_count = 2;
     assert_int_equal(tly_roster_split(&r, TLY_SPLIT_SERVER), -ENOENT);
     tly_roster_finish(&r);

@@ -1,5 +1,5 @@
 /* control.h - what lies at the head of each rank's segment, and the engine that works on it; shared by meet.c,
- * local.c and work.c.
+ * local.c, work.c and team.c.
  *
  * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
  * What is small travels in the post itself; a larger tensor's post says where it lies. */
@@ -32,17 +32,18 @@ struct tly_post {
         };
         uint8_t tiny[TLY_TINY]; /* or all of the payload */
     };
-    uint64_t bytes; /* of the input */
-    int64_t first_dim;
+    uint64_t bytes;    /* of the input */
+    int64_t first_dim; /* of a team: how many parts there are */
     uint32_t round, gen;
-    uint16_t work; /* of the lowest rank: the entry and its generation */
+    uint16_t work; /* of the lowest rank, in a team of each: the entry and its generation */
     uint8_t kind, flags;
     _Atomic uint32_t
         there; /* last, release; pairs with acquire in the readers.  Cleared before the one before */
 };
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
-/* Who does which part of a large operation.  Generation in the upper half, a number below. */
+/* Who does which part of a large operation.  Generation in the upper half, a number below.  In a team each rank has one
+ * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
     _Atomic uint64_t done; /* parts (or ranks) that are done; release, pairs with acquire in finished() */
@@ -51,14 +52,15 @@ struct tly_work {
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
 enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a futex's bits */
 
-/* Written by its owner, but for the bell, and the work entries of rank 0. */
+/* Written by its owner, but for the bell and the work entries. */
 struct tly_control {
     _Alignas(64) _Atomic uint32_t wanted; /* whom to wake when something has changed; 0: somebody looks */
     _Atomic uint32_t left;    /* 1: submits nothing more; 2: and has given up what had not ended; release */
     _Atomic uint32_t stuck;   /* its ring is full: tell it when you have read */
     _Atomic uint32_t failed;  /* its private memory must not be touched any more */
     _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
-    _Atomic uint32_t working; /* 1 + the entry of which it is just doing a part */
+    _Atomic uint32_t
+        working; /* 1 + the entry of which it is just doing a part; in a team some name of the round */
     _Alignas(64) _Atomic uint32_t bell; /* futex; anybody adds */
     _Atomic uint32_t state;             /* of the start */
     uint64_t probe, probe_at;           /* a number in private memory, for the others to try */
@@ -66,7 +68,7 @@ struct tly_control {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
-    struct tly_work work[TLY_WORKS]; /* rank 0's are used */
+    struct tly_work work[TLY_WORKS]; /* rank 0's are used, or of a team's ranks all */
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 
@@ -113,9 +115,11 @@ struct tly_local {
         in_flight;      /* threads that look; that sleep; that wait; operations */
     atomic_int pending; /* in the inbox */
     atomic_bool prompt; /* the last operation was waited for while it was alone; a guess about the next */
+    atomic_int claims;  /* threads that want the engine's lock now */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;
+    struct tly_list landed; /* pieces */
 
     pthread_mutex_t lock; /* the engine: guards all below, and is held while parts are worked on */
     struct tly_map rounds;
@@ -147,7 +151,30 @@ bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);
 /* All posts hold their payload: the result, in this rank's memory. */
 void tly_work_eager(struct tly_local *l, struct tly_round *r);
 
+/* Of a rank's memory, with the care that it takes: false if it cannot be had any more. */
+bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, size_t len);
+bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len);
+/* Where this process sees a rank's input or output; NULL: in that rank's private memory. */
+uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool);
+/* Somebody's calls have ended before this was done: what was read of its memory may be something else by now. */
+bool tly_work_is_given_up(const struct tly_local *l);
+
+/* team.c */
+/* All posts of a team's round are there.  False: they do not fit together. */
+bool tly_team_begin(struct tly_local *l, struct tly_round *r);
+/* Give a result to the others, or sum a piece.  True: something was done. */
+bool tly_team_do(struct tly_local *l, struct tly_round *r);
+/* Give a result to the others.  False: not now, or never. */
+bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_piece *piece);
+/* This rank's buffers are lent no more, and nobody is at them.  False: the job fails meanwhile. */
+bool tly_team_give_up(struct tly_local *l, const struct tly_round *r);
+
 /* local.c */
+/* A rank's number in the job. */
+static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank)
+{
+    return l->config.numbers[rank];
+}
 void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
 void tly_local_tell(struct tly_local *l);
 

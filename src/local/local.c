@@ -30,6 +30,7 @@ enum {
     DRAIN_MS = 5,      /* at the close, where the thread sleeps on the same bell */
     BLINK_MS = 1,      /* of who could not look, as another thread did: that one may have looked too early */
     LIGHT = 256 << 10, /* bytes that submission itself moves */
+    LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     LOOKS = 8,         /* between looks at the clock meanwhile */
     UNSAID = TLY_RING / 8, /* bytes of a ring that have been read and not said so */
@@ -183,12 +184,14 @@ static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
     tly_list_remove(&r->node);
     tly_list_init(&r->node);
     tly_list_remove(&op->node);
-    if (op->borrowed) /* to look for it takes a lock that the whole process has */
-        tly_pool_free(op->borrowed);
-    op->borrowed = NULL;
+    if (!op->parts) {
+        if (op->borrowed) /* to look for it takes a lock that the whole process has */
+            tly_pool_free(op->borrowed);
+        op->borrowed = NULL;
+    }
     /* Also where nobody has begun; one in which others may still count is not used again. */
-    if (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r)))
-        l->free_work[l->free_count++] = r->posts[0].work;
+    if (op->parts || (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r))))
+        l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
     if (is_complete(l, r))
         drop(l, r);
@@ -197,6 +200,7 @@ static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
 
 static void end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence)
 {
+    op->held = false;
     l->calls->ended(l->user, op, err, sentence);
     atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it ended */
     tell_sleepers(l);
@@ -205,6 +209,7 @@ static void end(struct tly_local *l, struct tly_local_op *op, int err, const cha
 /* The service ends it, or says what is wrong. */
 static void hand_back(struct tly_local *l, struct tly_local_op *op)
 {
+    op->held = false;
     atomic_store_explicit(&op->diverted, true, memory_order_release);
     l->calls->divert(l->user, op);
     atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it handed on */
@@ -226,11 +231,27 @@ static void finish(struct tly_local *l, struct tly_round *r)
     end(l, let_go(l, r), 0, NULL);
 }
 
+static void make_ready(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_list *n = l->ready.prev;
+    while (n != &l->ready && tly_list_entry(n, struct tly_round, node)->op->priority < r->op->priority)
+        n = n->prev;
+    tly_list_append(n->next, &r->node);
+}
+
 /* All posts of the round are there, and the same. */
 static void begin(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
     uint32_t work = r->posts[0].work;
+    if (op->parts) {
+        if (!tly_team_begin(l, r)) {
+            broken(l, EPROTO, "the ranks of a machine have cut a tensor differently");
+            return;
+        }
+        make_ready(l, r);
+        return;
+    }
     if (op->kind == TALLY_BARRIER ||
         (op->kind != TALLY_ALLGATHER && (r->posts[l->me].flags & TLY_POST_EAGER))) {
         tly_work_eager(l, r);
@@ -255,10 +276,7 @@ static void begin(struct tly_local *l, struct tly_round *r)
     r->parts = l->count;
     if (op->kind == TALLY_PUSH_PULL)
         tly_work_cut(l, r);
-    struct tly_list *n = l->ready.prev;
-    while (n != &l->ready && tly_list_entry(n, struct tly_round, node)->op->priority < op->priority)
-        n = n->prev;
-    tly_list_append(n->next, &r->node);
+    make_ready(l, r);
 }
 
 /* Another post of the round has come, or ours is out. */
@@ -376,9 +394,9 @@ static void end_lost(struct tly_local *l)
         for (uint32_t i = 0; i < l->count; i++)
             if (is_lost(l, r, i)) {
                 char sentence[64];
-                if (r->work && !tly_work_give_up(l, r))
+                if (op->parts ? !tly_team_give_up(l, r) : r->work && !tly_work_give_up(l, r))
                     return; /* the failure ends it */
-                snprintf(sentence, sizeof sentence, "rank %u has left the job", i);
+                snprintf(sentence, sizeof sentence, "rank %u has left the job", tly_local_number(l, i));
                 end(l, let_go(l, r), ESHUTDOWN, sentence);
                 break;
             }
@@ -500,10 +518,10 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
 {
     struct tly_post p = {
         .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
-    bool small = op->bytes <= TLY_EAGER;
+    bool small = op->bytes <= TLY_EAGER && !op->parts;
     uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
     uint64_t need = sizeof p + bytes_behind(payload);
-    if (!has_room(l, need + sizeof p))
+    if (!has_room(l, need + sizeof p) || (op->parts && !l->free_count))
         return false;
     struct tly_post *next = post_at(l->own, l->tail + need);
     atomic_store_explicit(&next->there, 0, memory_order_relaxed);
@@ -514,12 +532,18 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     }
     p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
     p.flags = small ? TLY_POST_EAGER : 0;
-    if (op->mark)
+    bool placed = small || op->mark || place(l, op, &p);
+    if (op->parts && !placed) {
+        broken(l, ENOMEM, "no room to show a tensor to the machine's other ranks");
+        return false;
+    }
+    bool works = op->parts || (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
+    if (op->mark || !placed || (works && !take_work(l, &p)))
         p.flags |= TLY_POST_SERVICE;
-    else if (!small && !place(l, op, &p))
-        p.flags |= TLY_POST_SERVICE;
-    else if (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER) && !take_work(l, &p))
-        p.flags |= TLY_POST_SERVICE;
+    if (op->parts) {
+        p.first_dim = op->parts;
+        op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
+    }
     if (payload > TLY_TINY)
         into_ring(l, l->tail + sizeof p, op->input, payload);
     else if (payload)
@@ -548,6 +572,14 @@ static bool take_inbox(struct tly_local *l)
             struct tly_list *n = l->inbox.next;
             tly_list_remove(n);
             tly_list_append(&l->backlog, n);
+        }
+        while (!tly_list_empty(&l->landed)) {
+            struct tly_list *n = l->landed.next;
+            struct tly_local_op *op = tly_list_entry(n, struct tly_local_piece, node)->op;
+            tly_list_remove(n);
+            if (op->held)
+                tly_list_append(&op->landed, n);
+            any = true;
         }
         atomic_store(&l->pending, 0);
         pthread_mutex_unlock(&l->inbox_lock);
@@ -585,6 +617,8 @@ static bool past(int64_t deadline)
 
 static bool called_off(struct tly_local *l, const struct errand *e)
 {
+    if (atomic_load_explicit(&l->claims, memory_order_relaxed))
+        return true;
     if (e->done)
         return tly_event_is_set(e->done) || past(e->deadline);
     return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
@@ -608,7 +642,8 @@ static bool step(struct tly_local *l, const struct errand *e)
             finish(l, r);
             return true;
         }
-        if ((e->light && moved_bytes(l, r) > LIGHT) || !tly_work_do(l, r))
+        if ((e->light && moved_bytes(l, r) > LIGHT) ||
+            !(r->op->parts ? tly_team_do(l, r) : tly_work_do(l, r)))
             continue;
         if (tly_work_finished(r))
             finish(l, r);
@@ -636,7 +671,7 @@ static bool drive(struct tly_local *l, const struct errand *e, bool *looked)
 {
     bool any = false;
     do {
-        *looked = pthread_mutex_trylock(&l->lock) == 0;
+        *looked = !atomic_load(&l->claims) && pthread_mutex_trylock(&l->lock) == 0;
         if (!*looked)
             return any; /* who holds it looks at the inbox once more */
         if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
@@ -658,6 +693,85 @@ static void hand_on(struct tly_local *l)
     }
     if (busy)
         tly_local_ring(l, l->me, TLY_WAKE_THREAD);
+}
+
+/* Something lies in the inbox: whoever looks after this rank is to look. */
+static void call_own(struct tly_local *l)
+{
+    set_wanted(l);
+    uint32_t whom = atomic_load(&l->own->wanted);
+    if (whom)
+        tly_local_ring(l, l->me, whom);
+}
+
+void tly_local_enter(struct tly_local *l, struct tly_local_op *op)
+{
+    atomic_fetch_add(&l->in_flight, 1);
+    pthread_mutex_lock(&l->inbox_lock);
+    bool over = atomic_load(&l->failed); /* then its user ends it */
+    op->held = !over;
+    if (!over) {
+        tly_list_append(&l->inbox, &op->node);
+        atomic_fetch_add(&l->pending, 1);
+    }
+    pthread_mutex_unlock(&l->inbox_lock);
+    if (over)
+        atomic_fetch_sub(&l->in_flight, 1);
+    else
+        call_own(l);
+}
+
+/* A little is copied sooner than handed over. */
+static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
+{
+    struct tly_local_op *op = piece->op;
+    if ((uint64_t)piece->length * (l->count - 1) > LITTLE || atomic_load(&l->failed) ||
+        pthread_mutex_trylock(&l->lock) != 0)
+        return false;
+    bool done = op->held && op->meeting && tly_team_spread(l, op->meeting, piece);
+    if (done && tly_work_finished(op->meeting))
+        finish(l, op->meeting);
+    pthread_mutex_unlock(&l->lock);
+    return done;
+}
+
+void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece)
+{
+    if (spread_at_once(l, piece))
+        return;
+    pthread_mutex_lock(&l->inbox_lock);
+    tly_list_append(&l->landed, &piece->node);
+    atomic_fetch_add(&l->pending, 1);
+    pthread_mutex_unlock(&l->inbox_lock);
+    call_own(l);
+}
+
+void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
+{
+    atomic_fetch_add(&l->claims, 1); /* who has the lock may have much to do */
+    pthread_mutex_lock(&l->lock);
+    atomic_fetch_sub(&l->claims, 1);
+    pthread_mutex_lock(&l->inbox_lock);
+    for (struct tly_list *n = l->landed.next, *next; n != &l->landed; n = next) {
+        next = n->next;
+        if (tly_list_entry(n, struct tly_local_piece, node)->op == op)
+            tly_list_remove(n);
+    }
+    if (op->held && !op->meeting)
+        tly_list_remove(&op->node);
+    pthread_mutex_unlock(&l->inbox_lock);
+    if (op->held) {
+        op->held = false;
+        if (op->meeting) {
+            tly_team_give_up(l, op->meeting);
+            let_go(l, op->meeting);
+        }
+        atomic_store_explicit(&op->diverted, true, memory_order_release);
+        atomic_fetch_sub(&l->in_flight, 1);
+    }
+    pthread_mutex_unlock(&l->lock);
+    tly_local_ring(l, l->me,
+                   TLY_WAKE_THREAD | TLY_WAKE_WAITERS); /* to go on with what it was called off from */
 }
 
 static void rest(struct tly_local *l, unsigned spins)
@@ -833,6 +947,8 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
             tly_list_remove(n);
             tly_list_append(&all, n);
         }
+    while (!tly_list_empty(&l->landed))
+        tly_list_remove(l->landed.next);
     atomic_store(&l->pending, 0);
     pthread_mutex_unlock(&l->inbox_lock);
     bool posted = false;
@@ -987,7 +1103,7 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     l->crowded = (int)config->ranks > tly_topo_cores();
     pthread_mutex_init(&l->lock, NULL);
     pthread_mutex_init(&l->inbox_lock, NULL);
-    struct tly_list *lists[] = {&l->inbox, &l->ops, &l->backlog, &l->ready, &l->idle};
+    struct tly_list *lists[] = {&l->inbox, &l->landed, &l->ops, &l->backlog, &l->ready, &l->idle};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         tly_list_init(lists[i]);
     for (uint32_t i = 0; i < TLY_WORKS; i++)

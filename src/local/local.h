@@ -1,12 +1,15 @@
-/* local.h - operations among ranks that all share one machine, through shared memory: no socket, no service.
+/* local.h - operations among ranks that all share one machine, through shared memory: no socket, no service; and
+ * what the ranks of one machine of several do of an operation of all, as a team: they sum their inputs part by part,
+ * one of them carries each part's sum to its service, and the result is given to the others.
  *
  * Where it sits: comm/ hands an operation over at submission (tly_local_submit) and drives it while it waits
- * (tly_local_wait); else the thread "tally-local" does.  What cannot be done here, because ranks disagree or
+ * (tly_local_wait); else the thread "tally-local" does.  Of a team's operation comm/'s loop hands in what it cuts
+ * (tly_local_enter) and what has landed.  What cannot be done here, because ranks disagree or
  * refuse or memory is short, is given back (`divert`) on all ranks, and takes the way through the service.
  *
  *   meet.c     the start: segments change hands        local.c   operations: posts, rounds, waiting
  *   work.c     moving and reducing the data            control.h what lies in shared memory
- *   segment.c  the memory, and the pool for tensors */
+ *   team.c     the same for a team                     segment.c the memory, and the pool for tensors */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 
@@ -19,6 +22,15 @@
 #include "local/segment.h"
 
 struct tly_local;
+
+/* A part that this rank carries: its team's sum comes to lie in the rank's output, is pushed from there, and its result
+ * lands there. */
+struct tly_local_piece {
+    struct tly_list node; /* of the operation's lists; of who holds it between these */
+    struct tly_local_op *op;
+    uint64_t place; /* in the tensor */
+    uint32_t length;
+};
 
 /* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
 struct tly_local_op {
@@ -33,11 +45,17 @@ struct tly_local_op {
     const void *input; /* not looked at by who only receives a broadcast */
     void *output;      /* of an allgather: what `gather` says */
     int64_t first_dim; /* of an allgather */
+    uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
+    struct tly_list
+        pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_round *meeting;
-    void *borrowed;       /* staging in the pool */
-    atomic_bool diverted; /* release, once it is the service's */
+    void *borrowed;         /* staging in the pool; a team's stays until its user gives it back */
+    struct tly_list landed; /* pieces whose results are to be given to the others */
+    uint8_t *sums;          /* where the pieces lie: the output, or staged */
+    bool held;              /* a team's: not yet given back */
+    atomic_bool diverted;   /* release, once it is the service's */
 };
 
 struct tly_local_user {
@@ -45,6 +63,8 @@ struct tly_local_user {
     void (*ended)(void *user, struct tly_local_op *op, int err, const char *sentence);
     /* It cannot be done here, on no rank.  The operation is the user's again. */
     void (*divert)(void *user, struct tly_local_op *op);
+    /* Of a team: the sum lies at op->sums + place.  Its result is to land there, then: tly_local_landed(). */
+    void (*summed)(void *user, struct tly_local_piece *piece);
     /* An allgather's first dimensions are known: room for `count` elements in all, whose ranks' parts are count[i]
      * elements; NULL: cannot be had. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
@@ -57,10 +77,11 @@ struct tly_local_user {
 struct tly_local_config {
     const struct tly_local_user *calls;
     void *user;
-    uint32_t rank, ranks;
-    uint64_t job;          /* its incarnation */
-    const uint8_t *secret; /* as in a struct tly_identity */
-    int patience_ms;       /* for the others at the start */
+    uint32_t rank, ranks;    /* of the machine's */
+    const uint32_t *numbers; /* borrowed: of these ranks, in the job */
+    uint64_t job;            /* its incarnation */
+    const uint8_t *secret;   /* as in a struct tly_identity */
+    int patience_ms;         /* for the others at the start */
 };
 
 enum { TLY_LOCAL_RANKS = 64 }; /* most */
@@ -82,6 +103,11 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence);
 
 /* From any thread. */
 void tly_local_submit(struct tly_local *l, struct tly_local_op *op);
+/* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed; end it whatever
+ * it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
+void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
+void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
+void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
 /* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:
  * `op` was diverted, and its event tells of it. */
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline);

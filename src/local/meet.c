@@ -41,7 +41,7 @@ static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockad
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "tally-%016llx-rank-%u",
-                     (unsigned long long)l->config.job, rank);
+                     (unsigned long long)l->config.job, tly_local_number(l, rank));
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
@@ -225,10 +225,11 @@ static int agree(struct tly_local *l, bool able)
     for (uint32_t i = 0; able && i < l->count; i++) {
         uint32_t state;
         while (!(state = atomic_load_explicit(&l->at[i].control->state, memory_order_acquire))) {
-            int err = tly_now() > deadline
-                          ? tly_fail(ETIMEDOUT,
-                                     "rank %u of this machine has not said whether it can share memory", i)
-                          : l->calls->turn(l->user, SLICE_MS);
+            int err =
+                tly_now() > deadline
+                    ? tly_fail(ETIMEDOUT, "rank %u of this machine has not said whether it can share memory",
+                               tly_local_number(l, i))
+                    : l->calls->turn(l->user, SLICE_MS);
             if (err)
                 return err;
         }

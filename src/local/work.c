@@ -63,14 +63,14 @@ static bool unreachable(struct tly_local *l, uint32_t rank)
     int err = errno;
     /* Else it has died, and the coordinator says so; or it has given up, and its memory may be gone. */
     if (err != ESRCH && !atomic_load(&l->at[rank].control->failed)) {
-        snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s", l->me, rank,
-                 strerror(err));
+        snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s",
+                 tly_local_number(l, l->me), tly_local_number(l, rank), strerror(err));
         l->calls->broken(l->user, EFAULT, sentence);
     }
     return false;
 }
 
-static bool read_private(struct tly_local *l, uint32_t rank, uint64_t from, void *to, size_t len)
+bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, size_t len)
 {
     while (len) {
         struct iovec mine = {to, len}, theirs = {(void *)(uintptr_t)from, len};
@@ -84,7 +84,7 @@ static bool read_private(struct tly_local *l, uint32_t rank, uint64_t from, void
     return true;
 }
 
-static bool write_private(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len)
+bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len)
 {
     bool ok = true;
     /* Who fails looks at `writing` once it has set its `failed`. */
@@ -106,8 +106,7 @@ static bool write_private(struct tly_local *l, uint32_t rank, uint64_t to, const
 
 /* --- parts --------------------------------------------------------------------------------------- */
 
-/* Where this process sees a rank's input or output; NULL: in that rank's private memory. */
-static uint8_t *seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool)
+uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool)
 {
     if (pool)
         return l->at[rank].base + at;
@@ -121,30 +120,29 @@ static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct 
     uint8_t *sum = NULL;
     for (uint32_t i = 0; i < l->count; i++) {
         const struct tly_post *p = &r->posts[i];
-        uint8_t *at = seen(l, i, p->input + from, p->flags & TLY_POST_POOL_IN);
+        uint8_t *at = tly_work_seen(l, i, p->input + from, p->flags & TLY_POST_POOL_IN);
         if (!at) {
             at = l->scratch + (size_t)i * TLY_BLOCK;
-            if (!read_private(l, i, p->input + from, at, len))
+            if (!tly_work_read(l, i, p->input + from, at, len))
                 return false;
         }
         in[i] = at;
         if (!sum)
-            sum = seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
+            sum = tly_work_seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
     }
     tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
     for (uint32_t i = 0; i < l->count; i++) {
         const struct tly_post *p = &r->posts[i];
-        uint8_t *to = seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
+        uint8_t *to = tly_work_seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
         if (to && to != sum)
             memcpy(to, sum, len);
-        else if (!to && !write_private(l, i, p->output + from, sum, len))
+        else if (!to && !tly_work_write(l, i, p->output + from, sum, len))
             return false;
     }
     return true;
 }
 
-/* Somebody's calls have ended before this was done: what was read of its memory may be something else by now. */
-static bool is_given_up(const struct tly_local *l)
+bool tly_work_is_given_up(const struct tly_local *l)
 {
     atomic_thread_fence(memory_order_acquire); /* pairs with the fence in stop_writers(): first it was read */
     for (uint32_t i = 0; i < l->count; i++)
@@ -155,7 +153,7 @@ static bool is_given_up(const struct tly_local *l)
 
 static bool done(struct tly_local *l, struct tly_round *r)
 {
-    if (is_given_up(l))
+    if (tly_work_is_given_up(l))
         return false;
     /* acq_rel: the results of all that came before are there for who sees the last one. */
     uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
@@ -245,7 +243,7 @@ static bool fetch(struct tly_local *l, struct tly_round *r, uint32_t rank, uint8
         memcpy(to, l->at[rank].base + p->input, p->bytes);
         return true;
     }
-    return read_private(l, rank, p->input, to, p->bytes);
+    return tly_work_read(l, rank, p->input, to, p->bytes);
 }
 
 bool tly_work_do(struct tly_local *l, struct tly_round *r)

@@ -540,6 +540,12 @@ enum {
     LEAST_PIECE = 64 << 10,     /* bytes of output */
 };
 
+/* Each rank pushes its own, or a carrier the sum of its machine's. */
+static uint32_t divisor(const struct round *r)
+{
+    return r->head.kind == TALLY_PUSH_PULL && r->head.root ? r->head.root + 1 : r->who->count;
+}
+
 static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
@@ -548,7 +554,7 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
     const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
     struct tly_reduction how = {.dtype = h->dtype,
                                 .op = h->op,
-                                .divisor = who->count,
+                                .divisor = divisor(r),
                                 .prescale = h->prescale,
                                 .postscale = h->postscale};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];

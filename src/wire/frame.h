@@ -12,6 +12,7 @@
  *     96 | postscale       |accepted|granted |      cumulative counts, modulo 2^32
  *    112 |received| stable | check           |      SipHash-2-4 of bytes 0..119 under the direction's key
  *
+ * Where a push is the sum of a machine's ranks, root says how many ranks all pushes of the part are of, less one.
  * A message and a probe have the hash of their group and tag in the place of the element count.
  * seq, the counts and the check are filled in when the frame goes to the kernel. */
 #ifndef TLY_FRAME_H

@@ -1,0 +1,252 @@
+/* team.c - several machines, several ranks on them: the ranks of a machine are a team, which pushes large tensors once.
+ *
+ * Of such a push_pull each part but the first has a carrier on every machine.  The carriers of a part are a list of ranks
+ * as a group is one: what the services sum, answer and redo are their pushes, each the sum of a team (src/local/team.c
+ * makes it and hands the result round).  A tree over machines of trees over their ranks is the tree over ranks, or what
+ * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
+ *
+ * Part 0 is empty, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
+ * absences as ever, and all ranks have its verdicts from there. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "comm/internal.h"
+
+/* Below this, the roll call and the hand-overs cost more than pushing twice. */
+enum { LEAST_BYTES = 16 << 10 };
+
+static struct part *part_of(struct tly_local_piece *piece)
+{
+    return tly_list_entry(piece, struct part, shard);
+}
+
+static struct tally_op *op_of(struct tly_local_op *local)
+{
+    return tly_list_entry(local, struct tally_op, local);
+}
+
+/* --- who carries --------------------------------------------------------------------------------- */
+
+/* Of list i the rank of each machine: where there are fewer ranks than lists they are in several. */
+static void fill_list(tally_comm *c, const int *sizes, int i)
+{
+    const struct tly_roster *r = &c->member.roster;
+    struct tally_group *g = c->carry[i];
+    g->comm = c;
+    g->size = c->machines;
+    g->rank = c->machine;
+    for (int rank = 0; rank < c->size; rank++) {
+        const struct tly_roster_rank *at = &r->ranks[rank];
+        if (at->local_rank == (uint32_t)(i % sizes[at->machine]))
+            g->ranks[at->machine] = (uint32_t)rank;
+    }
+}
+
+int tly_team_begin_lists(tally_comm *c)
+{
+    const struct tly_roster *r = &c->member.roster;
+    tly_list_init(&c->summed);
+    tly_list_init(&c->over);
+    c->carriers = r->teams ? c->local_size : 1;
+    if (!r->teams)
+        return 0;
+    int *sizes = calloc((size_t)c->machines, sizeof *sizes);
+    for (int i = 0; sizes && i < c->size; i++) {
+        int size = ++sizes[r->ranks[i].machine];
+        c->lists_of_teams = size > c->lists_of_teams ? size : c->lists_of_teams;
+    }
+    c->carry = calloc((size_t)c->lists_of_teams + 1, sizeof *c->carry);
+    int err = sizes && c->carry ? 0 : -ENOMEM;
+    for (int i = 0; i < c->lists_of_teams && !err; i++) {
+        struct tally_group *g = c->carry[i] = calloc(1, sizeof *g);
+        if (!g || !(g->ranks = calloc((size_t)c->machines, sizeof *g->ranks))) {
+            err = -ENOMEM;
+            break;
+        }
+        fill_list(c, sizes, i);
+        if (g->ranks[c->machine] == (uint32_t)c->rank)
+            err = tly_group_number(c, g);
+    }
+    free(sizes);
+    return err ? tly_fail(ENOMEM, "out of memory") : 0;
+}
+
+void tly_team_finish(tally_comm *c)
+{
+    for (int i = 0; c->carry && c->carry[i]; i++) {
+        free(c->carry[i]->ranks);
+        free(c->carry[i]);
+    }
+    free(c->carry);
+}
+
+int tly_team_agree(tally_comm *c)
+{
+    uint8_t able = c->local != NULL, all = 0;
+    tally_op *op;
+    if (!c->carry)
+        return 0;
+    int err = tally_push_pull(c, "all machines' ranks share memory", &able, &all, 1, TALLY_UINT8, TALLY_MIN,
+                              NULL, &op);
+    if (err)
+        return err;
+    err = tally_op_wait(op, -1);
+    tally_op_free(op);
+    c->teams = !err && all;
+    if (!err && !all)
+        tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+                "not all machines' ranks can share memory: each rank pushes for itself");
+    return err;
+}
+
+/* --- an operation -------------------------------------------------------------------------------- */
+
+bool tly_team_suits(const tally_comm *c, const struct tally_op *op)
+{
+    return c->teams && op->kind == TALLY_PUSH_PULL && op->group->number == 0 && !op->mark &&
+           op->bytes >= LEAST_BYTES;
+}
+
+void tly_team_prepare(tally_comm *c, struct tally_op *op)
+{
+    op->team = true;
+    op->local = (struct tly_local_op){
+        .key = op->key,
+        .spec = op->spec,
+        .round = op->round,
+        .kind = op->kind,
+        .dtype = op->dtype,
+        .reduction = op->reduction,
+        .priority = op->priority,
+        .prescale = op->prescale,
+        .postscale = op->postscale,
+        .count = op->count,
+        .bytes = op->bytes,
+        .input = op->input,
+        .output = op->output};
+    tly_list_init(&op->local.node);
+    tly_list_init(&op->local.pieces);
+    tly_list_init(&op->local.landed);
+}
+
+/* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
+ * share of the card.  Of parts that others carry nothing is known here. */
+int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+{
+    static const uint8_t nothing;
+    uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
+    op->parts = calloc(1 + (size_t)cut->count, sizeof *op->parts);
+    if (!turn || !op->parts) {
+        free(turn);
+        return -ENOMEM;
+    }
+    op->part_count = 1 + cut->count;
+    op->credit = cut->credit;
+    op->parts[0] = (struct part){.op = op,
+                                 .input = &nothing,
+                                 .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
+                                 .dtype = op->dtype};
+    uint64_t place = 0;
+    for (uint32_t i = 0; i < cut->count; i++) {
+        struct part *p = &op->parts[i + 1];
+        uint16_t dealt = cut->pieces[i].owner;
+        uint32_t length = cut->pieces[i].length;
+        const struct tally_group *g = c->carry[(turn[dealt]++ + dealt) % (unsigned)c->lists_of_teams];
+        *p = (struct part){.op = op, .state = PART_LANDED, .owner = dealt};
+        if (g->ranks[c->machine] == (uint32_t)c->rank) {
+            *p = (struct part){
+                .op = op,
+                .place = place,
+                .index = i + 1,
+                .order = i + 1,
+                .number = i + 1,
+                .group = g->number,
+                .length = length,
+                .result_length = length,
+                .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, dealt),
+                .dtype = op->dtype,
+                .root = (uint32_t)c->size - 1,
+                .shard = {.op = &op->local, .place = place, .length = length}};
+            tly_list_init(&p->shard.node);
+            tly_list_append(&op->local.pieces, &p->shard.node);
+            mine++;
+        }
+        place += length;
+    }
+    free(turn);
+    op->local.parts = cut->count;
+    op->parts_left = 1 + mine + 1; /* the roll call, ours, and what others carry and the engine waits for */
+    return 0;
+}
+
+void tly_team_summed(void *comm, struct tly_local_piece *piece)
+{
+    tally_comm *c = comm;
+    pthread_mutex_lock(&c->inbox_lock);
+    bool first = tly_list_empty(&c->summed);
+    tly_list_append(&c->summed, &piece->node);
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (first)
+        tly_loop_wake(&c->loop);
+}
+
+void tly_team_over(tally_comm *c, struct tally_op *op, int err, const char *sentence)
+{
+    op->lost_err = err;
+    snprintf(op->lost, sizeof op->lost, "%s", err ? sentence : "");
+    pthread_mutex_lock(&c->inbox_lock);
+    tly_list_append(&c->over, &op->local.node);
+    pthread_mutex_unlock(&c->inbox_lock);
+    tly_loop_wake(&c->loop);
+}
+
+static struct tly_list *take_first(tally_comm *c, struct tly_list *from)
+{
+    pthread_mutex_lock(&c->inbox_lock);
+    struct tly_list *n = tly_list_empty(from) ? NULL : from->next;
+    if (n)
+        tly_list_remove(n);
+    pthread_mutex_unlock(&c->inbox_lock);
+    return n;
+}
+
+void tly_team_drain(tally_comm *c)
+{
+    struct tly_list *n;
+    if (!c->carry)
+        return;
+    while (!atomic_load(&c->failed) && (n = take_first(c, &c->summed))) {
+        struct part *p = part_of(tly_list_entry(n, struct tly_local_piece, node));
+        p->input = p->landing = p->op->local.sums + p->place;
+        if (tly_queue_part(c, p) != 0)
+            tly_comm_fail(c, ENOMEM, "out of memory");
+    }
+    while (!atomic_load(&c->failed) && (n = take_first(c, &c->over))) {
+        struct tally_op *op = op_of(tly_list_entry(n, struct tly_local_op, node));
+        op->spread = !op->lost_err;
+        if (op->spread)
+            tly_op_settled(c, &op->parts[0]);
+        else
+            tly_op_end(c, op, op->lost_err, op->lost);
+    }
+}
+
+void tly_team_withdraw(tally_comm *c, struct tally_op *op)
+{
+    if (!op->team)
+        return;
+    if (!op->spread)
+        tly_local_withdraw(op->engine, &op->local);
+    pthread_mutex_lock(&c->inbox_lock);
+    tly_list_remove(&op->local.node);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        if (tly_team_carries(&op->parts[i]))
+            tly_list_remove(&op->parts[i].shard.node);
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (op->local.borrowed)
+        tly_pool_free(op->local.borrowed);
+    op->local.borrowed = NULL;
+}

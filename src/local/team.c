@@ -1,0 +1,161 @@
+/* team.c - what the ranks of one machine of several do of an operation of all: sum their inputs, part by part, and hand
+ * the results round.
+ *
+ * Each part has a rank that carries it.  That rank sums all inputs into its own output, pushes the sum from there as if it
+ * were its input, and has the result land there (comm/team.c); then it copies the result to the others.  So nothing is
+ * staged, and a part's way through shared memory hides behind other parts' way through the network.
+ *
+ * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch
+ * its buffers says so in `working`, then looks whether they are still lent; who ends takes them back first, then waits
+ * until nobody is at this round. */
+#include <poll.h>
+#include <string.h>
+
+#include "local/control.h"
+#include "reduce/reduce.h"
+#include "tally/tally.h"
+
+enum { BLOCK = 64 << 10 }; /* summed at once: all inputs of it stay in the second cache */
+
+/* Some name of the round that all its ranks know; two rounds of one name only make somebody wait longer. */
+static uint32_t token(const struct tly_round *r)
+{
+    return (uint32_t)(r->id >> 32) | 1;
+}
+
+static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return &l->at[rank].control->work[r->posts[rank].work];
+}
+
+bool tly_team_begin(struct tly_local *l, struct tly_round *r)
+{
+    r->work = work_of(l, r, l->me);
+    r->gen = r->posts[l->me].gen;
+    r->parts = r->op->parts;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (r->posts[i].first_dim != r->parts || r->posts[i].work >= TLY_WORKS)
+            return false;
+    return true;
+}
+
+static void leave(struct tly_local *l)
+{
+    atomic_store_explicit(&l->own->working, 0, memory_order_release);
+}
+
+/* Are all buffers lent?  Then they are until leave(). */
+static bool enter(struct tly_local *l, const struct tly_round *r)
+{
+    atomic_store(&l->own->working, token(r)); /* pairs with the looks in tly_team_give_up() */
+    for (uint32_t i = 0; i < l->count; i++)
+        if (atomic_load(&work_of(l, r, i)->next) != (uint64_t)r->posts[i].gen << 32) {
+            leave(l);
+            return false;
+        }
+    return true;
+}
+
+bool tly_team_give_up(struct tly_local *l, const struct tly_round *r)
+{
+    atomic_store(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
+        while (i != l->me && atomic_load(&l->at[i].control->working) == token(r) && poll(&gone, 1, 1) <= 0)
+            if (atomic_load(&l->failed))
+                return false;
+    }
+    return true;
+}
+
+/* The place of a piece in a rank's output as this process sees it; NULL: it must be written to. */
+static uint8_t *output_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank, uint64_t place)
+{
+    const struct tly_post *p = &r->posts[rank];
+    return tly_work_seen(l, rank, p->output + place, p->flags & TLY_POST_POOL_OUT);
+}
+
+/* The division and the second factor are the service's. */
+static bool sum_piece(struct tly_local *l, const struct tly_round *r, const struct tly_local_piece *piece)
+{
+    const struct tly_local_op *op = r->op;
+    struct tly_reduction how = {.dtype = op->dtype,
+                                .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
+                                .divisor = 1,
+                                .prescale = op->prescale,
+                                .postscale = 1};
+    uint64_t end = piece->place + piece->length;
+    for (uint64_t at = piece->place; at < end; at += BLOCK) {
+        size_t len = end - at < BLOCK ? end - at : BLOCK;
+        const void *in[TLY_LOCAL_RANKS];
+        for (uint32_t i = 0; i < l->count; i++) {
+            const struct tly_post *p = &r->posts[i];
+            uint8_t *from = tly_work_seen(l, i, p->input + at, p->flags & TLY_POST_POOL_IN);
+            if (!from) {
+                from = l->scratch + (size_t)i * TLY_BLOCK;
+                if (!tly_work_read(l, i, p->input + at, from, len))
+                    return false;
+            }
+            in[i] = from;
+        }
+        tly_reduce(&how, (int)l->count, in, op->sums + at, len / tly_reduce_element_size(op->dtype));
+    }
+    return !tly_work_is_given_up(l);
+}
+
+/* To all others; who counts the last one in a rank's buffers wakes it. */
+static bool spread_piece(struct tly_local *l, const struct tly_round *r, const struct tly_local_piece *piece)
+{
+    const uint8_t *from = r->op->sums + piece->place;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint8_t *to = output_of(l, r, i, piece->place);
+        if (i == l->me)
+            continue;
+        if (to)
+            memcpy(to, from, piece->length);
+        else if (!tly_work_write(l, i, r->posts[i].output + piece->place, from, piece->length))
+            return false;
+    }
+    if (tly_work_is_given_up(l))
+        return false;
+    bool last = false;
+    for (uint32_t i = 0; i < l->count; i++) {
+        /* acq_rel: who sees the last one sees all that came before. */
+        uint64_t v = atomic_fetch_add_explicit(&work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
+        last |= (uint32_t)v == r->parts;
+    }
+    if (last)
+        tly_local_tell(l);
+    return true;
+}
+
+bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_piece *piece)
+{
+    if (!enter(l, r))
+        return false;                    /* the verdict is on its way to us too */
+    bool ok = spread_piece(l, r, piece); /* if not: who fails is noticed elsewhere */
+    leave(l);
+    return ok;
+}
+
+bool tly_team_do(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_local_op *op = r->op;
+    struct tly_list *landed = op->landed.next, *next = op->pieces.next;
+    if (landed != &op->landed) {
+        if (!tly_team_spread(l, r, tly_list_entry(landed, struct tly_local_piece, node)))
+            return false;
+        tly_list_remove(landed);
+        return true;
+    }
+    struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
+    if (next == &op->pieces || !enter(l, r))
+        return false;
+    bool ok = sum_piece(l, r, piece);
+    leave(l);
+    if (ok) {
+        tly_list_remove(next);
+        l->calls->summed(l->user, piece);
+    }
+    return ok;
+}

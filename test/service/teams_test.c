@@ -1,0 +1,494 @@
+/* teams_test.c - several machines with several ranks on each: whatever the layout, the bits are those of ranks that push
+ * for themselves, each machine pushes once, and whoever dies, leaves or disagrees is named as ever. */
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include "job.h"
+
+#include <cmocka.h>
+
+enum { OPS = 48, MOST_COUNT = 300000 };
+
+struct board {
+    atomic_int stage;
+    int run;
+    bool private_only; /* no rank may reach into another's memory */
+    uint64_t hash[4][OPS];
+};
+
+static const char once[] = "pushed once a machine";
+
+static tally_comm *join(void)
+{
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    return c;
+}
+
+static void finish(tally_op *op, int expected)
+{
+    int err = tally_op_wait(op, -1);
+    if (err != expected)
+        fprintf(stderr, "%d, not %d: %s\n", err, expected, tally_op_error(op));
+    CHECK(err == expected);
+    tally_op_free(op);
+}
+
+static uint64_t hash_of(const void *data, size_t len)
+{
+    const uint8_t *p = data;
+    uint64_t h = 1;
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    return h;
+}
+
+/* process_vm_readv and process_vm_writev fail, as in many containers. */
+static void forbid_reaching(void)
+{
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof rules / sizeof *rules, .filter = rules};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+/* --- the bits ------------------------------------------------------------------------------------ */
+
+/* Operation i of all_kinds(). */
+struct kind {
+    int dtype, reduction;
+    size_t count, bytes;
+    struct tally_options options;
+};
+
+static struct kind kind_of(int i)
+{
+    static const size_t counts[] = {1000, 4097, 16384, 70001, 123456, MOST_COUNT, 9000, 65536};
+    struct kind k = {.dtype = i % 10,
+                     .reduction = (i * 7 + i / 10) % 8,
+                     .count = counts[(i * 5 + i / 8) % 8]};
+    bool whole = k.dtype >= TALLY_INT8;
+    if (k.reduction >= TALLY_BAND && !whole)
+        k.reduction = TALLY_AVERAGE;
+    if (k.dtype == TALLY_BOOL && k.reduction == TALLY_AVERAGE)
+        k.reduction = TALLY_SUM;
+    k.bytes = k.count * tally_dtype_size((enum tally_dtype)k.dtype);
+    k.options = (struct tally_options){.size = sizeof k.options, .priority = i % 3};
+    if (k.dtype != TALLY_BOOL && k.reduction < TALLY_BAND) {
+        k.options.prescale = i % 4 ? 0 : 0.5;
+        k.options.postscale = i % 3 ? 0 : 3;
+    }
+    return k;
+}
+
+/* Four at a time, of all types and reductions, in the pool and not, in place and not. */
+static int all_kinds(int rank, void *arg)
+{
+    struct board *b = arg;
+    if (b->private_only)
+        forbid_reaching();
+    tally_comm *c = join();
+    uint64_t seed = 77 + (uint64_t)rank;
+    for (int from = 0; from < OPS; from += 4) {
+        void *in[4], *out[4];
+        tally_op *op[4];
+        for (int n = 0; n < 4; n++) {
+            int i = from + n;
+            struct kind k = kind_of(i);
+            bool in_pool = (i + rank) % 3 == 0, in_place = i % 5 < 2;
+            if (in_pool)
+                CHECK(tally_alloc(c, k.bytes, &in[n]) == 0);
+            else
+                CHECK((in[n] = malloc(k.bytes)));
+            out[n] = in_place ? in[n] : malloc(k.bytes);
+            CHECK(out[n]);
+            for (size_t at = 0; at < k.bytes; at += 8) {
+                uint64_t x = job_random(&seed);
+                memcpy((uint8_t *)in[n] + at, &x, k.bytes - at < 8 ? k.bytes - at : 8);
+            }
+            char name[16];
+            snprintf(name, sizeof name, "t%d", i);
+            CHECK(tally_push_pull(c, i % 6 ? name : NULL, in[n], out[n], k.count, (enum tally_dtype)k.dtype,
+                                  (enum tally_reduction)k.reduction, &k.options, &op[n]) == 0);
+        }
+        for (int n = 0; n < 4; n++) {
+            int i = from + n;
+            struct kind k = kind_of(i);
+            finish(op[n], 0);
+            uint64_t h = hash_of(out[n], k.bytes), all = h, least = h;
+            CHECK(tally_push_pull(c, "most", &h, &all, 1, TALLY_INT64, TALLY_MAX, NULL, &op[n]) == 0);
+            finish(op[n], 0);
+            CHECK(tally_push_pull(c, "least", &h, &least, 1, TALLY_INT64, TALLY_MIN, NULL, &op[n]) == 0);
+            finish(op[n], 0);
+            CHECK(all == least); /* all had the same */
+            if (rank == 0)
+                b->hash[b->run][i] = h;
+            if (out[n] != in[n])
+                free(out[n]);
+            if ((i + rank) % 3 == 0)
+                CHECK(tally_free(in[n]) == 0);
+            else
+                free(in[n]);
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void run_layout(struct board *b, const char *layout, int tallyds, const char *setting, bool teams)
+{
+    int machine[JOB_MOST_RANKS];
+    for (int i = 0; layout[i]; i++)
+        machine[i] = layout[i];
+    struct job j = {.ranks = (int)strlen(layout),
+                    .tallyds = tallyds,
+                    .machine = machine,
+                    .main = all_kinds,
+                    .arg = b,
+                    .settings = {setting, "TALLY_PART_BYTES=16K"}};
+    job_start(&j);
+    job_finish(&j);
+    if (teams)
+        job_log_holds(&j, 0, once);
+    else
+        job_log_lacks(&j, 0, once);
+    job_clear(&j);
+}
+
+static void compare(const struct board *b, int one, int other, bool sixteen, const char *what)
+{
+    for (int i = 0; i < OPS; i++) {
+        int dtype = kind_of(i).dtype;
+        if ((sixteen || (dtype != TALLY_FLOAT16 && dtype != TALLY_BFLOAT16)) &&
+            b->hash[one][i] != b->hash[other][i])
+            fail_msg("%s: operation %d (dtype %d, reduction %d) has other bits", what, i, dtype,
+                     kind_of(i).reduction);
+    }
+}
+
+/* Floats of 16 bits are rounded once more on each machine. */
+static void test_layouts(void **state)
+{
+    static const char *const layouts[] = {"abcdefgh", "aabbccdd", "aaaabbbb", "aaaaaaaa"};
+    struct board *b = job_shared(sizeof *b);
+    for (b->run = 0; b->run < 4; b->run++) {
+        run_layout(b, layouts[b->run], 0, "TALLY_LOCAL=on", b->run == 1 || b->run == 2);
+        compare(b, b->run, 0, false, layouts[b->run]);
+    }
+}
+
+static void test_as_each_for_itself(void **state)
+{
+    static const struct {
+        const char *layout;
+        int tallyds;
+        bool teams;
+    } cases[] = {{"aabb", 1, true},  {"aaabbb", 0, true}, {"abab", 0, true},
+                 {"aabbc", 2, true}, {"abb", 0, true},    {"aaaabbcc", 0, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct board *b = job_shared(sizeof *b);
+        run_layout(b, cases[i].layout, cases[i].tallyds, "TALLY_LOCAL=on", cases[i].teams);
+        b->run = 1;
+        run_layout(b, cases[i].layout, cases[i].tallyds, "TALLY_LOCAL=off", false);
+        compare(b, 0, 1, true, cases[i].layout);
+    }
+}
+
+static void test_memory_out_of_reach(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    run_layout(b, "aabb", 1, "TALLY_LOCAL=off", false);
+    b->run = 1;
+    b->private_only = true;
+    run_layout(b, "aabb", 1, "TALLY_LOCAL=on", true);
+    compare(b, 0, 1, true, "staged");
+}
+
+/* --- what goes wrong ----------------------------------------------------------------------------- */
+
+static const int pairs[] = {0, 0, 1, 1};
+
+enum { COUNT = 200000 };
+
+/* One rank means something else: on every machine the others hear of it, and go on. */
+static int disagree(int rank, void *arg)
+{
+    static float x[COUNT];
+    static const char *const others[] = {
+        "ranks 1-3: 'w' push_pull float32 [", "ranks 0, 2-3: 'w' push_pull float32 [",
+        "ranks 0-1, 3: 'w' push_pull float32 [", "ranks 0-2: 'w' push_pull float32 ["};
+    tally_comm *c = join();
+    tally_op *op;
+    for (int odd = 0; odd < 4; odd++) {
+        char text[60];
+        CHECK(tally_push_pull(c, "w", x, x, rank == odd ? COUNT - 1 : COUNT, TALLY_FLOAT32, TALLY_SUM, NULL,
+                              &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        snprintf(text, sizeof text, "rank %d: 'w' push_pull float32 [", odd);
+        CHECK_HOLDS(tally_op_error(op), text);
+        CHECK_HOLDS(tally_op_error(op), others[odd]);
+        tally_op_free(op);
+        /* Of two machines: all ranks of one. */
+        CHECK(tally_push_pull(c, "w", x, x, COUNT, rank < 2 ? TALLY_FLOAT32 : TALLY_INT32, TALLY_SUM, NULL,
+                              &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "ranks 0-1: 'w' push_pull float32 [");
+        CHECK_HOLDS(tally_op_error(op), "ranks 2-3: 'w' push_pull int32 [");
+        tally_op_free(op);
+        if (rank == odd) {
+            CHECK(tally_refuse(c, "w", TALLY_PUSH_PULL, 0, "no gradient") == 0);
+        } else {
+            CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+            CHECK(tally_op_wait(op, -1) == -EINVAL);
+            snprintf(text, sizeof text, "rank %d refuses: no gradient", odd);
+            CHECK_HOLDS(tally_op_error(op), text);
+            tally_op_free(op);
+        }
+        for (int i = 0; i < COUNT; i++)
+            x[i] = (float)(i % 100 + rank);
+        CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        finish(op, 0);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(x[i] == (float)(4 * (i % 100) + 6));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_disagreement(void **state)
+{
+    for (int tallyds = 0; tallyds < 2; tallyds++) {
+        struct job j = {.ranks = 4, .tallyds = tallyds, .machine = pairs, .main = disagree};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+}
+
+/* Many at once, each rank in an order of its own, of sizes that go both ways. */
+static int many(int rank, void *arg)
+{
+    enum { MANY = 200, LARGEST = 40000 };
+    static float *x[MANY];
+    static tally_op *op[MANY];
+    static int order[MANY];
+    tally_comm *c = join();
+    uint64_t s = (uint64_t)rank;
+    for (int i = 0; i < MANY; i++) {
+        order[i] = i;
+        CHECK((x[i] = malloc(LARGEST * sizeof(float))));
+    }
+    for (int turn = 0; turn < 4; turn++) {
+        for (int i = MANY - 1; i > 0; i--) {
+            int k = (int)(job_random(&s) % (unsigned)(i + 1)), t = order[i];
+            order[i] = order[k];
+            order[k] = t;
+        }
+        for (int at = 0; at < MANY; at++) {
+            int i = order[at], count = (i * 7919) % LARGEST;
+            struct tally_options o = {.size = sizeof o, .priority = i % 5};
+            char name[16];
+            snprintf(name, sizeof name, "%d", i);
+            for (int k = 0; k < count; k++)
+                x[i][k] = (float)(i + rank + k % 7);
+            CHECK(tally_push_pull(c, name, x[i], x[i], (size_t)count, TALLY_FLOAT32, TALLY_SUM, &o, &op[i]) ==
+                  0);
+        }
+        for (int i = 0; i < MANY; i++) {
+            finish(op[i], 0);
+            for (int k = 0; k < (i * 7919) % LARGEST; k++)
+                CHECK(x[i][k] == (float)(4 * (i + k % 7) + 6));
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_many_at_once(void **state)
+{
+    struct job j = {.ranks = 4, .tallyds = 1, .machine = pairs, .main = many};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* Sum until that fails, or until it is enough. */
+static int until_failure(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join();
+    void *pool;
+    float *mine = malloc(COUNT * sizeof *mine);
+    tally_op *op;
+    CHECK(tally_alloc(c, COUNT * sizeof(float), &pool) == 0);
+    int err = 0;
+    for (int i = 0; !err && i < b->run; i++) {
+        float *x = i % 2 ? pool : mine;
+        for (int k = 0; k < COUNT; k++)
+            x[k] = (float)(rank + i % 10 + k % 7);
+        err = tally_push_pull(c, "w", x, x, i % 3 ? COUNT : 10, TALLY_FLOAT32, TALLY_SUM, NULL, &op);
+        if (!err) {
+            err = tally_op_wait(op, -1);
+            tally_op_free(op);
+        }
+        for (int k = 0; !err && k < (i % 3 ? COUNT : 10); k++)
+            CHECK(x[k] == (float)(4 * (i % 10 + k % 7) + 6));
+        atomic_fetch_add(&b->stage, 1);
+    }
+    if (err) {
+        CHECK(err == -ECONNRESET);
+        CHECK_HOLDS(tally_error(), "rank 1 on");
+        memset(mine, 0, COUNT * sizeof *mine); /* ours again */
+    }
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(tally_free(pool) == 0);
+    free(mine);
+    return 0;
+}
+
+static void test_rank_killed(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 5); i++) {
+        struct board *b = job_shared(sizeof *b);
+        b->run = INT32_MAX;
+        struct job j = {.ranks = 4, .tallyds = i % 2, .machine = pairs, .main = until_failure, .arg = b};
+        job_start(&j);
+        job_await(&b->stage, 10 + 7 * i);
+        kill(j.rank_pid[1], SIGKILL);
+        for (int rank = 0; rank < 4; rank++)
+            assert_int_equal(job_wait_rank(&j, rank), rank == 1 ? 128 + SIGKILL : 0);
+        job_clear(&j);
+    }
+}
+
+/* Pushes of teams are redone as those of ranks are. */
+static void test_tallyd_killed(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 1 : 3); i++) {
+        struct board *b = job_shared(sizeof *b);
+        b->run = 60;
+        struct job j = {.ranks = 4,
+                        .tallyds = 2,
+                        .machine = pairs,
+                        .main = until_failure,
+                        .arg = b,
+                        .settings = {"TALLY_PART_BYTES=16K"}};
+        job_start(&j);
+        job_await(&b->stage, 40 + 9 * i);
+        kill(j.tallyd_pid[0], SIGKILL);
+        for (int rank = 0; rank < 4; rank++)
+            assert_int_equal(job_wait_rank(&j, rank), 0);
+        job_clear(&j);
+    }
+}
+
+static int one_leaves(int rank, void *arg)
+{
+    static float x[COUNT];
+    tally_op *op;
+    tally_comm *c = join();
+    CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    finish(op, 0);
+    for (int i = 0; i < 3 && rank != 1; i++) {
+        CHECK(tally_push_pull(c, i ? "v" : "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
+        CHECK_HOLDS(tally_op_error(op), "rank 1 has left the job");
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_rank_leaves(void **state)
+{
+    struct job j = {.ranks = 4, .machine = pairs, .main = one_leaves};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+/* Closing without waiting for what is under way. */
+static int not_waited_for(int rank, void *arg)
+{
+    static float x[COUNT], y[COUNT];
+    tally_comm *c = join();
+    for (int i = 0; i < COUNT; i++)
+        x[i] = (float)rank;
+    CHECK(tally_push_pull(c, "x", x, y, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(y[i] == 6);
+    return 0;
+}
+
+static void test_closed_at_once(void **state)
+{
+    struct job j = {.ranks = 4, .machine = pairs, .main = not_waited_for};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+static int is_late(int rank, void *arg)
+{
+    struct board *b = arg;
+    static float x[COUNT];
+    tally_comm *c = join();
+    tally_op *op;
+    if (rank == 3) {
+        job_await(&b->stage, 1);
+        while (tally_comm_status(c, NULL) == 0)
+            job_sleep_ms(10);
+    } else {
+        CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        atomic_fetch_add(&b->stage, 1);
+        finish(op, -ETIME);
+        CHECK_HOLDS(tally_error(), "for rank 3 (TALLY_TIMEOUT)");
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_late(void **state)
+{
+    struct job j = {.ranks = 4,
+                    .machine = pairs,
+                    .main = is_late,
+                    .arg = job_shared(sizeof(struct board)),
+                    .settings = {"TALLY_LATE_WARNING=0.5", "TALLY_TIMEOUT=3"}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, "for rank 3");
+    job_clear(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_as_each_for_itself),
+        cmocka_unit_test(test_memory_out_of_reach),
+        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_tallyd_killed),
+        cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_closed_at_once),
+        cmocka_unit_test(test_late),
+    };
+    return cmocka_run_group_tests_name("teams", tests, NULL, NULL);
+}
