@@ -4,6 +4,7 @@
     bench/goodput/goodput.py [--series NAME...] [--json FILE] [--plot FILE]     # n = 8, k = 0 … 8: half an hour
     bench/goodput/goodput.py --quick                                            # n = 4, k = 0 2 4: a minute
     bench/goodput/goodput.py -n 4 -k 0 2 4 --rate 200mbit --bytes 16M --model gpt2 --set TALLY_PART_BYTES=48K
+    bench/goodput/goodput.py -n 4 -k 0 2 4 --ranks-per-machine 2    # the optimum is that of the machines
 
 README.md beside this file says what is compared and what the columns mean.  Needs root (test/lab/lab.py says what
 else).  SPDX-License-Identifier: Apache-2.0
@@ -167,6 +168,7 @@ class Table:
             "bench": "goodput",
             "system": name,
             "n": cluster.n,
+            "ranks_per_machine": self.arguments.ranks_per_machine,
             "k": k,
             "work": work.name,
             "tensors": len(work.tensors),
@@ -217,6 +219,7 @@ def parse():
     parser.add_argument("--series", nargs="+", choices=["main", "models", "small", "unequal"], help="(main)")
     parser.add_argument("-n", type=int, help="worker machines, instead of a series")
     parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0 to n)")
+    parser.add_argument("--ranks-per-machine", type=int, default=1, metavar="R", help="on every worker machine (1)")
     parser.add_argument("--rate", help="of every card (1gbit)")
     parser.add_argument("--rate-of", metavar="HOST=RATE", nargs="+", default=[], help="another for w0, w1 … c0, c1 …")
     parser.add_argument("--bytes", type=size, nargs="+", default=[], help="of one tensor")
@@ -233,6 +236,8 @@ def parse():
     arguments = parser.parse_args()
     if arguments.iterations is None:
         arguments.iterations = 3 if arguments.quick else 10
+    if arguments.ranks_per_machine < 1:
+        parser.error("one rank a machine is the least")
     if arguments.iterations < 1 or arguments.warm_up < 0:
         parser.error("an iteration is the least")
     if any("=" not in word for word in arguments.set + arguments.rate_of):

@@ -53,6 +53,7 @@ class System:
 
     def __init__(self, arguments, given):
         self.arguments, self.given = arguments, given
+        self.ranks = arguments.ranks_per_machine
 
     def lacks(self):
         """What is missing here to run it, or None."""
@@ -142,7 +143,9 @@ class Tally(System):
 
         argv = [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), *command]
         tallyd = built("bin/tallyd", "src/tallyd/tallyd")
-        return outputs_of(lab.job(argv, workers, services, tallyd, env=environment, timeout_s=PATIENCE_S, apart=True))
+        return outputs_of(
+            lab.job(argv, workers, services, tallyd, self.ranks, environment, timeout_s=PATIENCE_S, apart=True)
+        )
 
     def tensors(self, work):
         return work.tensors  # as training submits them
@@ -175,7 +178,7 @@ class Gloo(System):
     def run(self, lab, workers, services, command, variant):
         argv = [self.arguments.gloo, HERE / "gloo.py", *command, variant.split()[0]]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        return outputs_of(lab.job(argv, workers, env=env, timeout_s=PATIENCE_S, apart=True))
+        return outputs_of(lab.job(argv, workers, ranks_per_host=self.ranks, env=env, timeout_s=PATIENCE_S, apart=True))
 
 
 class OpenMpi(System):
@@ -206,8 +209,8 @@ class OpenMpi(System):
             options["coll_tuned_allreduce_algorithm"] = str(self.algorithms[variant])
         with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
             options["orte_tmpdir_base"] = folder
-            argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", len(workers)]
-            argv += ["--host", ",".join(f"{host}:1" for host in workers), "--output-filename", f"{folder}:nojobid"]
+            argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", len(workers) * self.ranks]
+            argv += ["--host", ",".join(f"{host}:{self.ranks}" for host in workers), "--output-filename", f"{folder}:nojobid"]
             argv += [word for name, value in options.items() for word in ("--mca", name, value)]
             argv += [built("meson/bench/goodput/goodput_mpi", "bench/goodput/goodput_mpi"), *command]
             done = lab.run(workers[0], argv, timeout_s=PATIENCE_S, apart=True)
