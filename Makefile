@@ -74,7 +74,7 @@ fuzz:
 chaos:
 	@$(setup) test
 	@$(build)
-	@cd test && TALLY_CHAOS=1 ../$(venv) -m pytest -q -p no:cacheprovider model fault
+	@cd test && TALLY_CHAOS=$(SEEDS) ../$(venv) -m pytest -q -p no:cacheprovider model fault
 	@$(venv) test/fault/chaos.py --seeds $(SEEDS) $(ARGS)
 
 help:

@@ -34,6 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
 TALLY, TALLYD = BUILD / "bin" / "tally", BUILD / "bin" / "tallyd"
 WORKER = BUILD / "meson" / "test" / "fault" / "fault_worker"
+FAILING = {WORKER: WORKER.with_name("fault_failing_worker"), TALLYD: WORKER.with_name("fault_failing_tallyd")}
 DIVERT = BUILD / "meson" / "test" / "fault" / "fault_divert.so"
 
 PATIENCE_S = 90  # for what must happen; how long it takes is never judged
@@ -205,16 +206,18 @@ class Process:
 class Job:
     """Ranks and tallyd.  env: settings for all; rank_words: {rank: words for the worker}; rank_env: {rank: settings};
     proxied: services that the ranks reach through a Proxy, as numbers of tallyd or as "rank-1" for the one inside that
-    rank: job.proxies[service][rank]; coordinator: it is a process of its own, job.coordinator."""
+    rank: job.proxies[service][rank]; coordinator: it is a process of its own, job.coordinator; failing: {name of a process:
+    the moment at which it dies or pauses, as in fail.c}."""
 
     def __init__(self, folder, ranks=3, services=2, seed=1, sizes=SIZES, env=None, words=("pause_ms=5",), rank_words=None,
                  rank_env=None, proxied=(), where=None, once=False,
-                 coordinator=False):
+                 coordinator=False, failing=None):
         self.folder, self.size, self.seed, self.sizes = pathlib.Path(folder), ranks, seed, tuple(sizes)
         self.env, self.words = dict(env or {}), list(words)
         self.rank_words, self.rank_env = rank_words or {}, dict(rank_env or {})
         self.where = where or Local()
         self.once = once
+        self.failing = dict(failing or {})
         self.initial = services
         self.coordinator = None
         self._apart = coordinator
@@ -258,6 +261,9 @@ class Job:
 
     def _spawn(self, name, argv, env, port=None):
         log = self.folder / f"{name}.log"
+        if name in self.failing:
+            argv = [FAILING[argv[0]], *argv[1:]]
+            env = env | {"FAULT_FAIL": self.failing[name]}
         with open(log, "ab") as output:
             popen = self.where.start(name, argv, self.where.environment(name) | self.env | env, output)
         return Process(name, popen, log, port)

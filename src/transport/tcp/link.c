@@ -28,6 +28,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fail.h"
 #include "base/fork.h"
 #include "base/log.h"
 #include "transport/shm/shm.h"
@@ -50,6 +51,7 @@ struct outgoing {
     uint8_t header[TLY_FRAME_BYTES];
     const uint8_t *payload;
     uint32_t len;
+    uint32_t type;
     uint32_t trailer_len; /* 0: no checksum */
     uint8_t trailer[TLY_TRAILER_BYTES];
     void *token, *owned;
@@ -294,6 +296,7 @@ static void append(struct tly_link *l, struct tly_outgoing *o)
     o->frame.stable = (uint32_t)l->counts.stable;
     slot->payload = shown ? slot->reference : o->payload;
     slot->len = shown ? TLY_REFERENCE_BYTES : o->frame.payload;
+    slot->type = o->frame.type;
     slot->trailer_len = 0;
     if (l->checksum && l->state == OPEN) {
         o->frame.flags |= TLY_SUMMED;
@@ -323,6 +326,7 @@ static void fill(struct tly_link *l)
             end(l, ENOMEM, "out of memory");
             break;
         }
+        tly_fail_at(l->hello.me.role, "sends", o.frame.type);
         append(l, &o);
         bytes += TLY_FRAME_BYTES + l->out[l->out_to - 1].len;
     }
@@ -344,6 +348,7 @@ static void advance(struct tly_link *l, size_t n)
         l->out_from++;
         free(o->owned);
         o->owned = NULL;
+        tly_fail_at(l->hello.me.role, "has sent", o->type);
         if (o->token)
             l->calls->sent(l->user, l, o->token);
     }
@@ -586,6 +591,7 @@ static int begin_frame(struct tly_link *l, const char **why)
         l->land.in_blocks = false; /* it moves whole */
     }
     l->landing = true;
+    tly_fail_at(l->hello.me.role, "begins", l->in.type);
     return 0;
 }
 
@@ -653,6 +659,7 @@ static int complete_frame(struct tly_link *l, const char **why)
 {
     int err = 0;
     l->landing = false;
+    tly_fail_at(l->hello.me.role, "gets", l->in.type);
     if (l->state == SHAKING)
         on_hello(l);
     else if (l->in.type == TLY_RETURN)
@@ -661,6 +668,7 @@ static int complete_frame(struct tly_link *l, const char **why)
         err = take_shown(l, why);
     else
         err = l->calls->frame(l->user, l, &l->in, l->land.to, why);
+    tly_fail_at(l->hello.me.role, "has done", l->in.type);
     free(l->control);
     l->control = NULL;
     return err;
