@@ -732,6 +732,8 @@ static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
     if (done && tly_work_finished(op->meeting))
         finish(l, op->meeting);
     pthread_mutex_unlock(&l->lock);
+    if (news(l)) /* who came to look at it meanwhile found the lock taken */
+        call_own(l);
     return done;
 }
 
