@@ -167,6 +167,23 @@ def test_quick_run(tmp_path):
 
 
 @needs_lab
+def test_ranks_of_a_machine_push_once(tmp_path):
+    """Two ranks on each of 4 machines: every link carries what it carries with one, to 2%."""
+    rows = [
+        benchmark(
+            tmp_path / f"{ranks}.json",
+            *("-n", "4", "-k", "0", "2", "4", "--bytes", "8M", "--iterations", "2", "--warm-up", "0"),
+            *("--systems", "tally", "--ranks-per-machine", str(ranks)),
+        )
+        for ranks in (1, 2)
+    ]
+    for one, two in zip(*rows):
+        as_planned([one, two])
+        assert one["k"] == two["k"] and (one["ranks_per_machine"], two["ranks_per_machine"]) == (1, 2)
+        assert two["traffic"] == pytest.approx(one["traffic"], rel=0.02)
+
+
+@needs_lab
 def test_cards_that_differ(tmp_path):
     rows = benchmark(
         tmp_path / "rows.json",
@@ -202,6 +219,7 @@ def test_bad_arguments():
         (["-n", "2", "-k", "1", "--rate-of", "w9=1gbit"], "no host w9"),
         (["--series", "main", "-n", "4"], "series"),
         (["--iterations", "0"], "least"),
+        (["--ranks-per-machine", "0"], "least"),
     ):
         done = subprocess.run(
             [sys.executable, BENCHMARK / "goodput.py", *arguments], capture_output=True, text=True, check=False
