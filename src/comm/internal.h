@@ -183,12 +183,13 @@ struct tally_op {
     struct tly_local_op local; /* likewise, and if its team pushes it */
     bool team;                 /* the ranks of each machine push it together */
     bool spread;               /* the engine has ended it well */
-    int lost_err;              /* or so, */
-    char lost[80];             /* and says why */
-    int64_t born;              /* awake clock */
-    int64_t submitted;         /* monotonic */
-    char late[160];            /* ranks that home waits for, as it last said */
-    bool asked;                /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    int64_t lost_at;           /* or badly, which counts unless home soon says more; awake clock, 0: not */
+    int lost_err;
+    char lost[80];
+    int64_t born;      /* awake clock */
+    int64_t submitted; /* monotonic */
+    char late[160];    /* ranks that home waits for, as it last said */
+    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
 
     /* allgather */
     int64_t first_dim;   /* ours, as it goes out */
@@ -424,6 +425,7 @@ void tly_team_summed(void *comm, struct tly_local_piece *piece);
 void tly_team_over(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* In the loop: what the engine has done since. */
 void tly_team_drain(tally_comm *c);
+void tly_team_tick(tally_comm *c);
 /* The operation ends, whatever it has come to: nobody is at its buffers any more. */
 void tly_team_withdraw(tally_comm *c, struct tally_op *op);
 static inline bool tly_team_carries(const struct part *p)

@@ -211,6 +211,7 @@ void tly_comm_tick_local(tally_comm *c)
         tly_comm_fail(c, err, c->broken);
         return;
     }
+    tly_team_tick(c);
     if (c->machines == 1)
         watch_oldest(c); /* else the home of each does */
 }

@@ -17,6 +17,8 @@
 
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */
 enum { LEAST_BYTES = 16 << 10 };
+/* A neighbour that has left may only have heard the verdict before us. */
+enum { EXPLAIN_MS = 2000 };
 
 static struct part *part_of(struct tly_local_piece *piece)
 {
@@ -230,6 +232,16 @@ void tly_team_drain(tally_comm *c)
         if (op->spread)
             tly_op_settled(c, &op->parts[0]);
         else
+            op->lost_at = c->loop.awake;
+    }
+}
+
+void tly_team_tick(tally_comm *c)
+{
+    for (struct tly_list *n = c->active_ops.next, *next; c->carry && n != &c->active_ops; n = next) {
+        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        next = n->next;
+        if (op->lost_at && c->loop.awake - op->lost_at >= EXPLAIN_MS * TLY_MS)
             tly_op_end(c, op, op->lost_err, op->lost);
     }
 }
