@@ -16,6 +16,7 @@ enum {
     TLY_RING = 256 << 10,  /* bytes, a power of two */
     TLY_EAGER = 4096,      /* most bytes in a post */
     TLY_TINY = 16,         /* most bytes in its first 64 */
+    TLY_PROCESSORS = 1024, /* whose numbers are looked at */
     TLY_WORKS = 4096,      /* large operations in flight; more take the other way */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
 };
@@ -61,9 +62,10 @@ struct tly_control {
     _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
     _Atomic uint32_t
         working; /* 1 + the entry of which it is just doing a part; in a team some name of the round */
-    _Alignas(64) _Atomic uint32_t bell; /* futex; anybody adds */
-    _Atomic uint32_t state;             /* of the start */
-    uint64_t probe, probe_at;           /* a number in private memory, for the others to try */
+    _Alignas(64) _Atomic uint32_t bell;       /* futex; anybody adds */
+    _Atomic uint32_t state;                   /* of the start */
+    uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */
+    uint64_t processors[TLY_PROCESSORS / 64]; /* that it may use, as bits; written before `state` */
     _Alignas(64) struct {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
@@ -136,6 +138,9 @@ struct tly_local {
     bool lost;                     /* somebody has left */
     uint8_t *scratch;              /* owned: a block for each rank */
 };
+
+/* local.c: say which processors this rank may use; before the others look at it. */
+void tly_local_describe(struct tly_local *l);
 
 /* meet.c */
 int tly_local_meet(struct tly_local *l);

@@ -1089,6 +1089,30 @@ bool tly_local_direct(const struct tly_local *l)
 
 /* --- the beginning ------------------------------------------------------------------------------- */
 
+void tly_local_describe(struct tly_local *l)
+{
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    for (size_t i = 0; i < TLY_PROCESSORS; i++)
+        if (CPU_ISSET(i, &mine))
+            l->own->processors[i / 64] |= 1ull << i % 64;
+}
+
+/* More ranks than cores?  A launcher may have bound each rank to cores of its own. */
+static bool is_crowded(const struct tly_local *l)
+{
+    int mine = 0, all = 0;
+    for (int i = 0; i < TLY_PROCESSORS / 64; i++) {
+        uint64_t any = 0;
+        for (uint32_t rank = 0; rank < l->count; rank++)
+            any |= l->at[rank].control->processors[i];
+        mine += __builtin_popcountll(l->own->processors[i]);
+        all += __builtin_popcountll(any);
+    }
+    return (int)l->count > (mine ? tly_topo_cores() * all / mine : tly_topo_cores());
+}
+
 int tly_local_open(const struct tly_local_config *config, struct tly_local **out)
 {
     struct tly_local *l = calloc(1, sizeof *l);
@@ -1102,7 +1126,6 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     l->me = config->rank;
     l->count = config->ranks;
     l->generation = tly_fork_generation();
-    l->crowded = (int)config->ranks > tly_topo_cores();
     pthread_mutex_init(&l->lock, NULL);
     pthread_mutex_init(&l->inbox_lock, NULL);
     struct tly_list *lists[] = {&l->inbox, &l->landed, &l->ops, &l->backlog, &l->ready, &l->idle};
@@ -1113,8 +1136,10 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     for (int i = 0; i < TLY_LOCAL_RANKS; i++)
         l->at[i].pidfd = -1;
     int err = tly_local_meet(l);
-    if (!err)
+    if (!err) {
+        l->crowded = is_crowded(l);
         err = tly_thread_start(&l->thread, "tally-local", run, l);
+    }
     if (!err) {
         l->thread_started = true;
         *out = l;

@@ -252,6 +252,7 @@ int tly_local_meet(struct tly_local *l)
         randombytes_buf(&l->probe, sizeof l->probe);
         l->own->probe = l->probe;
         l->own->probe_at = (uint64_t)(uintptr_t)&l->probe;
+        tly_local_describe(l);
         l->at[l->me] = (struct tly_neighbour){.control = l->own,
                                               .base = (uint8_t *)l->own,
                                               .bytes = tly_segment_bytes(l->segment),
