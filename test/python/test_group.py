@@ -741,3 +741,49 @@ def test_it_leaves_what_it_has_joined():
         print("good")
     """)])
     assert status == 0 and output.count("good") == 2, output
+
+
+def test_first_groups_of_some_ranks():
+    """Disjoint pairs have a job each; a group beyond them is refused, also to ranks that are in none; then all join."""
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent("""
+        import tally.torch, torch, torch.distributed as dist
+
+        def total(one):
+            x = torch.ones(3) * (dist.get_rank() + 1)
+            dist.all_reduce(x, group=one)
+            return x.tolist()
+
+        def refused(word, ranks=None):
+            try:
+                dist.new_group(ranks, backend="tally")
+            except (NotImplementedError, ValueError) as error:
+                assert word in str(error), error
+            else:
+                raise AssertionError("nothing was said")
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        pairs = [dist.new_group(ranks, backend="tally") for ranks in ([3, 1], [0, 2])]
+        mine = pairs[rank % 2 == 0]
+        assert tally.size() == 2
+        assert total(mine) == [6 if rank % 2 else 4] * 3
+        refused("one job")
+        alone = [dist.new_group([one], backend="tally") for one in range(4)][rank]
+        assert total(alone) == [rank + 1] * 3
+        assert total(mine) == [6 if rank % 2 else 4] * 3
+        dist.barrier()
+        dist.destroy_process_group(alone)
+        dist.destroy_process_group(mine)
+        assert not tally.is_initialized()
+
+        some = dist.new_group([0, 1], backend="tally")
+        refused("one job" if rank < 2 else "rank 0 does not come")
+        if rank < 2:
+            assert total(some) == [3] * 3
+            dist.destroy_process_group(some)
+        everybody = dist.new_group(backend="tally")
+        assert tally.size() == 4 and total(everybody) == [10] * 3
+        dist.destroy_process_group()
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 4, output

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from .join import join
+from .join import decline, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
 from .work import GroupWork
@@ -98,6 +98,7 @@ def _apart(targets, flat):
 
 _groups = weakref.WeakSet()    # that stand on the engine
 _joined = 0                    # generation of the job that a group has joined, and the last of them leaves
+_members = ()                  # torch's numbers of that job's ranks
 _made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
 
 
@@ -531,25 +532,34 @@ class Group(dist.ProcessGroup):
 def create(options, _=None):
     """What torch.distributed calls to make a group.
 
-    options: its DistributedBackendOptions.  The first group has all ranks, which join the job as torch numbers them;
-    raises NotImplementedError where it has not, for the other ranks would not come."""
-    global _joined
+    options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
+    tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks: a process has one job.
+    """
+    global _joined, _members
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
     world = size if not dist.is_initialized() else dist.get_world_size()
-    ranks = list(range(size)) if size == world else list(options.global_ranks_in_group)
-    if size < world and not _core.is_initialized():
-        raise NotImplementedError("new_group with ranks %s of %d: the first group of the backend tally must have all "
-                                  "ranks; make one, or call tally.init() on all of them" % (ranks, world))
+    ranks = tuple(range(size)) if size == world else tuple(options.global_ranks_in_group)
+    if not _core.is_initialized():
+        members = ranks
+    else:
+        members = _members if _joined == _core.generation() else tuple(range(world))
+    if not set(ranks) <= set(members):
+        reason = ("group of ranks %s: the first group of the backend tally has ranks %s, and this process can be in one "
+                  "job; make one of all ranks first" % (list(ranks), list(members)))
+        if rank == 0:
+            decline(options.store, ranks, reason)
+        raise NotImplementedError(reason)
     joined = not _core.is_initialized()
-    join(options.store, ranks[rank], world, limit)
+    join(options.store, members.index(ranks[rank]), len(members), limit, members)
     if joined:
-        _joined = _core.generation()
+        _joined, _members = _core.generation(), members
+    places = [members.index(one) for one in ranks]
     # Names of groups come again after destroy_process_group(), and then mean a new one, maybe of other ranks: a group's
     # ranks have the same count only of groups that all of them were in.
-    name = (_core.generation(), options.group_id, tuple(ranks))
+    name = (_core.generation(), options.group_id, ranks)
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
-                  Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), ranks))
+                  Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places))
     _groups.add(group)
     return group
 

@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import collections
 import os
 import socket
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from .. import _core
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
+
+_turns = collections.Counter()  # how often this process has joined a job of such ranks: a store may outlive a job
 
 _USUAL_PORT = 29777  # TALLY_PORT's default
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -62,19 +65,23 @@ def _choose_place(store, of_all):
     return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
 
 
-def join(store, rank, size, timeout=None):
+def join(store, rank, size, timeout=None, members=None):
     """Be rank `rank` of `size` in a job, whose ranks meet through `store`; nothing to do for one that is already.
 
     timeout: seconds after which groups give up waiting; the library's own patience is made no shorter.
+    members: torch's numbers of these ranks; None where they are all, or always the same.
     Raises ValueError where this process is another rank of its job, or the job is of another size.
     """
+    key = "tally/%d" % _turns[members or size]
     if not _core.is_initialized():
-        key = "tally/%d" % _core.generation()  # a store may outlive a job
+        of_all = not dist.is_initialized() or dist.get_world_size() == size
         if rank == 0:
-            of_all = not dist.is_initialized() or dist.get_world_size() == size
             store.set(key, _choose_place(store, of_all))
-        host, _, port = store.get(key).decode().rpartition(":")
-        settings = {}
+        place = store.get(key).decode()
+        if place.startswith("!"):
+            raise ValueError("rank 0 does not come: " + place[1:])
+        host, _, port = place.rpartition(":")
+        settings = {} if of_all else {"TALLY_SERVERS": "0"}  # tallyd look for the job of all ranks
         if host:
             settings["TALLY_COORD"] = "%s:%s" % (host, port)
         elif port:
@@ -83,9 +90,18 @@ def join(store, rank, size, timeout=None):
             settings["TALLY_TIMEOUT"] = "%d" % (timeout + 1)
         with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
             _core.init(settings)
+        _turns[members or size] += 1
     if (_core.rank(), _core.size()) != (rank, size):
-        raise ValueError("this process is rank %d of %d for Tally and rank %d of %d for torch.distributed; start both "
-                         "with the same launcher" % (_core.rank(), _core.size(), rank, size))
+        reason = ("this process is rank %d of %d for Tally and rank %d of %d for torch.distributed; start both with the "
+                  "same launcher" % (_core.rank(), _core.size(), rank, size))
+        if rank == 0:
+            decline(store, members or size, reason)
+        raise ValueError(reason)
+
+
+def decline(store, members, reason):
+    """Say, as rank 0, to those who may wait for its word on where to meet why there will be none."""
+    store.set("tally/%d" % _turns[members], "!" + reason)
 
 
 def join_default():
