@@ -57,6 +57,7 @@ struct member {
     bool invited;           /* or not yet met by all ranks */
     uint32_t met, answered; /* a rank: the last INVITE, the last PREPARE that it has answered */
     uint32_t saying, said;  /* a rank: the PREPARE that it answers, and how many rounds it has named by now */
+    uint32_t committed;     /* a rank that has resumed: its epoch then */
     bool watcher;
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
@@ -96,8 +97,9 @@ struct tly_coordinator {
     size_t begun_count, begun_room;
     uint32_t watchers;
     bool standalone;
-    bool resuming;      /* GATHERING: the members of a job that runs */
-    uint32_t committed; /* ... the epoch that holds for it */
+    bool resuming;             /* GATHERING: the members of a job that runs */
+    uint32_t committed;        /* ... the newest epoch that one of them is in, */
+    struct tly_roster settled; /* ... and its roster: others may be in the one before */
     int64_t resumed_at; /* awake clock; tallyd that do not come back soon are gone; 0: none is missed */
     struct tly_map begun_seen; /* hash of key and round -> anything */
     uint32_t ranks_here, tallyds_here;
@@ -408,8 +410,20 @@ static bool present(const struct member *m)
     return m->joined && !m->left && m->info.role == TLY_ROLE_RANK;
 }
 
-/* To all ranks that have not left, and, if `all`, to the tallyd that serve. */
-static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w, bool all)
+/* To whom: */
+enum whom {
+    RANKS,  /* that have not left */
+    ALL,    /* these, and the tallyd that serve */
+    BEHIND, /* ranks that have not heard of the epoch in which others are */
+};
+
+static bool is_behind(const struct member *m)
+{
+    return present(m) && m->committed < m->c->committed;
+}
+
+static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w,
+                        enum whom whom)
 {
     if (w->failed || w->len > TLY_MAX_CONTROL) {
         fail_job(c, ENOMEM, "the coordinator is out of memory");
@@ -417,7 +431,8 @@ static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, str
     }
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (present(m) || (all && m->joined && m->service != TLY_NO_SERVICE))
+        if (whom == BEHIND ? is_behind(m)
+                           : present(m) || (whom == ALL && m->joined && m->service != TLY_NO_SERVICE))
             post(m, type, flags, w->data, w->len);
     }
 }
@@ -485,7 +500,7 @@ static void invite_more(struct tly_coordinator *c)
     c->invited_at = c->loop.awake;
     struct tly_writer w = {0};
     tly_roster_write(&w, &c->roster);
-    post_roster(c, TLY_INVITE, 0, &w, false);
+    post_roster(c, TLY_INVITE, 0, &w, RANKS);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (m->invited && !w.failed)
@@ -503,23 +518,13 @@ static void prepare(struct tly_coordinator *c)
     tly_map_finish(&c->begun_seen);
     c->begun_seen = (struct tly_map){0};
     tly_roster_write(&w, &c->roster);
-    post_roster(c, TLY_PREPARE, 0, &w, false);
+    post_roster(c, TLY_PREPARE, 0, &w, RANKS);
     free(w.data);
 }
 
 /* All that anybody has begun, then the roster. */
-static void commit(struct tly_coordinator *c)
+static void post_commit(struct tly_coordinator *c, const struct tly_roster *roster, enum whom whom)
 {
-    find_cards(c, &c->roster);
-    int err = tly_roster_split(&c->roster, c->split);
-    if (err) {
-        fail_job(c, -err,
-                 err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last one is gone"
-                                : "the coordinator is out of memory");
-        return;
-    }
-    c->roster.epoch = c->preparing;
-    c->preparing = 0;
     size_t at = 0;
     do {
         struct tly_writer w = {0};
@@ -532,10 +537,50 @@ static void commit(struct tly_coordinator *c)
         }
         bool last = at == c->begun_count;
         if (last)
-            tly_roster_write(&w, &c->roster);
-        post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last);
+            tly_roster_write(&w, roster);
+        post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last || whom == BEHIND ? whom : RANKS);
         free(w.data);
     } while (at < c->begun_count);
+}
+
+static bool any_behind(const struct tly_coordinator *c)
+{
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->ranks[i] && is_behind(c->ranks[i]))
+            return true;
+    return false;
+}
+
+/* The last coordinator died between its COMMITs, and this one has heard from all what they have begun: those who did not
+ * get theirs get it now.  What nobody who is behind has begun in the epochs before began in the new one.  Then the change
+ * that was under way begins anew, for they go on in between. */
+static void catch_up(struct tly_coordinator *c)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < c->begun_count; i++)
+        if (c->begun[i].epoch < c->committed)
+            c->begun[count++] = c->begun[i];
+    c->begun_count = count;
+    post_commit(c, &c->settled, BEHIND);
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->ranks[i])
+            c->ranks[i]->committed = c->committed;
+    prepare(c);
+}
+
+static void commit(struct tly_coordinator *c)
+{
+    find_cards(c, &c->roster);
+    int err = tly_roster_split(&c->roster, c->split);
+    if (err) {
+        fail_job(c, -err,
+                 err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last one is gone"
+                                : "the coordinator is out of memory");
+        return;
+    }
+    c->roster.epoch = c->preparing;
+    c->preparing = 0;
+    post_commit(c, &c->roster, ALL);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
         tly_list_entry(n, struct member, node)->accuses = 0;
 }
@@ -614,7 +659,9 @@ static void change(struct tly_coordinator *c)
         welcome(c);
     if (c->wanted)
         prepare(c);
-    if (c->preparing && all_answered(c, c->preparing))
+    if (c->preparing && all_answered(c, c->preparing) && any_behind(c))
+        catch_up(c);
+    else if (c->preparing && all_answered(c, c->preparing))
         commit(c);
     if (c->state == RUNNING && !c->preparing && !c->invitation)
         invite_more(c);
@@ -901,21 +948,84 @@ static struct member *find_tallyd(const struct tly_coordinator *c, uint64_t inca
     return NULL;
 }
 
-/* The first member of a job that runs, and whose coordinator has died: what it knows is what this one knows. */
+/* Its place in the roster if it serves; else the count of services. */
+static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    uint32_t at = 0;
+    while (at < c->roster.service_count && (c->roster.services[at].incarnation != incarnation ||
+                                            c->roster.services[at].state != TLY_SERVICE_ACTIVE))
+        at++;
+    return at;
+}
+
+/* A member of a job that goes on without a coordinator has come. */
+static void take_back(struct member *m)
+{
+    struct tly_coordinator *c = m->c;
+    bool is_rank = m->info.role == TLY_ROLE_RANK;
+    uint32_t at = find_serving(c, m->info.incarnation);
+    bool known = at < c->roster.service_count;
+    if (known)
+        memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
+    if (!is_rank)
+        m->service = known ? at : TLY_NO_SERVICE;
+    if (!is_rank && !known)
+        post_verdict(m, EAGAIN, "the job goes on without this tallyd");
+    m->joined = is_rank || known;
+}
+
+/* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows. */
+static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uint32_t committed)
+{
+    struct tly_writer w = {0};
+    struct tly_roster settled = {0};
+    uint32_t number =
+        roster->epoch + 1000; /* those that were given and nobody remembers must not come again */
+    /* It may have been invited to meet a guest since.  Who left the split may be gone by now. */
+    roster->epoch = committed;
+    for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
+        if (roster->services[i].state == TLY_SERVICE_IDLE)
+            roster->services[i].state = TLY_SERVICE_GONE;
+    void *ids = calloc(roster->service_count, sizeof *c->host_id);
+    tly_roster_write(&w, roster);
+    struct tly_reader r = {w.data, w.len, false};
+    int err = !ids || w.failed ? -ENOMEM : tly_roster_read(&r, &settled);
+    free(w.data);
+    if (err) {
+        free(ids);
+        return err;
+    }
+    free(c->host_id);
+    tly_roster_finish(&c->settled);
+    tly_roster_finish(&c->roster);
+    c->host_id = ids;
+    c->settled = settled;
+    c->roster = *roster;
+    *roster = (struct tly_roster){0};
+    c->committed = committed;
+    c->number = number > c->number ? number : c->number;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->joined || m->waiting)
+            continue;
+        take_back(m);
+        c->tallyds_here -= !m->joined;
+    }
+    return 0;
+}
+
+/* The first member of a job that runs, and whose coordinator has died. */
 static int adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t incarnation,
                  uint32_t committed)
 {
-    c->ranks = calloc(roster->rank_count, sizeof *c->ranks);
-    c->host_id = calloc(roster->service_count, sizeof *c->host_id);
-    if (!c->ranks || !c->host_id)
-        return -ENOMEM;
-    c->size = roster->rank_count;
-    c->roster = *roster;
-    *roster = (struct tly_roster){0};
+    uint32_t size = roster->rank_count;
+    c->ranks = calloc(size, sizeof *c->ranks);
+    int err = c->ranks ? take_newest(c, roster, committed) : -ENOMEM;
+    if (err)
+        return err;
+    c->size = size;
     c->identity.incarnation = incarnation;
-    c->committed = committed;
     c->resuming = true;
-    c->number = c->roster.epoch;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         m->waiting = m->joined && m->info.role == TLY_ROLE_TALLYD;
@@ -938,43 +1048,26 @@ static int on_resumed(struct member *m, struct tly_reader *r, const char **why)
     }
     member_name(m, name, sizeof name);
     tly_link_rename(m->link, name);
-    int err = 0;
     bool first = c->state == GATHERING && !c->resuming && !c->size;
-    if (first)
-        err = adopt(c, &roster, incarnation, committed);
+    int err = first ? adopt(c, &roster, incarnation, committed) : 0;
+    bool fits_here = (c->resuming || c->state == RUNNING) && c->identity.incarnation == incarnation &&
+                     !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
+    if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
+        err = take_newest(c, &roster, committed);
     if (err) {
         fail_job(c, ENOMEM, "the coordinator is out of memory");
-    } else if (!(c->resuming || c->state == RUNNING) || c->identity.incarnation != incarnation ||
-               (is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]))) {
+    } else if (!fits_here) {
         post_verdict(m, ESTALE, "there is another start of the job by now");
-    } else if (is_rank && c->committed != committed) {
-        fail_job(c, ECONNRESET,
-                 "the coordinator died while the services changed: some ranks are in epoch %u, others in %u",
-                 c->committed, committed);
     } else {
-        uint32_t at = 0;
-        while (at < c->roster.service_count && c->roster.services[at].incarnation != m->info.incarnation)
-            at++;
-        bool known = at < c->roster.service_count && c->roster.services[at].state == TLY_SERVICE_ACTIVE;
-        if (first) { /* numbers that it gave and nobody remembers must not come again */
-            for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
-                if (c->roster.services[i].state == TLY_SERVICE_IDLE)
-                    c->roster.services[i].state = TLY_SERVICE_GONE;
-            c->number += 1000;
-        }
+        take_back(m);
+        m->committed = committed;
         if (is_rank) {
             c->ranks[m->info.rank] = m;
             c->ranks_here++;
-        } else if (known) {
-            m->service = at;
+        } else if (m->joined) {
             c->tallyds_here++;
             tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
-        } else {
-            post_verdict(m, EAGAIN, "the job goes on without this tallyd");
         }
-        if (known)
-            memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
-        m->joined = is_rank || known;
         m->begun = m->proved = true;
         advance(c);
     }
@@ -1362,6 +1455,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_roster_finish(&c->roster);
+    tly_roster_finish(&c->settled);
     tly_map_finish(&c->begun_seen);
     free(c->begun);
     free(c->host_id);

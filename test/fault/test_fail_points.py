@@ -105,8 +105,9 @@ def lose_coordinator(job, act):
 # How often the start comes to the moment, and how often the change does.
 START = RANKS + SERVICES
 REPLACED = {"sends PREPARE": (0, RANKS), "has sent PREPARE": (0, RANKS), "gets BEGUN": (START, RANKS),
-            "has done BEGUN": (START, RANKS)}
-COMES = {"sends INVITE": (START, RANKS + 1), "has sent INVITE": (START, RANKS + 1), "gets BEGUN": (START, 2 * RANKS + 1)}
+            "has done BEGUN": (START, RANKS), "sends COMMIT": (START, START - 1), "has sent COMMIT": (START, START - 1)}
+COMES = {"sends INVITE": (START, RANKS + 1), "has sent INVITE": (START, RANKS + 1), "gets BEGUN": (START, 2 * RANKS + 1),
+         "has sent COMMIT": (START, START + 1)}
 
 
 def pick(rnd, table, moment):
@@ -115,7 +116,7 @@ def pick(rnd, table, moment):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("moment", some(REPLACED, ["has sent PREPARE", "has done BEGUN"]))
+@pytest.mark.parametrize("moment", some(REPLACED, ["has sent PREPARE", "has done BEGUN", "sends COMMIT"]))
 def test_the_coordinator_dies_while_a_service_is_replaced(tmp_path, moment, seed):
     rnd, settings = shape(moment, seed)
     with Job(tmp_path, services=SERVICES, coordinator=True, failing=pick(rnd, REPLACED, moment), **settings) as job:

@@ -30,6 +30,7 @@ struct member {
     struct tly_outbox outbox;
     uint32_t number;
     int opened, closed, invited, prepared, committed, failed;
+    uint32_t rounds;          /* begun, in the last COMMIT */
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
 };
@@ -92,7 +93,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         m->prepared++;
         break;
     case TLY_COMMIT:
-        for (uint32_t n = f->payload ? tly_read32(&r) : 0; n; n--) {
+        m->rounds = f->payload ? tly_read32(&r) : 0;
+        for (uint32_t n = m->rounds; n; n--) {
             tly_read64(&r);
             tly_read64(&r);
         }
@@ -185,8 +187,9 @@ static struct member *join(uint32_t i)
     return m;
 }
 
-/* To the invitation or preparation of this number: these many rounds are begun, from this one on. */
-static void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last)
+/* To the invitation or preparation of this number: so many rounds are begun in an epoch, from this one on. */
+static void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count,
+                      bool last)
 {
     struct tly_writer w = {0};
     tly_write32(&w, number);
@@ -194,10 +197,15 @@ static void answer(struct member *m, uint32_t number, uint32_t from, uint32_t co
     for (uint32_t i = from; i < from + count; i++) {
         tly_write64(&w, 0x9e3779b97f4a7c15ull * (i + 1));
         tly_write32(&w, 1);
-        tly_write32(&w, 1);
+        tly_write32(&w, epoch);
     }
     assert_false(w.failed);
     post(m, TLY_BEGUN, last ? TLY_LAST : 0, &w);
+}
+
+static void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last)
+{
+    answer_in(m, number, 1, from, count, last);
 }
 
 static uint32_t state_of(const struct member *teller, uint32_t member)
@@ -312,11 +320,94 @@ static void test_begun_without_end(void **state)
     assert_non_null(strstr(x.member[0].verdict, "more rounds begun"));
 }
 
+/* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
+static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
+{
+    static struct tly_roster_rank ranks[RANKS] = {{0, 0}, {1, 0}};
+    struct tly_roster_service services[RANKS + 1] = {0};
+    struct tly_roster roster = {
+        .epoch = committed,
+        .rank_count = RANKS,
+        .machine_count = RANKS,
+        .service_count = RANKS + 1,
+        .standalone = 1,
+        .part_bytes = 65536,
+        .window_bytes = 1 << 20,
+        .ranks = ranks,
+        .services = services};
+    struct tly_writer w = {0};
+    struct member *m = enter(i);
+    for (uint32_t k = 0; k <= RANKS; k++) {
+        services[k] = (struct tly_roster_service){
+            .role = k < RANKS ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
+            .state = k < RANKS ? TLY_SERVICE_ACTIVE : tallyd,
+            .rank = k < RANKS ? k : 0,
+            .port = 1000 + k,
+            .incarnation = 100 + k,
+            .card = k,
+            .weight = k < RANKS || tallyd == TLY_SERVICE_ACTIVE,
+            .address = "127.0.0.1",
+            .host = "host"};
+    }
+    write_info(m, &w);
+    tly_write64(&w, 77);
+    tly_write32(&w, committed);
+    tly_roster_write(&w, &roster);
+    assert_false(w.failed);
+    post(m, TLY_ROSTER, TLY_RESUMED, &w);
+    return m;
+}
+
+/* The last coordinator died between its COMMITs: rank `ahead` is in epoch 5, the other in 4, whichever comes first.  The
+ * other gets the COMMIT that it lacks, with what was begun before 5 and without what was begun in it; then all change. */
+static void catch_up(uint32_t first, uint32_t ahead)
+{
+    for (uint32_t k = 0; k < RANKS; k++) {
+        uint32_t i = k ? 1 - first : first;
+        resume(i, i == ahead ? 5 : 4, i == ahead ? TLY_SERVICE_GONE : TLY_SERVICE_ACTIVE);
+        if (!k) /* let it be the first */
+            for (int turn = 0; turn < 20 && !tly_list_empty(&x.member[i].outbox.letters); turn++)
+                tly_loop_turn(&x.loop, 2);
+    }
+    struct member *a = &x.member[ahead], *b = &x.member[1 - ahead];
+    turn_until(&a->prepared, 1);
+    turn_until(&b->prepared, 1);
+    answer_in(a, a->roster.epoch, 5, 0, 3, false);
+    answer_in(a, a->roster.epoch, 4, 3, 2, true);
+    answer_in(b, b->roster.epoch, 4, 4, 2, true);
+    turn_until(&b->committed, 1);
+    assert_int_equal(b->rounds, 3);
+    turn_until(&b->prepared, 2);
+    turn_until(&a->prepared, 2);
+    assert_int_equal(a->committed, 0);
+    answer_in(a, a->roster.epoch, 5, 0, 3, true);
+    answer_in(b, b->roster.epoch, 4, 4, 2, true);
+    turn_until(&a->committed, 1);
+    turn_until(&b->committed, 2);
+    assert_int_equal(a->rounds, 5);
+    assert_int_equal(a->roster.epoch, b->roster.epoch);
+    assert_true(a->roster.epoch > 5);
+    assert_int_equal(state_of(b, FIRST), TLY_SERVICE_GONE);
+    assert_int_equal(a->failed + b->failed, 0);
+}
+
+static void test_a_rank_that_is_behind_comes_first(void **state)
+{
+    catch_up(0, 1);
+}
+
+static void test_a_rank_that_is_behind_comes_last(void **state)
+{
+    catch_up(0, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
