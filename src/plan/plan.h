@@ -75,6 +75,30 @@ double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machin
  * none, or nobody to compare it with. */
 int tly_plan_standout(int count, const double *value);
 
+/* --- cards that do not say their speed (measure.c) --------------------------------------------------- */
+
+enum { TLY_MEASURE_GROUP = 8 }; /* most cards in one group */
+
+/* In how many rounds the cards that are `wanted` can each stand in the middle of a group, 0 to 8: 0 if there are no two
+ * cards or none is wanted; 1 if there are two. */
+int tly_plan_measure_rounds(int count, const bool *wanted);
+
+/* Who streams to whom in a round, 0 to rounds - 1: middle[i] is the card in the middle of i's group, i if it is that
+ * itself, -1 if i has a rest.  All others of a group stream to its middle, and it to them: so it shows what it carries,
+ * up to what the others carry together.  rate[i] is what is known so far, 0: nothing.  The fastest are dealt first, and
+ * no more than are enough where the middle one's is known: what is sent to a slow card in vain, because more leaves the
+ * middle one than arrives, is lacking for the others.  At most TLY_MAX_SERVICES cards. */
+#define TLY_MEASURE_ENOUGH 1.5
+void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int round, int *middle);
+
+/* Cards that are alike have measured a little differently: neighbours within 15%, from the slowest to at most 1.4 times
+ * that, get the rate of their middle one, or one that is known of another card within 15% of it.  (Classes of cards are
+ * 1.6 times apart and more.)  Rates that are not measured, or 0, stay.  Any unit.  -ENOMEM, and nothing is changed. */
+#define TLY_MEASURE_NEXT 1.15
+#define TLY_MEASURE_SPAN 1.4
+#define TLY_MEASURE_SAME_AS_KNOWN 0.15
+int tly_plan_measure_settle(int count, const bool *measured, double *rate);
+
 /* --- parts and their order -------------------------------------------------------------------------- */
 
 /* Size of parts where the slowest network card moves so many bytes/s each way (0: not known): 0.5 ms of it, in
