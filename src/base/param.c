@@ -52,6 +52,7 @@ static const struct rule {
     {"TALLY_PART_BYTES", .multiple = 64},
     {"TALLY_FRAGMENT_BYTES", .multiple = 64},
     {"TALLY_LOCAL", .choices = (const char *const[]){"on", "off", NULL}},
+    {"TALLY_MEASURE", .choices = (const char *const[]){"unknown", "all", "off", NULL}},
     {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };

@@ -38,7 +38,8 @@
     X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload carries a checksum, and what was altered on its way is found") \
     X(TALLY_RETAIN_BYTES, SIZE, retain_bytes, 4194304, 0, 1ull << 40, 0, "of an operation, what may be copied aside at its end until all ranks have it, where a tallyd summed it") \
     X(TALLY_RETAIN_MEMORY, SIZE, retain_memory, 67108864, 0, 1ull << 40, 0, "memory for such copies, on each machine") \
-    X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says") \
+    X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says, else it is measured") \
+    X(TALLY_MEASURE, STR, measure, "unknown", 0, 0, 0, "which network cards are measured when the job starts: those of unknown speed, all, or none; rank 0's counts") \
     X(TALLY_SUM_RATE, RATE, sum_rate, 0, 1e3, 1e15, 0, "most that the service on this machine can add, in bit/s of inputs; default no limit") \
     X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "who sums: all for the least time, or for comparison the ranks' machines alone or tallyd alone") \
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \

@@ -255,8 +255,9 @@ static const char *stand_of(const struct tly_status *s, const struct tly_status_
 
 static const char *state_of(const struct tly_status *s)
 {
-    static const char *const words[] = {"gathering", "proving machines", "connecting",
-                                        "running",   "failed",           "ended"};
+    static const char *const words[] = {"gathering",  "proving machines", "measuring network cards",
+                                        "connecting", "running",          "failed",
+                                        "ended"};
     return words[s->state];
 }
 

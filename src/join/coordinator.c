@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/thread.h"
+#include "join/measure.h"
 #include "join/status.h"
 #include "plan/plan.h"
 #include "topo/card.h"
@@ -25,6 +26,7 @@
 enum state {
     GATHERING = TLY_JOB_GATHERING,
     PROVING = TLY_JOB_PROVING,
+    MEASURING = TLY_JOB_MEASURING,
     INVITING = TLY_JOB_INVITING,
     RUNNING = TLY_JOB_RUNNING,
     FAILED = TLY_JOB_FAILED,
@@ -37,7 +39,9 @@ enum {
     MISSING_EVERY_S = 10,
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
-    MEET_S = 10, /* all ranks a service that joins a running job */
+    MEET_S = 10,           /* all ranks a service that joins a running job */
+    MEASURE_STEP_MS = 300, /* longer than a round takes; who has not answered by then is not waited for */
+    MEASURE_MS = 2500,     /* and so much for all rounds: 40 to 110 ms each */
     LARGEST_WINDOW = 1 << 30,
     MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */
     MOST_WATCHERS = 64,   /* at a time */
@@ -65,6 +69,9 @@ struct member {
     uint32_t accuses;       /* a rank: how many services it cannot reach, in this epoch */
     bool told;              /* that the job is slower than predicted */
     uint32_t held, suspect; /* what it told */
+    uint32_t card;          /* MEASURING: its card's place in the survey, */
+    bool stands, awaited;   /* whether it streams for it, and is about to answer, */
+    bool silent;            /* and has said nothing in this round */
 };
 
 /* All fields but the first three belong to the loop. */
@@ -81,6 +88,15 @@ struct tly_coordinator {
     uint32_t window_parts;
     enum tly_split split;
     bool teams; /* ranks of a machine may share memory */
+    enum { MEASURE_NONE, MEASURE_UNKNOWN, MEASURE_ALL } measure;
+    struct tly_survey *survey; /* owned: MEASURING */
+    struct tly_measure step;   /* of it, the one under way */
+    struct {
+        char host_id[64];
+        uint64_t bandwidth;
+    } * found; /* owned: what came of it */
+    uint32_t found_count;
+    int64_t measuring_at, step_at; /* awake clock */
     struct tly_list members;
     enum state state;
     uint32_t size;            /* ranks; 0 until the first has joined */
@@ -292,8 +308,8 @@ static void add_service(struct tly_coordinator *c, struct tly_roster *r, uint32_
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
- * matters, and each counts as a machine of its own.  Only who has a share counts. */
-static void find_cards(const struct tly_coordinator *c, struct tly_roster *r)
+ * matters (false), and each counts as a machine of its own.  Only who has a share counts. */
+static bool find_cards(const struct tly_coordinator *c, struct tly_roster *r)
 {
     bool one = true;
     for (uint32_t i = 0; i < r->service_count; i++) {
@@ -309,12 +325,15 @@ static void find_cards(const struct tly_coordinator *c, struct tly_roster *r)
     }
     for (uint32_t i = 0; one && i < r->service_count; i++)
         r->services[i].card = i;
+    return !one;
 }
 
-static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
+/* *cards (may be NULL): as find_cards(). */
+static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *cards)
 {
     uint32_t *same = calloc(c->size, sizeof *same);
     c->number = 1;
+    free(c->host_id);
     c->host_id = calloc(c->size + c->tallyds_here, sizeof *c->host_id);
     *r = (struct tly_roster){.epoch = c->number, .part_bytes = c->part_bytes, .standalone = c->standalone};
     r->ranks = calloc(c->size, sizeof *r->ranks);
@@ -350,8 +369,10 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r)
         err = -E2BIG;
         goto out;
     }
-    find_cards(c, r);
     r->teams = c->teams && tly_roster_suits_teams(r);
+    bool apart = find_cards(c, r);
+    if (cards)
+        *cards = apart;
 out:
     free(same);
     if (err)
@@ -364,7 +385,7 @@ static void invite(struct tly_coordinator *c)
     struct tly_roster *r = &c->roster;
     struct tly_writer w = {0};
     c->state = INVITING;
-    int err = make_roster(c, r);
+    int err = make_roster(c, r, NULL);
     if (!err && place_services(c, r) != 0) {
         tly_roster_finish(r);
         return; /* the job has failed */
@@ -397,6 +418,164 @@ static void invite(struct tly_coordinator *c)
     if (err)
         tly_roster_finish(r); /* nobody may see one without weights */
     free(w.data);
+}
+
+/* --- measuring --------------------------------------------------------------------------------------- */
+
+static void advance(struct tly_coordinator *c);
+
+static void post_measure(struct member *m, const struct tly_measure *x)
+{
+    struct tly_writer w = {0};
+    tly_measure_write(&w, x);
+    if (!w.failed)
+        post(m, TLY_MEASURE, 0, w.data, w.len);
+    m->awaited = !w.failed;
+    free(w.data);
+}
+
+static bool is_awaited(const struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        if (tly_list_entry(n, struct member, node)->awaited)
+            return true;
+    return false;
+}
+
+/* Within one machine, also if it plays several, no card matters; where all ranks share one, nothing crosses any. */
+static bool crosses_cards(const struct tly_roster *r)
+{
+    struct sockaddr_storage a;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (tly_address_parse(r->services[i].address, 0, &a) != 0 || tly_address_is_loopback(&a))
+            return false;
+    return r->machine_count > 1;
+}
+
+/* Are there cards to be measured?  The roster that tells is made anew afterwards, with what was found. */
+static void survey(struct tly_coordinator *c)
+{
+    struct tly_roster r;
+    bool apart;
+    if (c->measure == MEASURE_NONE || make_roster(c, &r, &apart) != 0) {
+        invite(c);
+        return;
+    }
+    bool all = c->measure == MEASURE_ALL;
+    if (place_services(c, &r) == 0) {
+        bool matter = all || (apart && crosses_cards(&r));
+        if (!matter || tly_survey_create(&r, all, &c->survey) != 0)
+            c->survey = NULL;
+        for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+            struct member *m = tly_list_entry(n, struct member, node);
+            if (!m->joined || !c->survey)
+                continue;
+            bool rank = m->info.role == TLY_ROLE_RANK;
+            uint32_t service = rank ? r.ranks[m->info.rank].machine : m->service;
+            m->card = tly_survey_card(c->survey, service);
+            m->stands =
+                tly_survey_stands(c->survey, service) && (!rank || r.ranks[m->info.rank].local_rank == 0);
+        }
+        c->state = MEASURING;
+        c->measuring_at = c->loop.awake;
+        c->step = (struct tly_measure){.step = TLY_MEASURE_GO};
+    }
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_list_entry(n, struct member, node)->service = TLY_NO_SERVICE;
+    tly_roster_finish(&r);
+}
+
+/* To a list, unless there is no room for the whole of it. */
+static void append(char *text, size_t len, const char *format, ...)
+{
+    size_t at = strlen(text);
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text + at, len - at, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= len - at)
+        text[at] = '\0';
+}
+
+/* What was found counts as if the members had said it. */
+static void take_results(struct tly_coordinator *c)
+{
+    char found[TLY_SENTENCE - 64] = "", unknown[TLY_SENTENCE - 256] = "";
+    tly_survey_end(c->survey);
+    c->found = calloc(c->size + c->tallyds_here, sizeof *c->found); /* without memory it is not known later */
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        uint64_t rate = 0;
+        if (!m->joined || !tly_survey_result(c->survey, m->card, &rate))
+            continue;
+        m->info.bandwidth = rate;
+        if (m->stands && rate && c->found) {
+            memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
+            c->found[c->found_count++].bandwidth = rate;
+        }
+        if (m->stands && rate)
+            append(found, sizeof found, "%s%s %.3g Gbit/s", *found ? ", " : "", m->info.host,
+                   (double)rate * 1e-9);
+        else if (m->stands)
+            append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
+    }
+    if (*found)
+        tly_info("join", "network cards were measured: %s", found);
+    if (*unknown)
+        tly_warn("join",
+                 "how fast the network card is on %s is not known and could not be measured: taken to be as "
+                 "slow as the slowest that is known; TALLY_BANDWIDTH there would say it",
+                 unknown);
+}
+
+/* The next step of a round, or the next round, or the end.  Who has not answered by now is not waited for. */
+static void go_on_measuring(struct tly_coordinator *c)
+{
+    bool go = c->step.step == TLY_MEASURE_MEET, late = c->loop.awake - c->measuring_at >= MEASURE_MS * TLY_MS;
+    c->step = (struct tly_measure){.step = go ? TLY_MEASURE_GO : TLY_MEASURE_MEET, .round = c->step.round};
+    c->step_at = c->loop.awake;
+    for (struct tly_list *n = c->members.next; n != &c->members && !go; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->awaited && m->silent)
+            tly_survey_drop(c->survey, m->card); /* the others would only wait for it again */
+        m->awaited = m->silent = false;
+    }
+    if (!go)
+        c->step.round = c->survey && !late ? tly_survey_next(c->survey) : 0;
+    for (struct tly_list *n = c->members.next; n != &c->members && c->step.round; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_measure meet;
+        if (!m->joined || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
+            continue;
+        m->silent |= !go;
+        post_measure(m, go ? &c->step : &meet);
+    }
+    if (c->step.round)
+        return;
+    if (c->survey)
+        take_results(c);
+    tly_survey_destroy(c->survey);
+    c->survey = NULL;
+    invite(c);
+}
+
+static void on_measured(struct member *m, const struct tly_measure *x)
+{
+    struct tly_coordinator *c = m->c;
+    bool go = c->step.step == TLY_MEASURE_GO;
+    if (c->state != MEASURING || !m->awaited || x->round != c->step.round ||
+        x->step != (go ? TLY_MEASURE_COUNTED : TLY_MEASURE_MET))
+        return;
+    m->awaited = m->silent = false;
+    double sent = 0;
+    for (uint32_t i = 0; i < x->count; i++)
+        sent += (double)x->rate[i];
+    if (go)
+        tly_log(TALLY_LOG_DEBUG, "join", "measuring, round %u: %s sends %.3g Gbit/s to %u others", x->round,
+                m->info.host, sent * 1e-9, x->count);
+    if (go)
+        tly_survey_counted(c->survey, m->card, x);
+    advance(c);
 }
 
 /* --- changes of epoch ---------------------------------------------------------------------------- *
@@ -471,6 +650,16 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
     return 0;
 }
 
+/* What was measured of a host's card; 0: nothing.  A tallyd that comes while the job runs is not measured, but it may have
+ * been here before. */
+static uint64_t measured_of(const struct tly_coordinator *c, const char *host_id)
+{
+    for (uint32_t i = 0; i < c->found_count; i++)
+        if (strcmp(c->found[i].host_id, host_id) == 0)
+            return c->found[i].bandwidth;
+    return 0;
+}
+
 /* Those who came since the last time. */
 static void invite_more(struct tly_coordinator *c)
 {
@@ -481,6 +670,8 @@ static void invite_more(struct tly_coordinator *c)
             continue;
         m->waiting = false;
         uint32_t at;
+        if (!m->info.bandwidth)
+            m->info.bandwidth = measured_of(c, m->info.host_id);
         int err = find_place(c, &at);
         if (!err) {
             add_service(c, &c->roster, at, &m->info);
@@ -709,8 +900,10 @@ static void advance(struct tly_coordinator *c)
         for (uint32_t i = 0; i < c->size; i++)
             proved &= c->ranks[i]->proved;
         if (proved)
-            invite(c);
+            survey(c);
     }
+    while (c->state == MEASURING && !is_awaited(c))
+        go_on_measuring(c);
     if (c->state == INVITING) {
         bool begun = true;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -926,6 +1119,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     case TLY_BEGUN:
     case TLY_COMPLAIN:
     case TLY_PACE:
+    case TLY_MEASURE:
     case TLY_GOODBYE:
     case TLY_BEAT:
     case TLY_COUNTS:
@@ -1163,6 +1357,15 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             judge(c);
         }
         break;
+    case TLY_MEASURE: {
+        struct tly_measure x;
+        if (tly_measure_read(&r, &x) != 0) {
+            *why = "a measurement that cannot be read";
+            return -EPROTO;
+        }
+        on_measured(m, &x);
+        break;
+    }
     case TLY_GOODBYE:
         m->left = true;
         if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
@@ -1328,6 +1531,10 @@ static void tick(struct tly_hook *h)
         fail_job(c, ECONNRESET, "%s", c->complaint);
     judge_accused(c);
     miss_services(c);
+    if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
+        go_on_measuring(c);
+        advance(c);
+    }
     if (c->resuming && c->state == GATHERING && now - c->born >= c->dead_ns) {
         missing_text(c, missing, sizeof missing);
         fail_job(c, ETIMEDOUT,
@@ -1404,6 +1611,9 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
                    ? TLY_SPLIT_ALL_REDUCE
                    : TLY_SPLIT_OPTIMAL;
     c->teams = strcmp(params->local, "on") == 0;
+    c->measure = strcmp(params->measure, "off") == 0   ? MEASURE_NONE
+                 : strcmp(params->measure, "all") == 0 ? MEASURE_ALL
+                                                       : MEASURE_UNKNOWN;
     c->hook.tick = tick;
     c->born = c->asked_missing = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
@@ -1454,6 +1664,8 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         drop(tly_list_entry(c->members.next, struct member, node));
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
+    tly_survey_destroy(c->survey);
+    free(c->found);
     tly_roster_finish(&c->roster);
     tly_roster_finish(&c->settled);
     tly_map_finish(&c->begun_seen);

@@ -5,6 +5,7 @@
  *   ROSTER (who I am)      ->              all there?
  *                          <-  ROSTER      prove that you share a machine with the one behind this door
  *   ROSTER (nonce)         ->
+ *                         <->  MEASURE     where cards do not say their speed: measure.h
  *                          <-  INVITE      the epoch: connect to its services
  *   BEGUN                  ->
  *                          <-  COMMIT      all are connected: go

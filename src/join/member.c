@@ -41,6 +41,31 @@ static void end(struct tly_member *m, int err, const char *sentence)
         m->over(m->user, err, m->sentence);
 }
 
+static void say_measured(void *user, const struct tly_measure *x)
+{
+    struct tly_member *m = user;
+    struct tly_writer w = {0};
+    tly_measure_write(&w, x);
+    post(m, TLY_MEASURE, 0, &w);
+    free(w.data);
+}
+
+static int measure(struct tly_member *m, struct tly_reader *r, const char **why)
+{
+    struct tly_measure x;
+    if (tly_measure_read(r, &x) != 0) {
+        *why = "a measurement that cannot be read";
+        return -EPROTO;
+    }
+    if (m->state != TLY_MEMBER_KNOWN)
+        return 0;
+    if (x.step == TLY_MEASURE_MEET)
+        tly_streams_meet(&m->streams, &m->identity, &x);
+    else if (x.step == TLY_MEASURE_GO)
+        tly_streams_go(&m->streams, &x);
+    return 0;
+}
+
 /* A coordinator is there again: it knows nothing but what the members tell it. */
 static void resume(struct tly_member *m)
 {
@@ -136,7 +161,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         free(w.data);
         return 0;
     }
+    case TLY_MEASURE:
+        return measure(m, &r, why);
     case TLY_INVITE:
+        tly_streams_close(&m->streams);
         if (take_roster(m, &r, why) != 0)
             return -EPROTO;
         if (m->state == TLY_MEMBER_RUNNING && m->invited)
@@ -243,6 +271,7 @@ void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct t
     tly_outbox_init(&m->outbox);
     tly_list_init(&m->hook.node);
     m->hook.tick = tick;
+    m->streams = (struct tly_streams){.loop = loop, .say = say_measured, .user = m};
 }
 
 void tly_member_finish(struct tly_member *m)
@@ -254,6 +283,7 @@ void tly_member_finish(struct tly_member *m)
     if (m->link)
         tly_link_flush(m->link); /* a complaint that waits is the others' best explanation */
     tly_link_destroy(m->link);
+    tly_streams_close(&m->streams);
     tly_door_close(&m->door);
     tly_roster_finish(&m->roster);
     tly_outbox_finish(&m->outbox, NULL, NULL);

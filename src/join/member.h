@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/param.h"
 #include "join/door.h"
+#include "join/measure.h"
 #include "join/place.h"
 #include "join/roster.h"
 #include "transport/outbox.h"
@@ -43,9 +44,10 @@ struct tly_member {
     struct sockaddr_storage here; /* our address as the coordinator sees it */
     char coordinator[384];        /* its address and name, for messages */
     struct tly_door door;
-    bool left; /* the coordinator has said goodbye: all ranks have */
-    bool lost; /* it ended without a word */
-    int error; /* errno of what ended it */
+    struct tly_streams streams; /* while network cards are measured */
+    bool left;                  /* the coordinator has said goodbye: all ranks have */
+    bool lost;                  /* it ended without a word */
+    int error;                  /* errno of what ended it */
     char sentence[TLY_SENTENCE];
     struct tly_outbox outbox;
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */

@@ -11,6 +11,7 @@
 enum tly_job_state {
     TLY_JOB_GATHERING, /* waiting for members */
     TLY_JOB_PROVING,   /* finding out who shares a machine */
+    TLY_JOB_MEASURING, /* finding out what network cards carry that do not say it */
     TLY_JOB_INVITING,  /* connecting to the services */
     TLY_JOB_RUNNING,
     TLY_JOB_FAILED,

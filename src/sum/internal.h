@@ -8,6 +8,7 @@
 #include "base/heap.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "join/measure.h"
 #include "reduce/reduce.h"
 #include "sum/crew.h"
 #include "sum/pool.h"
@@ -138,12 +139,13 @@ struct session {
     struct tly_service *service;
     struct tly_link *link;
     uint32_t rank;
-    uint32_t id;           /* counts sessions, from 1 */
-    uint32_t done_epoch;   /* its rank has said all that is in doubt since this epoch began */
-    bool watcher;          /* no rank: asks how the service stands */
-    bool left;             /* has said goodbye */
-    struct tly_map groups; /* number -> struct members, as this rank has told */
-    uint32_t taken;        /* bytes of the push under way that are counted already */
+    uint32_t id;                /* counts sessions, from 1 */
+    uint32_t done_epoch;        /* its rank has said all that is in doubt since this epoch began */
+    bool watcher;               /* no rank: asks how the service stands, or measures before the job begins */
+    struct tly_meter_flow flow; /* of one that measures */
+    bool left;                  /* has said goodbye */
+    struct tly_map groups;      /* number -> struct members, as this rank has told */
+    uint32_t taken;             /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */
     uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
     struct tly_heap ready;                /* of answers with bytes to send */
@@ -180,6 +182,7 @@ struct tly_service {
     struct members *all;             /* borrowed from lists */
     struct tly_list lists;           /* of struct members; owned */
     struct tly_map pairs;            /* number -> struct members, likewise */
+    struct tly_meter meter;
     struct tly_straggler straggler;
     char held_up[300];  /* what it found last, in words */
     int64_t held_up_at; /* awake clock; 0: nothing yet */

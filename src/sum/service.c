@@ -296,8 +296,9 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     struct session *p = user;
     struct tly_service *s = p->service;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    if (p->watcher && !alive && (f->type != TLY_STATUS || f->flags || f->payload)) {
-        *why = "a watcher may only ask for the status";
+    bool measures = p->watcher && f->type == TLY_MEASURE;
+    if (p->watcher && !alive && !measures && (f->type != TLY_STATUS || f->flags || f->payload)) {
+        *why = "a watcher may only ask for the status, or measure";
         return -EPROTO;
     }
     if (tly_outbox_full(&p->outbox) && !alive) {
@@ -305,7 +306,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         return -EPROTO;
     }
     if (p->watcher) {
-        *land = (struct tly_landing){.control = true};
+        land->control = !measures; /* of what is measured nobody wants more than how much it is */
         return 0;
     }
     if (!s->ranks && !alive) {
@@ -367,10 +368,28 @@ static void report(struct session *p)
     free(w.data);
 }
 
+/* More of a stream has come, by which network cards are measured. */
+static void gauge(struct session *p, const struct tly_frame *f)
+{
+    struct tly_measure m = {.step = TLY_MEASURE_COUNTED, .round = f->round, .count = 1};
+    struct tly_writer w = {0};
+    struct tly_frame answer = {.type = TLY_MEASURE};
+    uint32_t streams = f->count <= TLY_MEASURE_MOST ? (uint32_t)f->count : TLY_MEASURE_MOST;
+    uint64_t bytes = tly_link_bytes(p->link, false);
+    if (!tly_meter_take(&p->service->meter, &p->flow, f->round, streams, bytes, tly_now(), &m.rate[0]))
+        return;
+    tly_measure_write(&w, &m);
+    if (!w.failed)
+        tly_session_post(p, &answer, w.data, w.len, NULL);
+    free(w.data);
+}
+
 /* A part is summed as far as it has come from all. */
 static void landed(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes)
 {
     struct session *p = user;
+    if (f->type == TLY_MEASURE)
+        gauge(p, f);
     if (f->type != TLY_PUSH || (f->flags & TLY_MARK))
         return;
     uint32_t more = bytes - p->taken;
@@ -416,6 +435,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     if (p->watcher) {
         if (f->type == TLY_STATUS)
             report(p);
+        else if (f->type == TLY_MEASURE)
+            gauge(p, f);
         return 0;
     }
     tly_round_received(p, tly_count_extend(p->received, f->received));

@@ -59,6 +59,7 @@ enum tly_frame_type {
     TLY_PACE,    /* member -> coordinator: slower than predicted; back: who holds all up */
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_RETURN,  /* between processes of a machine: what lies in your memory has been read (transport/shm) */
+    TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */
     TLY_FRAME_TYPES
 };
 

@@ -20,7 +20,8 @@
 
 enum { TLY_HELLO_BYTES = 320, TLY_JOB_BYTES = 64, TLY_SECRET_BYTES = 32, TLY_NO_RANK = 0xffffffff };
 
-/* A watcher belongs to no job: it asks a coordinator or a service how it stands. */
+/* A watcher does not work with whom it asks: a coordinator or a service how it stands, or a service, before the job
+ * begins, how fast it hears. */
 enum tly_role {
     TLY_ROLE_RANK = 1,
     TLY_ROLE_TALLYD,

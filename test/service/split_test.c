@@ -145,6 +145,57 @@ static void splits_for_comparison(void **state)
                      .settings = SETTINGS("TALLY_BANDWIDTH=1G", "TALLY_SPLIT=server")});
 }
 
+/* The sum of 1, 2, .., size is right, whatever the split has become. */
+static int sums_anyhow(int rank, void *arg)
+{
+    enum { COUNT = 100000 };
+    static float x[COUNT];
+    const double *predicted = arg;
+    char *json;
+    tally_comm *c;
+    tally_op *op;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    int size = tally_comm_size(c);
+    for (int i = 0; i < COUNT; i++)
+        x[i] = (float)(rank + 1);
+    CHECK(tally_push_pull(c, "x", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == 0);
+    tally_op_free(op);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(x[i] == (float)(size * (size + 1) / 2));
+    CHECK(tally_comm_report(c, 60000, &json) == 0);
+    CHECK((number(json, "predicted_s_per_gb", 0) > 0) == (*predicted > 0));
+    free(json);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* On one machine nothing is measured unless that is asked for; and then also what is said, but only what can be. */
+static void cards_are_measured_where_that_makes_sense(void **state)
+{
+    static const struct {
+        const char *setting;
+        int ranks, tallyds;
+        bool measured;
+    } jobs[] = {{"TALLY_MEASURE=all", 3, 1, true},
+                {"TALLY_MEASURE=all", 1, 0, false},
+                {"TALLY_MEASURE=unknown", 3, 1, false},
+                {"TALLY_MEASURE=off", 3, 1, false}};
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        double predicted = jobs[i].measured;
+        struct job j = {.ranks = jobs[i].ranks,
+                        .tallyds = jobs[i].tallyds,
+                        .main = sums_anyhow,
+                        .arg = &predicted,
+                        .settings = {jobs[i].setting, NULL}};
+        job_start(&j);
+        job_finish(&j);
+        (jobs[i].measured ? job_log_holds : job_log_lacks)(&j, 0, "network cards were measured: ");
+        job_log_lacks(&j, 0, "could not be measured");
+        job_clear(&j);
+    }
+}
+
 static int cannot_open(int rank, void *arg)
 {
     tally_comm *c = NULL;
@@ -167,7 +218,7 @@ static void server_without_tallyd(void **state)
 static void nonsense_is_refused(void **state)
 {
     static const char *const wrong[] = {"TALLY_BANDWIDTH=0", "TALLY_BANDWIDTH=fast", "TALLY_SUM_RATE=-1",
-                                        "TALLY_SPLIT=none"};
+                                        "TALLY_SPLIT=none", "TALLY_MEASURE=often"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct job j = {.ranks = 1,
                         .main = cannot_open,
@@ -187,6 +238,7 @@ int main(void)
         cmocka_unit_test(an_unknown_machine_is_a_slow_one),
         cmocka_unit_test(slow_sums_get_less),
         cmocka_unit_test(splits_for_comparison),
+        cmocka_unit_test(cards_are_measured_where_that_makes_sense),
         cmocka_unit_test(server_without_tallyd),
         cmocka_unit_test(nonsense_is_refused),
     };

@@ -1,0 +1,288 @@
+/* measure.c - measuring network cards when a job starts: what is said, counting, and who with whom; no I/O.  streams.c
+ * sends. */
+#include "join/measure.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* What a token bucket lets pass at once, and TCP's slow start, are over after SKIP_MS.  Then so long and so much is
+ * counted that single packets and the moments in which a processor is busy elsewhere do not matter, but not longer than
+ * MOST_MS: that is short beside what a slow network takes for a step. */
+enum { SKIP_MS = 15, LEAST_MS = 20, MOST_MS = 85, ENOUGH_BYTES = 3 << 20 };
+
+/* What is like no other may be so, or a busy machine has spoilt the round: it is measured again, in so many rounds. */
+enum { SECOND_LOOK = 3 };
+#define ONE_WAY 1.5
+
+void tly_measure_write(struct tly_writer *w, const struct tly_measure *m)
+{
+    tly_write32(w, m->step);
+    tly_write32(w, m->round);
+    tly_write32(w, m->count);
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (m->step == TLY_MEASURE_MEET) {
+            tly_write_text(w, m->to[i].address);
+            tly_write32(w, m->to[i].port);
+        } else {
+            tly_write64(w, m->rate[i]);
+        }
+    }
+}
+
+int tly_measure_read(struct tly_reader *r, struct tly_measure *m)
+{
+    struct tly_measure x = {.step = tly_read32(r)};
+    x.round = tly_read32(r);
+    x.count = tly_read32(r);
+    bool lists = x.step == TLY_MEASURE_MEET || x.step == TLY_MEASURE_COUNTED;
+    if (r->failed || x.step > TLY_MEASURE_COUNTED || !x.round || x.count > (lists ? TLY_MEASURE_MOST : 0))
+        return -EPROTO;
+    for (uint32_t i = 0; i < x.count; i++) {
+        if (x.step == TLY_MEASURE_MEET) {
+            tly_read_text(r, x.to[i].address, sizeof x.to[i].address);
+            x.to[i].port = tly_read32(r);
+        } else {
+            x.rate[i] = tly_read64(r);
+        }
+        if (r->failed || x.to[i].port > 65535 || x.rate[i] > TLY_MAX_RATE)
+            return -EPROTO;
+    }
+    *m = x;
+    return 0;
+}
+
+bool tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t round, uint32_t streams,
+                    uint64_t bytes, int64_t now, uint64_t *rate)
+{
+    if (round > m->round)
+        *m = (struct tly_meter){.round = round, .began = now};
+    if (round < m->round) /* what was under way when the next round began */
+        return false;
+    if (f->round != round)
+        *f = (struct tly_meter_flow){.round = round, .seen = bytes};
+    uint64_t more = bytes - f->seen;
+    int64_t passed = now - m->began;
+    f->seen = bytes;
+    if (!m->since) {
+        m->counted += more;
+        if (passed < SKIP_MS * TLY_MS)
+            return false;
+        /* How long is settled before: to stop as soon as enough has come would prefer what came fast. */
+        double need = (double)passed * ENOUGH_BYTES / ((double)m->counted * streams + 1);
+        need = need < MOST_MS * TLY_MS ? need : MOST_MS * TLY_MS;
+        m->span = need > LEAST_MS * TLY_MS ? (int64_t)need : LEAST_MS * TLY_MS;
+        m->since = now;
+        return false;
+    }
+    if (!m->passed) {
+        f->counted += more;
+        m->passed = now - m->since >= m->span ? now - m->since : 0;
+    }
+    if (!m->passed || f->told)
+        return false;
+    f->told = true;
+    double found = (double)f->counted * 8 * (double)TLY_SEC / (double)m->passed;
+    *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
+    return true;
+}
+
+/* --- who with whom --------------------------------------------------------------------------------- */
+
+struct card {
+    char address[64];
+    uint32_t port;
+    uint32_t service;      /* stands for it */
+    double sent, received; /* at best, all streams of a round together */
+    double sent_now, received_now;
+    bool dropped;
+};
+
+struct tly_survey {
+    int count;
+    int rounds, at; /* of this look; the one under way, from 0 */
+    uint32_t round; /* rounds begun in all */
+    bool second_look;
+    uint32_t services;
+    uint32_t *card_of;    /* owned: of each service */
+    struct card *card;    /* owned, as what follows */
+    bool *wanted, *again; /* the second look's */
+    double *rate, *so_far;
+    int *middle;
+};
+
+void tly_survey_destroy(struct tly_survey *s)
+{
+    if (!s)
+        return;
+    free(s->card_of);
+    free(s->card);
+    free(s->wanted);
+    free(s->again);
+    free(s->rate);
+    free(s->so_far);
+    free(s->middle);
+    free(s);
+}
+
+int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **out)
+{
+    uint32_t n = r->service_count;
+    struct tly_survey *s = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    s->services = n;
+    s->at = -1;
+    s->card_of = calloc(n, sizeof *s->card_of);
+    s->card = calloc(n, sizeof *s->card);
+    s->wanted = calloc(n, sizeof *s->wanted);
+    s->again = calloc(n, sizeof *s->again);
+    s->rate = calloc(n, sizeof *s->rate);
+    s->so_far = calloc(n, sizeof *s->so_far);
+    s->middle = calloc(n, sizeof *s->middle);
+    if (!s->card_of || !s->card || !s->wanted || !s->again || !s->rate || !s->so_far || !s->middle) {
+        tly_survey_destroy(s);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tly_roster_service *x = &r->services[i];
+        if (x->card == i) {
+            struct card *c = &s->card[s->count];
+            *c = (struct card){.port = x->port, .service = i};
+            memcpy(c->address, x->address, sizeof c->address);
+            s->card_of[i] = (uint32_t)s->count++;
+        }
+        uint32_t at = s->card_of[i] = s->card_of[x->card];
+        double said = (double)x->bandwidth; /* the lowest counts, as in the split */
+        if (!all && said > 0 && (s->rate[at] == 0 || said < s->rate[at]))
+            s->rate[at] = said;
+    }
+    for (int i = 0; i < s->count; i++)
+        s->wanted[i] = s->rate[i] == 0;
+    s->rounds = tly_plan_measure_rounds(s->count, s->wanted);
+    if (s->rounds == 0) {
+        tly_survey_destroy(s);
+        s = NULL;
+    }
+    *out = s;
+    return 0;
+}
+
+uint32_t tly_survey_card(const struct tly_survey *s, uint32_t service)
+{
+    return s->card_of[service];
+}
+
+bool tly_survey_stands(const struct tly_survey *s, uint32_t service)
+{
+    return s->card[s->card_of[service]].service == service;
+}
+
+/* The best of this round and those before. */
+static void keep_best(double *best, double *now)
+{
+    if (*now > *best)
+        *best = *now;
+    *now = 0;
+}
+
+/* A busy machine makes figures too low, never too high: the better direction counts.  But one may be another's speed, as
+ * what comes in is of many clouds' cards. */
+static double both_ways(double sent, double received)
+{
+    double low = sent < received ? sent : received, high = sent < received ? received : sent;
+    return low > 0 && high > ONE_WAY * low ? low : high;
+}
+
+static void take_stock(struct tly_survey *s)
+{
+    for (int i = 0; i < s->count; i++) {
+        struct card *c = &s->card[i];
+        keep_best(&c->sent, &c->sent_now);
+        keep_best(&c->received, &c->received_now);
+        if (s->wanted[i])
+            s->rate[i] = both_ways(c->sent, c->received);
+    }
+}
+
+static void look_again(struct tly_survey *s)
+{
+    s->second_look = true;
+    tly_plan_measure_settle(s->count, s->wanted, s->rate); /* without memory rates stay as they are */
+    for (int i = 0; i < s->count; i++) {
+        s->again[i] = s->wanted[i];
+        for (int j = 0; j < s->count && s->rate[i] > 0; j++)
+            s->again[i] &= j == i || s->rate[j] != s->rate[i];
+    }
+    int rounds = tly_plan_measure_rounds(s->count, s->again);
+    s->rounds = rounds < SECOND_LOOK ? rounds : SECOND_LOOK;
+    s->at = 0;
+}
+
+uint32_t tly_survey_next(struct tly_survey *s)
+{
+    take_stock(s);
+    if (++s->at >= s->rounds && !s->second_look)
+        look_again(s);
+    if (s->at >= s->rounds)
+        return 0;
+    for (int i = 0; i < s->count; i++) /* of a part in another's group says little */
+        s->so_far[i] = s->wanted[i] && !s->second_look ? 0 : s->rate[i];
+    tly_plan_measure_groups(s->count, s->second_look ? s->again : s->wanted, s->so_far, s->at, s->middle);
+    for (int i = 0; i < s->count; i++)
+        if (s->card[i].dropped || (s->middle[i] >= 0 && s->card[s->middle[i]].dropped))
+            s->middle[i] = -1;
+    return ++s->round;
+}
+
+void tly_survey_end(struct tly_survey *s)
+{
+    take_stock(s);
+    tly_plan_measure_settle(s->count, s->wanted, s->rate);
+}
+
+/* The j-th to which a card streams in this round: its middle, or, for that, the others of the group; -1: no more. */
+static int stream_to(const struct tly_survey *s, int card, uint32_t j)
+{
+    if (s->middle[card] != card)
+        return j == 0 ? s->middle[card] : -1;
+    for (int i = 0; i < s->count; i++)
+        if (i != card && s->middle[i] == card && j-- == 0)
+            return i;
+    return -1;
+}
+
+bool tly_survey_meet(const struct tly_survey *s, uint32_t card, struct tly_measure *m)
+{
+    *m = (struct tly_measure){.step = TLY_MEASURE_MEET, .round = s->round};
+    for (int to; m->count < TLY_MEASURE_MOST && (to = stream_to(s, (int)card, m->count)) >= 0; m->count++) {
+        memcpy(m->to[m->count].address, s->card[to].address, sizeof m->to[0].address);
+        m->to[m->count].port = s->card[to].port;
+    }
+    return m->count > 0;
+}
+
+void tly_survey_drop(struct tly_survey *s, uint32_t card)
+{
+    s->card[card].dropped = true;
+}
+
+void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_measure *m)
+{
+    for (uint32_t i = 0; i < m->count && m->round == s->round; i++) {
+        int to = stream_to(s, (int)card, i);
+        if (to < 0)
+            break;
+        s->card[card].sent_now += (double)m->rate[i];
+        s->card[to].received_now += (double)m->rate[i];
+    }
+}
+
+bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate)
+{
+    double found = s->rate[card];
+    *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
+    return s->wanted[card];
+}

@@ -1,0 +1,314 @@
+/* measure_test.c - counting, what is said, and what a survey finds on networks that are made up. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "join/measure.h"
+
+static void what_is_said_comes_back(void **state)
+{
+    for (uint32_t step = TLY_MEASURE_MEET; step <= TLY_MEASURE_COUNTED; step++) {
+        bool lists = step == TLY_MEASURE_MEET || step == TLY_MEASURE_COUNTED;
+        struct tly_measure m = {.step = step, .round = 3, .count = lists ? TLY_MEASURE_MOST : 0}, back;
+        struct tly_writer w = {0};
+        for (uint32_t i = 0; i < m.count && step == TLY_MEASURE_MEET; i++) {
+            snprintf(m.to[i].address, sizeof m.to[i].address, "10.0.0.%u", i);
+            m.to[i].port = 4000 + i;
+        }
+        for (uint32_t i = 0; i < m.count && step == TLY_MEASURE_COUNTED; i++)
+            m.rate[i] = i * 1000000007ull;
+        tly_measure_write(&w, &m);
+        struct tly_reader r = {w.data, w.len, false};
+        assert_int_equal(tly_measure_read(&r, &back), 0);
+        assert_memory_equal(&m, &back, sizeof m);
+        for (size_t cut = 0; cut < w.len; cut++) {
+            r = (struct tly_reader){w.data, cut, false};
+            assert_int_equal(tly_measure_read(&r, &back), -EPROTO);
+        }
+        free(w.data);
+    }
+}
+
+static void nonsense_is_refused(void **state)
+{
+    const struct tly_measure wrong[] = {
+        {.step = TLY_MEASURE_COUNTED + 1, .round = 1},
+        {.step = TLY_MEASURE_GO, .round = 0},
+        {.step = TLY_MEASURE_MEET, .round = 1, .count = 1, .to[0].port = 65536},
+        {.step = TLY_MEASURE_COUNTED, .round = 1, .count = 1, .rate[0] = TLY_MAX_RATE + 1},
+        {.step = TLY_MEASURE_GO, .round = 1, .count = 1}};
+    struct tly_measure back;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct tly_writer w = {0};
+        tly_measure_write(&w, &wrong[i]);
+        struct tly_reader r = {w.data, w.len, false};
+        assert_int_equal(tly_measure_read(&r, &back), -EPROTO);
+        free(w.data);
+    }
+    struct tly_writer w = {0};
+    for (int i = 0; i < 100; i++)
+        tly_write32(&w, 0 + (i == 1) + 8 * (i == 2)); /* MEET of 8 */
+    struct tly_reader r = {w.data, w.len, false};
+    assert_int_equal(tly_measure_read(&r, &back), -EPROTO);
+    free(w.data);
+}
+
+/* Two streams of 300 and 100 bytes a us, after a burst; the second one's first bytes come late. */
+static void what_meets_is_counted_over_one_time(void **state)
+{
+    struct tly_meter meter = {0};
+    struct tly_meter_flow a = {0}, b = {0};
+    uint64_t rate[2] = {0}, bytes[2] = {100000, 5000};
+    for (uint32_t round = 1; round <= 2; round++) {
+        int said[2] = {0, 0};
+        for (int ms = 0; ms < 100; ms++) {
+            int64_t now = (1000 * round + ms) * TLY_MS;
+            bytes[0] += 300000;
+            said[0] += tly_meter_take(&meter, &a, round, 1, bytes[0], now, &rate[0]);
+            if (ms >= 5) {
+                bytes[1] += 100000;
+                said[1] += tly_meter_take(&meter, &b, round, 1, bytes[1], now, &rate[1]);
+            }
+            assert_true((said[0] == 1) == (ms >= 15 + 20));
+        }
+        assert_int_equal(said[0], 1);
+        assert_int_equal(said[1], 1);
+        assert_int_equal(rate[0], 300ull * 8 * 1000 * 1000);
+        assert_int_equal(rate[1], 100ull * 8 * 1000 * 1000);
+        bytes[0] += 1 << 20; /* what was left of the round */
+    }
+    /* The round before, still under way. */
+    assert_false(tly_meter_take(&meter, &a, 1, 1, 1 << 30, 4000 * TLY_MS, &rate[0]));
+}
+
+/* How long: for so many bytes, also where these are one stream of several, and at most so long. */
+static void slow_cards_are_counted_for_longer(void **state)
+{
+    static const struct {
+        int bytes_a_ms, streams, ms;
+    } cases[] = {{10000000, 1, 15 + 20}, {80000, 1, 15 + 40}, {20000, 4, 15 + 40}, {100, 7, 15 + 85}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_meter meter = {0};
+        struct tly_meter_flow flow = {0};
+        uint64_t rate = 0;
+        int ms = 0;
+        while (!tly_meter_take(&meter, &flow, 1, (uint32_t)cases[i].streams,
+                               (uint64_t)(cases[i].bytes_a_ms * ms), (1 + ms) * TLY_MS, &rate))
+            ms++;
+        assert_int_equal(ms, cases[i].ms);
+        assert_int_equal(rate, cases[i].bytes_a_ms * 8000ull);
+    }
+}
+
+/* A network: what each card carries, one way and the other; streams share cards fairly (water filling). */
+struct network {
+    int count;
+    const double *out, *in; /* Mbit/s */
+};
+
+static void carry(const struct network *n, int streams, const int *from, const int *to, double *rate)
+{
+    double out[16], in[16];
+    bool done[64] = {false};
+    for (int i = 0; i < n->count; i++) {
+        out[i] = n->out[i];
+        in[i] = n->in[i];
+    }
+    for (int left = streams; left > 0;) {
+        double least = 1e18;
+        int who = -1;
+        for (int s = 0; s < streams; s++) {
+            if (done[s])
+                continue;
+            int go = 0, come = 0;
+            for (int t = 0; t < streams; t++) {
+                go += !done[t] && from[t] == from[s];
+                come += !done[t] && to[t] == to[s];
+            }
+            double share = out[from[s]] / go < in[to[s]] / come ? out[from[s]] / go : in[to[s]] / come;
+            if (share < least) {
+                least = share;
+                who = s;
+            }
+        }
+        rate[who] = least;
+        out[from[who]] -= least;
+        in[to[who]] -= least;
+        done[who] = true;
+        left--;
+    }
+}
+
+/* This card's machine is busy when it is first in a middle; -1: none. */
+static int busy = -1;
+
+/* Services of that network, each with a card of its own; known[i]: what it says, or 0. */
+static void survey(const struct network *n, const double *known, bool all, const double *wants)
+{
+    struct tly_roster_service services[16] = {0};
+    struct tly_roster r = {.service_count = (uint32_t)n->count, .services = services};
+    struct tly_survey *s;
+    for (int i = 0; i < n->count; i++) {
+        services[i].card = (uint32_t)i;
+        services[i].port = (uint32_t)i;
+        services[i].bandwidth = (uint64_t)(known[i] * 1e6);
+        snprintf(services[i].address, sizeof services[i].address, "10.0.0.%d", i);
+    }
+    assert_int_equal(tly_survey_create(&r, all, &s), 0);
+    assert_non_null(s);
+    for (uint32_t round; (round = tly_survey_next(s)) != 0;) {
+        int from[64], to[64], streams = 0;
+        double rate[64];
+        struct tly_measure m[16];
+        for (int i = 0; i < n->count; i++) {
+            assert_int_equal(tly_survey_card(s, (uint32_t)i), i);
+            assert_true(tly_survey_stands(s, (uint32_t)i));
+            tly_survey_meet(s, (uint32_t)i, &m[i]);
+            for (uint32_t j = 0; j < m[i].count; j++) {
+                from[streams] = i;
+                to[streams++] = (int)m[i].to[j].port;
+            }
+        }
+        double out[16];
+        memcpy(out, n->out, (size_t)n->count * sizeof *out);
+        if (busy >= 0 && m[busy].count > 1) {
+            out[busy] *= 0.7;
+            busy = -1;
+        }
+        carry(&(struct network){n->count, out, n->in}, streams, from, to, rate);
+        for (int i = 0, at = 0; i < n->count; i++) {
+            m[i].step = TLY_MEASURE_COUNTED;
+            for (uint32_t j = 0; j < m[i].count; j++)
+                m[i].rate[j] = (uint64_t)(rate[at++] * 1e6 + 0.5);
+            tly_survey_counted(s, (uint32_t)i, &m[i]);
+        }
+    }
+    tly_survey_end(s);
+    for (int i = 0; i < n->count; i++) {
+        uint64_t rate;
+        bool measured = tly_survey_result(s, (uint32_t)i, &rate);
+        assert_int_equal(measured, all || known[i] == 0);
+        assert_in_range(rate, (uint64_t)(wants[i] * 999e3), (uint64_t)(wants[i] * 1001e3));
+    }
+    tly_survey_destroy(s);
+}
+
+static const double unknown[16];
+
+static void each_card_shows_what_it_carries(void **state)
+{
+    const double alike[] = {940, 940, 940, 940, 940}, unlike[] = {100, 200, 940, 100, 2500, 500};
+    survey(&(struct network){5, alike, alike}, unknown, false, alike);
+    /* The fastest up to what all others carry together. */
+    survey(&(struct network){6, unlike, unlike}, unknown, false,
+           (const double[]){100, 200, 940, 100, 1840, 500});
+    survey(&(struct network){2, unlike, unlike}, unknown, false, (const double[]){100, 100});
+    /* One way is slower: if it is much slower, it counts. */
+    survey(&(struct network){5, alike, (const double[]){940, 940, 700, 940, 940}}, unknown, false, alike);
+    survey(&(struct network){5, alike, (const double[]){940, 940, 300, 940, 940}}, unknown, false,
+           (const double[]){940, 940, 300, 940, 940});
+    /* More than a group: seven others show the fast one. */
+    const double many[] = {100, 100, 100, 100, 650, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 50};
+    survey(&(struct network){16, many, many}, unknown, false, many);
+}
+
+static void what_is_like_no_other_is_measured_again(void **state)
+{
+    const double cards[] = {940, 100, 940, 940, 940};
+    busy = 3;
+    survey(&(struct network){5, cards, cards}, unknown, false, cards);
+    assert_int_equal(busy, -1);
+}
+
+static void what_is_known_stays(void **state)
+{
+    const double cards[] = {940, 94, 940, 9400}, said[] = {1000, 100, 0, 0};
+    survey(&(struct network){4, cards, cards}, said, false,
+           (const double[]){1000, 100, 1000, 940 + 94 + 940});
+    survey(&(struct network){4, cards, cards}, said, true, (const double[]){940, 94, 940, 940 + 94 + 940});
+}
+
+static void who_is_silent_has_no_part_any_more(void **state)
+{
+    struct tly_roster_service services[4] = {{.card = 0}, {.card = 1}, {.card = 2}, {.card = 3}};
+    struct tly_roster r = {.service_count = 4, .services = services};
+    struct tly_survey *s;
+    struct tly_measure m;
+    assert_int_equal(tly_survey_create(&r, false, &s), 0);
+    assert_int_equal(tly_survey_next(s), 1);
+    tly_survey_drop(s, 1);
+    assert_int_equal(tly_survey_next(s), 2); /* its own */
+    for (uint32_t i = 0; i < 4; i++)
+        assert_false(tly_survey_meet(s, i, &m));
+    assert_int_equal(tly_survey_next(s), 3);
+    assert_false(tly_survey_meet(s, 1, &m));
+    assert_true(tly_survey_meet(s, 2, &m));
+    assert_int_equal(m.count, 2);
+    tly_survey_destroy(s);
+}
+
+static void who_shares_a_card_is_one(void **state)
+{
+    struct tly_roster_service services[5] = {{.port = 7, .card = 0},
+                                             {.port = 8, .card = 0, .bandwidth = 5},
+                                             {.port = 9, .card = 2},
+                                             {.port = 10, .card = 3},
+                                             {.port = 11, .card = 2}};
+    struct tly_roster r = {.service_count = 5, .services = services};
+    struct tly_survey *s;
+    struct tly_measure m;
+    uint64_t rate;
+    assert_int_equal(tly_survey_create(&r, false, &s), 0);
+    const uint32_t card[] = {0, 0, 1, 2, 1};
+    const bool stands[] = {true, false, true, true, false};
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(tly_survey_card(s, i), card[i]);
+        assert_int_equal(tly_survey_stands(s, i), stands[i]);
+    }
+    assert_int_equal(tly_survey_next(s), 1);
+    assert_true(tly_survey_meet(s, 1, &m)); /* the first in the middle */
+    assert_int_equal(m.count, 2);
+    assert_int_equal(m.to[0].port, 7);
+    assert_int_equal(m.to[1].port, 10);
+    m.step = TLY_MEASURE_COUNTED;
+    m.round = 7; /* another's answer */
+    m.rate[0] = 1000;
+    tly_survey_counted(s, 1, &m);
+    tly_survey_end(s); /* time is up */
+    assert_false(tly_survey_result(s, 0, &rate));
+    assert_int_equal(rate, 5);
+    assert_true(tly_survey_result(s, 1, &rate));
+    assert_int_equal(rate, 0);
+    tly_survey_destroy(s);
+    /* All is known, or there is nobody to stream to. */
+    services[2].bandwidth = services[3].bandwidth = 5;
+    assert_int_equal(tly_survey_create(&r, false, &s), 0);
+    assert_null(s);
+    r.service_count = 2;
+    assert_int_equal(tly_survey_create(&r, true, &s), 0);
+    assert_null(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_said_comes_back),
+        cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(what_meets_is_counted_over_one_time),
+        cmocka_unit_test(slow_cards_are_counted_for_longer),
+        cmocka_unit_test(each_card_shows_what_it_carries),
+        cmocka_unit_test(what_is_like_no_other_is_measured_again),
+        cmocka_unit_test(what_is_known_stays),
+        cmocka_unit_test(who_is_silent_has_no_part_any_more),
+        cmocka_unit_test(who_shares_a_card_is_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
