@@ -160,11 +160,15 @@ class Shape:
         self.together = [rnd.random() < 0.3 for _ in self.faults]  # with the one before it
         self.apart = rnd.random() < 0.3  # the coordinator
         self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 and not self.apart else None
+        self.pairs = rnd.random() < 0.3  # two ranks a machine, which push once
+
+    def rank_env(self):
+        return {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(self.ranks)} if self.pairs else {}
 
     def __str__(self):
         what = ", ".join(f.__name__ + ("+" if t else "") for f, t in zip(self.faults, self.together))
         end = "" if self.victim is None else f", kill rank {self.victim}"
-        return (f"{self.ranks} ranks, {self.services} tallyd, {len(self.sizes)} tensors, {self.env}, {self.words}, "
+        return (f"{self.ranks} ranks{' in pairs' if self.pairs else ''}, {self.services} tallyd, {len(self.sizes)} tensors, {self.env}, {self.words}, "
                 f"proxied {self.proxied}, coordinator {'apart' if self.apart else 'in rank 0'}: {what}{end}")
 
 
@@ -173,7 +177,7 @@ def run(seed, folder):
     between two steps, in milliseconds, and what was done last before its end."""
     s = Shape(seed)
     with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied,
-             coordinator=s.apart) as job:
+             rank_env=s.rank_env(), coordinator=s.apart) as job:
         job.await_steps(1)
         for fault, together in zip(s.faults, s.together):
             if not together:
