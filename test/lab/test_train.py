@@ -17,7 +17,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("TALLY_TEST_BUILD", ROOT / "build"))
 BENCHMARK = ROOT / "bench" / "train"
-PATIENCE_S = 300
+PATIENCE_S = 500
 
 sys.path.insert(0, str(BENCHMARK))
 
