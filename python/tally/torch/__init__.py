@@ -7,7 +7,7 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Ranks are given by torchrun, mpirun, Slurm or `tally run`.  Works with PyTorch 2.1 and later, on CPU tensors.
+Ranks are given by torchrun, mpirun, Slurm or `tally run`.  Works with PyTorch 2.1 and later, on CPU and CUDA tensors.
 
 SPDX-License-Identifier: Apache-2.0
 """

@@ -13,7 +13,8 @@ import torch
 
 from .. import _core
 from .._core import USER, Error
-from .._lib import ALLGATHER, REDUCE_SCATTER
+from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
+from . import device
 from .compression import Compression
 from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
                   _reduction)
@@ -31,6 +32,8 @@ class _Exchange:
 
     def __init__(self, tensor, given, dtype, name, process_set):
         self._rows = tensor.detach().resolve_neg().contiguous()
+        self._device = device.of(self._rows)
+        self._ready = self._device and self._device.mark()
         self._given, self._dtype, self._name, self._process_set = given, dtype, name + ".rows", process_set
         self._group, self._rank, self._size = process_set.group(), process_set.rank(), process_set.size()
         self._exchange = self._failure = None
@@ -48,11 +51,22 @@ class _Exchange:
                                 % (self._name, rank), errno.EINVAL)
             rows, self._received = self._rows, [given[1 + self._rank] for given in table]
             each = rows[0].numel() if len(rows) else math.prod(rows.shape[1:])
-            result = torch.empty((sum(self._received), *rows.shape[1:]), dtype=rows.dtype)
-            self._exchange = _core.alltoall(
-                self._name, rows.data_ptr(), [count * each for count in self._given], result.data_ptr(),
-                [count * each for count in self._received], _DTYPES[rows.dtype], USER, (rows, result), result,
-                group=self._group)
+            give, take = ([count * each for count in counts] for counts in (self._given, self._received))
+
+            def submit(pair, then, result=None):
+                return _core.alltoall(self._name, pair[0].data_ptr(), give, pair[1].data_ptr(), take,
+                                      _DTYPES[rows.dtype], USER, pair, result, then=then, group=self._group)
+
+            shape = (sum(self._received), *rows.shape[1:])
+            if self._device is None:
+                result = torch.empty(shape, dtype=rows.dtype)
+                self._exchange = submit((rows, result), None, result)
+            else:
+                with self._device.arrived():
+                    result = rows.new_empty(shape)
+                self._exchange = device.begin(
+                    self._device, [([(rows, None), (None, result)], submit, (ALLTOALL, self._name, USER, self._group))],
+                    result, ready=self._ready)
         except Exception as failure:
             self._failure = failure
         self._submitted.set()
@@ -65,7 +79,10 @@ class _Exchange:
             pass  # signals get through
         if self._failure is not None:
             raise self._failure
-        return self._exchange.wait(), torch.tensor(self._received, dtype=self._dtype)
+        rows = self._exchange.wait()
+        if self._device is not None:
+            self._device.keep([rows])  # it was made on another stream
+        return rows, torch.tensor(self._received, dtype=self._dtype)
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
@@ -145,10 +162,21 @@ def _reducescatter(tensors, names, reduction, process_set, prescale, postscale):
         length, more = divmod(packed.shape[0], size)
         rows = [length + (one < more) for one in range(size)]
         each = math.prod(packed.shape[1:])
-        result = torch.empty((rows[rank], *packed.shape[1:]), dtype=packed.dtype)
-        operations.append(_core.reduce_scatter(
-            name, packed.data_ptr(), result.data_ptr(), [count * each for count in rows], _DTYPES[packed.dtype],
-            reduction, prescale, postscale, USER, (packed, result), result, group=group))
+        result = packed.new_empty((rows[rank], *packed.shape[1:]))
+        counts, code = [count * each for count in rows], _DTYPES[packed.dtype]
+        if not packed.is_cpu:
+            name = device.named(name, REDUCE_SCATTER, USER, group)
+
+        def submit(pair, then, result=None, name=name, counts=counts, code=code):
+            return _core.reduce_scatter(name, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, reduction, prescale,
+                                        postscale, USER, pair, result, then=then, group=group)
+
+        if packed.is_cpu:
+            operations.append(submit((packed, result), None, result))
+        else:
+            operations.append(device.begin(
+                device.of(packed), [([(packed, None), (None, result)], submit, (REDUCE_SCATTER, name, USER, group))],
+                result))
     return Group(operations)
 
 

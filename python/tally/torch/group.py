@@ -15,6 +15,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import datetime
 import errno
 import functools
 import sys
@@ -26,6 +27,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
+from . import device
 from .join import decline, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
@@ -72,7 +74,7 @@ def _landing(tensor):
     tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _flat(tensor), None
-    aside = torch.empty(tensor.shape, dtype=tensor.dtype)
+    aside = tensor.new_empty(tensor.shape)
     return _flat(aside), lambda: tensor.copy_(aside)
 
 
@@ -139,6 +141,29 @@ def _operator(options):
     return _KIND.SUM if operator is None else operator
 
 
+def _first(values):
+    """The first tensor in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        found = _first(value) if isinstance(value, (list, tuple)) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _by_device(method):
+    """A method of Group that leaves tensors to another backend that has their device."""
+    @functools.wraps(method)
+    def call(self, *arguments, **named):
+        tensor = _first(arguments)
+        other = None if tensor is None or tensor.is_cpu else self.other(tensor.device)
+        if other is not None:
+            return getattr(other, method.__name__)(*arguments, **named)
+        return method(self, *arguments, **named)
+    return call
+
+
 class Group(dist.ProcessGroup):
     """torch.distributed's process group over Tally; init_process_group() and new_group() make them.
 
@@ -153,6 +178,7 @@ class Group(dist.ProcessGroup):
         self._store, self._name, self._description = store, name, ""
         self._ranks = ranks
         self._failure = None
+        self._others = None  # type of device -> another backend that has it, or its group once there is one
         self._works = weakref.WeakSet()
 
     def __str__(self):
@@ -178,7 +204,7 @@ class Group(dist.ProcessGroup):
     name = getBackendName
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-    _device_types = property(lambda self: [torch.device("cpu")])
+    _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")])
 
     def get_group_store(self):
         return self._store
@@ -220,6 +246,21 @@ class Group(dist.ProcessGroup):
 
     # --- helpers
 
+    def other(self, place):
+        """The group of another backend, over the same ranks, that was asked for where tensors are; None: there is none.
+
+        Of "cpu:tally,cuda:nccl" torch makes this group alone.  The other is made with the first call that needs it, which
+        all ranks make."""
+        if self._others is None:
+            pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
+            self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
+        other = self._others.get(place.type)
+        if isinstance(other, str):
+            other = self._others[place.type] = dist.new_group(
+                dist.get_process_group_ranks(self), backend=other, use_local_synchronization=True,
+                timeout=datetime.timedelta(seconds=self.limit))
+        return other
+
     def refuse(self, reason):
         """Tell the ranks that wait for this one's next operation why there will be none."""
         self._ranks.refuse(reason)
@@ -230,13 +271,15 @@ class Group(dist.ProcessGroup):
         self._works.add(work)
         return work
 
-    def _look_at(self, *tensors):
+    def _look_at(self, work, *tensors):
         for tensor in tensors:
-            if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
+            if (tensor.layout is not torch.strided or tensor.is_nested
+                    or not (tensor.is_cpu or device.supported(tensor.device))):
                 try:
                     _check(tensor)
                 except TypeError as error:
                     raise NotImplementedError(str(error)) from None
+        work.look_at(tensors)
 
     def _expect(self, ours, needed, what="tensors"):
         """Tensors of one call must fit together."""
@@ -271,7 +314,7 @@ class Group(dist.ProcessGroup):
         if tensor.is_sparse:
             self._reduce_sparse(work, tensor, operator, root in (None, self.rank()))
             return
-        self._look_at(tensor)
+        self._look_at(work, tensor)
         source, reduction = self._reduction(tensor, operator)
         if root is None:
             work.add(self._ranks.reduce, source, source, reduction)
@@ -283,7 +326,9 @@ class Group(dist.ProcessGroup):
 
     def _reduce_sparse(self, work, tensor, operator, keep):
         """As for dense ones: the sum of the ranks' tensors.  Indices and values of all are gathered."""
-        self._look_at(tensor.detach()._values())
+        self._look_at(work, tensor.detach()._values())
+        if not tensor.is_cpu:
+            raise NotImplementedError("sparse tensors on %s are not supported" % tensor.device)
         if operator not in (_KIND.SUM, _KIND.AVG):
             raise NotImplementedError("%s of a sparse tensor is not supported" % getattr(operator, "name", operator))
         compact = tensor.detach().coalesce()
@@ -339,7 +384,7 @@ class Group(dist.ProcessGroup):
         outputs, lists = _list(output_tensors), _lists(input_tensors)
         with self._call("reduce_scatter", len(outputs), outputs, opts) as work:
             for output, inputs in zip(outputs, lists):
-                self._look_at(output, *inputs)
+                self._look_at(work, output, *inputs)
                 self._expect(len(inputs), self.size(), "number of tensors")
                 self._reduce_scatter(work, output, torch.cat([one.detach().reshape(-1) for one in inputs]),
                                      [one.numel() for one in inputs], opts)
@@ -355,7 +400,7 @@ class Group(dist.ProcessGroup):
         with self._call(what, len(outputs), outputs, opts) as work:
             for output, everything in zip(outputs, inputs):
                 self._expect(everything.numel(), output.numel() * self.size(), "number of elements")
-                self._look_at(output, everything)
+                self._look_at(work, output, everything)
                 self._reduce_scatter(work, output, everything, [output.numel()] * self.size(), opts)
         return work
 
@@ -375,7 +420,7 @@ class Group(dist.ProcessGroup):
     def broadcast(self, tensors, opts, timeout=None):
         tensors = _list(tensors)
         with self._call("broadcast", len(tensors), tensors, opts) as work:
-            self._look_at(*tensors)
+            self._look_at(work, *tensors)
             root = self._root(opts)
             for tensor in tensors:
                 flat = _flat(tensor)
@@ -389,7 +434,7 @@ class Group(dist.ProcessGroup):
             root = self._root(opts)
             lists = _lists(input_tensors) if self.rank() == root else [()] * len(outputs)
             for output, inputs in zip(outputs, lists):
-                self._look_at(output, *inputs)
+                self._look_at(work, output, *inputs)
                 counts = None
                 if self.rank() == root:
                     self._expect([(one.numel(), one.dtype) for one in inputs],
@@ -414,7 +459,7 @@ class Group(dist.ProcessGroup):
     def _allgather(self, what, lists, inputs, result, opts):
         with self._call(what, len(inputs), result, opts) as work:
             for outputs, tensor in zip(lists, inputs):
-                self._look_at(*outputs, tensor)
+                self._look_at(work, *outputs, tensor)
                 self._expect([(one.numel(), one.dtype) for one in outputs],
                              [(tensor.numel(), tensor.dtype)] * self.size())
                 self._gather(work, outputs, tensor)
@@ -429,9 +474,10 @@ class Group(dist.ProcessGroup):
     def _allgather_singles(self, what, outputs, inputs, opts):
         with self._call(what, len(inputs), outputs, opts) as work:
             for output, tensor in zip(outputs, inputs):
-                self._look_at(output, tensor)
+                self._look_at(work, output, tensor)
                 self._expect((output.numel(), output.dtype), (tensor.numel() * self.size(), tensor.dtype), "elements")
                 packed = output.detach().contiguous()
+                work.look_at([packed])
                 self._gather(work, packed.view(-1).split([tensor.numel()] * self.size()), tensor)
                 work.follow(functools.partial(_copy, output, packed))
         return work
@@ -442,7 +488,7 @@ class Group(dist.ProcessGroup):
             root = self._root(opts)
             lists = _lists(output_tensors) if self.rank() == root else [None] * len(inputs)
             for outputs, tensor in zip(lists, inputs):
-                self._look_at(*(outputs or ()), tensor)
+                self._look_at(work, *(outputs or ()), tensor)
                 flat, target, counts = _flat(tensor), None, None
                 if outputs is not None:
                     self._expect([(one.numel(), one.dtype) for one in outputs],
@@ -455,7 +501,7 @@ class Group(dist.ProcessGroup):
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
         with self._call("all_to_all_single", 1, [output], opts) as work:
-            self._look_at(output, input)
+            self._look_at(work, output, input)
             self._expect(input.dtype, output.dtype, "types")
             source = _flat(input)
             target, finish = _landing(output)
@@ -476,7 +522,7 @@ class Group(dist.ProcessGroup):
 
     def alltoall(self, output_tensors, input_tensors, opts=None):
         with self._call("all_to_all", 1, output_tensors, opts) as work:
-            self._look_at(*output_tensors, *input_tensors)
+            self._look_at(work, *output_tensors, *input_tensors)
             self._expect((len(output_tensors), len(input_tensors)), (self.size(),) * 2, "numbers of tensors")
             self._expect({one.dtype for one in (*input_tensors, *output_tensors)}, {input_tensors[0].dtype}, "types")
             source = _together(input_tensors)
@@ -492,7 +538,7 @@ class Group(dist.ProcessGroup):
     def send(self, tensors, dst, tag=0):
         tensors = _list(tensors)
         with self._call("send", 0, tensors, None) as work:
-            self._look_at(*tensors)
+            self._look_at(work, *tensors)
             for tensor in tensors:
                 work.add(self._ranks.send, _flat(tensor), dst, tag)
         return work
@@ -506,7 +552,7 @@ class Group(dist.ProcessGroup):
     def _receive(self, what, tensors, src, tag):
         tensors = _list(tensors)
         with self._call(what, 0, tensors, None) as work:
-            self._look_at(*tensors)
+            self._look_at(work, *tensors)
             for tensor in tensors:
                 target, finish = _landing(tensor)
                 operation = work.add(self._ranks.receive, target, src, tag)
@@ -519,6 +565,13 @@ class Group(dist.ProcessGroup):
         with self._call("barrier", 1, [], opts) as work:
             work.add(self._ranks.barrier)
         return work
+
+    for one in ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
+                "reduce_scatter_single_coalesced", "broadcast", "scatter", "allgather", "allgather_coalesced",
+                "all_gather_single", "all_gather_single_coalesced", "gather", "all_to_all_single", "alltoall", "send",
+                "recv", "recv_anysource"):
+        locals()[one] = _by_device(locals()[one])
+    del one
 
     # Older names, which torch calls too.
     _reduce_scatter_base = reduce_scatter_single
@@ -565,4 +618,4 @@ def create(options, _=None):
 
 
 if not hasattr(dist.Backend, "TALLY"):
-    dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu", "cuda"])

@@ -16,6 +16,7 @@ from torch.futures import Future
 
 from .. import _core
 from .._core import BUCKET
+from . import device
 from .join import join_default
 from .ops import Average, _reduce
 from .sparse import SparseReduction
@@ -45,22 +46,25 @@ def state():
     return State()
 
 
-def _ended():
-    """A future, and what completes it at an operation's end.  Its value is the operation."""
-    future = Future()
-    return future, future.set_result
+def _ended(tensor):
+    """(the future of an operation's result on `tensor`, what completes it at the operation's end)."""
+    on = device.of(tensor)
+    begun, ended = Future() if on is None else on.runtime.future(), []
 
+    def then(operation):
+        ended.append(operation)
+        begun.set_result(None)
 
-def _result(future):
-    # What is raised here becomes the error of the future that then() has made, and of the backward that waits.
-    return future.value().wait()
+    # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
+    # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
+    return begun.then(lambda _: ended[0].wait()), then
 
 
 def _average_sparse(gradient, name, priority):
     """The future of a sparse gradient's average over the union of the ranks' rows."""
-    future, then = _ended()
+    future, then = _ended(gradient)
     SparseReduction(gradient, name, Average, BUCKET, priority, then)
-    return future.then(_result)
+    return future
 
 
 def _average(state, bucket, dtype):
@@ -81,10 +85,10 @@ def _average(state, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    future, then = _ended()
+    future, then = _ended(gradient)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
     _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient), then)
-    return future.then(_result)
+    return future
 
 
 def ddp_hook(state, bucket):

@@ -27,6 +27,7 @@ import torch
 from .. import _core
 from .._core import STATE, USER, Reduction
 from .._lib import ALLGATHER, BROADCAST, DTYPE_CODES, PUSH_PULL
+from . import device
 from .compression import Compression
 from .process_sets import global_process_set
 
@@ -81,8 +82,8 @@ def _check(tensor):
     if tensor.layout is not _STRIDED:
         raise TypeError("a tensor of layout %s cannot be summed; use its dense form, or gather indices and values"
                         % tensor.layout)
-    if tensor.device.type != "cpu":
-        raise NotImplementedError("tensors on %s are not supported yet; move them to the CPU" % tensor.device)
+    if not device.supported(tensor.device):
+        raise NotImplementedError("tensors on %s are not supported; move them to the CPU" % tensor.device)
     if tensor.dtype not in _DTYPES:
         raise TypeError("tensors of %s cannot be summed; supported are %s"
                         % (tensor.dtype, ", ".join(str(dtype) for dtype in _DTYPES)))
@@ -113,8 +114,10 @@ def _dtype_code(tensor, kind, name, space, group=None):
 
 
 def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None,
-            group=None):
-    """Submit the reduction of `source` into `target`: the same tensor, or None for a new one."""
+            group=None, line=None, number=None):
+    """Submit the reduction of `source` into `target`: the same tensor, or None for a new one.
+
+    line, number: of an ordered name space: its Line, and which of its calls this is."""
     code = _dtype_code(source, PUSH_PULL, name, space, group)
     if source.is_contiguous() and not source.is_neg():
         packed = source
@@ -130,6 +133,10 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
             target = packed
         else:
             finish = _unpack(packed, target, finish)
+    if not packed.is_cpu:
+        called = device.named(name, PUSH_PULL, space, group) if line is None else "call %d" % number
+        return device.reduce(called, packed, destination, code, reduction, packed.shape, priority, prescale, postscale,
+                             space, target, finish, then, group, line)
     return _core.push_pull(name, packed.data_ptr(), destination.data_ptr(), packed.numel(), code, reduction,
                            packed.shape, priority, prescale, postscale, space, (packed, destination, target), target,
                            finish, then, group)
@@ -358,7 +365,7 @@ def _broadcast(tensor, target, root_rank, name, space=USER, process_set=global_p
         if _core.rank() == root_rank:
             buffer = tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
         else:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+            buffer = tensor.new_empty(tensor.shape)
         target = buffer
     elif tensor.is_contiguous() and not tensor.is_neg():
         buffer = tensor
@@ -366,6 +373,15 @@ def _broadcast(tensor, target, root_rank, name, space=USER, process_set=global_p
         buffer = tensor.detach().resolve_neg().contiguous()
         finish = _unpack(buffer, target, None)
     root = process_set.place(root_rank, BROADCAST, name, space)
+    if not buffer.is_cpu:
+        name, shape, flat = device.named(name, BROADCAST, space, group), buffer.shape, buffer.detach().view(-1)
+
+        def submit(hosts, ended):
+            return _core.broadcast(name, hosts[0].data_ptr(), flat.numel(), code, root, shape, space, hosts, None,
+                                   None, ended, group)
+
+        span = (flat, None) if _core.rank() == root_rank else (None, flat)
+        return device.begin(device.of(flat), [([span], submit, (BROADCAST, name, space, group))], target, finish)
     return _core.broadcast(name, buffer.data_ptr(), buffer.numel(), code, root, buffer.shape, space,
                            (buffer, target), target, finish, None, group)
 
@@ -407,10 +423,11 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
 class _Gather:
     """Handle of a gathering: makes a tensor of what the library holds when it has ended."""
 
-    __slots__ = ("operation", "dtype", "rest", "result", "first_dims")
+    __slots__ = ("operation", "dtype", "rest", "like", "result", "first_dims")
 
-    def __init__(self, operation, dtype, rest):
+    def __init__(self, operation, dtype, rest, like=None):
         self.operation, self.dtype, self.rest = operation, dtype, rest
+        self.like = like  # a tensor on the device that the result is to be on; None: in host memory
         self.result = self.first_dims = None
 
     def done(self):
@@ -420,8 +437,12 @@ class _Gather:
         if self.result is None:
             self.operation.wait()
             address, length, first_dims = self.operation.gathered()
-            result = torch.empty((sum(first_dims),) + self.rest, dtype=self.dtype)
-            if length:
+            shape = (sum(first_dims),) + self.rest
+            if self.like is not None:
+                result = device.of(self.like).upload(address, length, self.like, shape)
+            else:
+                result = torch.empty(shape, dtype=self.dtype)
+            if length and self.like is None:
                 ctypes.memmove(result.data_ptr(), address, length)
             self.first_dims, self.result = first_dims, result
         return self.result
@@ -432,8 +453,19 @@ def _allgather(tensor, name, space=USER, then=None, process_set=global_process_s
     code = _dtype_code(tensor, ALLGATHER, name, space, group)
     packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
+    ranks = None if group is None else process_set.size()
+    if not packed.is_cpu:
+        name, flat = device.named(name, ALLGATHER, space, group), packed.view(-1)
+
+        def submit(hosts, ended):
+            return _core.allgather(name, hosts[0].data_ptr(), flat.numel(), code, shape, space, hosts, ended, group,
+                                   ranks)
+
+        operation = device.begin(device.of(flat), [([(flat, None)], submit, (ALLGATHER, name, space, group))],
+                                 then=then)
+        return _Gather(operation, packed.dtype, shape[1:], packed.new_empty(0))
     operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed, then, group,
-                                None if group is None else process_set.size())
+                                ranks)
     return _Gather(operation, packed.dtype, shape[1:])
 
 

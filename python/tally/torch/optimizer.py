@@ -20,7 +20,7 @@ from .ops import Average, Group, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
-from . import uneven
+from . import device, uneven
 
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
@@ -142,8 +142,10 @@ class _Distributed:
         names, sizes = [], []
         for p in reversed(list(self._update)):
             element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
-            names.append(self._prefix + self._names[p])
-            sizes.append(p.numel() * element)
+            name, on = self._prefix + self._names[p], device.of(p)
+            for part, low, high in [(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on):
+                names.append(part)
+                sizes.append((high - low) * element)
         if names and self._process_set.group() is None:
             _core.plan(names, sizes, GRADIENT)
 

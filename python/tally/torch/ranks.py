@@ -16,6 +16,7 @@ import torch
 
 from .. import _core
 from .._lib import PUSH_PULL
+from . import device
 from .ops import _DTYPES, _reduce
 
 _SPACE = 128  # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
@@ -27,62 +28,115 @@ class Ranks:
     name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order."""
 
     def __init__(self, name, ranks):
-        self.size = len(ranks)
+        self.size, self.rank = len(ranks), ranks.index(_core.rank())
         self._group = _core.make_group(name, ranks)
+        self._line = device.Line()
+        self._calls = 0                 # that have a number
         self._lock = threading.RLock()  # guards the next
         self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
         self._looking = False           # a search is being begun
         self._search = None             # it, if it has ended already
 
+    def _start(self, submit, then, *spans, numbered=True):
+        """Call submit(vectors, then) -> operation with vectors in host memory; for those of a device, and behind such,
+        it is called later.
+
+        spans: (vector that is read or None, vector that is written or None) for each."""
+        on = next((device.of(one) for span in spans for one in span if one is not None), None)
+        self._calls += numbered
+        if on is None and not self._line.waiting:
+            return submit([target if source is None else source for source, target in spans], then)
+        about = (PUSH_PULL, None, _SPACE, self._group) if numbered else None
+        return device.begin(on, [(spans, submit, about)], then=then, line=self._line)
+
     def reduce(self, source, target, reduction, then):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
-        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group)
+        if source.is_cpu and not self._line.waiting:
+            self._calls += 1
+            return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group)
+        if source.is_cpu:
+            return self._start(lambda _, then: _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None,
+                                                       then, self._group), then)
+        self._calls += 1
+        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group, self._line,
+                       self._calls)
 
     def reduce_to(self, source, reduction, root, then):
         """Reduce the contiguous `source` in place at the root."""
-        return _core.reduce(None, source.data_ptr(), source.data_ptr(), source.numel(), _DTYPES[source.dtype],
-                            int(reduction), root, _SPACE, source, then, self._group)
+        def submit(vectors, then):
+            vector, = vectors
+            return _core.reduce(None, vector.data_ptr(), vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
+                                int(reduction), root, _SPACE, vector, then, self._group)
+        return self._start(submit, then, (source, source if self.rank == root else None))
 
     def reduce_scatter(self, source, target, counts, reduction, then):
         """Reduce the contiguous `source`, of which this rank's piece goes to `target`."""
-        return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
-                                    int(reduction), space=_SPACE, keep=(source, target), then=then, group=self._group)
+        def submit(vectors, then):
+            source, target = vectors
+            return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
+                                        int(reduction), space=_SPACE, keep=vectors, then=then, group=self._group)
+        return self._start(submit, then, (source, None), (None, target))
 
     def broadcast(self, buffer, root, then):
         """Overwrite the vector `buffer` with the root's."""
-        return _core.broadcast(None, buffer.data_ptr(), buffer.numel(), _DTYPES[buffer.dtype], root,
-                               (buffer.numel(),), _SPACE, buffer, None, None, then, self._group)
+        def submit(vectors, then):
+            vector, = vectors
+            return _core.broadcast(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], root,
+                                   (vector.numel(),), _SPACE, vector, None, None, then, self._group)
+        return self._start(submit, then, (buffer, None) if self.rank == root else (None, buffer))
 
     def gather(self, vector, then):
         """Gather vectors, whose lengths may differ; the operation has pieces()."""
-        return Gathering(_core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
-                                          (vector.numel(),), _SPACE, vector, then, self._group, self.size),
-                          vector.dtype)
+        def submit(vectors, then):
+            vector, = vectors
+            return _core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], (vector.numel(),),
+                                   _SPACE, vector, then, self._group, self.size)
+        return Gathering(self._start(submit, then, (vector, None)), vector.new_empty(0))
 
     def gather_to(self, vector, target, counts, root, then):
         """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
-        return _core.gather(None, vector.data_ptr(), vector.numel(), target.data_ptr() if counts else None, counts,
-                            _DTYPES[vector.dtype], root, _SPACE, (vector, target), then, self._group)
+        def submit(vectors, then):
+            vector = vectors[0]
+            return _core.gather(None, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None,
+                                counts, _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group)
+        return self._start(submit, then, (vector, None), *([(None, target)] if counts else []))
 
     def scatter(self, source, counts, vector, root, then):
         """The opposite."""
-        return _core.scatter(None, source.data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
-                             _DTYPES[vector.dtype], root, _SPACE, (source, vector), then, self._group)
+        def submit(vectors, then):
+            vector = vectors[0]
+            return _core.scatter(None, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(),
+                                 vector.numel(), _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group)
+        return self._start(submit, then, (None, vector), *([(source, None)] if counts else []))
 
     def exchange(self, source, give, target, take, then):
         """Elements of `source` for each rank, and of `target` from each."""
-        return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
-                              space=_SPACE, keep=(source, target), then=then, group=self._group)
+        def submit(vectors, then):
+            source, target = vectors
+            return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
+                                  space=_SPACE, keep=vectors, then=then, group=self._group)
+        return self._start(submit, then, (source, None), (None, target))
 
     def barrier(self, then):
-        return _core.barrier_async(None, _SPACE, then, self._group)
+        return self._start(lambda _, then: _core.barrier_async(None, _SPACE, then, self._group), then)
 
     def refuse(self, reason):
-        _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+        def submit(_, then):
+            _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+            raise RuntimeError(reason)  # the end of it
+
+        self._calls += 1
+        if self._line.waiting:
+            device.begin(None, [((), submit, None)], line=self._line)
+        else:
+            _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
 
     def send(self, vector, to, tag, then):
-        return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
-                          self._group)
+        def submit(vectors, then):
+            vector, = vectors
+            return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
+                              self._group)
+        return self._start(submit, then, (vector, None), numbered=False)
 
     def receive(self, vector, sender, tag, then):
         """Receive into `vector` from a rank, or from any (None); the operation then knows its sender."""
@@ -98,8 +152,11 @@ class Ranks:
         return one
 
     def receive_from(self, vector, sender, tag, then):
-        return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector, then,
-                          self._group)
+        def submit(vectors, then):
+            vector, = vectors
+            return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector,
+                              then, self._group)
+        return self._start(submit, then, (None, vector), numbered=False)
 
     def _begin(self, waiting, search=None):
         """Begin what can begin: whatever comes behind a search waits for it, or might take its message.
@@ -191,13 +248,17 @@ class Receiving:
 
 
 class Gathering:
-    def __init__(self, operation, dtype):
-        self._operation, self._dtype = operation, dtype
+    def __init__(self, operation, like):
+        self._operation, self._like = operation, like
         self.done, self.wait = operation.done, operation.wait
 
     def pieces(self):
-        """After the end: the ranks' vectors, in memory that lives as long as this object."""
+        """After the end: the ranks' vectors, in memory that lives as long as this object; on a device, for the current
+        stream."""
         address, length, counts = self._operation.gathered()
+        on = device.of(self._like)
         if not length:
-            return [torch.empty(0, dtype=self._dtype) for _ in counts]
-        return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=self._dtype).split(counts)
+            return [self._like for _ in counts]
+        if on is not None:
+            return on.upload(address, length, self._like, sum(counts)).split(counts)
+        return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=self._like.dtype).split(counts)

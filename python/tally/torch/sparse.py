@@ -32,6 +32,8 @@ class SparseReduction:
         try:
             if reduction not in (Sum, Average):
                 raise NotImplementedError("sparse tensors can be summed and averaged only")
+            if not tensor.is_cpu:
+                raise NotImplementedError("sparse tensors on %s are not supported; make them dense" % tensor.device)
             tensor = tensor.detach().coalesce()
             values = tensor.values()
             _check(values)

@@ -60,7 +60,7 @@ class _Normalize(torch.autograd.Function):
             variance, mean = torch.var_mean(wide, axes, correction=0)
         else:
             variance = mean = wide.new_zeros(channels)
-        row = torch.cat([wide.new_tensor([length]), mean, variance]).to(torch.float64).unsqueeze(0)
+        row = torch.cat([wide.new_full((1,), length), mean, variance]).to(torch.float64).unsqueeze(0)
         rows = _allgather(row, name + ".forward", STATE).wait()
         # Of the ranks' means and variances in one go, in float64: the mean of all, and the mean square around it.
         counts, means, variances = rows[:, :1], rows[:, 1:1 + channels], rows[:, 1 + channels:]
@@ -68,9 +68,9 @@ class _Normalize(torch.autograd.Function):
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
         ctx.scale = (variance + eps).rsqrt().to(wide.dtype).view(shape)
-        ctx.axes, ctx.shape, ctx.name, ctx.count = axes, shape, name, float(count)
+        ctx.axes, ctx.shape, ctx.name = axes, shape, name
         normal = (wide - mean.to(wide.dtype).view(shape)) * ctx.scale
-        ctx.save_for_backward(normal, weight)
+        ctx.save_for_backward(normal, weight, count)
         ctx.dtype = input.dtype
         output = normal
         if weight is not None:
@@ -80,7 +80,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient, *_):
-        normal, weight = ctx.saved_tensors
+        normal, weight, count = ctx.saved_tensors
         gradient = gradient.to(normal.dtype)
         sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
         own = sums.clone()
@@ -88,7 +88,7 @@ class _Normalize(torch.autograd.Function):
         if weight is not None:
             sums *= weight.detach()
         _reduce(sums, sums, ctx.name + ".backward", int(Sum), 1.0, 1.0, 0, STATE).wait()
-        means = sums / ctx.count
+        means = sums / count
         back = (weighted - means[0].view(ctx.shape) - normal * means[1].view(ctx.shape)) * ctx.scale
         affine = (None, None) if weight is None else (own[1].to(weight.dtype), own[0].to(weight.dtype))
         return (back.to(ctx.dtype), *affine, None, None)

@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import contextlib
 import errno
 import threading
 import time
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from .._core import Error
+from . import device
 
 
 class GroupWork(Work):
@@ -39,6 +41,7 @@ class GroupWork(Work):
         self._settled = False
         self._failure = None
         self._begun = self._future = None
+        self._place = self._device = self._event = None  # where the tensors are, and when the results are there
         self.sender = lambda: -1  # after the end of a recv: from which rank
 
     # --- filled in by Group
@@ -46,6 +49,17 @@ class GroupWork(Work):
     def __enter__(self):
         self._group.check()
         return self
+
+    def look_at(self, tensors):
+        """Tensors of the call, which must be in one place."""
+        for tensor in tensors:
+            if self._place is None:
+                self._place, self._device = tensor.device, device.of(tensor)
+            elif self._place != tensor.device:
+                raise ValueError("tensors on %s and on %s in one call; move them to one device"
+                                 % (self._place, tensor.device))
+        if self._device is not None:
+            self._device.keep(tensors)
 
     def add(self, submit, *arguments):
         """Call submit(*arguments, then), which returns an operation, and return that."""
@@ -86,12 +100,15 @@ class GroupWork(Work):
         with self._lock:
             if not self._settled:
                 try:
-                    for operation in self._operations:
-                        operation.wait()
-                    if self._touches:
-                        with torch.no_grad():
-                            for touch in self._touches:
-                                touch()
+                    with self._device.arrived() if self._device else contextlib.nullcontext():
+                        for operation in self._operations:
+                            operation.wait()
+                        if self._touches:
+                            with torch.no_grad():
+                                for touch in self._touches:
+                                    touch()
+                        if self._device:
+                            self._event = self._device.mark()
                 except Error as error:
                     self._failure = self._explained(error)
                 except Exception as error:
@@ -125,7 +142,13 @@ class GroupWork(Work):
         # Raised here, in then()'s callback, an error is one for C++ too.
         if self._failure is not None:
             raise self._failure
+        self._join()
         return self._outputs
+
+    def _join(self):
+        """The current stream waits for results on a device."""
+        if self._event is not None:
+            self._device.join(self._event)
 
     @property
     def deadline(self):
@@ -159,6 +182,7 @@ class GroupWork(Work):
         self._settle()
         if self._failure is not None:
             raise self._failure
+        self._join()
         return True
 
     def is_completed(self):
@@ -192,7 +216,7 @@ class GroupWork(Work):
                 pass  # it is the future's too
         with self._lock:
             if self._future is None:
-                self._begun = Future()
+                self._begun = self._device.runtime.future() if self._device else Future()
                 self._future = self._begun.then(self._value)
                 if not self._settled:
                     _deadlines.watch(self)

@@ -1,0 +1,524 @@
+"""Tensors on a device, through pinned host memory to Tally and back, beside what the device computes.
+
+Flow: begin() records an event on the current stream -> the thread "tally-device" takes pinned memory, lets a side
+stream wait for that event and copy there, chunk by chunk -> once a chunk's copy has ended (an event), its operation is
+submitted -> at that one's end a thread on the completion queue has a second side stream copy the result to the device
+and records an event -> wait() makes the current stream wait for it.  Nobody waits for the device as a whole: the thread
+waits for its own copies, and who calls wait() for the sums, as with Gloo.
+
+Memory of tensors is kept from the caching allocator while side streams use it; pinned memory goes from a copy to the
+next by the streams' own order.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import collections
+import itertools
+import threading
+import time
+
+import torch
+from torch.futures import Future
+
+from .. import _core
+from .._lib import PUSH_PULL
+
+# A reduction is cut into operations of this size, the same on all ranks, so that copies and network overlap.
+CHUNK_BYTES = 8 << 20
+
+# Pinned memory of a device.  Who finds none waits until some comes back; but ranks that began different tensors first
+# would wait for each other, so that after PATIENCE_S without any the bound gives way, by one piece.
+POOL_BYTES = 32 * CHUNK_BYTES
+PATIENCE_S = 1.0
+
+_SMALLEST = 1 << 16  # piece of pinned memory
+_LINE = 64           # alignment of tensors within one
+
+
+class Cuda:
+    """What is asked of one CUDA device, and all that is; a fake in the tests answers the same."""
+
+    def __init__(self, place):
+        self._place = place
+
+    def stream(self):
+        return torch.cuda.Stream(self._place)
+
+    def current(self):
+        """The calling thread's current stream."""
+        return torch.cuda.current_stream(self._place)
+
+    def on(self, stream):
+        """A context in which `stream` is the current one."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream):
+        """An event with query() and synchronize(), at the end of what `stream` has been given."""
+        event = torch.cuda.Event(blocking=True)  # who synchronizes with it sleeps
+        event.record(stream)
+        return event
+
+    def let_wait(self, stream, event):
+        stream.wait_event(event)
+
+    def keep(self, tensor, stream):
+        """Give the tensor's memory to nobody else before `stream` is through with what it has been given by then."""
+        tensor.record_stream(stream)
+
+    def pinned(self, length):
+        with torch.cuda.device(self._place):
+            return torch.empty(length, dtype=torch.uint8, pin_memory=True)
+
+    def future(self):
+        """A future whose value may be on the device."""
+        return Future(devices=[self._place])
+
+
+_RUNTIMES = {"cuda": Cuda}  # by type of device
+_devices = {}               # torch.device -> Device
+_devices_lock = threading.Lock()
+
+
+def supported(place):
+    """Whether tensors on this torch.device are taken."""
+    return place.type == "cpu" or place.type in _RUNTIMES
+
+
+def of(tensor):
+    """The Device of a tensor; None for one in host memory."""
+    if tensor.is_cpu:
+        return None
+    place = tensor.device
+    device = _devices.get(place)
+    if device is None:
+        with _devices_lock:
+            device = _devices.get(place)
+            if device is None:
+                device = _devices[place] = Device(_RUNTIMES[place.type](place))
+    return device
+
+
+# --- pinned memory -------------------------------------------------------------------------------------------------
+
+
+class _Piece:
+    """Some pinned memory, and when the device is through with it."""
+
+    __slots__ = ("size", "memory", "event")
+
+    def __init__(self, size):
+        self.size, self.memory, self.event = size, None, None
+
+
+class _Pool:
+    """Pinned memory of a device, of bounded size.  Guarded by the carrier's lock; pieces are powers of two."""
+
+    def __init__(self, limit):
+        self._limit = limit
+        self._free = collections.defaultdict(list)  # by size
+        self._size = 0                              # of all pieces
+        self.out = 0                                # pieces in use
+
+    def take(self, length, beyond=False):
+        """A piece of `length` bytes at least; None if there is none now.  Its memory may still have to be made."""
+        size = max(_SMALLEST, 1 << (length - 1).bit_length()) if length else _SMALLEST
+        pieces = self._free[size]
+        if not pieces:
+            self._make_room(size)
+            if self._size + size > self._limit and self.out and not beyond:
+                return None
+            self._size += size
+            pieces.append(_Piece(size))
+        self.out += 1
+        return pieces.pop()
+
+    def _make_room(self, size):
+        """Drop free pieces of other sizes as far as needed.  (PyTorch keeps them until copies have ended.)"""
+        for pieces in self._free.values():
+            while pieces and self._size + size > self._limit:
+                self._size -= pieces.pop().size
+
+    def give(self, piece):
+        self.out -= 1
+        if self._size > self._limit:
+            self._size -= piece.size
+        else:
+            self._free[piece.size].append(piece)
+
+
+# --- a device ------------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """One device: its side streams and its pool."""
+
+    def __init__(self, runtime, chunk_bytes=CHUNK_BYTES, pool_bytes=POOL_BYTES):
+        self.runtime, self.chunk_bytes = runtime, chunk_bytes
+        self.pool = _Pool(pool_bytes)
+        self.leaving, self.arriving = runtime.stream(), runtime.stream()
+
+    def arrived(self):
+        """A context for what is to follow the arrival of results, on the stream that they arrive on."""
+        return self.runtime.on(self.arriving)
+
+    def mark(self):
+        """An event on the current stream."""
+        return self.runtime.record(self.runtime.current())
+
+    def join(self, event):
+        """Let the current stream wait for an event."""
+        self.runtime.let_wait(self.runtime.current(), event)
+
+    def keep(self, tensors):
+        """Keep tensors that the arriving stream, or the current one, is about to use."""
+        current = self.runtime.current()
+        for tensor in tensors:
+            self.runtime.keep(tensor, self.arriving)
+            self.runtime.keep(tensor, current)
+
+    def upload(self, address, length, like, shape):
+        """A new tensor of like's type, from host memory, which is free again afterwards, by a copy on the current
+        stream."""
+        result = like.new_empty(shape)
+        if length:
+            piece = _carrier.take(self, length)
+            try:
+                if piece.event is not None:
+                    piece.event.synchronize()  # the last copy from it
+                host = piece.memory[:length]
+                _core.ctypes.memmove(host.data_ptr(), address, length)
+                result.copy_(host.view(result.dtype).view(shape), non_blocking=True)
+                piece.event = self.mark()
+            finally:
+                _carrier.give(self, piece)
+        return result
+
+
+class Line:
+    """Calls of a group that must be submitted in their order: one behind a tensor that is still on its way from the
+    device has to wait, too."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self):
+        self.waiting = 0  # not yet submitted; guarded by the carrier's lock
+
+
+class _Load:
+    """One operation under way: what is copied before and after it.
+
+    spans: (source or None, target or None), contiguous, of one type and length, that share host memory.
+    submit(host vectors, then): starts the operation.  about: (kind, name, space, group), of which the other ranks are
+    told if it cannot be started; None: they are not."""
+
+    __slots__ = ("_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_piece", "_hosts",
+                 "_copied", "_failure")
+
+    def __init__(self, device, ready, spans, submit, about, line, transfer):
+        self._device, self._ready, self._spans, self._submit = device, ready, spans, submit
+        self._about, self._line, self._transfer = about, line, transfer
+        self._piece = self._copied = self._failure = None
+        self._hosts = [target if source is None else source for source, target in spans]
+
+    # --- in the carrier's thread, in this order
+
+    def take(self, beyond):
+        """Take host memory; false if there is none."""
+        if self._device is not None:
+            self._piece = self._device.pool.take(self._cut()[-1], beyond)
+            return self._piece is not None
+        return True
+
+    def _cut(self):
+        """Where each span's host memory begins, and where the last ends."""
+        ends = (-(-one.numel() * one.element_size() // _LINE) * _LINE for one in self._hosts)
+        return list(itertools.accumulate(ends, initial=0))
+
+    def copy_out(self):
+        """Start the copies from the device."""
+        device, piece = self._device, self._piece
+        if device is None:
+            return
+        try:
+            runtime, out = device.runtime, device.leaving
+            if piece.memory is None:
+                piece.memory = runtime.pinned(piece.size)
+            hosts = [piece.memory[begin:begin + one.numel() * one.element_size()].view(one.dtype)
+                     for begin, one in zip(self._cut(), self._hosts)]
+            if piece.event is not None:
+                runtime.let_wait(out, piece.event)  # results that still go from it to the device
+            runtime.let_wait(out, self._ready)
+            with runtime.on(out):
+                for host, (source, _) in zip(hosts, self._spans):
+                    if source is not None:
+                        host.copy_(source, non_blocking=True)
+            self._copied = runtime.record(out)
+            self._hosts = hosts
+        except Exception as error:
+            self._failure = error
+
+    def copied(self):
+        """Whether hand_over() would not have to wait."""
+        try:
+            return self._copied is None or self._copied.query()
+        except Exception:
+            return True  # hand_over() will meet it again
+
+    def hand_over(self):
+        """Submit, once the copies have ended."""
+        line = self._line
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._copied is not None:
+                self._copied.synchronize()
+        except Exception as error:
+            if self._about is not None:
+                kind, name, space, group = self._about
+                _core.refuse(kind, name, space, error, group)
+            self._landed(error)
+        else:
+            try:
+                self._submit(self._hosts, self._ended)
+            except Exception as error:
+                self._landed(error)
+        if line is not None:
+            with _carrier.changed:
+                line.waiting -= 1
+
+    # --- at the operation's end, in a thread on the completion queue, or in submit()
+
+    def _ended(self, operation):
+        self._transfer.operation = operation
+        try:
+            operation.wait()
+            if self._device is not None and not self._transfer.failed():
+                with self._device.arrived():
+                    for host, (_, target) in zip(self._hosts, self._spans):
+                        if target is not None:
+                            target.copy_(host, non_blocking=True)
+                    self._piece.event = self._device.mark()
+        except Exception as error:
+            self._landed(error)
+        else:
+            self._landed(None)
+
+    def _landed(self, failure):
+        transfer, device, piece = self._transfer, self._device, self._piece
+        self._hosts = self._spans = self._submit = self._piece = None
+        if piece is not None:
+            _carrier.give(device, piece)
+        transfer.landed(failure)
+
+
+class _Carrier:
+    """The thread "tally-device": takes loads to their operations, in the order in which they were begun."""
+
+    def __init__(self):
+        self.changed = threading.Condition()  # guards the rest, and the pools
+        self._pending = collections.deque()
+        self._thread = None
+
+    def add(self, loads, line):
+        with self.changed:
+            if line is not None:
+                line.waiting += len(loads)
+            self._pending.extend(loads)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="tally-device", daemon=True)
+                self._thread.start()
+            self.changed.notify_all()
+
+    def give(self, device, piece):
+        with self.changed:
+            device.pool.give(piece)
+            self.changed.notify_all()
+
+    def take(self, device, length):
+        """A piece with memory, for any thread but our own."""
+        with self.changed:
+            piece = self._wait_for(lambda beyond: device.pool.take(length, beyond))
+        if piece.memory is None:
+            piece.memory = device.runtime.pinned(piece.size)
+        return piece
+
+    def _wait_for(self, take):
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            left = end - time.monotonic()
+            taken = take(left <= 0)
+            if taken:
+                return taken
+            self.changed.wait(left)
+
+    def _next(self, busy):
+        """The next load, with its memory; None: none that could go on now, and we are `busy`."""
+        with self.changed:
+            while not self._pending:
+                if busy:
+                    return None
+                self.changed.wait()
+            load = self._pending[0]
+            if not load.take(False):
+                if busy:
+                    return None
+                self._wait_for(load.take)
+            return self._pending.popleft()
+
+    def _run(self):
+        copying = collections.deque()
+        while True:
+            load = None
+            if not copying or not copying[0].copied():
+                load = self._next(bool(copying))
+            if load is None:
+                copying.popleft().hand_over()
+            else:
+                load.copy_out()
+                copying.append(load)
+            load = None
+
+
+_carrier = _Carrier()
+
+
+class Transfer:
+    """Handle of operations on a device's tensors: done() and wait() are as Operation's.  The result is there for the
+    stream that is current where wait() is called, and for what comes behind it."""
+
+    def __init__(self, device, count, tensors, result, finish, then):
+        self._device, self._left, self._tensors = device, count, tensors
+        self._result, self._finish, self._then = result, finish, then
+        self._lock = threading.Lock()  # guards the rest
+        self._arrived = threading.Event()
+        self._event = self._failure = None
+        self.operation = None  # the last that has ended
+
+    def failed(self):
+        return self._failure is not None
+
+    def landed(self, failure):
+        """One of the operations has ended, and the copies of its results have been given to the device."""
+        with self._lock:
+            self._left -= 1
+            if self._arrived.is_set() or (self._left and failure is None):
+                return
+            try:
+                self._failure = failure
+                if failure is None and self._device is not None:
+                    self._event = self._device.runtime.record(self._device.arriving)
+            except Exception as error:
+                self._failure = error
+            then, self._then = self._then, None
+            self._arrived.set()
+        if then is not None:
+            then(self)
+
+    def done(self):
+        return self._arrived.is_set()
+
+    def wait(self, timeout=None):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = _core.SLICE_MS / 1000  # signals get through
+        while not self._arrived.wait(limit if deadline is None else min(limit, max(0, deadline - time.monotonic()))):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("the operation has not ended within %g s" % timeout)
+        with self._lock:
+            if self._failure is None:
+                try:
+                    if self._event is not None:
+                        self._device.join(self._event)
+                    if self._finish is not None:
+                        finish, self._finish = self._finish, None
+                        if self._device is not None:
+                            self._device.keep(self._tensors)
+                        self._result = finish(self._result)
+                        if self._device is not None:
+                            self._event = self._device.mark()
+                except Exception as error:
+                    self._failure = error
+            self._tensors = None
+            if self._failure is not None:
+                raise self._failure
+            return self._result
+
+    def gathered(self):
+        return self.operation.gathered()
+
+
+def begin(device, loads, result=None, finish=None, then=None, line=None, ready=None):
+    """Start operations on tensors of one device (None: of the host, behind others of `line`); returns their Transfer.
+
+    loads: (spans, submit, about) for each operation, as _Load has them.  result, finish: what wait() returns, or
+    finish(result), called once by who waits.  then: called with the Transfer at the end, in another thread.
+    ready: an event behind which tensors are to be read; default: what the current stream has been given so far."""
+    tensors = [one for spans, _, _ in loads for span in spans for one in span if one is not None]
+    if device is not None:
+        runtime = device.runtime
+        for tensor in tensors:
+            runtime.keep(tensor, device.leaving)
+            runtime.keep(tensor, device.arriving)
+        ready = ready or device.mark()
+        loads = [([tuple(one if one is None else one.detach().view(-1) for one in span) for span in spans],
+                  submit, about) for spans, submit, about in loads]
+    transfer = Transfer(device, len(loads), tensors, result, finish, then)
+    _carrier.add([_Load(device, ready, spans, submit, about, line, transfer) for spans, submit, about in loads], line)
+    return transfer
+
+
+# --- reductions, in chunks -----------------------------------------------------------------------------------------
+
+
+def chunks(name, length, size, device):
+    """[(name, first element, end)] of the operations that reduce `length` elements of `size` bytes on a Device.
+
+    The first is shorter by as many elements as there are operations, so that ranks whose numbers of them differ
+    disagree on its shape and are told, and do not only wait for the others."""
+    each = max(1, device.chunk_bytes // size)
+    if length <= each:
+        return [(name, 0, length)]
+    count = -(-length // each)
+    first = max(1, each - count)
+    if first + (count - 1) * each < length:
+        count += 1
+        first = max(1, each - count)
+    ends = [first, *range(first + each, length, each), length]
+    return [(name if i == 0 else "%s[%d]" % (name, i), low, high)
+            for i, (low, high) in enumerate(zip([0, *ends], ends))]
+
+
+_calls = collections.Counter()
+
+
+def named(name, kind, space, group):
+    """A name for a call that has none: its number among such calls of the same kind on devices.  The library's own
+    numbers would follow the order in which copies end."""
+    if name is not None:
+        return name
+    key = (_core.generation(), kind, space, group)
+    _calls[key] += 1
+    return "device.noname.%d" % _calls[key]
+
+
+def reduce(name, source, target, dtype, reduction, shape, priority, prescale, postscale, space, result, finish, then,
+           group, line=None):
+    """Submit the reduction of the contiguous `source` into `target`, both on one device; as _core.push_pull().
+
+    line: of an ordered name space, where the first operation has no name, and `name` makes those of the others."""
+    device = of(source)
+    source, target = source.detach().view(-1), target.detach().view(-1)
+    pieces = chunks(name, source.numel(), source.element_size(), device)
+
+    def load(called, low, high):
+        if line is not None and low == 0:
+            called = None  # by its number
+        dims = shape if len(pieces) == 1 else (high - low,)
+
+        def submit(hosts, ended):
+            address = hosts[0].data_ptr()
+            return _core.push_pull(called, address, address, high - low, dtype, reduction, dims, priority, prescale,
+                                   postscale, space, hosts, None, None, ended, group)
+
+        return [(source[low:high], target[low:high])], submit, (PUSH_PULL, called, space, group)
+
+    return begin(device, [load(*piece) for piece in pieces], result, finish, then, line)

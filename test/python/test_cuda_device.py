@@ -1,0 +1,424 @@
+"""CUDA tensors through Tally, on a device that is not there (fake_device.py): the same sums as on the host, whatever
+the order in which streams and copies come to an end."""
+
+import functools
+
+import pytest
+
+import jobs
+from test_ddp import group, store
+from test_group import DTYPES, bits, make, operations, perform
+
+SEEDS = range(3)
+PATIENCE = 300
+
+
+# --- on the ranks ----------------------------------------------------------------------------------------------
+
+
+def numbers(length, rank, seed=0, dtype="float32"):
+    """Small whole numbers, exact in every order of addition."""
+    import torch
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(0, 50, (length,), generator=generator).to(getattr(torch, dtype))
+
+
+def reductions(seed):
+    """Long sums in small chunks out of a small pool, between work on the current stream; returns what is wrong."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    rank, size, wrong = tally.rank(), tally.size(), []
+    with fake.install(seed, 1 << 16, 1 << 19) as (on,):
+        handles = []
+        lengths = [(1 << 16) // 4, 100_000, 150_001, 1, 0, 40_000]
+        for i, length in enumerate(lengths):
+            x = fake.tensor(numbers(length, rank, i))
+            x.mul_(2)                                 # before: the sum must be of this
+            handles.append((x, t.allreduce_async_(x, op=t.Sum, name="sum %d" % i), length, i))
+            y = fake.tensor(numbers(length, rank, i + 50))
+            handles.append((None, t.allreduce_async(y + 1, name="mean %d" % i, op=t.Sum), length, i + 50))
+            del y
+        for x, handle, length, i in handles:
+            result = t.synchronize(handle)
+            result.add_(1)                            # behind: must see the sum, and not be overwritten
+            expected = functools.reduce(lambda a, b: a + b, [numbers(length, r, i) for r in range(size)])
+            expected = expected * 2 + 1 if x is not None else expected + size + 1
+            if fake.read(result).tolist() != expected.tolist():
+                wrong.append((length, i))
+        used = on.runtime
+        return wrong, used.pinned_most, used.copies_out, used.copies_in
+
+
+def test_sums_in_chunks(three):
+    for seed in SEEDS:
+        for wrong, pinned, out, back in three(reductions, seed, timeout=PATIENCE):
+            assert wrong == []
+            assert pinned <= 1 << 19  # the pool's bound, though the tensors have five times as much
+            assert out == back > 30
+
+
+def flight():
+    """How many chunks are on their way at once; and of a thread that may not wait."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    from tally.torch import device
+    with fake.install(1, 1 << 16, 1 << 20) as (on,):
+        x = fake.tensor(numbers(200_000, tally.rank()))
+        gate = torch.ones(1, dtype=torch.int32)
+        most = []
+        if tally.rank() == 0:  # the others' chunks wait for this one's
+            give = on.pool.give
+            on.pool.give = lambda piece: (most.append(on.pool.out), give(piece))
+            fake.world.hold(on.runtime.current(), True)
+        handle = t.allreduce_async_(x, op=t.Sum, name="flight")
+        assert not handle.done()
+        if tally.rank() == 0:
+            fake.world.hold(on.runtime.current(), False)
+        t.synchronize(handle)
+        right = fake.read(x).tolist() == sum(numbers(200_000, r) for r in range(3)).tolist()
+        del gate, device
+        return right, max(most, default=0)
+
+
+def test_several_chunks_in_flight(three):
+    results = three(flight, timeout=PATIENCE)
+    assert all(right for right, _ in results)
+    assert results[0][1] > 2
+
+
+def crossed():
+    """Ranks begin tensors in different orders, and each would use the whole pool first."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    with fake.install(2, 1 << 16, 1 << 17, patience_s=0.05) as (on,):
+        names = ["a", "b", "c"]
+        order = names[tally.rank():] + names[:tally.rank()]
+        xs = {name: fake.tensor(numbers(50_000, tally.rank(), ord(name))) for name in order}
+        handles = {name: t.allreduce_async_(xs[name], op=t.Sum, name="crossed " + name) for name in order}
+        for name in order:
+            t.synchronize(handles[name])
+        return all(fake.read(xs[name]).tolist() == sum(numbers(50_000, r, ord(name)) for r in range(3)).tolist()
+                   for name in names)
+
+
+def test_no_deadlock_where_orders_differ(three):
+    assert three(crossed, timeout=PATIENCE) == [True] * 3
+
+
+def survey(path):
+    """{operation: which types work}, what is wrong."""
+    import fake_device as fake
+    import tally.torch
+    import torch
+    import test_group
+    marks, wrong = {}, []
+    with fake.install(3), group("tally", path):
+        plain = test_group.make
+
+        def on_device(*arguments, **more):
+            return fake.tensor(plain(*arguments, **more))
+        for operation in operations():
+            for dtype in DTYPES:
+                if not hasattr(torch, dtype):
+                    continue
+                outcomes = []
+                for maker in (plain, on_device):
+                    test_group.make = maker
+                    try:
+                        results, expected = perform(operation, dtype, None)
+                        outcomes.append([bits(fake.read(one)) for one in results])
+                        if maker is plain:
+                            expected = [bits(one) for one in expected()]
+                    except (NotImplementedError, ValueError) as error:
+                        outcomes.append(type(error).__name__)
+                    finally:
+                        test_group.make = plain
+                if outcomes[0] != outcomes[1]:
+                    wrong.append((operation, dtype, outcomes))
+                marks[operation] = marks.get(operation, "") + ("-" if isinstance(outcomes[1], str) else "x")
+        for operation in operations():
+            test_group.make = on_device
+            try:
+                results, _ = perform(operation, "int32", None, strided=True)
+            finally:
+                test_group.make = plain
+            on_host, _ = perform(operation, "int32", None)
+            if [fake.read(one).tolist() for one in results] != [one.tolist() for one in on_host]:
+                wrong.append((operation, "strided"))
+    return marks, wrong
+
+
+def test_operations(three, store):
+    """The backend's table in docs/pytorch.md holds for CUDA tensors too."""
+    surveys = three(survey, store, timeout=PATIENCE)
+    assert [wrong for _, wrong in surveys] == [[]] * 3
+    document = (jobs.ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:] for line in document if line.startswith("| ")}
+    names = {"send_recv": "send, recv", "recv_any": "recv from any"}
+    for operation, row in surveys[0][0].items():
+        written = ["-" if word == "no" else "x" for word in rows[names.get(operation, operation)]]
+        assert "".join(written) == row, operation
+
+
+class Bucket:
+    """As torch.distributed.GradBucket."""
+
+    def __init__(self, tensor, index):
+        self._tensor, self._index = tensor, index
+
+    def buffer(self):
+        return self._tensor
+
+    def index(self):
+        return self._index
+
+
+def hooked(seed):
+    """Buckets through the hooks, two at a time, of two models; what is wrong."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    rank, size, wrong = tally.rank(), tally.size(), []
+    with fake.install(seed, 1 << 16, 1 << 18) as (on,):
+        for hook in (t.ddp_hook, t.ddp_hook_fp16, t.ddp_hook_bf16):
+            state = t.state()
+            for step in range(2):
+                buckets = [fake.tensor(numbers(length, rank, step + length)) for length in (70_000, 30)]
+                futures = [hook(state, Bucket(one.mul_(size), index)) for index, one in enumerate(buckets)]
+                for future, bucket in zip(futures, buckets):
+                    result = future.wait()
+                    result.add_(1)
+                    total = sum(numbers(bucket.numel(), r, step + bucket.numel()) for r in range(size)) + 1
+                    if fake.read(bucket).tolist() != total.tolist():
+                        wrong.append((hook.__name__, step, bucket.numel()))
+                del buckets, futures, future, bucket, result
+        state = t.state()
+        failing = hook(state, Bucket(fake.tensor(torch.ones(3 + (rank == 1))), 0))
+        try:
+            failing.wait()
+            wrong.append("a mismatch is not told")
+        except Exception as error:
+            if "disagree" not in str(error):
+                wrong.append(str(error))
+    return wrong
+
+
+def test_hook(three):
+    for seed in SEEDS:
+        assert three(hooked, seed, timeout=PATIENCE) == [[]] * 3
+
+
+def trained(seed, compress):
+    """Parameters after steps of DistributedOptimizer, beside those on the host."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    rank = tally.rank()
+
+    def run(put):
+        parameters = [torch.nn.Parameter(put(numbers(length, 9, length)), requires_grad=True)
+                      for length in (40_000, 7, 300)]
+        optimizer = torch.optim.SGD(parameters, lr=0.5, foreach=False)
+        optimizer = t.DistributedOptimizer(optimizer, [("p%d" % i, p) for i, p in enumerate(parameters)], op=t.Sum,
+                                           compression=t.Compression.fp16 if compress else t.Compression.none)
+        for step in range(3):
+            loss = sum((p * put(numbers(p.numel(), rank, step))).sum() for p in parameters[:2])
+            loss.backward()
+            if step == 1:
+                optimizer.synchronize()
+                for p in parameters:
+                    p.grad.clamp_(max=40)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        t.broadcast_parameters([("b%d" % i, p.detach()) for i, p in enumerate(parameters)], 1)
+        return [fake.read(p.detach()).tolist() for p in parameters]
+
+    with fake.install(seed, 1 << 14, 1 << 17):
+        return run(fake.tensor) == run(lambda tensor: tensor)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_optimizer(three, compress):
+    for seed in SEEDS[:2]:
+        assert three(trained, seed, compress, timeout=PATIENCE) == [True] * 3
+
+
+def api(seed):
+    """Horovod's operations beside those on the host; what is wrong."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    rank, size, wrong = tally.rank(), tally.size(), []
+
+    def run(put, read):
+        pair = t.add_process_set([0, 2])
+        x = put(numbers(6, rank).view(3, 2))
+        results = [t.allreduce(x), t.allreduce(x.t(), op=t.Max), t.allreduce(x, op=t.Sum, prescale_factor=0.5),
+                   t.allreduce(x, compression=t.Compression.bf16), t.broadcast(x, 2), t.allgather(x[:rank]),
+                   t.allgather(x[:0]), t.alltoall(x), t.reducescatter(x, op=t.Sum), t.allreduce(x),
+                   *t.alltoall(x, [rank, 3 - rank, 0]), *t.grouped_allreduce([x, x.sum()], op=t.Sum, name="grouped"),
+                   *t.grouped_allgather([x, x[1:]]), *t.grouped_reducescatter([x, x[:2]])]
+        x.requires_grad_()
+        y = t.allreduce(x * 2, op=t.Sum)
+        (y * y).sum().backward()
+        results.append(x.grad)
+        if rank != 1:
+            results.append(t.allreduce(x.detach(), op=t.Sum, process_set=pair))
+        t.remove_process_set(pair)
+        z = x.detach().clone()
+        t.broadcast_(z, 0)
+        norm = t.SyncBatchNorm(2, affine=False, track_running_stats=False)
+        w = x.detach().clone().requires_grad_()
+        (norm(w) ** 3).sum().backward()
+        return [read(one.detach()).tolist() for one in results + [z, w.grad]]
+
+    with fake.install(seed):
+        here, there = run(lambda tensor: tensor, lambda tensor: tensor), run(fake.tensor, fake.read)
+        wrong += [(i, pair) for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1]]
+    return wrong
+
+
+def test_api(three):
+    for seed in SEEDS:
+        assert three(api, seed, timeout=PATIENCE) == [[]] * 3
+
+
+# --- what goes wrong, and what is mixed ------------------------------------------------------------------------
+
+
+def said(call):
+    try:
+        return call()
+    except Exception as error:
+        return "%s: %s" % (type(error).__name__, error)
+
+
+def errors():
+    """What each rank is told where one of them cannot; after each, the next operation works."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    rank, told = tally.rank(), {}
+    with fake.install(4, 1 << 14, 1 << 16) as (on,):
+        def each(case, prepare, length):
+            prepare()
+            x = fake.tensor(numbers(length, rank))
+            told[case] = said(lambda: t.allreduce(x, op=t.Sum, name=case) and "nothing")
+            on.runtime.fail_pinned = on.runtime.fail_copies = 0
+            y = t.allreduce(fake.tensor(torch.ones(9000)), op=t.Sum, name="after " + case)
+            assert fake.read(y).tolist() == [3] * 9000, case
+
+        def fail(what):
+            if rank == 1:
+                setattr(on.runtime, what, 1)
+        each("memory", lambda: fail("fail_pinned"), 20_000)
+        each("copy", lambda: fail("fail_copies"), 20_000)
+        each("shape", lambda: None, 20_000 + (rank == 1))
+        told["two"] = said(lambda: t.grouped_allreduce([fake.tensor(torch.ones(2)), torch.ones(2)], op=t.Sum,
+                                                       name="two")[1].tolist())
+        told["sparse"] = said(lambda: t.sparse_allreduce_async(fake.tensor(torch.ones(2)), "sparse", t.Sum))
+        told["meta"] = said(lambda: t.allreduce(torch.ones(2, device="meta"), name="meta"))
+    return told
+
+
+def test_errors(three):
+    told = three(errors, timeout=PATIENCE)
+    assert "out of pinned memory" in told[1]["memory"] and "a copy has failed" in told[1]["copy"]
+    for one in (told[0], told[2]):
+        assert "rank 1 refuses" in one["memory"] and "pinned" in one["memory"]
+        assert "rank 1 refuses" in one["copy"] and "copy has failed" in one["copy"]
+    for one in told:
+        assert "disagree" in one["shape"]
+        assert one["two"] == [3, 3]
+        assert one["sparse"].startswith("NotImplementedError") and "cuda:0" in one["sparse"]
+        assert one["meta"].startswith("NotImplementedError") and "meta" in one["meta"]
+
+
+def mixed(path):
+    """Calls of the backend on several devices and the host."""
+    import fake_device as fake
+    import tally
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank, told = tally.rank(), {}
+    with fake.install(5, 1 << 14, 1 << 17, ("cuda:0", "cuda:1")) as (zero, _), group("tally", path):
+        def ones(place, length=4):
+            return torch.ones(length) if place == "cpu" else fake.tensor(torch.ones(length), place)
+
+        # A call on the host comes behind one whose tensor is not ready, and takes its turn.
+        a, b, c = ones("cuda:0", 20_000), ones("cpu"), ones("cuda:1")
+        fake.world.hold(zero.runtime.current(), rank == 0)
+        works = [dist.all_reduce(a, async_op=True), dist.broadcast(b.mul_(rank), 2, async_op=True),
+                 dist.all_reduce(c, dist.ReduceOp.MAX, async_op=True), dist.barrier(async_op=True)]
+        fake.world.hold(zero.runtime.current(), False)
+        for work in reversed(works):
+            work.wait()
+        told["order"] = (fake.read(a).tolist() == [3] * 20_000, b.tolist(), fake.read(c).tolist())
+
+        x = ones("cuda:%d" % (rank - 1) if rank else "cpu")  # each rank has it somewhere else
+        dist.all_reduce(x)
+        told["ranks"] = fake.read(x).tolist()
+        told["one call"] = said(lambda: dist.all_to_all([ones("cuda:0") for _ in range(3)],
+                                                        [ones("cuda:0"), ones("cpu"), ones("cuda:0")]))
+        told["two devices"] = said(lambda: dist.all_gather_into_tensor(ones("cuda:0", 12), ones("cuda:1")))
+        future = dist.all_reduce(x, async_op=True).get_future()
+        told["future"] = fake.read(future.wait()[0]).tolist()
+        y = ones("cuda:0")
+        dist.all_reduce(y)
+        told["after"] = fake.read(y).tolist()
+    return told
+
+
+def test_mixed_devices(three, store):
+    for told in three(mixed, store, timeout=PATIENCE):
+        assert told["order"] == (True, [2] * 4, [1] * 4)
+        assert told["ranks"] == told["after"] == [3] * 4 and told["future"] == [9] * 4
+        assert told["one call"].startswith("ValueError") and "cpu" in told["one call"] and "cuda:0" in told["one call"]
+        assert "cuda:0" in told["two devices"] and "cuda:1" in told["two devices"]
+
+
+def other_backend(path):
+    """What goes to another backend that was asked for CUDA tensors."""
+    import fake_device as fake
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    made = []
+
+    class Other:
+        def __getattr__(self, name):
+            return lambda *arguments, **named: made.append(name) or dist.barrier(async_op=True)
+
+    real, calls = dist.new_group, []
+    with fake.install(6), group("cpu:tally,cuda:nccl", path):
+        def new_group(ranks, **named):
+            calls.append((ranks, named["backend"]))
+            return Other()
+        dist.new_group = new_group
+        try:
+            x, y = torch.ones(3), fake.tensor(torch.ones(3))
+            dist.all_reduce(x)
+            dist.all_reduce(y)
+            dist.gather(y, [y, y, y] if dist.get_rank() == 0 else None, 0)
+            dist.broadcast(y, 0)
+            dist.broadcast(x, 0)
+        finally:
+            dist.new_group = real
+        return x.tolist(), made, calls
+
+
+def test_cuda_tensors_of_another_backend(three, store):
+    expected = [3] * 3, ["allreduce", "gather", "broadcast"], [([0, 1, 2], "nccl")]
+    assert three(other_backend, store, timeout=PATIENCE) == [expected] * 3
