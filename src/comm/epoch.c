@@ -73,9 +73,7 @@ static int adopt(tally_comm *c)
     c->sharing = e->sharing;
     c->credit_bytes = c->params.credit_bytes;
     if (!c->credit_bytes)
-        c->credit_bytes = 2ull * (unsigned)e->sharing * c->part_bytes / (unsigned)c->carriers;
-    if (c->credit_bytes < 2 * c->part_bytes && !c->params.credit_bytes)
-        c->credit_bytes = 2ull * c->part_bytes;
+        c->credit_bytes = 2ull * (unsigned)e->sharing * c->part_bytes;
     pthread_mutex_unlock(&c->names_lock);
     tly_epoch_unref(before);
     return 0;

@@ -318,8 +318,7 @@ struct tally_comm {
 
     uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
 
-    bool teams;   /* each machine's ranks push large tensors together; fixed once open, as the next three */
-    int carriers; /* ranks of this machine that share its card's credit */
+    bool teams; /* each machine's ranks push large tensors together; fixed once open, as the next two */
     int lists_of_teams;         /* the most ranks that a machine has */
     struct tally_group **carry; /* owned: for each of these a rank of each machine */
     struct tly_list summed,

@@ -52,7 +52,6 @@ int tly_team_begin_lists(tally_comm *c)
     const struct tly_roster *r = &c->member.roster;
     tly_list_init(&c->summed);
     tly_list_init(&c->over);
-    c->carriers = r->teams ? c->local_size : 1;
     if (!r->teams)
         return 0;
     int *sizes = calloc((size_t)c->machines, sizeof *sizes);

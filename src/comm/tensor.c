@@ -66,8 +66,7 @@ static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const s
     uint64_t bytes = s->before + s->bytes + s->behind;
     if (c->params.credit_bytes || bytes < 2 * c->credit_bytes)
         return c->credit_bytes;
-    uint64_t suits = 2ull * (unsigned)e->sharing * tly_plan_largest_part(s, c->part_bytes, e->sharing) /
-                     (unsigned)c->carriers;
+    uint64_t suits = 2ull * (unsigned)e->sharing * tly_plan_largest_part(s, c->part_bytes, e->sharing);
     uint64_t least = 4ull * c->part_bytes < c->credit_bytes ? 4ull * c->part_bytes : c->credit_bytes;
     return suits > least ? suits : least;
 }
