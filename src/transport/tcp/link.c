@@ -286,6 +286,7 @@ static void write_checksum(uint8_t out[TLY_TRAILER_BYTES], const void *payload, 
 static void append(struct tly_link *l, struct tly_outgoing *o)
 {
     struct outgoing *slot = &l->out[l->out_to++];
+    tly_fail_at(l->hello.me.role, "sends", o->frame.type);
     bool shown = l->shm && l->state == OPEN && tly_shm_show(l->shm, o, slot->reference);
     if (shown)
         o->frame.flags |= TLY_SHOWN;
@@ -326,7 +327,6 @@ static void fill(struct tly_link *l)
             end(l, ENOMEM, "out of memory");
             break;
         }
-        tly_fail_at(l->hello.me.role, "sends", o.frame.type);
         append(l, &o);
         bytes += TLY_FRAME_BYTES + l->out[l->out_to - 1].len;
     }
