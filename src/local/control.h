@@ -17,7 +17,8 @@ enum {
     TLY_EAGER = 4096,      /* most bytes in a post */
     TLY_TINY = 16,         /* most bytes in its first 64 */
     TLY_PROCESSORS = 1024, /* whose numbers are looked at */
-    TLY_WORKS = 4096,      /* large operations in flight; more take the other way */
+    TLY_WORKS = 1 << 15, /* large operations in flight; more take the other way.  A team's wait: so many that
+                              ranks which submit in opposite orders do not come to wait for each other */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
 };
 
