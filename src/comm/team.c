@@ -52,7 +52,8 @@ int tly_team_begin_lists(tally_comm *c)
     const struct tly_roster *r = &c->member.roster;
     tly_list_init(&c->summed);
     tly_list_init(&c->over);
-    if (!r->teams)
+    /* A coordinator that is a process of its own has settings of its own. */
+    if (!r->teams || strcmp(c->params.local, "on") != 0)
         return 0;
     int *sizes = calloc((size_t)c->machines, sizeof *sizes);
     for (int i = 0; sizes && i < c->size; i++) {
