@@ -173,15 +173,17 @@ struct tly_service {
     uint32_t ranks;         /* 0: no epoch yet */
     uint32_t left;          /* ranks that have said goodbye */
     uint64_t part_bytes, window_bytes;
-    uint32_t pace_bytes;             /* counts go alone after so much news */
-    struct session **by_rank;        /* owned array, borrowed sessions */
-    bool *gone;                      /* owned array: ranks that have said goodbye, connected or not */
-    struct burden *burden;           /* owned array: of each rank */
-    uint32_t most_opened, most_owed; /* what that may reach */
-    uint32_t watchers;               /* sessions of such */
-    struct members *all;             /* borrowed from lists */
-    struct tly_list lists;           /* of struct members; owned */
-    struct tly_map pairs;            /* number -> struct members, likewise */
+    uint32_t pace_bytes;      /* counts go alone after so much news */
+    struct session **by_rank; /* owned array, borrowed sessions */
+    bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
+    struct burden *burden;    /* owned array: of each rank */
+    uint32_t most_opened;     /* what that may reach */
+    uint32_t most_owed;       /* past this its window stays shut */
+    uint32_t window_rounds;   /* as many as a window has room for */
+    uint32_t watchers;        /* sessions of such */
+    struct members *all;      /* borrowed from lists */
+    struct tly_list lists;    /* of struct members; owned */
+    struct tly_map pairs;     /* number -> struct members, likewise */
     struct tly_meter meter;
     struct tly_straggler straggler;
     char held_up[300];  /* what it found last, in words */

@@ -99,9 +99,11 @@ void tly_round_owe(struct tly_service *s, struct round *r, uint32_t rank)
 
 static void confirm(struct tly_service *s, struct round *r, uint32_t rank)
 {
-    if (r->answers[rank].owed)
-        s->burden[rank].owed--;
+    if (!r->answers[rank].owed)
+        return;
     r->answers[rank].owed = false;
+    if (s->burden[rank].owed-- == s->most_owed + 1 && s->by_rank[rank])
+        tly_round_grant(s->by_rank[rank]);
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */
@@ -181,6 +183,8 @@ void tly_round_remove(struct tly_service *s, struct round *r)
 void tly_round_grant(struct session *p)
 {
     struct tly_service *s = p->service;
+    if (s->burden[p->rank].owed > s->most_owed)
+        return; /* until it says that it has answers, which it does whatever others do */
     uint64_t granted = p->answered + s->window_bytes;
     if (p->lacking && granted < p->pushed + s->part_bytes)
         granted = p->pushed + s->part_bytes;

@@ -241,7 +241,7 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         *why = "a push past its window";
         return -EPROTO;
     }
-    if (begins && s->burden[p->rank].owed > s->most_owed) {
+    if (begins && s->burden[p->rank].owed > s->most_owed + 2 * s->window_rounds) {
         *why = "much is answered and nothing confirmed";
         return -EPROTO;
     }
@@ -743,7 +743,8 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     size_t round = sizeof(struct round) + roster->rank_count * (sizeof(struct slot) + sizeof(struct answer));
     s->most_owed =
         MOST_ROUND_BYTES / round > LEAST_ROUNDS ? (uint32_t)(MOST_ROUND_BYTES / round) : LEAST_ROUNDS;
-    s->most_opened = s->most_owed + (uint32_t)(s->window_bytes / TLY_LEAST_CHARGE);
+    s->window_rounds = (uint32_t)(s->window_bytes / TLY_LEAST_CHARGE);
+    s->most_opened = s->most_owed + s->window_rounds;
     if (!err)
         err = tly_members_begin(s, roster);
     if (!err)

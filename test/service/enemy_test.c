@@ -252,11 +252,62 @@ static void test_messages_without_end(void **state)
     flood(message_to_nobody, false, "more rounds opened than a rank may");
 }
 
-/* All rounds end, but he does not say that he has their answers: they are kept for him. */
+static void settle_or_end(void)
+{
+    struct raw_rank *r = &raw.rank[1];
+    int before = r->answers;
+    raw_settle(0);
+    raw_post(1, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    for (int turns = 0; !r->closed && r->answers == before; turns++) {
+        assert_true(turns < 60000);
+        tly_loop_turn(&raw.loop, 2);
+    }
+}
+
+/* Both meet, from the i-th time on, as long as rank 1's window is open. */
+static uint32_t meet(uint32_t i, uint32_t end, uint64_t *pushed)
+{
+    struct raw_rank *r = &raw.rank[1];
+    for (; i < end; i++) {
+        if (i % 100 == 0 || *pushed + 256 > r->granted)
+            settle_or_end();
+        if (r->closed || *pushed + 256 > r->granted)
+            break;
+        raw_post(1, meeting(i), NULL, 0);
+        raw_post(0, meeting(i), NULL, 0);
+        *pushed += 256;
+    }
+    return i;
+}
+
+/* All rounds end, but he does not say that he has their answers: they are kept for him.  One whose word is late has his
+ * window shut until it comes; one who comes again and again without it is shown the door. */
 static void test_nothing_confirmed(void **state)
 {
-    raw.rank[1].confirms_nothing = true;
-    flood(meeting, true, "much is answered and nothing confirmed");
+    struct raw_rank *r = &raw.rank[1];
+    uint64_t pushed = 0;
+    r->confirms_nothing = true;
+    uint32_t i = meet(0, 1000000, &pushed);
+    assert_true(i < 1000000);
+    assert_int_equal(r->closed, 0);
+    r->confirms_nothing = false;
+    r->received = (uint64_t)r->results;
+    const struct tly_counts counts = {.received = r->received};
+    tly_loop_lock(&raw.loop);
+    tly_link_set_counts(r->link, &counts, 0);
+    tly_loop_unlock(&raw.loop);
+    settle_or_end();
+    assert_int_equal(meet(i, i + 2000, &pushed), i + 2000);
+    i += 2000;
+    for (int times = 0; !r->closed; times++) {
+        assert_true(times < 10);
+        raw_break(1);
+        raw_enter(1);
+        r->confirms_nothing = true;
+        pushed = 0;
+        i = meet(i, i + 1000000, &pushed);
+    }
+    thrown_out("much is answered and nothing confirmed");
 }
 
 /* The i-th of many orders of the ranks, his own among them. */

@@ -37,6 +37,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_service_facts_read(&reader, &r->facts);
     if (f->type == TLY_AGAIN && !(f->flags & TLY_MARK))
         r->again_from = f->offset;
+    uint64_t granted = tly_count_extend(r->granted, f->granted);
+    r->granted = granted > r->granted ? granted : r->granted;
     r->results += whole;
     r->answers += f->type == TLY_STATUS && !f->key;
     r->verdicts += f->type == TLY_VERDICT;
@@ -98,6 +100,7 @@ void raw_enter(int rank)
         .user_calls = &calls, .user = r, .identity = raw.identity, .peer_name = "service"};
     tly_outbox_finish(&r->outbox, NULL, NULL);
     memset(r, 0, sizeof *r);
+    r->granted = RAW_WINDOW;
     tly_outbox_init(&r->outbox);
     c.identity.role = TLY_ROLE_RANK;
     c.identity.rank = (uint32_t)rank;

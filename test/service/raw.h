@@ -20,7 +20,7 @@ struct raw_rank {
     int again, finals, done;               /* AGAIN, with MARK, DONE */
     uint32_t again_from;                   /* the last of them */
     int landed;                            /* bytes of results */
-    uint64_t received;
+    uint64_t received, granted;
     bool confirms_nothing;
     uint8_t result[RAW_PART];
     struct tly_service_facts facts; /* of the last STATUS */
