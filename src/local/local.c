@@ -35,6 +35,7 @@ enum {
     LOOKS = 8,         /* between looks at the clock meanwhile */
     UNSAID = TLY_RING / 8, /* bytes of a ring that have been read and not said so */
     MOST_IDLE = 64,        /* rounds kept for later */
+    STOPPED_MS = 1000,     /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 
 /* --- waking -------------------------------------------------------------------------------------- */
@@ -922,11 +923,19 @@ static void *run(void *arg)
 
 /* --- the end ------------------------------------------------------------------------------------- */
 
-/* Nobody may write into our private memory any more: who is just doing so gets to the end of it. */
+/* Nobody may write into our memory any more: who is just doing so gets to the end of it. */
 static void stop_writers(struct tly_local *l)
 {
+    int64_t patience = tly_now() + STOPPED_MS * TLY_MS;
     atomic_store(&l->own->failed, 1);
     atomic_thread_fence(memory_order_seq_cst); /* pairs with that in is_given_up(): then the memory changes */
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
+        uint32_t at = i == l->me || !l->at[i].control ? 0 : atomic_load(&l->at[i].control->working);
+        while (at && atomic_load(&l->at[i].control->working) == at && tly_now() < patience &&
+               poll(&gone, 1, 1) <= 0)
+            ;
+    }
     for (uint32_t i = 0; i < l->count && l->direct; i++) {
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
         while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) == l->me + 1 &&

@@ -53,6 +53,10 @@ static bool enter(struct tly_local *l, const struct tly_round *r)
             leave(l);
             return false;
         }
+    if (tly_work_is_given_up(l)) { /* pairs with stop_writers() */
+        leave(l);
+        return false;
+    }
     return true;
 }
 

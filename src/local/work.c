@@ -144,7 +144,8 @@ static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct 
 
 bool tly_work_is_given_up(const struct tly_local *l)
 {
-    atomic_thread_fence(memory_order_acquire); /* pairs with the fence in stop_writers(): first it was read */
+    /* Pairs with the fence in stop_writers(): first it was read; and who says in `working` that he begins, then asks. */
+    atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < l->count; i++)
         if (atomic_load_explicit(&l->at[i].control->failed, memory_order_relaxed))
             return true;
@@ -197,9 +198,9 @@ static bool reduce_part(struct tly_local *l, struct tly_round *r)
     uint32_t part;
     if (!is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed)))
         return false;
-    /* Who gives the round up takes all parts, then looks at `working`. */
+    /* Who gives the round up takes all parts, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[0].work + 1u);
-    bool ok = take_part(r, &part);
+    bool ok = !tly_work_is_given_up(l) && take_part(r, &part);
     if (ok) {
         uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
         ok = reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);

@@ -242,6 +242,13 @@ static int disagree(int rank, void *arg)
         CHECK_HOLDS(tally_op_error(op), text);
         CHECK_HOLDS(tally_op_error(op), others[odd]);
         tally_op_free(op);
+        /* Of a size at which it pushes for itself: its neighbours wait for a post that never comes. */
+        CHECK(tally_push_pull(c, "w", x, x, rank == odd ? 4095 : 4096, TALLY_FLOAT32, TALLY_SUM, NULL, &op) ==
+              0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), text);
+        CHECK_HOLDS(tally_op_error(op), others[odd]);
+        tally_op_free(op);
         /* Of two machines: all ranks of one. */
         CHECK(tally_push_pull(c, "w", x, x, COUNT, rank < 2 ? TALLY_FLOAT32 : TALLY_INT32, TALLY_SUM, NULL,
                               &op) == 0);
@@ -391,8 +398,11 @@ static int until_failure(int rank, void *arg)
         CHECK(err == -ECONNRESET);
         CHECK_HOLDS(tally_error(), "rank 1 on");
         memset(mine, 0, COUNT * sizeof *mine); /* ours again */
+        memset(pool, 0, COUNT * sizeof *mine);
     }
     CHECK(tally_comm_close(c) == 0);
+    for (int i = 0; err && i < COUNT; i++)
+        CHECK(mine[i] == 0 && ((float *)pool)[i] == 0);
     CHECK(tally_free(pool) == 0);
     free(mine);
     return 0;
