@@ -423,6 +423,27 @@ static void test_rank_killed(void **state)
     }
 }
 
+/* Also in the middle of what it does with its neighbours' memory: these do not wait until it goes on. */
+static void test_rank_stopped(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 1 : 2); i++) {
+        struct board *b = job_shared(sizeof *b);
+        b->run = INT32_MAX;
+        struct job j = {.ranks = 4,
+                        .machine = pairs,
+                        .main = until_failure,
+                        .arg = b,
+                        .settings = {"TALLY_DEAD_TIMEOUT=2"}};
+        job_start(&j);
+        job_await(&b->stage, 10 + 7 * i);
+        kill(j.rank_pid[1], SIGSTOP);
+        for (int rank = 0; rank < 4; rank++)
+            if (rank != 1)
+                assert_int_equal(job_wait_rank(&j, rank), 0);
+        job_clear(&j);
+    }
+}
+
 /* Pushes of teams are redone as those of ranks are. */
 static void test_tallyd_killed(void **state)
 {
@@ -534,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_opposite_orders),
         cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_rank_stopped),
         cmocka_unit_test(test_tallyd_killed),
         cmocka_unit_test(test_rank_leaves),
         cmocka_unit_test(test_closed_at_once),
