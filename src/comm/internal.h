@@ -2,6 +2,7 @@
  *
  *   comm.c    open, close, the thread, failure        tensor.c  names, keys, specs, parts and their services
  *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
+ *   parts.c   which parts an operation has
  *   group.c   ranks that operate among themselves
  *   queue.c   which part goes next: priority, credit, windows
  *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
@@ -432,6 +433,15 @@ static inline bool tly_team_carries(const struct part *p)
     return p->shard.op != NULL;
 }
 
+/* parts.c */
+/* A message of so many bytes goes with its offer. */
+enum { TLY_KEPT_BYTES = 64 << 10 };
+/* Cut an operation whose epoch is known: what is known of it by now.  -errno. */
+int tly_parts_make(tally_comm *c, struct tally_op *op);
+/* All first dimensions of a gathered tensor are known: cut each rank's piece, each part a broadcast from its owner.
+ * -EOVERFLOW, -ENOMEM. */
+int tly_parts_gather(tally_comm *c, struct tally_op *op);
+
 /* op.c */
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 void tly_op_unref(struct tally_op *op);
@@ -549,6 +559,22 @@ static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)
 {
     const struct tally_op *op = p->op;
     tly_stamp(op->comm->trace, stage, p->owner, op->key, op->round, p->index, p->length);
+}
+
+/* Pieces between two ranks, whose lengths only these know. */
+static inline bool tly_kind_is_exchange(uint8_t kind)
+{
+    return kind >= TALLY_ALLTOALL && kind <= TALLY_SCATTER;
+}
+
+static inline bool tly_kind_is_message(uint8_t kind)
+{
+    return kind == TALLY_MESSAGE || kind == TLY_PROBE;
+}
+
+static inline bool tly_kind_takes_shape(uint8_t kind)
+{
+    return kind != TALLY_REDUCE_SCATTER && !tly_kind_is_exchange(kind) && !tly_kind_is_message(kind);
 }
 
 static inline bool tly_op_is_sum(const struct tally_op *op)

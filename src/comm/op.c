@@ -16,9 +16,8 @@
 #include "comm/internal.h"
 #include "reduce/reduce.h"
 
-/* A message of up to KEPT_BYTES goes with its offer, and its sender does not wait, as long as all such copies are no more
- * than COPIED_BYTES. */
-enum { KEPT_BYTES = 64 << 10, COPIED_BYTES = 16 << 20 };
+/* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
+enum { COPIED_BYTES = 16 << 20 };
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 
 /* --- handles ------------------------------------------------------------------------------------- */
@@ -150,71 +149,6 @@ static int queue_parts(tally_comm *c, struct tally_op *op, uint32_t from)
     return 0;
 }
 
-/* All first dimensions are known: cut each rank's piece into parts, each a broadcast from its owner. */
-static int cut_gathered(tally_comm *c, struct tally_op *op)
-{
-    const struct tally_group *g = op->group;
-    uint64_t row = op->bytes, parts = 1, total = 0;
-    if (op->first_dim > 0)
-        row = op->bytes / (uint64_t)op->first_dim;
-    else {
-        row = tly_reduce_element_size(op->dtype);
-        for (uint32_t i = 1; i < op->ndim; i++)
-            row *= (uint64_t)op->shape[i];
-    }
-    for (int i = 0; i < g->size; i++) {
-        uint64_t piece = (uint64_t)op->first_dims[i] * row;
-        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) ||
-            total + piece < total)
-            return -EOVERFLOW;
-        total += piece;
-        parts += (piece + c->part_bytes - 1) / c->part_bytes;
-    }
-    if (parts > UINT32_MAX / 2)
-        return -EOVERFLOW;
-    struct part *all = realloc(op->parts, parts * sizeof *all);
-    if (all)
-        op->parts = all;
-    op->gathered = malloc(total ? total : 1);
-    if (!all || !op->gathered)
-        return -ENOMEM;
-    op->gathered_bytes = total;
-    struct tly_dealer d;
-    tly_dealer_init_at(&d, op->epoch->services, op->epoch->weight, op->key);
-    uint32_t at = 1;
-    uint64_t start = 0;
-    for (int i = 0; i < g->size; i++) {
-        uint64_t piece = (uint64_t)op->first_dims[i] * row;
-        for (uint64_t place = 0; place < piece; place += c->part_bytes) {
-            uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
-            bool mine = i == g->rank;
-            uint16_t owner = (uint16_t)tly_dealer_next(&d, length);
-            op->parts[at] = (struct part){
-                .op = op,
-                .landing = op->gathered + start + place,
-                .input = mine ? op->input + place : NULL,
-                .place = place,
-                .index = at,
-                .order = at,
-                .number = at,
-                .group = g->number,
-                .length = length,
-                .result_length = mine ? 0 : length,
-                .owner = tly_epoch_owner(c, op->epoch, op->key, at, owner),
-                .dtype = op->dtype,
-                .root = g->ranks[i]};
-            at++;
-            op->missing += length;
-        }
-        if (i == g->rank && piece)
-            memcpy(op->gathered + start, op->input, piece);
-        start += piece;
-    }
-    op->part_count = at;
-    op->parts_left += at - 1;
-    return queue_parts(c, op, 1);
-}
-
 void tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
@@ -226,7 +160,8 @@ void tly_op_landed(tally_comm *c, struct part *p)
     op->missing -= p->length;
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
-        int err = cut_gathered(c, op);
+        int err = tly_parts_gather(c, op);
+        err = err ? err : queue_parts(c, op, 1);
         if (err) {
             char text[200];
             snprintf(text, sizeof text, "rank %d cannot take the result of allgather '%.80s': %s", c->rank,
@@ -253,33 +188,11 @@ void tly_op_settled(tally_comm *c, struct part *p)
         complete(c, op);
 }
 
-static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut);
-static int scatter_parts(tally_comm *c, struct tally_op *op);
-static int exchange_parts(tally_comm *c, struct tally_op *op);
-static int message_parts(tally_comm *c, struct tally_op *op);
-static bool takes_shape(uint8_t kind);
-static bool is_message(uint8_t kind);
-
 /* The operation's round begins: in which epoch, and so who sums its parts, is known now. */
 static int begin(tally_comm *c, struct tally_op *op)
 {
     op->epoch = tly_epoch_begin(c, op->key, op->round);
-    /* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
-    bool meet = op->kind == TALLY_ALLGATHER || !takes_shape(op->kind) || op->mark;
-    uint64_t bytes = meet ? 0 : op->bytes;
-    int err = 0;
-    pthread_mutex_lock(&c->names_lock);
-    if (is_message(op->kind)) {
-        err = message_parts(c, op);
-    } else {
-        const struct cut *cut = tly_tensor_cut(c, op->tensor, bytes, op->epoch);
-        err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : make_parts(c, op, cut);
-    }
-    pthread_mutex_unlock(&c->names_lock);
-    if (!err && !op->mark && op->kind == TALLY_REDUCE_SCATTER)
-        err = scatter_parts(c, op);
-    if (!err && op->table && !op->mark)
-        err = exchange_parts(c, op);
+    int err = tly_parts_make(c, op);
     if (!op->credit)
         op->credit = c->credit_bytes;
     op->missing = 0;
@@ -347,22 +260,6 @@ static bool has_root(uint8_t kind)
     return kind == TALLY_BROADCAST || kind == TALLY_REDUCE || kind == TALLY_GATHER || kind == TALLY_SCATTER;
 }
 
-/* Pieces between two ranks, whose lengths only these know. */
-static bool is_exchange(uint8_t kind)
-{
-    return kind >= TALLY_ALLTOALL && kind <= TALLY_SCATTER;
-}
-
-static bool is_message(uint8_t kind)
-{
-    return kind == TALLY_MESSAGE || kind == TLY_PROBE;
-}
-
-static bool takes_shape(uint8_t kind)
-{
-    return kind != TALLY_REDUCE_SCATTER && !is_exchange(kind) && !is_message(kind);
-}
-
 static struct tally_group *group_of(tally_comm *c, const struct tally_options *o)
 {
     return o && o->size == sizeof *o && o->group ? o->group : &c->all;
@@ -381,13 +278,13 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         r->kind != TALLY_ALLGATHER && (r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank);
     if (r->kind == TALLY_MESSAGE)
         gets = !(gives = r->from == (uint32_t)c->rank);
-    if (r->count && !is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
+    if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
     if (r->group->comm != c)
         return tly_fail(EINVAL, "the group is another communicator's");
     if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
         return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
-    if (is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
+    if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
         return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_bytes);
     if (r->kind != TALLY_ALLGATHER && r->count * element / c->part_bytes > UINT32_MAX / 64)
         return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
@@ -402,7 +299,7 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
-    if (o->shape && takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
+    if (o->shape && tly_kind_takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
         uint64_t product = 1;
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
@@ -444,8 +341,8 @@ static int64_t *make_table(const struct request *r)
 static void take_shape(struct tally_op *op, const struct request *r, const struct tally_options *o)
 {
     bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
-    bool shaped = !pieces && takes_shape(r->kind) && o && o->shape;
-    op->ndim = pieces ? (uint32_t)r->group->size : is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
+    bool shaped = !pieces && tly_kind_takes_shape(r->kind) && o && o->shape;
+    op->ndim = pieces ? (uint32_t)r->group->size : tly_kind_is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
     op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
     for (uint32_t i = 0; op->shape && i < op->ndim; i++)
         op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
@@ -476,8 +373,9 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
     op->postscale = o && o->postscale != 0 ? o->postscale : 1;
-    op->priority =
-        o && !is_message(r->kind) ? o->priority : 0; /* a probe comes behind what was asked for before */
+    op->priority = o && !tly_kind_is_message(r->kind)
+                       ? o->priority
+                       : 0; /* a probe comes behind what was asked for before */
     op->space = o ? (uint8_t)o->space : 0;
     op->queued = o && o->queued;
     op->tag = o ? o->tag : NULL;
@@ -488,7 +386,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     }
     if (r->kind == TALLY_ALLGATHER)
         op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims);
-    if (is_exchange(r->kind) && !r->reason)
+    if (tly_kind_is_exchange(r->kind) && !r->reason)
         op->table = make_table(r);
     if (r->copy && (op->copy = malloc(op->bytes + 1)) != NULL) {
         if (op->bytes)
@@ -499,172 +397,12 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     if (op->queued)
         op->references++;
     if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
-        (is_exchange(r->kind) && !r->reason && !op->table) || (r->copy && !op->copy)) {
+        (tly_kind_is_exchange(r->kind) && !r->reason && !op->table) || (r->copy && !op->copy)) {
         op->references = 1;
         tly_op_unref(op);
         return NULL;
     }
     return op;
-}
-
-static int make_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
-{
-    bool gather = op->kind == TALLY_ALLGATHER, meet = gather || op->mark || !takes_shape(op->kind);
-    uint32_t n = meet ? 1 : cut->count;
-    op->parts = calloc(n, sizeof *op->parts);
-    if (!op->parts)
-        return -ENOMEM;
-    op->part_count = op->parts_left = n;
-    op->credit = cut->credit;
-    uint64_t place = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        struct part *p = &op->parts[i];
-        p->op = op;
-        p->index = p->order = p->number = i;
-        p->group = op->group->number;
-        p->owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner);
-        p->dtype = op->dtype;
-        p->root = op->root;
-        if (op->mark)
-            continue;
-        if (gather) {
-            op->first_dim = op->ndim ? op->shape[0] : 1;
-            p->input = (const uint8_t *)&op->first_dim;
-            p->landing = (uint8_t *)op->first_dims;
-            p->length = sizeof op->first_dim;
-            p->result_length = p->length * (uint32_t)op->group->size;
-            p->dtype = TALLY_INT64;
-            continue;
-        }
-        static const uint8_t nothing;
-        if (meet) {
-            p->input = op->table ? (const uint8_t *)op->table : &nothing;
-            p->length = op->table ? (uint32_t)(2 * sizeof *op->table) * (uint32_t)op->group->size : 0;
-            p->dtype = op->table ? TALLY_INT64 : op->dtype;
-            continue;
-        }
-        p->place = place;
-        p->length = cut->pieces[i].length;
-        place += p->length;
-        p->result_length = p->length;
-        p->quiet = op->kind == TALLY_REDUCE && op->root != (uint32_t)c->rank;
-        if (p->quiet)
-            p->result_length = 0;
-        else
-            p->landing = op->output + p->place;
-        bool receives_only = op->kind == TALLY_BROADCAST && op->root != (uint32_t)c->rank;
-        p->input = receives_only ? NULL : op->input ? op->input + p->place : &nothing;
-        if (op->kind == TALLY_BROADCAST && !receives_only)
-            p->result_length = 0;
-    }
-    return 0;
-}
-
-/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
-static uint16_t service_of(const tally_comm *c, uint32_t rank)
-{
-    return (uint16_t)c->member.roster.ranks[rank].machine;
-}
-
-static uint32_t chunks(const tally_comm *c, uint64_t bytes)
-{
-    return (uint32_t)((bytes + c->part_bytes - 1) / c->part_bytes);
-}
-
-/* Room for `more` parts behind the first. */
-static int more_parts(struct tally_op *op, uint64_t more)
-{
-    if (more > UINT32_MAX / 2)
-        return tly_fail(EINVAL, "'%s': too many parts", op->tensor->name);
-    struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
-    if (!all)
-        return tly_fail(ENOMEM, "out of memory");
-    op->parts = all;
-    memset(all + 1, 0, more * sizeof *all);
-    op->part_count = op->parts_left = 1 + (uint32_t)more;
-    return 0;
-}
-
-/* Pieces are cut alike on all ranks.  The n-th parts of all pieces go before any piece's next, so that all machines'
- * cards receive all the time. */
-static int scatter_parts(tally_comm *c, struct tally_op *op)
-{
-    const struct tally_group *g = op->group;
-    size_t element = tly_reduce_element_size(op->dtype);
-    uint64_t total = 0, most = 0;
-    for (int i = 0; i < g->size; i++) {
-        uint64_t n = chunks(c, (uint64_t)op->shape[i] * element);
-        total += n;
-        most = n > most ? n : most;
-    }
-    int err = more_parts(op, total);
-    if (err)
-        return err;
-    struct part *p = op->parts + 1;
-    for (uint64_t n = 0, at = 0; n < most; n++, at += c->part_bytes) {
-        uint64_t start = 0;
-        for (int i = 0; i < g->size; i++) {
-            uint64_t bytes = (uint64_t)op->shape[i] * element;
-            bool mine = i == g->rank;
-            if (at < bytes) {
-                uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
-                uint32_t index = (uint32_t)(p - op->parts);
-                *p++ = (struct part){
-                    .op = op,
-                    .landing = mine ? op->output + at : NULL,
-                    .input = op->input + start + at,
-                    .place = at,
-                    .index = index,
-                    .order = index,
-                    .number = index,
-                    .group = g->number,
-                    .length = length,
-                    .result_length = mine ? length : 0,
-                    .owner = service_of(c, g->ranks[i]),
-                    .dtype = op->dtype,
-                    .quiet = !mine};
-            }
-            start += bytes;
-        }
-    }
-    return 0;
-}
-
-/* A message goes through the receiver's machine.  A large one is offered first, so that one that nobody receives yet
- * takes no memory there. */
-static int message_parts(tally_comm *c, struct tally_op *op)
-{
-    bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
-    uint64_t bytes = probe ? sizeof op->found : op->bytes;
-    uint32_t n = bytes ? chunks(c, bytes) : 1;
-    static const uint8_t nothing;
-    op->parts = calloc(n, sizeof *op->parts);
-    if (!op->parts)
-        return tly_fail(ENOMEM, "out of memory");
-    op->part_count = op->parts_left = n;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)i * c->part_bytes;
-        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
-        struct part *p = &op->parts[i];
-        *p = (struct part){.op = op,
-                           .place = at,
-                           .index = i,
-                           .order = i,
-                           .number = i,
-                           .group = tly_pair(op->from, op->to),
-                           .length = length,
-                           .owner = service_of(c, op->to),
-                           .dtype = probe ? TALLY_INT64 : op->dtype,
-                           .root = op->from};
-        if (mine) {
-            p->input = op->input ? op->input + at : &nothing;
-            p->offer = bytes > KEPT_BYTES;
-        } else {
-            p->landing = probe ? (uint8_t *)&op->found : op->output + at;
-            p->result_length = length;
-        }
-    }
-    return 0;
 }
 
 /* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names_lock held. */
@@ -682,66 +420,6 @@ static int number_message(const struct request *r, struct tally_op *op, char *na
         snprintf(name, len, "message %llu from rank %u to rank %u, tag %u", (unsigned long long)n, r->from,
                  r->to, r->tag);
     return tly_map_put(&g->messages, key, (void *)(n + 1)) ? tly_fail(ENOMEM, "out of memory") : 0;
-}
-
-/* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
- * all send to one machine at a time. */
-static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
-                       const uint8_t *input, uint8_t *landing, int turn)
-{
-    for (uint64_t at = 0; at < bytes; at += c->part_bytes, p++) {
-        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
-        uint32_t n = (uint32_t)(at / c->part_bytes);
-        *p = (struct part){
-            .op = op,
-            .landing = landing ? landing + at : NULL,
-            .input = input ? input + at : NULL,
-            .place = at,
-            .piece = bytes,
-            .index = (uint32_t)(p - op->parts),
-            .order = 1 + n * 2 * (uint32_t)op->group->size + (uint32_t)turn,
-            .number = 1 + n,
-            .group = pair,
-            .length = length,
-            .result_length = landing ? length : 0,
-            .owner = service_of(c, tly_pair_to(pair)),
-            .dtype = op->dtype,
-            .root = tly_pair_from(pair)};
-    }
-}
-
-static int exchange_parts(tally_comm *c, struct tally_op *op)
-{
-    const struct tally_group *g = op->group;
-    uint64_t element = tly_reduce_element_size(op->dtype), n = (uint64_t)g->size, total = 0;
-    op->pairs = calloc(2 * n + 1, sizeof *op->pairs);
-    if (!op->pairs)
-        return tly_fail(ENOMEM, "out of memory");
-    for (uint64_t i = 0; i < 2 * n; i++) {
-        op->pairs[i] = 1 + (uint32_t)total;
-        if (i / 2 != (uint64_t)g->rank)
-            total += chunks(c, (uint64_t)op->table[i % 2 * n + i / 2] * element);
-    }
-    op->pairs[2 * n] = 1 + (uint32_t)total;
-    int err = more_parts(op, total);
-    if (err)
-        return err;
-    uint32_t me = g->ranks[g->rank];
-    const uint8_t *input = op->input;
-    uint8_t *output = op->output;
-    for (int i = 0; i < g->size; i++) {
-        uint64_t given = (uint64_t)op->table[i] * element, taken = (uint64_t)op->table[g->size + i] * element;
-        int ahead = (i - g->rank + g->size) % g->size, behind = (g->rank - i + g->size) % g->size;
-        if (i != g->rank) {
-            pair_parts(c, op, op->parts + op->pairs[2 * i], tly_pair(me, g->ranks[i]), given, input, NULL,
-                       2 * ahead);
-            pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
-                       output, 2 * behind + 1);
-        }
-        input += given;
-        output += taken;
-    }
-    return 0;
 }
 
 /* What the rank gives itself. */
@@ -765,7 +443,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
 {
     char made[96];
     const char *name = r->name;
-    bool message = is_message(r->kind);
+    bool message = tly_kind_is_message(r->kind);
     static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
                                         "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
     if (c->closing)
@@ -1102,8 +780,8 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
     if (err)
         return err;
     size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
-    size_t bytes = count <= KEPT_BYTES ? count * tly_reduce_element_size((int)dtype) : SIZE_MAX;
-    if (bytes > KEPT_BYTES || copied + bytes > COPIED_BYTES || (bytes && !input))
+    size_t bytes = count <= TLY_KEPT_BYTES ? count * tly_reduce_element_size((int)dtype) : SIZE_MAX;
+    if (bytes > TLY_KEPT_BYTES || copied + bytes > COPIED_BYTES || (bytes && !input))
         return submit(comm, &r, options, op);
     struct tally_options quiet = {.size = sizeof quiet};
     if (options)

@@ -1,0 +1,319 @@
+/* parts.c - the parts of an operation: which bytes, from whom to whom, through which service.
+ *
+ * Where it sits in the flow: between submission and queue.  A sum's and a broadcast's parts are the cut of their tensor
+ * (tensor.c); what has pieces of its own for each rank is cut here, on all ranks alike. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/internal.h"
+#include "reduce/reduce.h"
+
+/* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
+static bool meets(const struct tally_op *op)
+{
+    return op->kind == TALLY_ALLGATHER || op->mark || !tly_kind_takes_shape(op->kind);
+}
+
+static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
+{
+    bool gather = op->kind == TALLY_ALLGATHER, meet = meets(op);
+    uint32_t n = meet ? 1 : cut->count;
+    op->parts = calloc(n, sizeof *op->parts);
+    if (!op->parts)
+        return -ENOMEM;
+    op->part_count = op->parts_left = n;
+    op->credit = cut->credit;
+    uint64_t place = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct part *p = &op->parts[i];
+        p->op = op;
+        p->index = p->order = p->number = i;
+        p->group = op->group->number;
+        p->owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner);
+        p->dtype = op->dtype;
+        p->root = op->root;
+        if (op->mark)
+            continue;
+        if (gather) {
+            op->first_dim = op->ndim ? op->shape[0] : 1;
+            p->input = (const uint8_t *)&op->first_dim;
+            p->landing = (uint8_t *)op->first_dims;
+            p->length = sizeof op->first_dim;
+            p->result_length = p->length * (uint32_t)op->group->size;
+            p->dtype = TALLY_INT64;
+            continue;
+        }
+        static const uint8_t nothing;
+        if (meet) {
+            p->input = op->table ? (const uint8_t *)op->table : &nothing;
+            p->length = op->table ? (uint32_t)(2 * sizeof *op->table) * (uint32_t)op->group->size : 0;
+            p->dtype = op->table ? TALLY_INT64 : op->dtype;
+            continue;
+        }
+        p->place = place;
+        p->length = cut->pieces[i].length;
+        place += p->length;
+        p->result_length = p->length;
+        p->quiet = op->kind == TALLY_REDUCE && op->root != (uint32_t)c->rank;
+        if (p->quiet)
+            p->result_length = 0;
+        else
+            p->landing = op->output + p->place;
+        bool receives_only = op->kind == TALLY_BROADCAST && op->root != (uint32_t)c->rank;
+        p->input = receives_only ? NULL : op->input ? op->input + p->place : &nothing;
+        if (op->kind == TALLY_BROADCAST && !receives_only)
+            p->result_length = 0;
+    }
+    return 0;
+}
+
+/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
+static uint16_t service_of(const tally_comm *c, uint32_t rank)
+{
+    return (uint16_t)c->member.roster.ranks[rank].machine;
+}
+
+static uint32_t chunks(const tally_comm *c, uint64_t bytes)
+{
+    return (uint32_t)((bytes + c->part_bytes - 1) / c->part_bytes);
+}
+
+/* Room for `more` parts behind the first. */
+static int more_parts(struct tally_op *op, uint64_t more)
+{
+    if (more > UINT32_MAX / 2)
+        return tly_fail(EINVAL, "'%s': too many parts", op->tensor->name);
+    struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
+    if (!all)
+        return tly_fail(ENOMEM, "out of memory");
+    op->parts = all;
+    memset(all + 1, 0, more * sizeof *all);
+    op->part_count = op->parts_left = 1 + (uint32_t)more;
+    return 0;
+}
+
+/* Pieces are cut alike on all ranks.  The n-th parts of all pieces go before any piece's next, so that all machines'
+ * cards receive all the time. */
+static int scatter_parts(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    size_t element = tly_reduce_element_size(op->dtype);
+    uint64_t total = 0, most = 0;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t n = chunks(c, (uint64_t)op->shape[i] * element);
+        total += n;
+        most = n > most ? n : most;
+    }
+    int err = more_parts(op, total);
+    if (err)
+        return err;
+    struct part *p = op->parts + 1;
+    for (uint64_t n = 0, at = 0; n < most; n++, at += c->part_bytes) {
+        uint64_t start = 0;
+        for (int i = 0; i < g->size; i++) {
+            uint64_t bytes = (uint64_t)op->shape[i] * element;
+            bool mine = i == g->rank;
+            if (at < bytes) {
+                uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+                uint32_t index = (uint32_t)(p - op->parts);
+                *p++ = (struct part){
+                    .op = op,
+                    .landing = mine ? op->output + at : NULL,
+                    .input = op->input + start + at,
+                    .place = at,
+                    .index = index,
+                    .order = index,
+                    .number = index,
+                    .group = g->number,
+                    .length = length,
+                    .result_length = mine ? length : 0,
+                    .owner = service_of(c, g->ranks[i]),
+                    .dtype = op->dtype,
+                    .quiet = !mine};
+            }
+            start += bytes;
+        }
+    }
+    return 0;
+}
+
+/* A message goes through the receiver's machine.  A large one is offered first, so that one that nobody receives yet
+ * takes no memory there. */
+static int message_parts(tally_comm *c, struct tally_op *op)
+{
+    bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
+    uint64_t bytes = probe ? sizeof op->found : op->bytes;
+    uint32_t n = bytes ? chunks(c, bytes) : 1;
+    static const uint8_t nothing;
+    op->parts = calloc(n, sizeof *op->parts);
+    if (!op->parts)
+        return tly_fail(ENOMEM, "out of memory");
+    op->part_count = op->parts_left = n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)i * c->part_bytes;
+        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+        struct part *p = &op->parts[i];
+        *p = (struct part){.op = op,
+                           .place = at,
+                           .index = i,
+                           .order = i,
+                           .number = i,
+                           .group = tly_pair(op->from, op->to),
+                           .length = length,
+                           .owner = service_of(c, op->to),
+                           .dtype = probe ? TALLY_INT64 : op->dtype,
+                           .root = op->from};
+        if (mine) {
+            p->input = op->input ? op->input + at : &nothing;
+            p->offer = bytes > TLY_KEPT_BYTES;
+        } else {
+            p->landing = probe ? (uint8_t *)&op->found : op->output + at;
+            p->result_length = length;
+        }
+    }
+    return 0;
+}
+
+/* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
+ * all send to one machine at a time. */
+static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
+                       const uint8_t *input, uint8_t *landing, int turn)
+{
+    for (uint64_t at = 0; at < bytes; at += c->part_bytes, p++) {
+        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+        uint32_t n = (uint32_t)(at / c->part_bytes);
+        *p = (struct part){
+            .op = op,
+            .landing = landing ? landing + at : NULL,
+            .input = input ? input + at : NULL,
+            .place = at,
+            .piece = bytes,
+            .index = (uint32_t)(p - op->parts),
+            .order = 1 + n * 2 * (uint32_t)op->group->size + (uint32_t)turn,
+            .number = 1 + n,
+            .group = pair,
+            .length = length,
+            .result_length = landing ? length : 0,
+            .owner = service_of(c, tly_pair_to(pair)),
+            .dtype = op->dtype,
+            .root = tly_pair_from(pair)};
+    }
+}
+
+static int exchange_parts(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    uint64_t element = tly_reduce_element_size(op->dtype), n = (uint64_t)g->size, total = 0;
+    op->pairs = calloc(2 * n + 1, sizeof *op->pairs);
+    if (!op->pairs)
+        return tly_fail(ENOMEM, "out of memory");
+    for (uint64_t i = 0; i < 2 * n; i++) {
+        op->pairs[i] = 1 + (uint32_t)total;
+        if (i / 2 != (uint64_t)g->rank)
+            total += chunks(c, (uint64_t)op->table[i % 2 * n + i / 2] * element);
+    }
+    op->pairs[2 * n] = 1 + (uint32_t)total;
+    int err = more_parts(op, total);
+    if (err)
+        return err;
+    uint32_t me = g->ranks[g->rank];
+    const uint8_t *input = op->input;
+    uint8_t *output = op->output;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t given = (uint64_t)op->table[i] * element, taken = (uint64_t)op->table[g->size + i] * element;
+        int ahead = (i - g->rank + g->size) % g->size, behind = (g->rank - i + g->size) % g->size;
+        if (i != g->rank) {
+            pair_parts(c, op, op->parts + op->pairs[2 * i], tly_pair(me, g->ranks[i]), given, input, NULL,
+                       2 * ahead);
+            pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
+                       output, 2 * behind + 1);
+        }
+        input += given;
+        output += taken;
+    }
+    return 0;
+}
+
+int tly_parts_make(tally_comm *c, struct tally_op *op)
+{
+    bool meet = meets(op);
+    int err = 0;
+    pthread_mutex_lock(&c->names_lock);
+    if (tly_kind_is_message(op->kind)) {
+        err = message_parts(c, op);
+    } else {
+        const struct cut *cut = tly_tensor_cut(c, op->tensor, meet ? 0 : op->bytes, op->epoch);
+        err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : simple_parts(c, op, cut);
+    }
+    pthread_mutex_unlock(&c->names_lock);
+    if (!err && !op->mark && op->kind == TALLY_REDUCE_SCATTER)
+        err = scatter_parts(c, op);
+    if (!err && op->table && !op->mark)
+        err = exchange_parts(c, op);
+    return err;
+}
+
+int tly_parts_gather(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    uint64_t row = op->bytes, parts = 1, total = 0;
+    if (op->first_dim > 0)
+        row = op->bytes / (uint64_t)op->first_dim;
+    else {
+        row = tly_reduce_element_size(op->dtype);
+        for (uint32_t i = 1; i < op->ndim; i++)
+            row *= (uint64_t)op->shape[i];
+    }
+    for (int i = 0; i < g->size; i++) {
+        uint64_t piece = (uint64_t)op->first_dims[i] * row;
+        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) ||
+            total + piece < total)
+            return -EOVERFLOW;
+        total += piece;
+        parts += (piece + c->part_bytes - 1) / c->part_bytes;
+    }
+    if (parts > UINT32_MAX / 2)
+        return -EOVERFLOW;
+    struct part *all = realloc(op->parts, parts * sizeof *all);
+    if (all)
+        op->parts = all;
+    op->gathered = malloc(total ? total : 1);
+    if (!all || !op->gathered)
+        return -ENOMEM;
+    op->gathered_bytes = total;
+    struct tly_dealer d;
+    tly_dealer_init_at(&d, op->epoch->services, op->epoch->weight, op->key);
+    uint32_t at = 1;
+    uint64_t start = 0;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t piece = (uint64_t)op->first_dims[i] * row;
+        for (uint64_t place = 0; place < piece; place += c->part_bytes) {
+            uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
+            bool mine = i == g->rank;
+            uint16_t owner = (uint16_t)tly_dealer_next(&d, length);
+            op->parts[at] = (struct part){
+                .op = op,
+                .landing = op->gathered + start + place,
+                .input = mine ? op->input + place : NULL,
+                .place = place,
+                .index = at,
+                .order = at,
+                .number = at,
+                .group = g->number,
+                .length = length,
+                .result_length = mine ? 0 : length,
+                .owner = tly_epoch_owner(c, op->epoch, op->key, at, owner),
+                .dtype = op->dtype,
+                .root = g->ranks[i]};
+            at++;
+            op->missing += length;
+        }
+        if (i == g->rank && piece)
+            memcpy(op->gathered + start, op->input, piece);
+        start += piece;
+    }
+    op->part_count = at;
+    op->parts_left += at - 1;
+    return 0;
+}
