@@ -37,17 +37,17 @@ class Ranks:
         self._looking = False           # a search is being begun
         self._search = None             # it, if it has ended already
 
-    def _start(self, submit, then, *spans, numbered=True):
+    def _start(self, submit, then, *spans, numbered=True, ready=None):
         """Call submit(vectors, then) -> operation with vectors in host memory; for those of a device, and behind such,
         it is called later.
 
-        spans: (vector that is read or None, vector that is written or None) for each."""
+        spans: (vector that is read or None, vector that is written or None) for each.  ready: as begin() has it."""
         on = next((device.of(one) for span in spans for one in span if one is not None), None)
         self._calls += numbered
         if on is None and not self._line.waiting:
             return submit([target if source is None else source for source, target in spans], then)
         about = (PUSH_PULL, None, _SPACE, self._group) if numbered else None
-        return device.begin(on, [(spans, submit, about)], then=then, line=self._line)
+        return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
 
     def reduce(self, source, target, reduction, then):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
@@ -151,12 +151,12 @@ class Ranks:
             other.tell()
         return one
 
-    def receive_from(self, vector, sender, tag, then):
+    def receive_from(self, vector, sender, tag, then, ready=None):
         def submit(vectors, then):
             vector, = vectors
             return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector,
                               then, self._group)
-        return self._start(submit, then, (None, vector), numbered=False)
+        return self._start(submit, then, (None, vector), numbered=False, ready=ready)
 
     def _begin(self, waiting, search=None):
         """Begin what can begin: whatever comes behind a search waits for it, or might take its message.
@@ -208,6 +208,8 @@ class Receiving:
     def __init__(self, ranks, vector, sender, tag, then):
         self.sender, self.tag = sender, tag
         self._ranks, self._vector, self._then = ranks, vector, then
+        on = device.of(vector)
+        self._ready = on and on.mark()  # another thread, with a current stream of its own, may begin it
         self._begun = threading.Event()
         self._operation = self._failure = None
         self._lock = threading.Lock()  # guards the next
@@ -215,7 +217,7 @@ class Receiving:
 
     def begin(self):
         self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag,
-                                                   None if self._then is None else self._one_ended)
+                                                   None if self._then is None else self._one_ended, self._ready)
         self._begun.set()
 
     def fail(self, failure):
