@@ -382,12 +382,14 @@ static size_t resident(void)
 }
 
 /* Who asks and asks and reads no answer is not remembered for ever: what waits for him is bounded, and then he goes.  His
- * loop is not turned, so nothing is received; the answers fill the sockets, then the service's memory.  Only when the
- * service is slower than he is a turn lets him send again; what that reads is less than he has asked for. */
+ * loop is not turned, so nothing is received; the answers fill the sockets, then the service's memory.  Only when he
+ * cannot send for long a turn lets him send again; by then the service has answered more than that turn reads. */
 static void ask_without_reading(int rank)
 {
+    enum { PATIENCE = 1000 };
     struct raw_rank *r = &raw.rank[rank];
     size_t most = 0, before = resident();
+    int stuck_for = 0;
     for (int i = 0; !r->closed; i++) {
         assert_true(i < 60000);
         tly_loop_lock(&raw.loop);
@@ -399,8 +401,11 @@ static void ask_without_reading(int rank)
         tly_link_flush(r->link);
         bool stuck = r->link && tly_link_busy(r->link);
         tly_loop_unlock(&raw.loop);
-        if (stuck && i % 64 == 63)
+        stuck_for = stuck ? stuck_for + 1 : 0;
+        if (stuck_for == PATIENCE) {
+            stuck_for = 0;
             tly_loop_turn(&raw.loop, 0);
+        }
         size_t now = resident();
         most = now > most ? now : most;
         job_sleep_ms(1);
