@@ -48,7 +48,7 @@ def state():
 
 def _ended(tensor):
     """(the future of an operation's result on `tensor`, what completes it at the operation's end)."""
-    on = device.of(tensor)
+    on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
     begun, ended = Future() if on is None else on.runtime.future(), []
 
     def then(operation):
