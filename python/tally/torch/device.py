@@ -85,10 +85,12 @@ def supported(place):
 
 
 def of(tensor):
-    """The Device of a tensor; None for one in host memory."""
+    """The Device of a tensor; None for one in host memory.  NotImplementedError: of a kind that is not supported."""
     if tensor.is_cpu:
         return None
     place = tensor.device
+    if not supported(place):
+        raise NotImplementedError("tensors on %s are not supported; move them to the CPU" % place)
     device = _devices.get(place)
     if device is None:
         with _devices_lock:
