@@ -405,6 +405,8 @@ int tly_group_tell(struct peer *p, uint32_t number);
 int tly_comm_meet(tally_comm *c);
 /* Does it go through shared memory?  ordered: it may meet operations of other kinds. */
 bool tly_comm_is_local(const struct tally_op *op, bool ordered);
+/* Fill in op->local down to the engine's own. */
+void tly_comm_describe_local(struct tally_op *op);
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
 void tly_comm_tick_local(tally_comm *c);
 

@@ -137,7 +137,7 @@ bool tly_comm_is_local(const struct tally_op *op, bool ordered)
            (op->kind <= TALLY_BARRIER || ordered);
 }
 
-void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
+void tly_comm_describe_local(struct tally_op *op)
 {
     op->local = (struct tly_local_op){
         .key = op->key,
@@ -156,6 +156,11 @@ void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
         .input = op->input,
         .output = op->output,
         .first_dim = op->ndim ? op->shape[0] : 1};
+}
+
+void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
+{
+    tly_comm_describe_local(op);
     tly_local_submit(c->local, &op->local);
 }
 

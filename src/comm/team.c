@@ -115,20 +115,7 @@ bool tly_team_suits(const tally_comm *c, const struct tally_op *op)
 void tly_team_prepare(tally_comm *c, struct tally_op *op)
 {
     op->team = true;
-    op->local = (struct tly_local_op){
-        .key = op->key,
-        .spec = op->spec,
-        .round = op->round,
-        .kind = op->kind,
-        .dtype = op->dtype,
-        .reduction = op->reduction,
-        .priority = op->priority,
-        .prescale = op->prescale,
-        .postscale = op->postscale,
-        .count = op->count,
-        .bytes = op->bytes,
-        .input = op->input,
-        .output = op->output};
+    tly_comm_describe_local(op);
     tly_list_init(&op->local.node);
     tly_list_init(&op->local.pieces);
     tly_list_init(&op->local.landed);

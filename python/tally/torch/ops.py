@@ -82,8 +82,7 @@ def _check(tensor):
     if tensor.layout is not _STRIDED:
         raise TypeError("a tensor of layout %s cannot be summed; use its dense form, or gather indices and values"
                         % tensor.layout)
-    if not device.supported(tensor.device):
-        raise NotImplementedError("tensors on %s are not supported; move them to the CPU" % tensor.device)
+    device.of(tensor)  # raises for one that is not supported
     if tensor.dtype not in _DTYPES:
         raise TypeError("tensors of %s cannot be summed; supported are %s"
                         % (tensor.dtype, ", ".join(str(dtype) for dtype in _DTYPES)))
