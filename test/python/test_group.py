@@ -726,12 +726,14 @@ def test_elastic_restart(tmp_path):
     assert ran.returncode == 0 and ran.stdout.count("good") == 2, ran.stdout
 
 
-def test_it_leaves_what_it_has_joined():
-    """init after destroy; the group alone joins, and the last one leaves."""
-    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
-        import tally.torch, torch, torch.distributed as dist
+def test_it_leaves_what_it_has_joined(tmp_path):
+    """init after destroy; the group alone joins, and the last one leaves.  A store for each turn: who is early would
+    ask that of the last turn, which ends with rank 0's group."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent(f"""
+        import os, tally.torch, torch, torch.distributed as dist
         for turn in range(3):
-            dist.init_process_group("tally")
+            dist.init_process_group("tally", init_method="file://{tmp_path}/store" + str(turn),
+                                    rank=int(os.environ["RANK"]), world_size=2)
             assert tally.is_initialized()
             x = torch.ones(3)
             dist.all_reduce(x)
