@@ -154,6 +154,9 @@ bool tly_work_do(struct tly_local *l, struct tly_round *r);
 /* This rank ends a round that cannot be finished: nobody begins a part of it any more, nor is in one.  False: the job
  * fails meanwhile. */
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);
+/* Until no neighbour works at what has this name.  One that is stopped there breaks the communicator, lest this rank's
+ * thread wait for it and be taken for dead itself.  False: the job fails meanwhile. */
+bool tly_work_await_others(struct tly_local *l, uint32_t at);
 /* All posts hold their payload: the result, in this rank's memory. */
 void tly_work_eager(struct tly_local *l, struct tly_round *r);
 

@@ -923,22 +923,21 @@ static void *run(void *arg)
 
 /* --- the end ------------------------------------------------------------------------------------- */
 
-/* Nobody may write into our memory any more: who is just doing so gets to the end of it. */
+/* Nobody may write into our memory any more: who is just doing so gets to the end of it.  One that is stopped is not
+ * waited for: when it goes on it looks at our `failed` before the next block, so at most the one that it was in the midst
+ * of, in the pool or just about to be written, comes late. */
 static void stop_writers(struct tly_local *l)
 {
     int64_t patience = tly_now() + STOPPED_MS * TLY_MS;
     atomic_store(&l->own->failed, 1);
     atomic_thread_fence(memory_order_seq_cst); /* pairs with that in is_given_up(): then the memory changes */
     for (uint32_t i = 0; i < l->count; i++) {
+        struct tly_control *other = i == l->me ? NULL : l->at[i].control;
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        uint32_t at = i == l->me || !l->at[i].control ? 0 : atomic_load(&l->at[i].control->working);
-        while (at && atomic_load(&l->at[i].control->working) == at && tly_now() < patience &&
-               poll(&gone, 1, 1) <= 0)
-            ;
-    }
-    for (uint32_t i = 0; i < l->count && l->direct; i++) {
-        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        while (i != l->me && l->at[i].control && atomic_load(&l->at[i].control->writing) == l->me + 1 &&
+        uint32_t at = other ? atomic_load(&other->working) : 0;
+        while (other && tly_now() < patience &&
+               ((at && atomic_load(&other->working) == at) ||
+                (l->direct && atomic_load(&other->writing) == l->me + 1)) &&
                poll(&gone, 1, 1) <= 0)
             ;
     }

@@ -8,7 +8,6 @@
  * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch
  * its buffers says so in `working`, then looks whether they are still lent; who ends takes them back first, then waits
  * until nobody is at this round. */
-#include <poll.h>
 #include <string.h>
 
 #include "local/control.h"
@@ -63,13 +62,7 @@ static bool enter(struct tly_local *l, const struct tly_round *r)
 bool tly_team_give_up(struct tly_local *l, const struct tly_round *r)
 {
     atomic_store(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
-    for (uint32_t i = 0; i < l->count; i++) {
-        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        while (i != l->me && atomic_load(&l->at[i].control->working) == token(r) && poll(&gone, 1, 1) <= 0)
-            if (atomic_load(&l->failed))
-                return false;
-    }
-    return true;
+    return tly_work_await_others(l, token(r));
 }
 
 /* The place of a piece in a rank's output as this process sees it; NULL: it must be written to. */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "base/clock.h"
 #include "local/control.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
@@ -19,6 +20,8 @@ enum {
     MOST_PART = 256 << 10,
     BLOCK = 16 << 10, /* of pool memory: sums are copied to the other ranks while the first cache has them */
     PARTS_EACH = 2,   /* for each rank, at least */
+    STUCK_MS =
+        5000, /* who takes longer over a part is stopped; we must not be silent for as long as it may be */
 };
 
 void tly_work_cut(const struct tly_local *l, struct tly_round *r)
@@ -209,6 +212,26 @@ static bool reduce_part(struct tly_local *l, struct tly_round *r)
     return ok && done(l, r);
 }
 
+bool tly_work_await_others(struct tly_local *l, uint32_t at)
+{
+    int64_t patience = tly_now() + STUCK_MS * TLY_MS;
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
+        while (i != l->me && atomic_load(&l->at[i].control->working) == at && poll(&gone, 1, 1) <= 0) {
+            if (atomic_load(&l->failed))
+                return false;
+            if (tly_now() < patience)
+                continue;
+            char sentence[100];
+            snprintf(sentence, sizeof sentence, "rank %u has stopped while it sums in this rank's memory",
+                     tly_local_number(l, i));
+            l->calls->broken(l->user, ETIMEDOUT, sentence);
+            return false;
+        }
+    }
+    return true;
+}
+
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
 {
     if (r->op->kind != TALLY_PUSH_PULL)
@@ -216,14 +239,7 @@ bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
     uint64_t v = atomic_load(&r->work->next);
     while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
         ;
-    for (uint32_t i = 0; i < l->count; i++) {
-        struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
-        while (i != l->me && atomic_load(&l->at[i].control->working) == r->posts[0].work + 1u &&
-               poll(&gone, 1, 1) <= 0)
-            if (atomic_load(&l->failed))
-                return false;
-    }
-    return true;
+    return tly_work_await_others(l, r->posts[0].work + 1u);
 }
 
 /* All of one rank's data into our memory. */

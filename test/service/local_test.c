@@ -300,6 +300,25 @@ static void test_rank_killed(void **state)
     }
 }
 
+/* Mostly in the middle of a copy into a neighbour's memory: that one does not wait until it goes on. */
+static void test_rank_stopped(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 4); i++) {
+        struct board *b = new_board();
+        struct job j = {.ranks = 3,
+                        .machine = together,
+                        .main = until_failure,
+                        .arg = b,
+                        .settings = {"TALLY_DEAD_TIMEOUT=2"}};
+        job_start(&j);
+        job_await(&b->stage, 10 + 7 * i);
+        kill(j.rank_pid[1], SIGSTOP);
+        assert_int_equal(job_wait_rank(&j, 0), 0);
+        assert_int_equal(job_wait_rank(&j, 2), 0);
+        job_clear(&j);
+    }
+}
+
 /* A rank with living children, as of a DataLoader, is killed: its peers must notice all the same. */
 static int with_children(int rank, void *arg)
 {
@@ -554,6 +573,7 @@ int main(void)
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_rank_stopped),
         cmocka_unit_test(test_killed_with_children),
         cmocka_unit_test(test_rank_leaves),
         cmocka_unit_test(test_far_ahead_of_who_leaves),
