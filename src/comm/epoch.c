@@ -39,6 +39,7 @@ void tly_epoch_unref(struct epoch *e)
     tly_list_remove(&e->node);
     free(e->incarnation);
     free(e->weight);
+    free(e->listed);
     free(e);
 }
 
@@ -55,15 +56,16 @@ static int adopt(tally_comm *c)
     e->sharing = (int)tly_roster_active(r);
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
     e->weight = calloc(r->service_count, sizeof *e->weight);
+    e->listed = calloc(r->service_count, sizeof *e->listed);
     tly_list_init(&e->node);
-    if (!e->incarnation || !e->weight) {
+    if (!e->incarnation || !e->weight || !e->listed) {
         tly_epoch_unref(e);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < r->service_count; i++) {
         bool gone = r->services[i].state == TLY_SERVICE_GONE;
         e->incarnation[i] = gone ? 0 : r->services[i].incarnation;
-        e->weight[i] = r->services[i].weight;
+        e->weight[i] = e->listed[i] = r->services[i].weight;
     }
     tly_list_append(&c->epochs, &e->node);
     struct epoch *before = c->epoch;

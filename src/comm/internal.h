@@ -56,6 +56,7 @@ struct epoch {
     int services, sharing; /* sharing: services with a share */
     uint64_t *incarnation; /* owned: of each service; 0: none has this place */
     uint32_t *weight;      /* owned */
+    uint32_t *listed;      /* owned: of the list that was dealt last (tly_plan_late) */
 };
 
 /* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),
@@ -381,7 +382,7 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
                               const char *name);
 /* Its parts and their services for so many bytes in this epoch, the same on all ranks; names_lock held.  NULL: out of
  * memory. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, const struct epoch *e);
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, struct epoch *e);
 /* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);

@@ -35,7 +35,7 @@ static void write_json(const tally_comm *c, FILE *out)
     uint64_t total = 0;
     int tallyds = 0;
     for (int i = 0; i < c->epoch->services; i++) {
-        total += c->weight[i];
+        total += c->epoch->listed[i];
         tallyds += i >= c->machines && c->epoch->incarnation[i];
     }
     fprintf(out,
@@ -60,7 +60,7 @@ static void write_json(const tally_comm *c, FILE *out)
                 "%" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
                 ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
                 ", \"slots_dropped\": %" PRIu64 "}",
-                (double)c->weight[i] / (double)total, v[0], v[1], v[2], v[3], v[4], v[5], v[6]);
+                (double)c->epoch->listed[i] / (double)total, v[0], v[1], v[2], v[3], v[4], v[5], v[6]);
     }
     fprintf(out, "]}");
 }

@@ -95,15 +95,16 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
 }
 
 /* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
-static int deal_plan(tally_comm *c, const struct plan *plan, const struct epoch *e)
+static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
 {
     struct tly_dealer d;
     struct tly_stretch s = {0};
     struct cut elsewhere = {0};
     int err = 0;
-    tly_dealer_init(&d, e->services, e->weight);
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
+    tly_plan_late(c->machines, e->services, e->weight, s.behind, credit(c, &s, e), e->listed);
+    tly_dealer_init(&d, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct planned *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;
@@ -116,7 +117,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, const struct epoch 
 
 /* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
  * the spec must meet there.  The rest depends on the size and the epoch too, and on nothing that this rank did before. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, const struct epoch *e)
+const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, struct epoch *e)
 {
     if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) && deal_plan(c, t->plan_list, e) != 0)
         return NULL;

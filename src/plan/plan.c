@@ -110,6 +110,46 @@ uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, 
     return (uint32_t)(left < length + least && left <= most ? left : length);
 }
 
+/* --- a list's weights ---------------------------------------------------------------------------- */
+
+/* The weight of all of these that have one; 0: of none, or not of all the same. */
+static uint32_t common(int count, const uint32_t *weight)
+{
+    uint32_t one = 0;
+    for (int i = 0; i < count; i++) {
+        if (one && weight[i] && weight[i] != one)
+            return 0;
+        one = weight[i] ? weight[i] : one;
+    }
+    return one;
+}
+
+void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
+                   uint32_t *out)
+{
+    enum { BITS = 16, FINE = 22 };
+    uint64_t n = 0, k = 0;
+    uint64_t worker = common(machines, weight), other = common(count - machines, weight + machines);
+    for (int i = 0; i < count; i++) {
+        out[i] = weight[i];
+        n += i < machines && weight[i];
+        k += i >= machines && weight[i];
+    }
+    if (!worker || !other || n < (uint64_t)machines)
+        return;
+    /* Of 2^-BITS of the list, times n. */
+    uint64_t lag = bytes / 16 > credit ? (credit << BITS) / bytes : 1 << (BITS - 4);
+    uint64_t less = n * worker * lag, shares[] = {worker * ((n << BITS) + k * lag), n * (other << BITS)};
+    shares[1] -= less < shares[1] ? less : shares[1];
+    while (shares[0] >> FINE || shares[1] >> FINE) {
+        shares[0] >>= 1;
+        shares[1] >>= 1;
+    }
+    for (int i = 0; i < count; i++)
+        if (weight[i])
+            out[i] = (uint32_t)shares[i >= machines] | 1;
+}
+
 /* --- the dealer --------------------------------------------------------------------------------
  *
  * Tijdeman's rule for the chairman assignment problem (the same as earliest-deadline-first of proportionate

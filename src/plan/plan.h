@@ -125,6 +125,17 @@ uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int a
  * A multiple of 64, but for a tensor's last. */
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active);
 
+/* Weights for a list of so many bytes, of which each rank has `credit` bytes under way: of all alike they differ from the
+ * endless list's, because a CPU machine has nothing to send before the first sums, and nothing to receive behind the last
+ * pushes, while a worker machine's card has the other direction's traffic.  Let results lag D bytes of a card behind what
+ * is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
+ * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
+ * and each worker k/n of that more.  D is two credits, measured: one in the queue of the rank's card, about one in the
+ * service's.  Where workers, or CPU machines, have different weights, or the list is shorter than 16 credits, which are
+ * then the sixteenth of it: `weight` itself, or less of a change.  0 to machines - 1 are the workers'. */
+void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
+                   uint32_t *out);
+
 /* Deals parts to services so that every window of consecutive parts is split by weight.
  * With parts of one size a service's bytes are always within one part of its due, both ways, so that of any
  * window within two; with parts of several sizes never more than one part (of the size just dealt) above,

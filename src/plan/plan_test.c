@@ -359,9 +359,49 @@ static void test_parts(void **state)
         }
 }
 
+/* What is taken from the CPU machines is the closed form's, and all of it goes to the workers. */
+static void test_late(void **state)
+{
+    enum { N = 8, M = 128 << 20, CREDIT = 1 << 20 };
+    uint32_t w[2 * N], late[2 * N];
+    for (int k = 1; k < N; k++) {
+        double all = 0, q = N * N + k * N - 2 * k, own = (N - k) / q, least = (double)CREDIT / M;
+        assert_int_equal(tly_plan_weights(N, k, w), 0);
+        tly_plan_late(N, N + k, w, M, CREDIT, late);
+        for (int i = 0; i < N + k; i++)
+            all += late[i];
+        for (int i = 0; i < N + k; i++) {
+            double due = i < N ? own * (1 + k * least / N) : 2 * (N - 1) / q - own * least;
+            assert_true(fabs(late[i] / all - due) < 2e-6);
+        }
+        /* Of short lists the sixteenth, not more than there is. */
+        tly_plan_late(N, N + k, w, 1000, CREDIT, late);
+        for (int i = 0; i < N + k; i++)
+            assert_true(late[i] > 0);
+    }
+}
+
+/* Nothing is moved where only one kind of machine sums, nor where machines differ; who has no part in it gets none. */
+static void test_not_late(void **state)
+{
+    const uint32_t alike[] = {3, 3, 3, 0, 0}, servers[] = {0, 0, 0, 1, 1}, differ[] = {3, 2, 3, 7, 7},
+                   others_differ[] = {3, 3, 3, 7, 8}, gone[] = {3, 3, 3, 0, 7};
+    const uint32_t *const same[] = {alike, servers, differ, others_differ};
+    uint32_t late[5];
+    for (int i = 0; i < 4; i++) {
+        tly_plan_late(3, 5, same[i], 1 << 24, 1 << 16, late);
+        assert_memory_equal(late, same[i], sizeof late);
+    }
+    tly_plan_late(3, 5, gone, 1 << 24, 1 << 16, late);
+    assert_int_equal(late[3], 0);
+    assert_true(late[4] > 2 * late[0] && late[0] == late[2]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_not_late),
         cmocka_unit_test(weights_are_eq_1_and_2),
         cmocka_unit_test(shares_add_up_to_the_byte),
         cmocka_unit_test(time_is_what_the_busiest_machine_needs),

