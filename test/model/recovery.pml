@@ -32,6 +32,9 @@
 #ifndef JOINS
 #define JOINS 0 /* 1: service 1 comes and service 0 leaves the split while it runs */
 #endif
+#ifndef LOSSES
+#define LOSSES 0 /* coordinators that die in the midst of their COMMITs; another takes the place */
+#endif
 #ifndef POOL
 #define POOL 1 /* results that a machine may keep aside */
 #endif
@@ -60,7 +63,7 @@ chan down[MACHINES * SERVICES] = [1] of { byte, mtype, byte, byte }; /* round, t
 bool open[MACHINES * SERVICES];
 bool alive[SERVICES];
 bool suspected[SERVICES];
-byte kills = KILLS, suspects = SUSPECTS, breaks = BREAKS, joins = JOINS;
+byte kills = KILLS, suspects = SUSPECTS, breaks = BREAKS, joins = JOINS, losses = LOSSES;
 
 inline flush(c)
 {
@@ -334,6 +337,7 @@ bool perishable[MACHINES * ROUNDS]; /* some of it came from a service that can d
 byte copies[MACHINES];
 byte epoch[MACHINES];
 byte dead[MACHINES];                /* services, by the last COMMIT */
+byte commits[MACHINES];             /* how many it has heard */
 bool paused[MACHINES];
 
 /* The first living service of the epoch's fixed permutation. */
@@ -605,6 +609,7 @@ end:
            orders[m]?[COMMIT, _, _, _, _] ->
            orders[m]?_, dead[m], epoch[m], frame_value, frame_flag;
            paused[m] = false;
+           commits[m]++;
            for (q : 0 .. ROUNDS - 1) {
                if
                :: st[MR(m, q)] == NONE -> fixed[MR(m, q)] = (q == 0 -> frame_value : frame_flag)
@@ -632,22 +637,25 @@ end:
     od
 }
 
+#define AHEAD (commits[MACHINES - 1] > commits[0] -> MACHINES - 1 : 0)
+
 proctype coordinator()
 {
-    byte gone = 0, number = 0, i = 0;
+    byte gone = 0, i = 0, number, union0, union1;
+    bool anew = false; /* another coordinator: it does not know what the last one was about to do */
+    bool deferred = false;
 end:
     do
-    :: atomic {
-           ((!alive[0] || suspected[0]) && !HAS(gone, 0)) || ((!alive[1] || suspected[1]) && !HAS(gone, 1)) ||
-           joins > 0 ->
-           d_step {
-               gone = (!alive[0] || suspected[0] -> 1 : 0) | (!alive[1] || suspected[1] -> 2 : 0);
-               number = number + joins;
-               joins = 0;
-               reports = 0;
-               uni[0] = 0;
-               uni[ROUNDS - 1] = 0
-           }
+    :: ((!alive[0] || suspected[0]) && !HAS(gone, 0)) || ((!alive[1] || suspected[1]) && !HAS(gone, 1)) ||
+       joins > 0 || anew ->
+prepare:
+       skip;
+       d_step {
+           gone = (!alive[0] || suspected[0] -> 1 : 0) | (!alive[1] || suspected[1] -> 2 : 0);
+           anew = false;
+           reports = 0;
+           uni[0] = 0;
+           uni[ROUNDS - 1] = 0
        }
        do
        :: i < MACHINES -> orders[i]!PREPARE, gone, 0, 0, 0; i++
@@ -655,9 +663,42 @@ end:
        od;
        i = 0;
        reports == MACHINES;
+#if LOSSES > 0
+       if
+       :: commits[0] != commits[MACHINES - 1] -> /* first those who are behind; they go on before all are asked again */
+           i = (AHEAD == 0 -> MACHINES - 1 : 0);
+           orders[i]!COMMIT, dead[AHEAD], epoch[AHEAD], uni[0], uni[ROUNDS - 1];
+           i = 0;
+#ifdef MUTANT_NOT_ASKED_AGAIN
+           commits[0] == commits[MACHINES - 1]
+#else
+           goto prepare
+#endif
+       :: else
+       fi;
+#endif
+       if
+       :: number = epoch[0] + joins; joins = 0
+#if LOSSES > 0
+       :: losses > 0 && !deferred -> number = epoch[0]; deferred = true /* who joins comes in the next change */
+#endif
+       fi;
+       union0 = uni[0];
+       union1 = uni[ROUNDS - 1];
        do
-       :: i < MACHINES -> orders[i]!COMMIT, gone, number, uni[0], uni[ROUNDS - 1]; i++
-       :: else -> break
+       :: i < MACHINES -> orders[i]!COMMIT, gone, number, union0, union1; i++
+#if LOSSES > 0
+       :: losses > 0 && i < MACHINES ->
+           losses--;
+           anew = true;
+           do /* what was on its way may be lost */
+           :: orders[0]?_, _, _, _, _
+           :: orders[MACHINES - 1]?_, _, _, _, _
+           :: break
+           od;
+           i = MACHINES
+#endif
+       :: i == MACHINES -> break
        od;
        i = 0
     od

@@ -26,6 +26,8 @@ SOUND = {
     "no room for copies": "KILLS=1 POOL=0",
     "three blocks": "ROUNDS=1 L=3 KILLS=2",
     "three machines": "MACHINES=3 ROUNDS=1 L=1 KILLS=1",
+    "the coordinator dies between its COMMITs": "ROUNDS=1 L=1 KILLS=1 LOSSES=1",
+    "the coordinator dies between its COMMITs, one joins": "L=1 KILLS=0 JOINS=1 LOSSES=1",
     "all at once": "ROUNDS=1 L=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
 }
 if os.environ.get("TALLY_CHAOS"):  # as `make chaos` does: minutes, gigabytes
@@ -35,6 +37,7 @@ if os.environ.get("TALLY_CHAOS"):  # as `make chaos` does: minutes, gigabytes
         "deep: one is evicted, one joins, one drains": "KILLS=0 SUSPECTS=1 JOINS=1",
         "deep: one dies, one joins, one drains": "KILLS=1 JOINS=1",
         "deep: three machines, a connection breaks": "MACHINES=3 ROUNDS=1 KILLS=1 BREAKS=1",
+        "deep: one dies, one joins, one drains, the coordinator dies": "L=1 KILLS=1 JOINS=1 LOSSES=1",
         "deep: all at once": "ROUNDS=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
     }
 
@@ -54,6 +57,7 @@ MUTANTS = {
     "CLOSE_LATE": ("KILLS=0 SUSPECTS=1 ROUNDS=1", LEFT_BEHIND),
     "NOBODY_ASKED": ("KILLS=0 BREAKS=1", STUCK),
     "JUDGE_BY_OWNER": ("KILLS=2", LOST),
+    "NOT_ASKED_AGAIN": ("L=1 KILLS=1 JOINS=1 LOSSES=1", STUCK),
     "SERVICE_FIRST": ("ROUNDS=1 KILLS=1 BREAKS=1", TWICE),
 }
 
