@@ -131,7 +131,7 @@ class Table:
     def cluster(self, cluster, found):
         """All works on one cluster.  `found`: {name: System}."""
         hosts = [systems.Host(h, cluster.rate_of.get(h)) for h in cluster.hosts]
-        with Lab(hosts, cluster.rate, congestion="cubic") as lab:
+        with Lab(hosts, cluster.rate, congestion="cubic", burst_bytes=self.arguments.burst) as lab:
             bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if self.arguments.quick else 3)
             measured = {lab.rate(h): b for h, b in bandwidth.items()}
             print(f"\n{cluster}; {' '.join(self.arguments.set) or 'default settings'}")
@@ -182,6 +182,7 @@ class Table:
             "traffic": max(links, key=lambda r: abs(r - 1)),
             "rate": cluster.rate,
             "rate_of": cluster.rate_of,
+            "burst_bytes": self.arguments.burst,
             "b_bytes_per_s": bandwidth[workers[0]],
             "settings": self.settings if system.settings is not None else {},
         }
@@ -222,6 +223,7 @@ def parse():
     parser.add_argument("--ranks-per-machine", type=int, default=1, metavar="R", help="on every worker machine (1)")
     parser.add_argument("--rate", help="of every card (1gbit)")
     parser.add_argument("--rate-of", metavar="HOST=RATE", nargs="+", default=[], help="another for w0, w1 … c0, c1 …")
+    parser.add_argument("--burst", type=size, help="of the cards' token buckets (96K at 1 Gbit/s, less below)")
     parser.add_argument("--bytes", type=size, nargs="+", default=[], help="of one tensor")
     parser.add_argument("--model", choices=list(models.MODELS), nargs="+", default=[], help="tensors like this model's")
     parser.add_argument("--scale", type=fraction, help="of the models' tensors (at most 128 MB in all)")

@@ -135,14 +135,15 @@ def write_sysctl(name, value):
         pathlib.Path("/proc/sys", name.replace(".", "/")).write_text(str(value), encoding="ascii")
 
 
-def shape(device, rate, queue_bytes):
+def shape(device, rate, plan):
     """tc's and ip's lines that hold what `device` sends to `rate` bit/s."""
     if rate is None:
         return [], []
     burst = int(max(LEAST_BURST_BYTES, BURST_BYTES_AT_GBIT * min(1.0, rate / 1e9)))
     if rate > 1e9:
         burst = int(BURST_BYTES_AT_GBIT * rate / 1e9)
-    queue = int(queue_bytes or max(LEAST_QUEUE_BYTES, QUEUE_SECONDS * rate / 8))
+    burst = plan["burst_bytes"] or burst
+    queue = int(plan["queue_bytes"] or max(LEAST_QUEUE_BYTES, QUEUE_SECONDS * rate / 8))
     packet = min(65536, burst * 2 // 3)
     return (
         [f"qdisc add dev {device} root tbf rate {int(rate)}bit burst {burst} limit {queue}"],
@@ -184,7 +185,7 @@ def configure_host(plan, host):
     index, links, queues = host["index"], ["link set dev lo up"], []
     for card in range(2 if host["second_card"] else 1):
         device = f"eth{card}"
-        tc, ip = shape(device, host["rate"], plan["queue_bytes"])
+        tc, ip = shape(device, host["rate"], plan)
         queues += tc
         links += ip
         links += [
@@ -235,7 +236,7 @@ def be_switch(plan):
             port = f"p{host['index']}.{card}"
             address = mac(card, host["index"])
             links.append(f"link add name {port} type veth peer name eth{card} address {address} netns {host['pid']}")
-            tc, ip = shape(port, host["rate"], plan["queue_bytes"])
+            tc, ip = shape(port, host["rate"], plan)
             queues += tc
             links += ip + [f"link set dev {port} master switch up"]
     batch("ip", links)
@@ -421,11 +422,11 @@ class Job:
 class Lab:
     """The cluster.  `hosts`: Host objects or names; `rate`: of the cards that have none of their own.  congestion:
     the hosts' default congestion control, else this machine's.  queue_bytes: what a port holds, else 16 ms' worth and
-    at least 2 MB.
+    at least 2 MB.  burst_bytes: of the token buckets, else 96 KB at 1 Gbit/s and less in proportion.
     Hosts are numbered from 1 in the addresses 10.77.0.x and fd77::x; second cards are in 10.78.0.x and fd77:1::x.
     Raises LabError."""
 
-    def __init__(self, hosts, rate="1gbit", congestion=None, queue_bytes=None):
+    def __init__(self, hosts, rate="1gbit", congestion=None, queue_bytes=None, burst_bytes=None):
         hosts = [h if isinstance(h, Host) else Host(h) for h in hosts]
         self.hosts = {h.name: h for h in hosts}
         if len(self.hosts) != len(hosts) or not hosts:
@@ -436,6 +437,7 @@ class Lab:
         self._plan = {
             "congestion": congestion,
             "queue_bytes": queue_bytes,
+            "burst_bytes": burst_bytes,
             "hosts": [
                 {
                     **dataclasses.asdict(h),
