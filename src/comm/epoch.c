@@ -121,7 +121,6 @@ static struct keep *make_keep(tally_comm *c)
         k->data = NULL;
         k->verdict = NULL;
         k->said = false;
-        k->from = NULL;
         k->length = 0;
         tly_list_init(&k->node);
     }
@@ -133,8 +132,6 @@ static void drop_keep(tally_comm *c, struct keep *k)
     tly_list_remove(&k->node);
     tly_pool_give(&c->copies, k->data, k->length);
     free(k->verdict);
-    if (k->from)
-        k->from->unasked--;
     tly_list_append(&c->spare_keeps, &k->node);
 }
 
@@ -190,11 +187,8 @@ void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f
         k->verdict = strdup(verdict);
         k->err = err;
     }
-    if (!part) {
-        k->from = p;
-        p->unasked++;
+    if (!part)
         return;
-    }
     if (copy_aside(c, k, part)) {
         tly_op_settled(c, part);
     } else {

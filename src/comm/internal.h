@@ -70,8 +70,7 @@ struct keep {
     uint32_t length;
     char *verdict; /* owned: it was one */
     int err;
-    bool said;         /* among the doubted: the service has been told */
-    struct peer *from; /* who gave it although no operation here waited for it; else NULL */
+    bool said; /* among the doubted: the service has been told */
 };
 
 /* Tensors whose parts are dealt in one sequence; names_lock. */
@@ -241,7 +240,6 @@ struct peer {
     bool local;                /* on this machine, and not over TCP */
     bool never_local;          /* ... because such a connection was lost */
     bool mortal;               /* may die alone: a tallyd */
-    uint32_t unasked;          /* keeps from it for which no operation waited */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */
     bool accused;              /* the coordinator has been told that it cannot be reached */
@@ -490,7 +488,6 @@ void tly_epoch_doubt(struct peer *p);
 /* The connection is mended: say what has landed. */
 void tly_epoch_mended(struct peer *p);
 /* A service that can die alone has delivered a part, or a verdict `f`, or what nobody waits for (neither). */
-enum { TLY_MOST_UNASKED = 1 << 18 }; /* far more than can be under way to a rank when operations of it fail */
 void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f, int err,
                     const char *verdict);
 /* All ranks have the first `stable` deliveries of this service. */

@@ -343,14 +343,6 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         peer->granted = granted;
     if (peer->mortal)
         tly_epoch_stable(peer, tly_count_extend(peer->stable, f->stable));
-    if (peer->unasked > TLY_MOST_UNASKED) {
-        *why = "many results that nobody has asked for";
-        return -EPROTO;
-    }
-    if (f->type == TLY_SPEC && tly_outbox_full(&peer->outbox)) {
-        *why = "much is asked and no answer is read";
-        return -EPROTO;
-    }
     struct part *p;
     switch (f->type) {
     case TLY_RESULT:
