@@ -135,9 +135,9 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
         n += i < machines && weight[i];
         k += i >= machines && weight[i];
     }
-    if (!worker || !other || n < (uint64_t)machines)
-        return;
-    /* Of 2^-BITS of the list, times n. */
+    if (!worker || !other || n < (uint64_t)machines || k >= n || worker * 2 * (n - 1) != other * (n - k))
+        return; /* not Eq. 1, 2 */
+    /* `lag` is D / 2, in 2^-BITS of the list.  Both shares are n 2^BITS times a machine's weight. */
     uint64_t lag = bytes / 16 > credit ? (credit << BITS) / bytes : 1 << (BITS - 4);
     uint64_t less = n * worker * lag, shares[] = {worker * ((n << BITS) + k * lag), n * (other << BITS)};
     shares[1] -= less < shares[1] ? less : shares[1];

@@ -131,8 +131,8 @@ uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, 
  * is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
  * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
  * and each worker k/n of that more.  D is two credits, measured: one in the queue of the rank's card, about one in the
- * service's.  Where workers, or CPU machines, have different weights, or the list is shorter than 16 credits, which are
- * then the sixteenth of it: `weight` itself, or less of a change.  0 to machines - 1 are the workers'. */
+ * service's.  A credit counts as at most a sixteenth of the list.  Weights that are not those of Eq. 1, 2 for
+ * 0 < k < n are given as they are.  0 to machines - 1 are the workers'; of a machine's ranks one credit is looked at. */
 void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
                    uint32_t *out);
 

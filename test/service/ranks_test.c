@@ -249,6 +249,37 @@ static void test_other_kinds(void **state)
         &(struct job){.ranks = 3, .tallyds = 1, .main = other_kinds, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
+/* How much a rank has under way is its own affair: all deal a list alike, whatever their credits. */
+static int other_credits(int rank, void *arg)
+{
+    enum { ELEMENTS = 1 << 20 };
+    static const char *const credits[] = {"64K", "200K", "1M"};
+    static const char *const names[] = {"list"};
+    static float x[ELEMENTS];
+    const uint64_t bytes[] = {sizeof x};
+    tally_op *op;
+    setenv("TALLY_CREDIT_BYTES", credits[rank], 1);
+    tally_comm *c = join();
+    CHECK(tally_plan(c, 0, 1, names, bytes) == 0);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 0; i < ELEMENTS; i++)
+            x[i] = (float)(rank + i % 100);
+        CHECK(tally_push_pull(c, "list", x, x, ELEMENTS, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, 20000) == 0);
+        tally_op_free(op);
+        for (int i = 0; i < ELEMENTS; i++)
+            CHECK(x[i] == (float)(3 + 3 * (i % 100)));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_other_credits(void **state)
+{
+    run_job(&(
+        struct job){.ranks = 3, .tallyds = 1, .main = other_credits, .settings = {"TALLY_PART_BYTES=16384"}});
+}
+
 static int refuse(int rank, void *arg)
 {
     static float x[100000];
@@ -663,6 +694,7 @@ int main(void)
         cmocka_unit_test(test_refuse),
         cmocka_unit_test(test_refuse_to_some),
         cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_other_credits),
         cmocka_unit_test(test_opposite_orders),
         cmocka_unit_test(test_quarrel_in_small_windows),
         cmocka_unit_test(test_quarrel_in_little_memory),
