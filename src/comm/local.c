@@ -122,7 +122,9 @@ int tly_comm_meet(tally_comm *c)
         .numbers = c->neighbours,
         .job = c->member.identity.incarnation,
         .secret = c->member.identity.secret,
-        .patience_ms = MEET_MS};
+        .patience_ms = MEET_MS,
+        /* Waiting for that one our loop is silent, and must not be for as long as a rank may be. */
+        .stuck_ms = (int)(1000 * (c->params.dead_timeout < 10 ? c->params.dead_timeout / 2 : 5))};
     int err = tly_local_open(&config, &c->local);
     if (!err && !c->local)
         tly_log(c->local_rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",

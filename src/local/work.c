@@ -214,7 +214,7 @@ static bool reduce_part(struct tly_local *l, struct tly_round *r)
 
 bool tly_work_await_others(struct tly_local *l, uint32_t at)
 {
-    int64_t patience = tly_now() + STUCK_MS * TLY_MS;
+    int64_t patience = tly_now() + l->config.stuck_ms * TLY_MS;
     for (uint32_t i = 0; i < l->count; i++) {
         struct pollfd gone = {.fd = l->at[i].pidfd, .events = POLLIN};
         while (i != l->me && atomic_load(&l->at[i].control->working) == at && poll(&gone, 1, 1) <= 0) {
@@ -223,8 +223,9 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
             if (tly_now() < patience)
                 continue;
             char sentence[100];
-            snprintf(sentence, sizeof sentence, "rank %u has stopped while it sums in this rank's memory",
-                     tly_local_number(l, i));
+            snprintf(sentence, sizeof sentence,
+                     "rank %u has stopped in the midst of a copy into the memory of rank %u",
+                     tly_local_number(l, i), tly_local_number(l, l->me));
             l->calls->broken(l->user, ETIMEDOUT, sentence);
             return false;
         }

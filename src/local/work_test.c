@@ -34,6 +34,7 @@ static struct tly_local *pair(uint32_t at)
     l.count = 2;
     l.calls = &calls;
     l.config.numbers = numbers;
+    l.config.stuck_ms = 100;
     l.own = &control[0];
     for (int i = 0; i < 2; i++)
         l.at[i] = (struct tly_neighbour){.control = &control[i],
@@ -63,7 +64,7 @@ static void test_stopped_there(void **state)
     if (l->at[1].pidfd < 0)
         skip();
     assert_false(tly_work_await_others(l, PART));
-    assert_non_null(strstr(broken_by, "rank 5 has stopped"));
+    assert_non_null(strstr(broken_by, "rank 5 has stopped in the midst of a copy into the memory of rank 4"));
     separate(l);
 }
 
