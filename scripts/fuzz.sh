@@ -18,7 +18,7 @@ one() {
         new=$(sed -n 's/^stat::new_units_added: *//p' "build/fuzz-$2.log")
         echo "ok - $2: $1 s, $runs inputs, $new of them new"
     else
-        printf 'not ok - %s\n%s\n' "$2" "$(tail -n 60 "build/fuzz-$2.log" | sed 's/^/# /')"
+        echo "not ok - $2: build/fuzz-$2.log has $(grep -m 1 -E 'ERROR:|runtime error:' "build/fuzz-$2.log")"
         return 1
     fi
 }

@@ -637,6 +637,9 @@ end:
     od
 }
 
+#if LOSSES > 0 && MACHINES > 2
+#error "LOSSES: of two machines only"
+#endif
 #define AHEAD (commits[MACHINES - 1] > commits[0] -> MACHINES - 1 : 0)
 
 proctype coordinator()
