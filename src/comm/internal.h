@@ -56,7 +56,7 @@ struct epoch {
     int services, sharing; /* sharing: services with a share */
     uint64_t *incarnation; /* owned: of each service; 0: none has this place */
     uint32_t *weight;      /* owned */
-    uint32_t *listed;      /* owned: of the list that was dealt last (tly_plan_late) */
+    uint32_t *listed;      /* owned: of the list that was dealt last (tly_plan_late); the loop's */
 };
 
 /* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),

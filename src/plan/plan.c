@@ -139,15 +139,14 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
         return; /* not Eq. 1, 2 */
     /* `lag` is D / 2, in 2^-BITS of the list.  Both shares are n 2^BITS times a machine's weight. */
     uint64_t lag = bytes / 16 > credit ? (credit << BITS) / bytes : 1 << (BITS - 4);
-    uint64_t less = n * worker * lag, shares[] = {worker * ((n << BITS) + k * lag), n * (other << BITS)};
-    shares[1] -= less < shares[1] ? less : shares[1];
+    uint64_t shares[] = {worker * ((n << BITS) + k * lag), n * ((other << BITS) - worker * lag)};
     while (shares[0] >> FINE || shares[1] >> FINE) {
         shares[0] >>= 1;
         shares[1] >>= 1;
     }
     for (int i = 0; i < count; i++)
         if (weight[i])
-            out[i] = (uint32_t)shares[i >= machines] | 1;
+            out[i] = (uint32_t)shares[i >= machines];
 }
 
 /* --- the dealer --------------------------------------------------------------------------------

@@ -139,10 +139,7 @@ def shape(device, rate, plan):
     """tc's and ip's lines that hold what `device` sends to `rate` bit/s."""
     if rate is None:
         return [], []
-    burst = int(max(LEAST_BURST_BYTES, BURST_BYTES_AT_GBIT * min(1.0, rate / 1e9)))
-    if rate > 1e9:
-        burst = int(BURST_BYTES_AT_GBIT * rate / 1e9)
-    burst = plan["burst_bytes"] or burst
+    burst = plan["burst_bytes"] or int(max(LEAST_BURST_BYTES, BURST_BYTES_AT_GBIT * rate / 1e9))
     queue = int(plan["queue_bytes"] or max(LEAST_QUEUE_BYTES, QUEUE_SECONDS * rate / 8))
     packet = min(65536, burst * 2 // 3)
     return (
