@@ -121,15 +121,30 @@ static struct keep *make_keep(tally_comm *c)
         k->data = NULL;
         k->verdict = NULL;
         k->said = false;
+        k->from = NULL;
         k->length = 0;
         tly_list_init(&k->node);
     }
     return k;
 }
 
+static uint64_t memory_of(const struct keep *k)
+{
+    return sizeof *k + (k->verdict ? strlen(k->verdict) : 0);
+}
+
+/* It is not who gave it that has to answer for its memory any more. */
+static void disown(struct keep *k)
+{
+    if (k->from)
+        k->from->unasked -= memory_of(k);
+    k->from = NULL;
+}
+
 static void drop_keep(tally_comm *c, struct keep *k)
 {
     tly_list_remove(&k->node);
+    disown(k);
     tly_pool_give(&c->copies, k->data, k->length);
     free(k->verdict);
     tly_list_append(&c->spare_keeps, &k->node);
@@ -187,8 +202,11 @@ void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f
         k->verdict = strdup(verdict);
         k->err = err;
     }
-    if (!part)
+    if (!part) {
+        k->from = p;
+        p->unasked += memory_of(k);
         return;
+    }
     if (copy_aside(c, k, part)) {
         tly_op_settled(c, part);
     } else {
@@ -551,6 +569,7 @@ static void hand_on(tally_comm *c, struct peer *from)
         struct keep *k = tly_list_entry(from->doubted.next, struct keep, node);
         struct peer *to = &c->peers[mix(k->head.key + k->head.part) % (unsigned)c->machines];
         k->said = false;
+        disown(k);
         tly_list_remove(&k->node);
         tly_list_append(&to->doubted, &k->node);
         struct part *waits = k->part;

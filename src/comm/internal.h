@@ -70,7 +70,8 @@ struct keep {
     uint32_t length;
     char *verdict; /* owned: it was one */
     int err;
-    bool said; /* among the doubted: the service has been told */
+    bool said;         /* among the doubted: the service has been told */
+    struct peer *from; /* who gave it although no operation here waited for it; else NULL */
 };
 
 /* Tensors whose parts are dealt in one sequence; names_lock. */
@@ -240,6 +241,7 @@ struct peer {
     bool local;                /* on this machine, and not over TCP */
     bool never_local;          /* ... because such a connection was lost */
     bool mortal;               /* may die alone: a tallyd */
+    uint64_t unasked;          /* bytes of keeps from it for which no operation waited */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */
     bool accused;              /* the coordinator has been told that it cannot be reached */

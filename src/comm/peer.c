@@ -21,6 +21,7 @@ enum {
     GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
     MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
     FORGIVEN_S = 10,
+    MOST_UNASKED = 64 << 20, /* bytes: far more than can be under way to a rank when operations of it fail */
 };
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
@@ -343,6 +344,11 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         peer->granted = granted;
     if (peer->mortal)
         tly_epoch_stable(peer, tly_count_extend(peer->stable, f->stable));
+    if (peer->unasked > MOST_UNASKED) {
+        peer->losses = MOST_LOSSES; /* it would go on so */
+        *why = "results without end that nobody has asked for";
+        return -EPROTO;
+    }
     struct part *p;
     switch (f->type) {
     case TLY_RESULT:
@@ -352,6 +358,10 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         on_verdict(peer, f, data);
         break;
     case TLY_SPEC:
+        if (tly_outbox_full(&peer->outbox)) {
+            *why = "it asks and does not read";
+            return -EPROTO;
+        }
         tell_spec(peer, f);
         break;
     case TLY_AGAIN:

@@ -1,0 +1,43 @@
+/* keep_test.c - what a rank keeps of a tallyd's results is counted in bytes where no operation waited for them. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/internal.h"
+
+#include <cmocka.h>
+
+static void test_unasked(void **state)
+{
+    static struct peer peer;
+    tally_comm *c = calloc(1, sizeof *c);
+    struct tly_frame f = {.type = TLY_RESULT, .length = 64};
+    assert_non_null(c);
+    c->peers = &peer;
+    c->services = 1;
+    tly_list_init(&c->spare_keeps);
+    tly_list_init(&c->active_ops);
+    peer = (struct peer){.comm = c, .mortal = true};
+    tly_list_init(&peer.kept);
+    tly_list_init(&peer.doubted);
+    uint64_t expected = 0;
+    for (uint32_t i = 1; i <= 1000; i++) {
+        f.key = i;
+        tly_epoch_keep(&peer, NULL, &f, i % 2 ? EINVAL : 0, i % 2 ? "it was refused" : NULL);
+        expected += sizeof(struct keep) + (i % 2 ? strlen("it was refused") : 0);
+        assert_int_equal(peer.unasked, expected);
+    }
+    tly_epoch_stable(&peer, 999); /* the last one is a result */
+    assert_int_equal(peer.unasked, sizeof(struct keep));
+    tly_epoch_finish(c);
+    assert_int_equal(peer.unasked, 0);
+    free(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_unasked)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
