@@ -117,7 +117,7 @@ struct tly_local {
     atomic_int spinning, sleeping, inside,
         in_flight;      /* threads that look; that sleep; that wait; operations */
     atomic_int pending; /* in the inbox */
-    atomic_bool prompt; /* the last operation was waited for while it was alone; a guess about the next */
+    atomic_bool prompt; /* the last operation was alone until it was waited for; a guess about the next */
     atomic_int claims;  /* threads that want the engine's lock now */
 
     pthread_mutex_t inbox_lock;
@@ -151,6 +151,8 @@ int tly_local_meet(struct tly_local *l);
 void tly_work_cut(const struct tly_local *l, struct tly_round *r);
 /* Do what there is for this rank; true: something was done.  The rest of the machine is told when it is the last. */
 bool tly_work_do(struct tly_local *l, struct tly_round *r);
+/* Is there any, or has it all been taken by somebody? */
+bool tly_work_left(const struct tly_round *r);
 /* This rank ends a round that cannot be finished: nobody begins a part of it any more, nor is in one.  False: the job
  * fails meanwhile. */
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);

@@ -30,6 +30,8 @@ enum {
     DRAIN_MS = 5,      /* at the close, where the thread sleeps on the same bell */
     BLINK_MS = 1,      /* of who could not look, as another thread did: that one may have looked too early */
     LIGHT = 256 << 10, /* bytes that submission itself moves */
+    PROMPT =
+        4 << 20, /* the same where its caller will wait: less than that takes long beside waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     LOOKS = 8,         /* between looks at the clock meanwhile */
@@ -606,7 +608,7 @@ static bool take_inbox(struct tly_local *l)
 
 /* How far one may go. */
 struct errand {
-    bool light;                   /* submission: only what is done in a moment */
+    uint64_t light;               /* submission: it does operations of up to so many bytes; 0: all */
     const struct tly_event *done; /* a waiter: until its own is done; NULL: until somebody else looks */
     int64_t deadline;             /* of a waiter; negative: never */
 };
@@ -633,6 +635,17 @@ static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r
     return bytes;
 }
 
+/* Whether any round has one for this rank, now. */
+static bool has_step(struct tly_local *l)
+{
+    for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
+        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        if (tly_work_finished(r) || r->op->parts || tly_work_left(r))
+            return true;
+    }
+    return false;
+}
+
 /* One step of the first round that has one. */
 static bool step(struct tly_local *l, const struct errand *e)
 {
@@ -643,7 +656,7 @@ static bool step(struct tly_local *l, const struct errand *e)
             finish(l, r);
             return true;
         }
-        if ((e->light && moved_bytes(l, r) > LIGHT) ||
+        if ((e->light && moved_bytes(l, r) > e->light) ||
             !(r->op->parts ? tly_team_do(l, r) : tly_work_do(l, r)))
             continue;
         if (tly_work_finished(r))
@@ -689,7 +702,7 @@ static void hand_on(struct tly_local *l)
     if (!busy || atomic_load(&l->spinning))
         return;
     if (!news(l) && pthread_mutex_trylock(&l->lock) == 0) {
-        busy = !tly_list_empty(&l->ready) || !tly_list_empty(&l->backlog);
+        busy = has_step(l) || !tly_list_empty(&l->backlog);
         pthread_mutex_unlock(&l->lock);
     }
     if (busy)
@@ -819,8 +832,10 @@ static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const 
 
 void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
 {
-    static const struct errand light = {.light = true};
-    bool alone = atomic_fetch_add(&l->in_flight, 1) == 0, eager = op->bytes <= TLY_EAGER, looked;
+    bool eager = op->bytes <= TLY_EAGER, looked;
+    op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
+    bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
+    const struct errand light = {.light = prompt ? PROMPT : LIGHT};
     if (submit_directly(l, op, &light)) {
         if (atomic_load(&l->pending)) /* of who found the lock taken */
             drive(l, &light, &looked);
@@ -838,7 +853,7 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         }
         drive(l, &light, &looked);
     }
-    if (alone && atomic_load(&l->in_flight) && atomic_load_explicit(&l->prompt, memory_order_relaxed))
+    if (prompt && atomic_load(&l->in_flight))
         linger(l, &light, eager);
     if (!atomic_load(&l->in_flight))
         return;
@@ -853,7 +868,7 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
     int64_t since = 0;
     unsigned spins = 0;
     bool diverted = false, late = false, looked;
-    if (atomic_load(&l->in_flight) == 1)
+    if (op->alone && atomic_load(&l->in_flight) == 1)
         atomic_store_explicit(&l->prompt, true, memory_order_relaxed);
     atomic_fetch_add(&l->inside, 1);
     atomic_fetch_add(&l->spinning, 1);
@@ -896,7 +911,7 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
 
 void tly_local_drain(struct tly_local *l, int64_t deadline)
 {
-    static const struct errand all = {.light = false};
+    static const struct errand all = {0};
     while (atomic_load(&l->in_flight) && tly_now() < deadline && !atomic_load(&l->failed)) {
         uint32_t bell = atomic_load(&l->own->bell);
         set_wanted(l);
@@ -908,7 +923,7 @@ void tly_local_drain(struct tly_local *l, int64_t deadline)
 
 static void *run(void *arg)
 {
-    static const struct errand all = {.light = false};
+    static const struct errand all = {0};
     struct tly_local *l = arg;
     while (!atomic_load(&l->stopping)) {
         uint32_t bell = atomic_load(&l->own->bell);

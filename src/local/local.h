@@ -55,6 +55,7 @@ struct tly_local_op {
     struct tly_list landed; /* pieces whose results are to be given to the others */
     uint8_t *sums;          /* where the pieces lie: the output, or staged */
     bool held;              /* a team's: not yet given back */
+    bool alone;             /* no other was in flight when it was submitted; the submitting thread's */
     atomic_bool diverted;   /* release, once it is the service's */
 };
 

@@ -16,7 +16,8 @@
 #include "tally/tally.h"
 
 enum {
-    LEAST_PART = 16 << 10,
+    LEAST_PART = 8 << 10,
+    HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
     MOST_PART = 256 << 10,
     BLOCK = 16 << 10, /* of pool memory: sums are copied to the other ranks while the first cache has them */
     PARTS_EACH = 2,   /* for each rank, at least */
@@ -26,9 +27,10 @@ enum {
 
 void tly_work_cut(const struct tly_local *l, struct tly_round *r)
 {
-    uint64_t bytes = r->op->bytes, part = bytes / (l->count * PARTS_EACH);
+    uint64_t bytes = r->op->bytes, one = bytes / l->count, part = one / PARTS_EACH;
+    part = part < HANDY_PART ? HANDY_PART : part > MOST_PART ? MOST_PART : part;
+    part = one > part ? part : one < LEAST_PART ? LEAST_PART : one;
     part = (part + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
-    part = part < LEAST_PART ? LEAST_PART : part > MOST_PART ? MOST_PART : part;
     while ((bytes + part - 1) / part > UINT32_MAX / 2)
         part *= 2;
     r->part_bytes = (uint32_t)part;
@@ -169,6 +171,13 @@ static bool done(struct tly_local *l, struct tly_round *r)
 static bool is_left(const struct tly_round *r, uint64_t next)
 {
     return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->parts;
+}
+
+bool tly_work_left(const struct tly_round *r)
+{
+    return r->op->kind == TALLY_PUSH_PULL
+               ? is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed))
+               : !r->counted;
 }
 
 static bool take_part(struct tly_round *r, uint32_t *part)
