@@ -199,6 +199,7 @@ static int begin(tally_comm *c, struct tally_op *op)
     for (uint32_t i = 0; i < op->part_count && !err; i++)
         op->missing += op->parts[i].length;
     if (!err && op->team) {
+        op->local.ahead = op->credit;
         tly_local_enter(op->engine, &op->local);
         return tly_queue_part(c, &op->parts[0]); /* the others once they are summed */
     }

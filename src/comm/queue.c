@@ -52,6 +52,8 @@ void tly_queue_admit(tally_comm *c)
         best->pushed += cost;
         p->state = PART_ADMITTED;
         p->next = NULL;
+        if (tly_team_carries(p))
+            tly_local_sent(p->op->engine, &p->shard);
         tly_part_stamp(p, TLY_AT_ADMITTED);
         tly_pace_admitted(best, (uint32_t)cost);
         tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);

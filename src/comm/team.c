@@ -245,6 +245,9 @@ void tly_team_withdraw(tally_comm *c, struct tally_op *op)
         if (tly_team_carries(&op->parts[i]))
             tly_list_remove(&op->parts[i].shard.node);
     pthread_mutex_unlock(&c->inbox_lock);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        if (tly_team_carries(&op->parts[i]))
+            tly_local_sent(op->engine, &op->parts[i].shard);
     if (op->local.borrowed)
         tly_pool_free(op->local.borrowed);
     op->local.borrowed = NULL;

@@ -115,10 +115,12 @@ struct tly_local {
 
     atomic_bool stopping, failed;
     atomic_int spinning, sleeping, inside,
-        in_flight;      /* threads that look; that sleep; that wait; operations */
-    atomic_int pending; /* in the inbox */
-    atomic_bool prompt; /* the last operation was alone until it was waited for; a guess about the next */
-    atomic_int claims;  /* threads that want the engine's lock now */
+        in_flight;        /* threads that look; that sleep; that wait; operations */
+    atomic_int pending;   /* in the inbox */
+    atomic_bool prompt;   /* the last operation was alone until it was waited for; a guess about the next */
+    atomic_int claims;    /* threads that want the engine's lock now */
+    atomic_ullong ahead;  /* bytes of pieces that were summed and are not yet sent */
+    atomic_ullong resume; /* 0, or none is summed until only so many bytes are left (and one more) */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;

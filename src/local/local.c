@@ -762,6 +762,19 @@ void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece)
     call_own(l);
 }
 
+void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece)
+{
+    if (!piece->ahead)
+        return;
+    piece->ahead = false;
+    uint64_t left = atomic_fetch_sub(&l->ahead, piece->length) - piece->length;
+    uint64_t resume = atomic_load(&l->resume); /* pairs with may_sum() */
+    if (!resume || left >= resume)
+        return;
+    atomic_store(&l->resume, 0);
+    call_own(l);
+}
+
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
 {
     atomic_fetch_add(&l->claims, 1); /* who has the lock may have much to do */

@@ -30,6 +30,7 @@ struct tly_local_piece {
     struct tly_local_op *op;
     uint64_t place; /* in the tensor */
     uint32_t length;
+    bool ahead; /* summed, and its user has not said that it is sent */
 };
 
 /* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
@@ -46,6 +47,7 @@ struct tly_local_op {
     void *output;      /* of an allgather: what `gather` says */
     int64_t first_dim; /* of an allgather */
     uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
+    uint64_t ahead;    /* likewise, if this is not 0: it is summed while no more bytes wait to be sent */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
     /* ------ the engine's; under its lock */
@@ -105,10 +107,12 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence);
 
 /* From any thread. */
 void tly_local_submit(struct tly_local *l, struct tly_local_op *op);
-/* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed; end it whatever
- * it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
+/* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed. */
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
+/* A piece that was summed is on its way, or will never be: there is room for another.  Nothing if that has been said. */
+void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
+/* End it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
 /* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:
  * `op` was diverted, and its event tells of it. */

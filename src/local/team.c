@@ -72,6 +72,15 @@ static uint8_t *output_of(const struct tly_local *l, const struct tly_round *r, 
     return tly_work_seen(l, rank, p->output + place, p->flags & TLY_POST_POOL_OUT);
 }
 
+/* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for. */
+static bool may_sum(struct tly_local *l, const struct tly_local_op *op)
+{
+    if (!op->ahead || atomic_load(&l->ahead) < op->ahead)
+        return true;
+    atomic_store(&l->resume, op->ahead / 2 + 1); /* wake us once in a while, not for each piece */
+    return atomic_load(&l->ahead) <= op->ahead / 2;
+}
+
 /* The division and the second factor are the service's. */
 static bool sum_piece(struct tly_local *l, const struct tly_round *r, const struct tly_local_piece *piece)
 {
@@ -146,12 +155,14 @@ bool tly_team_do(struct tly_local *l, struct tly_round *r)
         return true;
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
-    if (next == &op->pieces || !enter(l, r))
+    if (next == &op->pieces || !may_sum(l, op) || !enter(l, r))
         return false;
     bool ok = sum_piece(l, r, piece);
     leave(l);
     if (ok) {
         tly_list_remove(next);
+        piece->ahead = true;
+        atomic_fetch_add(&l->ahead, piece->length);
         l->calls->summed(l->user, piece);
     }
     return ok;

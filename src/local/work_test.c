@@ -1,4 +1,4 @@
-/* work_test.c - waiting for a neighbour that is in the midst of a part, and does not go on. */
+/* work_test.c - cutting a tensor into parts; waiting for a neighbour that is in the midst of one, and does not go on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -77,12 +77,37 @@ static void test_failing_meanwhile(void **state)
     separate(l);
 }
 
+/* While a tensor is too small for two parts each, every rank has one, and none is smaller than 8 KB. */
+static void test_cut(void **state)
+{
+    static const struct {
+        uint32_t ranks;
+        uint64_t bytes;
+        uint32_t parts, part_bytes;
+    } cases[] = {
+        {2, 4100, 1, 8 << 10},      {2, 16 << 10, 2, 8 << 10},          {2, (16 << 10) + 4, 2, 12 << 10},
+        {2, 64 << 10, 4, 16 << 10}, {2, 1 << 20, 4, 256 << 10},         {2, 64 << 20, 256, 256 << 10},
+        {4, 16 << 10, 2, 8 << 10},  {4, 64 << 10, 4, 16 << 10},         {4, 1 << 20, 8, 128 << 10},
+        {64, 64 << 10, 8, 8 << 10}, {2, 1ull << 50, 1u << 30, 1 << 20},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_local_op op = {.bytes = cases[i].bytes};
+        struct tly_round r = {.op = &op};
+        static struct tly_local l;
+        l.count = cases[i].ranks;
+        tly_work_cut(&l, &r);
+        assert_int_equal(r.parts, cases[i].parts);
+        assert_int_equal(r.part_bytes, cases[i].part_bytes);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nobody_there),
         cmocka_unit_test(test_stopped_there),
         cmocka_unit_test(test_failing_meanwhile),
+        cmocka_unit_test(test_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

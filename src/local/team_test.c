@@ -1,0 +1,123 @@
+/* team_test.c - pieces are summed while not much that was summed waits to be sent. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "local/control.h"
+#include "tally/tally.h"
+
+#include <cmocka.h>
+
+enum { PIECES = 6, COUNT = 25, PIECE = COUNT * 4 };
+
+static int summed;
+
+static void on_summed(void *user, struct tly_local_piece *piece)
+{
+    summed++;
+}
+
+/* One rank's team of itself, and an operation of so many pieces. */
+static struct fixture {
+    struct tly_local l;
+    struct tly_control control;
+    struct tly_local_op op;
+    struct tly_local_piece piece[PIECES];
+    struct tly_round *round;
+    float in[PIECES * COUNT], out[PIECES * COUNT];
+} f;
+
+static int begin(void **state)
+{
+    static const struct tly_local_user calls = {.summed = on_summed};
+    memset(&f, 0, sizeof f);
+    summed = 0;
+    f.l.count = 1;
+    f.l.calls = &calls;
+    f.l.own = f.l.at[0].control = &f.control;
+    f.l.in_flight = 1;
+    f.op = (struct tly_local_op){.kind = TALLY_PUSH_PULL,
+                                 .dtype = TALLY_FLOAT32,
+                                 .reduction = TALLY_SUM,
+                                 .prescale = 1,
+                                 .postscale = 1,
+                                 .parts = PIECES,
+                                 .sums = (uint8_t *)f.out};
+    tly_list_init(&f.op.pieces);
+    tly_list_init(&f.op.landed);
+    for (int i = 0; i < PIECES; i++) {
+        f.piece[i] = (struct tly_local_piece){.op = &f.op, .place = (uint64_t)i * PIECE, .length = PIECE};
+        tly_list_append(&f.op.pieces, &f.piece[i].node);
+    }
+    for (int i = 0; i < PIECES * COUNT; i++)
+        f.in[i] = (float)i;
+    f.round = calloc(1, sizeof *f.round + sizeof *f.round->posts);
+    if (!f.round)
+        return -1;
+    f.round->op = &f.op;
+    f.round->posts[0] = (struct tly_post){
+        .input = (uint64_t)(uintptr_t)f.in, .output = (uint64_t)(uintptr_t)f.out, .first_dim = PIECES};
+    return tly_team_begin(&f.l, f.round) ? 0 : -1;
+}
+
+static int end(void **state)
+{
+    free(f.round);
+    return 0;
+}
+
+static int sum_all_that_may(void)
+{
+    while (tly_team_do(&f.l, f.round))
+        ;
+    return summed;
+}
+
+static void test_no_bound(void **state)
+{
+    assert_int_equal(sum_all_that_may(), PIECES);
+    assert_memory_equal(f.out, f.in, sizeof f.in);
+}
+
+/* Two at most; then the thread is woken once half of that is sent, and not before. */
+static void test_ahead(void **state)
+{
+    f.op.ahead = 2 * PIECE;
+    assert_int_equal(sum_all_that_may(), 2);
+    tly_local_sent(&f.l, &f.piece[0]);
+    assert_int_equal(f.control.bell, 1);
+    tly_local_sent(&f.l, &f.piece[0]); /* again: its service was lost */
+    assert_int_equal(f.l.ahead, PIECE);
+    assert_int_equal(sum_all_that_may(), 3);
+    tly_local_sent(&f.l, &f.piece[1]);
+    tly_local_sent(&f.l, &f.piece[2]);
+    assert_int_equal(f.control.bell, 2);
+    assert_int_equal(f.l.ahead, 0);
+    assert_int_equal(sum_all_that_may(), 5);
+    for (int i = 0; i < PIECES; i++) /* also those that were never summed, where an operation ends early */
+        tly_local_sent(&f.l, &f.piece[i]);
+    assert_int_equal(f.l.ahead, 0);
+}
+
+/* However little may be summed ahead, one piece may. */
+static void test_large_pieces(void **state)
+{
+    f.op.ahead = 1;
+    for (int i = 0; i < PIECES; i++) {
+        assert_int_equal(sum_all_that_may(), i + 1);
+        tly_local_sent(&f.l, &f.piece[i]);
+        assert_int_equal(f.control.bell, i + 1 < PIECES ? i + 1 : i);
+    }
+    assert_memory_equal(f.out, f.in, sizeof f.in);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_no_bound, begin, end),
+        cmocka_unit_test_setup_teardown(test_ahead, begin, end),
+        cmocka_unit_test_setup_teardown(test_large_pieces, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
