@@ -3,12 +3,15 @@
 
 #include <stdlib.h>
 
+enum { USUAL = 256 }; /* bytes: most payloads are never moved */
+
 static uint8_t *extend(struct tly_writer *w, size_t more)
 {
     if (w->failed)
         return NULL;
     if (w->len + more > w->room) {
         size_t room = (w->len + more) * 2;
+        room = room < USUAL ? USUAL : room;
         uint8_t *data = realloc(w->data, room);
         if (!data) {
             w->failed = true;
