@@ -71,7 +71,7 @@ struct keep {
     char *verdict; /* owned: it was one */
     int err;
     bool said;         /* among the doubted: the service has been told */
-    struct peer *from; /* who gave it although no operation here waited for it; else NULL */
+    struct peer *from; /* who gave it, if it is no part's result here; else NULL */
 };
 
 /* Tensors whose parts are dealt in one sequence; names_lock. */
@@ -238,10 +238,11 @@ struct peer {
     struct tly_list kept;     /* of keeps: results [stable, received) */
     struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
     bool open;
-    bool local;                /* on this machine, and not over TCP */
-    bool never_local;          /* ... because such a connection was lost */
-    bool mortal;               /* may die alone: a tallyd */
-    uint64_t unasked;          /* bytes of keeps from it for which no operation waited */
+    bool local;       /* on this machine, and not over TCP */
+    bool never_local; /* ... because such a connection was lost */
+    bool mortal;      /* may die alone: a tallyd */
+    uint64_t
+        unasked; /* bytes of keeps from it that are no part's result here: of verdicts, and of what has failed */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */
     bool accused;              /* the coordinator has been told that it cannot be reached */

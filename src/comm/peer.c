@@ -21,7 +21,8 @@ enum {
     GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
     MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
     FORGIVEN_S = 10,
-    MOST_UNASKED = 64 << 20, /* bytes: far more than can be under way to a rank when operations of it fail */
+    /* Bytes: more than can be under way to a rank when operations of it fail, and less than another service accepts. */
+    MOST_UNASKED = 8 << 20,
 };
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
@@ -358,7 +359,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         on_verdict(peer, f, data);
         break;
     case TLY_SPEC:
-        if (tly_outbox_full(&peer->outbox)) {
+        if (peer->mortal && tly_outbox_full(&peer->outbox)) {
             *why = "it asks and does not read";
             return -EPROTO;
         }
@@ -366,6 +367,11 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         break;
     case TLY_AGAIN:
         p = tly_peer_find(peer, f);
+        /* An honest one may have asked for all of a window. */
+        if (peer->mortal && peer->outbox.bytes > TLY_MOST_LETTER_BYTES + c->member.roster.window_bytes) {
+            *why = "it asks and does not read";
+            return -EPROTO;
+        }
         if (f->flags & TLY_MARK)
             tly_epoch_final(peer, f);
         else if (p)

@@ -115,12 +115,14 @@ struct tly_local {
 
     atomic_bool stopping, failed;
     atomic_int spinning, sleeping, inside,
-        in_flight;        /* threads that look; that sleep; that wait; operations */
-    atomic_int pending;   /* in the inbox */
-    atomic_bool prompt;   /* the last operation was alone until it was waited for; a guess about the next */
-    atomic_int claims;    /* threads that want the engine's lock now */
-    atomic_ullong ahead;  /* bytes of pieces that were summed and are not yet sent */
-    atomic_ullong resume; /* 0, or none is summed until only so many bytes are left (and one more) */
+        in_flight;       /* threads that look; that sleep; that wait; operations */
+    atomic_int pending;  /* in the inbox */
+    atomic_bool prompt;  /* the last operation was alone until it was waited for; a guess about the next */
+    atomic_int claims;   /* threads that want the engine's lock now */
+    atomic_ullong ahead; /* bytes of all pieces that were summed and are not yet sent */
+    atomic_llong
+        to_wake; /* 0, or a round was held back, and is to be looked at when so many of them are sent */
+    atomic_bool blocked; /* they wait for other ranks */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;
@@ -175,8 +177,9 @@ bool tly_work_is_given_up(const struct tly_local *l);
 /* team.c */
 /* All posts of a team's round are there.  False: they do not fit together. */
 bool tly_team_begin(struct tly_local *l, struct tly_round *r);
-/* Give a result to the others, or sum a piece.  True: something was done. */
-bool tly_team_do(struct tly_local *l, struct tly_round *r);
+/* Give a result to the others, or sum a piece, if no more than `before` bytes wait to be sent before it or of it.  True:
+ * something was done. */
+bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before);
 /* Give a result to the others.  False: not now, or never. */
 bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_piece *piece);
 /* This rank's buffers are lent no more, and nobody is at them.  False: the job fails meanwhile. */

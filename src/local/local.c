@@ -635,9 +635,12 @@ static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r
     return bytes;
 }
 
-/* Whether any round has one for this rank, now. */
+/* Whether any round has one for this rank, now, or somebody has left. */
 static bool has_step(struct tly_local *l)
 {
+    for (uint32_t i = 0; i < l->count; i++)
+        if (atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
+            return true;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         if (tly_work_finished(r) || r->op->parts || tly_work_left(r))
@@ -649,6 +652,7 @@ static bool has_step(struct tly_local *l)
 /* One step of the first round that has one. */
 static bool step(struct tly_local *l, const struct errand *e)
 {
+    uint64_t before = 0; /* bytes that wait to be sent, of what is as urgent */
     for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
@@ -656,8 +660,9 @@ static bool step(struct tly_local *l, const struct errand *e)
             finish(l, r);
             return true;
         }
+        before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
         if ((e->light && moved_bytes(l, r) > e->light) ||
-            !(r->op->parts ? tly_team_do(l, r) : tly_work_do(l, r)))
+            !(r->op->parts ? tly_team_do(l, r, before) : tly_work_do(l, r)))
             continue;
         if (tly_work_finished(r))
             finish(l, r);
@@ -767,12 +772,22 @@ void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece)
     if (!piece->ahead)
         return;
     piece->ahead = false;
-    uint64_t left = atomic_fetch_sub(&l->ahead, piece->length) - piece->length;
-    uint64_t resume = atomic_load(&l->resume); /* pairs with may_sum() */
-    if (!resume || left >= resume)
+    atomic_fetch_sub(&piece->op->waiting, piece->length);
+    atomic_fetch_sub(&l->ahead, piece->length);
+    /* Pairs with may_sum(). */
+    if (!atomic_load(&l->to_wake) || atomic_fetch_sub(&l->to_wake, piece->length) > (int64_t)piece->length)
         return;
-    atomic_store(&l->resume, 0);
+    atomic_store(&l->to_wake, 0);
     call_own(l);
+}
+
+void tly_local_blocked(struct tly_local *l, bool blocked)
+{
+    if (atomic_load_explicit(&l->blocked, memory_order_relaxed) == blocked)
+        return;
+    atomic_store(&l->blocked, blocked);
+    if (blocked && atomic_exchange(&l->to_wake, 0))
+        call_own(l);
 }
 
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)

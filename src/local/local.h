@@ -47,9 +47,10 @@ struct tly_local_op {
     void *output;      /* of an allgather: what `gather` says */
     int64_t first_dim; /* of an allgather */
     uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
-    uint64_t ahead;    /* likewise, if this is not 0: it is summed while no more bytes wait to be sent */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
+    uint64_t
+        ahead; /* likewise: it is summed while less than that waits to be sent before it or of it; 0: at once */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_round *meeting;
@@ -57,7 +58,8 @@ struct tly_local_op {
     struct tly_list landed; /* pieces whose results are to be given to the others */
     uint8_t *sums;          /* where the pieces lie: the output, or staged */
     bool held;              /* a team's: not yet given back */
-    bool alone;             /* no other was in flight when it was submitted; the submitting thread's */
+    bool alone;             /* no other was in flight when it was submitted */
+    atomic_ullong waiting;  /* bytes of its pieces that were summed and are not yet sent */
     atomic_bool diverted;   /* release, once it is the service's */
 };
 
@@ -112,6 +114,8 @@ void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
 /* A piece that was summed is on its way, or will never be: there is room for another.  Nothing if that has been said. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
+/* What waits to be sent waits for other ranks: until something is sent again, nothing is held back for its sake. */
+void tly_local_blocked(struct tly_local *l, bool blocked);
 /* End it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
 /* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:

@@ -73,12 +73,15 @@ static uint8_t *output_of(const struct tly_local *l, const struct tly_round *r, 
 }
 
 /* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for. */
-static bool may_sum(struct tly_local *l, const struct tly_local_op *op)
+static bool may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t before)
 {
-    if (!op->ahead || atomic_load(&l->ahead) < op->ahead)
+    if (!op->ahead || before < op->ahead || atomic_load(&l->blocked))
         return true;
-    atomic_store(&l->resume, op->ahead / 2 + 1); /* wake us once in a while, not for each piece */
-    return atomic_load(&l->ahead) <= op->ahead / 2;
+    int64_t half = (int64_t)(op->ahead / 2 + 1), awaited = atomic_load(&l->to_wake);
+    if (!awaited || half < awaited)
+        atomic_store(&l->to_wake, half);
+    /* Pairs with tly_local_sent(): what is still to be sent will wake us, or we look again. */
+    return (int64_t)atomic_load(&l->ahead) < half || atomic_load(&l->blocked);
 }
 
 /* The division and the second factor are the service's. */
@@ -144,7 +147,7 @@ bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_
     return ok;
 }
 
-bool tly_team_do(struct tly_local *l, struct tly_round *r)
+bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before)
 {
     struct tly_local_op *op = r->op;
     struct tly_list *landed = op->landed.next, *next = op->pieces.next;
@@ -155,13 +158,14 @@ bool tly_team_do(struct tly_local *l, struct tly_round *r)
         return true;
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
-    if (next == &op->pieces || !may_sum(l, op) || !enter(l, r))
+    if (next == &op->pieces || !may_sum(l, op, before) || !enter(l, r))
         return false;
     bool ok = sum_piece(l, r, piece);
     leave(l);
     if (ok) {
         tly_list_remove(next);
         piece->ahead = true;
+        atomic_fetch_add(&op->waiting, piece->length);
         atomic_fetch_add(&l->ahead, piece->length);
         l->calls->summed(l->user, piece);
     }

@@ -67,37 +67,66 @@ static int end(void **state)
     return 0;
 }
 
-static int sum_all_that_may(void)
+static int sum_all_that_may(uint64_t before)
 {
-    while (tly_team_do(&f.l, f.round))
+    while (tly_team_do(&f.l, f.round, before + f.op.waiting))
         ;
     return summed;
 }
 
 static void test_no_bound(void **state)
 {
-    assert_int_equal(sum_all_that_may(), PIECES);
+    assert_int_equal(sum_all_that_may(0), PIECES);
     assert_memory_equal(f.out, f.in, sizeof f.in);
 }
 
-/* Two at most; then the thread is woken once half of that is sent, and not before. */
+/* Four at most; then the thread is woken once half of that is sent, and not before. */
 static void test_ahead(void **state)
 {
-    f.op.ahead = 2 * PIECE;
-    assert_int_equal(sum_all_that_may(), 2);
+    f.op.ahead = 4 * PIECE;
+    assert_int_equal(sum_all_that_may(0), 4);
     tly_local_sent(&f.l, &f.piece[0]);
-    assert_int_equal(f.control.bell, 1);
     tly_local_sent(&f.l, &f.piece[0]); /* again: its service was lost */
-    assert_int_equal(f.l.ahead, PIECE);
-    assert_int_equal(sum_all_that_may(), 3);
+    assert_int_equal(f.l.ahead, 3 * PIECE);
     tly_local_sent(&f.l, &f.piece[1]);
+    assert_int_equal(f.control.bell, 0);
     tly_local_sent(&f.l, &f.piece[2]);
-    assert_int_equal(f.control.bell, 2);
-    assert_int_equal(f.l.ahead, 0);
-    assert_int_equal(sum_all_that_may(), 5);
+    assert_int_equal(f.control.bell, 1);
+    assert_int_equal(sum_all_that_may(0), PIECES);
     for (int i = 0; i < PIECES; i++) /* also those that were never summed, where an operation ends early */
         tly_local_sent(&f.l, &f.piece[i]);
+    assert_int_equal(f.control.bell, 1);
     assert_int_equal(f.l.ahead, 0);
+    assert_int_equal(f.op.waiting, 0);
+}
+
+/* What waits of more urgent operations counts; it is sent before who waits for it goes to sleep, or wakes him. */
+static void test_before(void **state)
+{
+    struct tly_local_op other = {.ahead = 1};
+    struct tly_local_piece first = {.op = &other, .length = 2 * PIECE, .ahead = true};
+    f.op.ahead = 2 * PIECE;
+    f.l.ahead = other.waiting = 2 * PIECE;
+    assert_int_equal(sum_all_that_may(2 * PIECE), 0);
+    tly_local_sent(&f.l, &first);
+    assert_int_equal(f.control.bell, 1);
+    assert_int_equal(sum_all_that_may(0), 2);
+    f.l.ahead = f.op.waiting = 0; /* meanwhile, of what was looked at before that */
+    assert_true(tly_team_do(&f.l, f.round, 2 * PIECE));
+}
+
+/* Nothing is held back while what waits cannot be sent, for that may wait for what is held back. */
+static void test_blocked(void **state)
+{
+    f.op.ahead = PIECE;
+    assert_int_equal(sum_all_that_may(0), 1);
+    tly_local_blocked(&f.l, true);
+    assert_int_equal(f.control.bell, 1);
+    assert_true(tly_team_do(&f.l, f.round, f.op.waiting));
+    tly_local_blocked(&f.l, true);
+    tly_local_blocked(&f.l, false);
+    assert_int_equal(f.control.bell, 1);
+    assert_int_equal(sum_all_that_may(0), 2);
 }
 
 /* However little may be summed ahead, one piece may. */
@@ -105,7 +134,7 @@ static void test_large_pieces(void **state)
 {
     f.op.ahead = 1;
     for (int i = 0; i < PIECES; i++) {
-        assert_int_equal(sum_all_that_may(), i + 1);
+        assert_int_equal(sum_all_that_may(0), i + 1);
         tly_local_sent(&f.l, &f.piece[i]);
         assert_int_equal(f.control.bell, i + 1 < PIECES ? i + 1 : i);
     }
@@ -117,6 +146,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_no_bound, begin, end),
         cmocka_unit_test_setup_teardown(test_ahead, begin, end),
+        cmocka_unit_test_setup_teardown(test_before, begin, end),
+        cmocka_unit_test_setup_teardown(test_blocked, begin, end),
         cmocka_unit_test_setup_teardown(test_large_pieces, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -371,6 +371,50 @@ static void test_opposite_orders(void **state)
     job_clear(&j);
 }
 
+/* One machine's ranks begin with a large tensor, the other's wait for small ones first: of the large one all windows that
+ * need nothing from the other machine fill, and what is behind must be summed all the same. */
+static int behind(int rank, void *arg)
+{
+    enum { FEW = 16, LENGTH = 4096, LARGE = 4 << 20 };
+    static float x[LARGE], y[FEW][LENGTH];
+    tally_op *large, *small[FEW];
+    tally_comm *c = join();
+    for (int i = 0; i < LARGE; i++)
+        x[i] = 1;
+    if (rank < 2)
+        CHECK(tally_push_pull(c, "x", x, x, LARGE, TALLY_FLOAT32, TALLY_SUM, NULL, &large) == 0);
+    for (int i = 0; i < FEW; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "y%d", i);
+        for (int k = 0; k < LENGTH; k++)
+            y[i][k] = 1;
+        CHECK(tally_push_pull(c, name, y[i], y[i], LENGTH, TALLY_FLOAT32, TALLY_SUM, NULL, &small[i]) == 0);
+        if (rank >= 2)
+            finish(small[i], 0);
+    }
+    if (rank >= 2)
+        CHECK(tally_push_pull(c, "x", x, x, LARGE, TALLY_FLOAT32, TALLY_SUM, NULL, &large) == 0);
+    for (int i = 0; i < FEW && rank < 2; i++)
+        finish(small[i], 0);
+    finish(large, 0);
+    for (int i = 0; i < FEW; i++)
+        CHECK(y[i][0] == 4 && y[i][LENGTH - 1] == 4);
+    CHECK(x[0] == 4 && x[LARGE - 1] == 4);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_behind_a_full_window(void **state)
+{
+    struct job j = {.ranks = 4,
+                    .machine = pairs,
+                    .main = behind,
+                    .settings = {"TALLY_PART_BYTES=128K", "TALLY_TIMEOUT=20"}};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 /* Sum until that fails, or until it is enough. */
 static int until_failure(int rank, void *arg)
 {
@@ -554,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_opposite_orders),
+        cmocka_unit_test(test_behind_a_full_window),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_rank_stopped),
         cmocka_unit_test(test_tallyd_killed),
