@@ -147,14 +147,20 @@ def judge(histories, seed, sizes):
 # --- processes -----------------------------------------------------------------------------------------
 
 
+_given = collections.deque(maxlen=1000)  # ports: of a job some are opened long after they were chosen
+
+
 def free_port():
-    """One that nobody has; also below the range that the kernel hands out, so nobody will."""
+    """One that nobody has and that was not given lately; also below the range that the kernel hands out, so nobody will."""
     low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     for _ in range(1000):
         port = random.SystemRandom().randrange(max(2000, low - 12000), low)
+        if port in _given:
+            continue
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
+                _given.append(port)
                 return port
             except OSError:
                 continue
