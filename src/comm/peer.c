@@ -21,7 +21,7 @@ enum {
     GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
     MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
     FORGIVEN_S = 10,
-    /* Bytes: more than can be under way to a rank when operations of it fail, and less than another service accepts. */
+    /* Bytes: some ten thousand sentences; less, by default, than another service accepts if they go there. */
     MOST_UNASKED = 8 << 20,
 };
 
@@ -367,7 +367,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         break;
     case TLY_AGAIN:
         p = tly_peer_find(peer, f);
-        /* An honest one may have asked for all of a window. */
+        /* What an honest one may have asked for is less than a window. */
         if (peer->mortal && peer->outbox.bytes > TLY_MOST_LETTER_BYTES + c->member.roster.window_bytes) {
             *why = "it asks and does not read";
             return -EPROTO;

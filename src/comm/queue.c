@@ -28,20 +28,23 @@ void tly_queue_admit(tally_comm *c)
     for (;;) {
         struct peer *best = NULL;
         struct tly_heap_item *best_top = NULL;
-        bool any = false;
+        bool shut = false;
         for (int i = 0; i < c->services; i++) {
             struct peer *peer = &c->peers[i];
             struct tly_heap_item *top = tly_heap_top(&peer->waiting);
-            any |= top != NULL;
-            if (!top || !peer->open || peer->pushed + tly_cost(top->value) > peer->granted)
-                continue; /* no window: the next one goes */
+            if (!top)
+                continue;
+            if (!peer->open || peer->pushed + tly_cost(top->value) > peer->granted) {
+                shut = true; /* no window: the next one goes */
+                continue;
+            }
             if (!best || tly_before(top->order, best_top->order)) {
                 best = peer;
                 best_top = top;
             }
         }
-        if (!best && any && c->carry && c->local)
-            tly_local_blocked(c->local, true);
+        if (c->carry && c->local)
+            tly_local_blocked(c->local, shut);
         if (!best)
             return;
         const struct part *first = best_top->value;
@@ -58,8 +61,6 @@ void tly_queue_admit(tally_comm *c)
         p->next = NULL;
         if (tly_team_carries(p))
             tly_local_sent(p->op->engine, &p->shard);
-        if (c->carry && c->local)
-            tly_local_blocked(c->local, false);
         tly_part_stamp(p, TLY_AT_ADMITTED);
         tly_pace_admitted(best, (uint32_t)cost);
         tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);

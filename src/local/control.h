@@ -122,7 +122,8 @@ struct tly_local {
     atomic_ullong ahead; /* bytes of all pieces that were summed and are not yet sent */
     atomic_llong
         to_wake; /* 0, or a round was held back, and is to be looked at when so many of them are sent */
-    atomic_bool blocked; /* they wait for other ranks */
+    atomic_bool blocked; /* some of them wait for other ranks */
+    atomic_bool missed;  /* somebody found the engine's lock taken */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;
@@ -177,7 +178,7 @@ bool tly_work_is_given_up(const struct tly_local *l);
 /* team.c */
 /* All posts of a team's round are there.  False: they do not fit together. */
 bool tly_team_begin(struct tly_local *l, struct tly_round *r);
-/* Give a result to the others, or sum a piece, if no more than `before` bytes wait to be sent before it or of it.  True:
+/* Give a result to the others, or sum a piece; `before`: so many bytes wait to be sent before it or of it.  True:
  * something was done. */
 bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before);
 /* Give a result to the others.  False: not now, or never. */

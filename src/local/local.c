@@ -639,7 +639,7 @@ static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r
 static bool has_step(struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
+        if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
             return true;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
@@ -685,12 +685,21 @@ static bool advance(struct tly_local *l, const struct errand *e)
     return any;
 }
 
+/* Who has the lock for a moment, to do something else, looks whether somebody has missed it. */
+static bool try_lock(struct tly_local *l)
+{
+    if (pthread_mutex_trylock(&l->lock) == 0)
+        return true;
+    atomic_store(&l->missed, true);
+    return pthread_mutex_trylock(&l->lock) == 0;
+}
+
 /* *looked: this thread itself has seen all that there is. */
 static bool drive(struct tly_local *l, const struct errand *e, bool *looked)
 {
     bool any = false;
     do {
-        *looked = !atomic_load(&l->claims) && pthread_mutex_trylock(&l->lock) == 0;
+        *looked = !atomic_load(&l->claims) && try_lock(l);
         if (!*looked)
             return any; /* who holds it looks at the inbox once more */
         if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
@@ -709,6 +718,7 @@ static void hand_on(struct tly_local *l)
     if (!news(l) && pthread_mutex_trylock(&l->lock) == 0) {
         busy = has_step(l) || !tly_list_empty(&l->backlog);
         pthread_mutex_unlock(&l->lock);
+        busy |= atomic_exchange(&l->missed, false);
     }
     if (busy)
         tly_local_ring(l, l->me, TLY_WAKE_THREAD);
@@ -751,7 +761,7 @@ static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
     if (done && tly_work_finished(op->meeting))
         finish(l, op->meeting);
     pthread_mutex_unlock(&l->lock);
-    if (news(l)) /* who came to look at it meanwhile found the lock taken */
+    if (atomic_exchange(&l->missed, false) || news(l))
         call_own(l);
     return done;
 }

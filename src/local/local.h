@@ -112,9 +112,10 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op);
 /* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed. */
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
-/* A piece that was summed is on its way, or will never be: there is room for another.  Nothing if that has been said. */
+/* The same, one call at a time: a piece that was summed is on its way, or will never be: there is room for another.
+ * Nothing if that has been said. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
-/* What waits to be sent waits for other ranks: until something is sent again, nothing is held back for its sake. */
+/* Some of what waits to be sent waits for other ranks: meanwhile nothing is held back for its sake. */
 void tly_local_blocked(struct tly_local *l, bool blocked);
 /* End it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
