@@ -340,23 +340,23 @@ static void greet(tally_comm *c)
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
+    tly_loop_lock(&c->loop); /* services may come and go already, and each time the roster is another */
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
-    free(sizes);
-    free(order);
     tly_pace_foretell(c, best, sizeof best);
-    tly_loop_lock(&c->loop);
     if (c->local && c->machines == 1)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
     else
         list_media(c, media, sizeof media);
-    tly_loop_unlock(&c->loop);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, %ssums along the tree over %s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
              c->services - c->machines, c->member.coordinator, media, c->part_bytes >> 10,
              c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best);
+    tly_loop_unlock(&c->loop);
+    free(sizes);
+    free(order);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }
 
