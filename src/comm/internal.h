@@ -238,11 +238,10 @@ struct peer {
     struct tly_list kept;     /* of keeps: results [stable, received) */
     struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
     bool open;
-    bool local;       /* on this machine, and not over TCP */
-    bool never_local; /* ... because such a connection was lost */
-    bool mortal;      /* may die alone: a tallyd */
-    uint64_t
-        unasked; /* bytes of keeps from it that are no part's result here: of verdicts, and of what has failed */
+    bool local;                /* on this machine, and not over TCP */
+    bool never_local;          /* ... because such a connection was lost */
+    bool mortal;               /* may die alone: a tallyd */
+    uint64_t unasked;          /* bytes of keeps from it that are no part's result here */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */
     bool accused;              /* the coordinator has been told that it cannot be reached */

@@ -350,6 +350,12 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         *why = "results without end that nobody has asked for";
         return -EPROTO;
     }
+    /* Results that it may have asked for are less than a window. */
+    bool asks = f->type == TLY_SPEC || f->type == TLY_AGAIN;
+    if (peer->mortal && asks && peer->outbox.bytes > TLY_MOST_LETTER_BYTES + c->member.roster.window_bytes) {
+        *why = "much is asked and no answer is read";
+        return -EPROTO;
+    }
     struct part *p;
     switch (f->type) {
     case TLY_RESULT:
@@ -359,19 +365,10 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         on_verdict(peer, f, data);
         break;
     case TLY_SPEC:
-        if (peer->mortal && tly_outbox_full(&peer->outbox)) {
-            *why = "it asks and does not read";
-            return -EPROTO;
-        }
         tell_spec(peer, f);
         break;
     case TLY_AGAIN:
         p = tly_peer_find(peer, f);
-        /* What an honest one may have asked for is less than a window. */
-        if (peer->mortal && peer->outbox.bytes > TLY_MOST_LETTER_BYTES + c->member.roster.window_bytes) {
-            *why = "it asks and does not read";
-            return -EPROTO;
-        }
         if (f->flags & TLY_MARK)
             tly_epoch_final(peer, f);
         else if (p)

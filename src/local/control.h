@@ -115,15 +115,14 @@ struct tly_local {
 
     atomic_bool stopping, failed;
     atomic_int spinning, sleeping, inside,
-        in_flight;       /* threads that look; that sleep; that wait; operations */
-    atomic_int pending;  /* in the inbox */
-    atomic_bool prompt;  /* the last operation was alone until it was waited for; a guess about the next */
-    atomic_int claims;   /* threads that want the engine's lock now */
-    atomic_ullong ahead; /* bytes of all pieces that were summed and are not yet sent */
-    atomic_llong
-        to_wake; /* 0, or a round was held back, and is to be looked at when so many of them are sent */
-    atomic_bool blocked; /* some of them wait for other ranks */
-    atomic_bool missed;  /* somebody found the engine's lock taken */
+        in_flight;        /* threads that look; that sleep; that wait; operations */
+    atomic_int pending;   /* in the inbox */
+    atomic_bool prompt;   /* the last operation was alone until it was waited for; a guess about the next */
+    atomic_int claims;    /* threads that want the engine's lock now */
+    atomic_ullong ahead;  /* bytes of all pieces that were summed and are not yet sent */
+    atomic_llong to_wake; /* 0, or who was held back looks again when so many of them are sent */
+    atomic_bool blocked;  /* some of them wait for other ranks */
+    atomic_bool missed;   /* somebody found the engine's lock taken */
 
     pthread_mutex_t inbox_lock;
     struct tly_list inbox;

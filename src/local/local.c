@@ -30,8 +30,7 @@ enum {
     DRAIN_MS = 5,      /* at the close, where the thread sleeps on the same bell */
     BLINK_MS = 1,      /* of who could not look, as another thread did: that one may have looked too early */
     LIGHT = 256 << 10, /* bytes that submission itself moves */
-    PROMPT =
-        4 << 20, /* the same where its caller will wait: less than that takes long beside waking the thread */
+    PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     LOOKS = 8,         /* between looks at the clock meanwhile */

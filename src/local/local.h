@@ -49,8 +49,7 @@ struct tly_local_op {
     uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
-    uint64_t
-        ahead; /* likewise: it is summed while less than that waits to be sent before it or of it; 0: at once */
+    uint64_t ahead; /* likewise: bytes up to it that may wait to be sent while it is summed; 0: any */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_round *meeting;

@@ -21,8 +21,6 @@ enum {
     MOST_PART = 256 << 10,
     BLOCK = 16 << 10, /* of pool memory: sums are copied to the other ranks while the first cache has them */
     PARTS_EACH = 2,   /* for each rank, at least, of a large tensor */
-    STUCK_MS =
-        5000, /* who takes longer over a part is stopped; we must not be silent for as long as it may be */
 };
 
 void tly_work_cut(const struct tly_local *l, struct tly_round *r)
