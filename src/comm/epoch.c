@@ -128,23 +128,11 @@ static struct keep *make_keep(tally_comm *c)
     return k;
 }
 
-static uint64_t memory_of(const struct keep *k)
-{
-    return sizeof *k + (k->verdict ? strlen(k->verdict) : 0);
-}
-
-/* It is not who gave it that has to answer for its memory any more. */
-static void disown(struct keep *k)
-{
-    if (k->from)
-        k->from->unasked -= memory_of(k);
-    k->from = NULL;
-}
-
 static void drop_keep(tally_comm *c, struct keep *k)
 {
     tly_list_remove(&k->node);
-    disown(k);
+    if (k->from)
+        k->from->unasked -= sizeof *k;
     tly_pool_give(&c->copies, k->data, k->length);
     free(k->verdict);
     tly_list_append(&c->spare_keeps, &k->node);
@@ -184,35 +172,52 @@ static bool copy_aside(tally_comm *c, struct keep *k, const struct part *p)
     return true;
 }
 
-void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f, int err,
-                    const char *verdict)
+/* The next delivery of this service. */
+static struct keep *append_keep(struct peer *p)
 {
-    tally_comm *c = p->comm;
-    struct keep *k = make_keep(c);
-    if (!k) {
-        tly_comm_fail(c, ENOMEM, "out of memory");
-        return;
-    }
-    if (part)
-        tly_peer_head(part, &k->head);
+    struct keep *k = make_keep(p->comm);
+    if (k)
+        tly_list_append(&p->kept, &k->node);
     else
-        k->head = *f;
-    tly_list_append(&p->kept, &k->node);
-    if (verdict) {
-        k->verdict = strdup(verdict);
-        k->err = err;
-    }
-    if (!part) {
-        k->from = p;
-        p->unasked += memory_of(k);
+        tly_comm_fail(p->comm, ENOMEM, "out of memory");
+    return k;
+}
+
+void tly_epoch_keep(struct peer *p, struct part *part)
+{
+    struct keep *k = append_keep(p);
+    if (!k)
         return;
-    }
-    if (copy_aside(c, k, part)) {
-        tly_op_settled(c, part);
+    tly_peer_head(part, &k->head);
+    if (copy_aside(p->comm, k, part)) {
+        tly_op_settled(p->comm, part);
     } else {
         k->part = part;
         part->keep = k;
     }
+}
+
+void tly_epoch_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence)
+{
+    struct keep *k = append_keep(p);
+    if (!k)
+        return;
+    tly_peer_head(&op->parts[0], &k->head);
+    k->head.length = 0;
+    k->err = err;
+    k->verdict = strdup(sentence);
+    if (!k->verdict)
+        tly_comm_fail(p->comm, ENOMEM, "out of memory");
+}
+
+void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f)
+{
+    struct keep *k = append_keep(p);
+    if (!k)
+        return;
+    k->head = (struct tly_frame){.key = f->key, .round = f->round, .part = f->part};
+    k->from = p;
+    p->unasked += sizeof *k;
 }
 
 void tly_epoch_stable(struct peer *p, uint64_t stable)
@@ -330,10 +335,10 @@ static void say_keep(struct peer *p, struct keep *k, uint16_t resumed)
     post_about(p, &k->head, TLY_HAVE, TLY_LAST | resumed, k->head.length, NULL);
 }
 
-/* Nobody can be told anything by it: its operation has failed. */
+/* Nobody can be told anything by it: its operation has failed, or was none. */
 static bool is_empty(const struct keep *k)
 {
-    return !k->part && !k->data && !k->verdict && k->head.length > 0;
+    return !k->part && !k->data && !k->verdict && (k->from || k->head.length > 0);
 }
 
 /* All that is in doubt at this service. */
@@ -568,8 +573,11 @@ static void hand_on(tally_comm *c, struct peer *from)
     while (!tly_list_empty(&from->doubted)) {
         struct keep *k = tly_list_entry(from->doubted.next, struct keep, node);
         struct peer *to = &c->peers[mix(k->head.key + k->head.part) % (unsigned)c->machines];
+        if (k->from) {
+            drop_keep(c, k);
+            continue;
+        }
         k->said = false;
-        disown(k);
         tly_list_remove(&k->node);
         tly_list_append(&to->doubted, &k->node);
         struct part *waits = k->part;

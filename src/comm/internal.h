@@ -71,7 +71,7 @@ struct keep {
     char *verdict; /* owned: it was one */
     int err;
     bool said;         /* among the doubted: the service has been told */
-    struct peer *from; /* who gave it, if it is no part's result here; else NULL */
+    struct peer *from; /* who gave it, if nothing here has waited for it; else NULL */
 };
 
 /* Tensors whose parts are dealt in one sequence; names_lock. */
@@ -241,7 +241,7 @@ struct peer {
     bool local;                /* on this machine, and not over TCP */
     bool never_local;          /* ... because such a connection was lost */
     bool mortal;               /* may die alone: a tallyd */
-    uint64_t unasked;          /* bytes of keeps from it that are no part's result here */
+    uint64_t unasked;          /* bytes of keeps from it for which nothing here has waited */
     bool known;                /* has been open before */
     bool gone;                 /* out of the job */
     bool accused;              /* the coordinator has been told that it cannot be reached */
@@ -489,9 +489,12 @@ void tly_epoch_met(tally_comm *c);
 void tly_epoch_doubt(struct peer *p);
 /* The connection is mended: say what has landed. */
 void tly_epoch_mended(struct peer *p);
-/* A service that can die alone has delivered a part, or a verdict `f`, or what nobody waits for (neither). */
-void tly_epoch_keep(struct peer *p, struct part *part, const struct tly_frame *f, int err,
-                    const char *verdict);
+/* A service that can die alone has delivered a part. */
+void tly_epoch_keep(struct peer *p, struct part *part);
+/* ... or a verdict on this operation, which has just that end before it. */
+void tly_epoch_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
+/* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
+void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f);
 /* All ranks have the first `stable` deliveries of this service. */
 void tly_epoch_stable(struct peer *p, uint64_t stable);
 /* The service has answered what was said of something that its rank no longer waits for.  False: it was not. */

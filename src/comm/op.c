@@ -176,7 +176,7 @@ void tly_op_landed(tally_comm *c, struct part *p)
         if (op->group->ranks[i] == (uint32_t)op->found)
             op->source = i;
     if (peer->mortal)
-        tly_epoch_keep(peer, p, NULL, 0, NULL);
+        tly_epoch_keep(peer, p);
     else
         tly_op_settled(c, p);
 }

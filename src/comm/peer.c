@@ -228,7 +228,7 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
             tly_op_landed(peer->comm, p);
         }
     } else if (last && !tly_epoch_confirmed(peer, f, true) && peer->mortal) {
-        tly_epoch_keep(peer, NULL, f, 0, NULL);
+        tly_epoch_keep_unasked(peer, f);
     }
     if (last)
         count_received(peer, f->length);
@@ -250,13 +250,16 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
     char sentence[TLY_SENTENCE];
     int err = (int)tly_read32(&r);
     tly_read_text(&r, sentence, sizeof sentence);
-    struct tally_op *op = tly_op_find(peer->comm, f);
-    if (!tly_epoch_confirmed(peer, f, true) && peer->mortal)
-        tly_epoch_keep(peer, NULL, f, err, sentence);
+    struct tally_op *op = tly_op_find(peer->comm, f), *mark = op ? NULL : find_mark(peer->comm, f);
+    bool kept = tly_epoch_confirmed(peer, f, true) || !peer->mortal;
+    if (!kept && (op || mark))
+        tly_epoch_keep_verdict(peer, op ? op : mark, err, sentence);
+    else if (!kept)
+        tly_epoch_keep_unasked(peer, f);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
-    else if ((op = find_mark(peer->comm, f)))
-        tly_op_end(peer->comm, op, 0, sentence); /* as it was meant */
+    else if (mark)
+        tly_op_end(peer->comm, mark, 0, sentence); /* as it was meant */
     count_received(peer, f->payload);
 }
 

@@ -1,0 +1,319 @@
+/* rogue_test.c - whole jobs whose tallyd is the test's own: it was admitted, and then says what no tallyd would.  The
+ * ranks put it out with a word that says why, take no more memory for it than they may, and their sums are right. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sodium.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "job.h"
+#include "join/member.h"
+#include "transport/tcp/socket.h"
+
+#include <cmocka.h>
+
+enum {
+    COUNT = 500,
+    TENSORS = 16,
+    STEPS = 20,
+    MOST_GROWN = 96 << 20,
+    LINGER_MS = 200,
+    FIRST = 2 /* rounds */
+};
+
+struct rogue {
+    struct tly_frame (*says)(uint64_t i); /* to each rank, again and again; NULL: nothing */
+    size_t payload;
+    uint64_t most;     /* so often to each, then it dies; 0: until it is put out */
+    bool deaf;         /* and reads nothing more */
+    bool refuses;      /* what it is home of, at first; then it dies */
+    atomic_int speaks; /* ranks are at work */
+};
+
+struct voice {
+    const struct rogue *rogue;
+    uint64_t said;
+    struct tly_outbox outbox;
+};
+
+static int silent; /* ranks to which all has been said */
+
+/* What links read with: nothing more comes in for the links of a process that is deaf. */
+static bool deaf;
+
+ssize_t readv(int fd, const struct iovec *iov, int n)
+{
+    static _Thread_local ssize_t (*next)(int, const struct iovec *, int);
+    if (deaf) {
+        errno = EAGAIN;
+        return -1;
+    }
+    if (!next)
+        *(void **)&next = dlsym(RTLD_NEXT, "readv");
+    return next(fd, iov, n);
+}
+
+/* --- the rogue ----------------------------------------------------------------------------------- */
+
+static void opened(void *user, struct tly_link *l)
+{
+}
+
+static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                  const char **why)
+{
+    return 0;
+}
+
+/* A verdict as a service gives it: about the part as the first rank has described it, whose numbers of groups are not
+ * those of the others. */
+static void refuse(struct voice *v, const struct tly_frame *push)
+{
+    struct tly_frame f = {.type = TLY_VERDICT, .key = push->key, .round = push->round, .group = 4711};
+    struct tly_writer w = {0};
+    tly_write32(&w, EINVAL);
+    tly_write_text(&w, "the rogue does not like it");
+    CHECK(!w.failed && tly_outbox_post(&v->outbox, &f, w.data, w.len, NULL) == 0);
+    free(w.data);
+    silent += v->said++ == 0;
+}
+
+static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+{
+    struct voice *v = user;
+    if (v->rogue->refuses && f->type == TLY_PUSH && f->part == 0 && f->flags & TLY_LAST && f->round < FIRST)
+        refuse(v, f);
+    return 0;
+}
+
+static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+{
+    static const uint8_t payload[512];
+    struct voice *v = user;
+    const struct rogue *r = v->rogue;
+    if (tly_outbox_next(&v->outbox, out, NULL))
+        return true;
+    if (!r->says || !atomic_load(&r->speaks) || (r->most && v->said == r->most))
+        return false;
+    deaf = r->deaf;
+    *out = (struct tly_outgoing){.frame = r->says(v->said++), .payload = payload, .stays = true};
+    out->frame.payload = (uint32_t)r->payload;
+    silent += v->said == r->most;
+    return true;
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct voice *v = user;
+    tly_link_destroy(l);
+    tly_outbox_finish(&v->outbox, NULL, NULL);
+    free(v);
+}
+
+struct door {
+    struct rogue *rogue;
+    struct tly_identity identity;
+};
+
+static int accepting(void *user, struct tly_link_config *config)
+{
+    static const struct tly_link_user calls = {
+
+        .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+    const struct door *d = user;
+    struct voice *v = calloc(1, sizeof *v);
+    CHECK(v);
+    v->rogue = d->rogue;
+    tly_outbox_init(&v->outbox);
+    config->user_calls = &calls;
+    config->user = v;
+    config->identity = d->identity;
+    return 0;
+}
+
+/* As tallyd's main(), with other words.  Ends when it is put out. */
+static int serve(struct rogue *rogue, int port)
+{
+    char coord[64], why[200];
+    snprintf(coord, sizeof coord, "TALLY_COORD=127.0.0.1:%d", port);
+    const char *const settings[] = {coord, "TALLY_HOST_ID=rogue", NULL};
+    static struct tly_params params;
+    static struct tly_place place;
+    static struct tly_member member;
+    static struct tly_loop loop;
+    struct tly_listener *listener;
+    struct sockaddr_storage at;
+    CHECK(sodium_init() >= 0 && tly_params_load(&params, settings, why, sizeof why) == 0);
+    CHECK(tly_place_find(&place, &params, false) == 0 && tly_loop_init(&loop) == 0);
+    tly_member_init(&member, &loop, &place, &params, false);
+    CHECK(tly_member_find(&member, -1) == 0 && tly_member_connect(&member, -1) == 0);
+    CHECK(tly_member_service_address(&member, &at) == 0);
+    struct door door = {rogue, member.identity};
+    door.identity.role = TLY_ROLE_SERVICE;
+    door.identity.rank = TLY_NO_RANK;
+    const struct tly_listener_config listen = {.address = at, .accepting = accepting, .user = &door};
+    tly_loop_lock(&loop);
+    CHECK(tly_tcp_listen(&loop, &listen, &listener) == 0);
+    tly_loop_unlock(&loop);
+    tly_address_set_port(&at, tly_listener_port(listener));
+    CHECK(tly_member_announce(&member, &at, 4711, 1 << 30) == 0 && tly_member_begin(&member) == 0);
+    while (!member.left && member.state == TLY_MEMBER_RUNNING && silent < 2)
+        tly_loop_turn(&loop, 1);
+    for (int64_t until = tly_now() + LINGER_MS * TLY_MS; silent == 2 && tly_now() < until;)
+        tly_loop_turn(&loop, 1);
+    if (silent == 2)
+        return 0; /* without a word */
+    return member.state == TLY_MEMBER_OVER ? 0 : 1;
+}
+
+/* --- the ranks ----------------------------------------------------------------------------------- */
+
+static size_t resident(void)
+{
+    unsigned long all, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    CHECK(f && fscanf(f, "%lu %lu", &all, &pages) == 2);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Returns how many operations were refused. */
+static int take_step(tally_comm *c, int step)
+{
+    static float x[TENSORS][COUNT];
+    tally_op *op[TENSORS];
+    int refused = 0;
+    for (int t = 0; t < TENSORS; t++) {
+        const char name[] = {'x', (char)('a' + t), '\0'};
+        for (int i = 0; i < COUNT; i++)
+            x[t][i] = (float)(i + step + t + tally_comm_rank(c));
+        CHECK(tally_push_pull(c, name, x[t], x[t], COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op[t]) == 0);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        bool well = tally_op_wait(op[t], -1) == 0;
+        for (int i = 0; i < COUNT && well; i++)
+            CHECK(x[t][i] == (float)(2 * (i + step + t) + 1));
+        if (!well)
+            CHECK_HOLDS(tally_op_error(op[t]), "the rogue does not like it");
+        refused += !well;
+        tally_op_free(op[t]);
+    }
+    return refused;
+}
+
+/* What the rogue should sum waits until it is out. */
+static int train(int rank, void *arg)
+{
+    struct rogue *rogue = arg;
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_comm_service_count(c) == 3);
+    size_t before = resident();
+    atomic_store(&rogue->speaks, 1);
+    int refused = 0;
+    for (int step = 0; step < STEPS; step++)
+        refused += take_step(c, step);
+    CHECK(tally_comm_service_count(c) == 2);
+    CHECK(rogue->refuses ? refused > 0 : refused == 0);
+    CHECK(UNDER_SANITIZER || resident() < before + MOST_GROWN);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void meet(struct rogue how, const char *why)
+{
+    struct rogue *rogue = job_shared(sizeof *rogue);
+    *rogue = how;
+    struct job j = {.ranks = 2,
+                    .main = train,
+                    .arg = rogue,
+                    .port = job_free_port(),
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_SERVERS=1"}};
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        signal(SIGSEGV, SIG_DFL);
+        _exit(serve(rogue, j.port));
+    }
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, why);
+    job_log_holds(&j, 0, "is out:");
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    job_clear(&j);
+}
+
+/* --- what it says -------------------------------------------------------------------------------- */
+
+static struct tly_frame result_of_nothing(uint64_t i)
+{
+    return (struct tly_frame){
+        .type = TLY_RESULT, .flags = TLY_LAST, .key = i, .length = 64, .kind = 99, .group = 4711};
+}
+
+static struct tly_frame verdict_on_nothing(uint64_t i)
+{
+    return (struct tly_frame){.type = TLY_VERDICT, .key = i, .length = 77, .kind = 99, .group = 4711};
+}
+
+static struct tly_frame question(uint64_t i)
+{
+    return (struct tly_frame){.type = TLY_SPEC, .key = i};
+}
+
+static struct tly_frame push(uint64_t i)
+{
+    return (struct tly_frame){.type = TLY_PUSH, .flags = TLY_LAST, .key = i, .length = 512};
+}
+
+static void test_results_of_nothing(void **state)
+{
+    meet((struct rogue){.says = result_of_nothing}, "results without end that nobody has asked for");
+}
+
+static void test_verdicts_on_nothing(void **state)
+{
+    meet((struct rogue){.says = verdict_on_nothing, .payload = 512},
+         "results without end that nobody has asked for");
+}
+
+static void test_asking_without_reading(void **state)
+{
+    meet((struct rogue){.says = question, .deaf = true}, "much is asked and no answer is read");
+}
+
+static void test_no_frame_for_a_rank(void **state)
+{
+    meet((struct rogue){.says = push, .payload = 512}, "no frame for a worker");
+}
+
+/* What it has left behind is not passed on to the others' harm. */
+static void test_nonsense_before_it_dies(void **state)
+{
+    meet((struct rogue){.says = result_of_nothing, .most = 100}, "connection ended");
+    meet((struct rogue){.says = verdict_on_nothing, .most = 100, .payload = 512}, "connection ended");
+}
+
+static void test_a_verdict_before_it_dies(void **state)
+{
+    meet((struct rogue){.refuses = true}, "connection ended");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_results_of_nothing),      cmocka_unit_test(test_verdicts_on_nothing),
+        cmocka_unit_test(test_asking_without_reading),  cmocka_unit_test(test_no_frame_for_a_rank),
+        cmocka_unit_test(test_nonsense_before_it_dies), cmocka_unit_test(test_a_verdict_before_it_dies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
