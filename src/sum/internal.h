@@ -104,6 +104,7 @@ struct round {
     uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
     uint8_t *result;                  /* one of the slots' data, or own */
     uint32_t result_room;             /* what the pool gave for it */
+    bool restored;                    /* a rank had some of it from another service */
     uint64_t order;                   /* of the first byte summed */
     uint64_t age;                     /* of its first push, in order */
     uint32_t received;                /* ranks that have the answer */
@@ -194,6 +195,7 @@ struct tly_service {
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
     uint32_t mismatches, dropped_slots, probes;
+    uint32_t restored; /* rounds that hold such a result */
     uint64_t next_order, next_age;
     struct tly_pool pool;
     struct tly_service_facts facts;
@@ -273,8 +275,8 @@ bool tly_round_reserve(struct session *p); /* room for one more delivery; false:
 void tly_round_delivered(struct session *p, struct round *r);
 void tly_round_ask_again(struct tly_service *s);
 void tly_round_grant(struct session *p);
-/* Memory for what is not worth a detour through AGAIN, or nothing else could make room for. */
-uint8_t *tly_round_take_little(struct tly_service *s, uint32_t bytes);
+/* Room for a result that some ranks have from a service that is gone.  False: not now, until others have ended. */
+bool tly_round_take_result(struct tly_service *s, struct round *r);
 void tly_round_close_store(struct tly_service *s);
 /* The rank names other contributors than those before it did. */
 void tly_round_widen(struct session *p, struct round *r, const struct members *who);

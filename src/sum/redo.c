@@ -88,9 +88,7 @@ static void resolve(struct tly_service *s, struct round *r)
         lacked |= r->slots[i].state != SLOT_ABSENT && a->sent < r->base && a->sent < length;
     }
     if (r->base) { /* a result of its own, and not over an input that need not be here */
-        r->result = tly_round_take_little(s, r->length);
-        r->result_room = r->length;
-        if (!r->result) { /* again with the next tick */
+        if (s->redo_waits || !tly_round_take_result(s, r)) { /* again with the next tick */
             s->redo_waits = true;
             r->resolved = false;
             r->base = 0;
@@ -147,10 +145,10 @@ void tly_redo_look(struct tly_service *s, struct round *r)
 {
     if (!r->said || r->resolved || r->refused || r->verdict || r->complete)
         return;
-    if (r->arrived == r->who->count)
-        resolve(s, r);
-    else if (r->had && is_stable(s, r))
+    if (r->had && is_stable(s, r))
         release(s, r);
+    else if (r->arrived == r->who->count)
+        resolve(s, r);
 }
 
 /* The rounds for which `is`, in an array to be freed, for they may go while one walks. */

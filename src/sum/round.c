@@ -84,7 +84,8 @@ static void lift_burden(struct tly_service *s, struct round *r)
 void tly_round_arrived(struct tly_service *s, struct round *r)
 {
     r->arrived++;
-    if (all_arrived(r))
+    /* What was only spoken of takes no window, and may stay for as long as its rank likes. */
+    if (all_arrived(r) && !r->said)
         lift_burden(s, r);
 }
 
@@ -170,6 +171,8 @@ void tly_round_remove(struct tly_service *s, struct round *r)
     lift_burden(s, r);
     for (uint32_t i = 0; i < s->ranks; i++)
         confirm(s, r, i);
+    s->restored -= r->restored;
+    r->restored = false;
     tly_pool_give(&s->pool, r->result, r->result_room);
     r->result = NULL;
     tly_map_take(&s->store, r->id);
@@ -280,10 +283,10 @@ static struct round *find_victim(struct tly_service *s, const struct round *r)
 }
 
 /* At the limit those with the better claim keep what they have, the others give theirs back. */
-static uint8_t *take_memory(struct tly_service *s, struct round *r)
+static uint8_t *take_memory(struct tly_service *s, struct round *r, uint32_t bytes)
 {
     for (;;) {
-        uint8_t *data = tly_pool_take(&s->pool, r->head.length);
+        uint8_t *data = tly_pool_take(&s->pool, bytes);
         struct round *victim = data ? NULL : find_victim(s, r);
         if (!victim)
             return data;
@@ -443,7 +446,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
             if (slot->loan)
                 tly_loan_keep(slot->loan);
             else if (!slot->data)
-                slot->data = take_memory(s, r);
+                slot->data = take_memory(s, r, r->head.length);
             if (!slot->loan && !slot->data)
                 drop_slot(s, r, p->rank);
         }
@@ -642,13 +645,24 @@ static void gather_list(struct round *r)
         memcpy(r->result + (size_t)i * r->head.length, r->slots[r->who->rank[i]].data, r->head.length);
 }
 
-uint8_t *tly_round_take_little(struct tly_service *s, uint32_t bytes)
+static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
 {
     uint64_t limit = s->pool.limit;
     s->pool.limit = UINT64_MAX;
     uint8_t *data = tly_pool_take(&s->pool, bytes);
     s->pool.limit = limit;
     return data;
+}
+
+bool tly_round_take_result(struct tly_service *s, struct round *r)
+{
+    r->result = take_memory(s, r, r->length);
+    if (!r->result && !s->restored)
+        r->result = take_little(s, r->length); /* one always, whoever else has the memory */
+    r->result_room = r->length;
+    r->restored = r->result != NULL;
+    s->restored += r->restored;
+    return r->restored;
 }
 
 /* The result takes the place of one of the inputs; a gathered list, and inputs that all lie elsewhere, need room of
@@ -664,8 +678,7 @@ static bool place_result(struct tly_service *s, struct round *r)
     }
     r->result_room = r->result ? r->head.length : r->length;
     if (!r->result && !root)
-        r->result =
-            tly_round_take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
+        r->result = take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
     return r->result != NULL;
 }
 
@@ -733,7 +746,7 @@ static void answer_probe(struct tly_service *s, struct round *r)
             tly_pair_to(m->head.group) != to || m->slots[to].state != SLOT_ABSENT)
             continue;
         int64_t from = tly_pair_from(m->head.group);
-        r->result = tly_round_take_little(s, sizeof from);
+        r->result = take_little(s, sizeof from);
         if (!r->result)
             return;
         r->result_room = sizeof from;

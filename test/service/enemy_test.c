@@ -25,7 +25,7 @@
 
 /* --- what the service says ------------------------------------------------------------------------- */
 
-enum { BIG = TLY_MAX_CONTROL, IN_ANOTHERS_NAME = 1000 };
+enum { BIG = TLY_MAX_CONTROL, IN_ANOTHERS_NAME = 1000, MOST_KEPT = 256 << 20 };
 
 static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
 static char said[4096]; /* by the service, last */
@@ -178,6 +178,16 @@ static void test_a_have_that_does_not_fit(void **state)
     }
 }
 
+static size_t resident(void)
+{
+    unsigned long all, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lu %lu", &all, &pages), 2);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 /* What he makes the service keep is bounded: he goes on until he is shown the door, which he is before it is a million.
  * Every so often he waits for an answer, so that his window opens again. */
 static void flood(struct tly_frame (*make)(uint32_t i), bool both, const char *why)
@@ -208,6 +218,17 @@ static struct tly_frame have_of_nothing(uint32_t i)
     f.type = TLY_HAVE;
     f.flags = 0;
     f.offset = 512;
+    return f;
+}
+
+/* Of a group of him alone nobody else is missing. */
+static struct tly_frame have_of_his_own(uint32_t i)
+{
+    struct tly_frame f = raw_push(1000 + i, RAW_PART);
+    f.type = TLY_HAVE;
+    f.flags = i % 2 ? TLY_LAST : 0;
+    f.offset = i % 2 ? RAW_PART : 512;
+    f.group = 1;
     return f;
 }
 
@@ -242,6 +263,20 @@ static void test_rounds_without_end(void **state)
              0); /* over another connection they are his still; but of what is there he may speak */
     raw_post(1, have_of_nothing(2000000), NULL, 0);
     thrown_out("more rounds opened than a rank may");
+}
+
+static void test_rounds_of_his_own(void **state)
+{
+    uint8_t list[8];
+    size_t before = resident();
+    tly_put32(list, 1);
+    tly_put32(list + 4, 1);
+    raw_post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
+    flood(have_of_his_own, false, "more rounds opened than a rank may");
+    raw_settle(0);
+    const struct tly_service_facts *facts = &raw.rank[0].facts;
+    assert_true(facts->bytes_peak <= facts->memory_limit + RAW_PART);
+    assert_true(UNDER_SANITIZER || resident() - before < (size_t)MOST_KEPT);
 }
 
 static void test_marks_without_end(void **state)
@@ -371,16 +406,6 @@ static void test_about_nothing(void **state)
     raw_until(&raw.rank[1].answers, 1);
     assert_int_equal(raw.rank[1].answers, 1);
     assert_int_equal(raw.rank[1].closed, 0);
-}
-
-static size_t resident(void)
-{
-    unsigned long all, pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%lu %lu", &all, &pages), 2);
-    fclose(f);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 /* What links read with: nothing more comes in for the links of a thread that is deaf. */
@@ -542,6 +567,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_past_the_window, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_torn_part, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rounds_without_end, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rounds_of_his_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_marks_without_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_messages_without_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_nothing_confirmed, set_up, tear_down),
