@@ -1103,9 +1103,11 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
                   const char **why)
 {
     const struct member *m = user;
-    bool watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER,
-         alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    if (!alive && watcher != (f->type == TLY_STATUS)) {
+    uint8_t role = tly_link_peer(l)->role;
+    bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
+    bool of_ranks = f->type == TLY_COMPLAIN || f->type == TLY_PACE;
+    if ((!alive && (role == TLY_ROLE_WATCHER) != (f->type == TLY_STATUS)) ||
+        (of_ranks && role != TLY_ROLE_RANK)) {
         *why = "a frame out of its sender's role";
         return -EPROTO;
     }
@@ -1302,7 +1304,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             m->proved = true;
             advance(c);
         } else {
-            if (m->joined || tly_member_read(&r, &m->info) != 0) {
+            if (m->joined || tly_member_read(&r, &m->info) != 0 || m->info.role != tly_link_peer(l)->role) {
                 *why = "a member that cannot be read";
                 return -EPROTO;
             }
@@ -1321,10 +1323,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         char sentence[TLY_SENTENCE - 200], name[200];
         uint32_t err = tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
-        const struct tly_identity *peer = tly_link_peer(l);
-        bool awaited = c->state == GATHERING && peer->role == TLY_ROLE_RANK;
         uint64_t service = tly_read64(&r);
-        if ((!m->joined && !awaited) || r.failed)
+        if ((!m->joined && c->state != GATHERING) || r.failed)
             break;
         struct member *accused = find_tallyd(c, service);
         if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
@@ -1338,7 +1338,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             break;
         }
         if (!m->joined) /* it has failed before it could say more of itself */
-            m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = peer->rank};
+            m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = tly_link_peer(l)->rank};
         member_name(m, name, sizeof name);
         if (err) {
             fail_job(c, err < 4096 ? (int)err : EPROTO, "%s: %s", name, sentence);
@@ -1350,7 +1350,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     }
     case TLY_PACE:
-        if (m->joined && m->info.role == TLY_ROLE_RANK && c->state == RUNNING && !m->told) {
+        if (m->joined && c->state == RUNNING && !m->told) {
             m->told = true;
             m->held = tly_read32(&r);
             m->suspect = tly_read32(&r);

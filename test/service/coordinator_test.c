@@ -320,6 +320,25 @@ static void test_begun_without_end(void **state)
     assert_non_null(strstr(x.member[0].verdict, "more rounds begun"));
 }
 
+/* Only a rank can miss a service, and it is one of those that there are. */
+static void test_a_complaint_of_a_tallyd(void **state)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, 0);
+    tly_write_text(&w, "cannot reach it");
+    tly_write64(&w, 100 + FIRST);
+    assert_false(w.failed);
+    post(&x.member[FIRST], TLY_COMPLAIN, 0, &w);
+    turn_until(&x.member[FIRST].closed, 1);
+    turn_until(&x.member[0].prepared, 1); /* it is out, and the job goes on without it */
+    answer(&x.member[0], x.member[0].roster.epoch, 0, 0, true);
+    turn_until(&x.member[1].prepared, 1);
+    answer(&x.member[1], x.member[1].roster.epoch, 0, 0, true);
+    turn_until(&x.member[0].committed, 2);
+    assert_int_equal(state_of(&x.member[0], FIRST), TLY_SERVICE_GONE);
+    assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
+}
+
 /* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
 static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
 {
@@ -406,6 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
     };
