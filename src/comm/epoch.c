@@ -434,6 +434,28 @@ void tly_epoch_final(struct peer *p, const struct tly_frame *f)
 
 /* --- changes ------------------------------------------------------------------------------------- */
 
+/* Who was invited and never took part: its place may be another's now, or nobody's. */
+static void forget_guest(struct peer *p)
+{
+    struct tly_list *lists[] = {&p->kept, &p->doubted};
+    tly_peer_drop(p);
+    for (int i = 0; i < 2; i++)
+        while (!tly_list_empty(lists[i]))
+            drop_keep(p->comm, tly_list_entry(lists[i]->next, struct keep, node));
+    tly_peer_finish(p);
+    tally_comm *c = p->comm;
+    uint32_t index = p->index;
+    *p = (struct peer){0};
+    tly_peer_init(p, c, index);
+}
+
+/* A new coordinator may never have heard of those whom the last one invited. */
+static void forget_guests(tally_comm *c)
+{
+    while ((uint32_t)c->services > c->member.roster.service_count)
+        forget_guest(&c->peers[--c->services]);
+}
+
 /* Connect to who is new. */
 static void meet(tally_comm *c)
 {
@@ -443,8 +465,7 @@ static void meet(tally_comm *c)
         struct peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
-        p->gone = p->known = p->accused = false;
-        p->losses = 0;
+        forget_guest(p);
         if (tly_peer_connect(p) != 0)
             tly_member_accuse(&c->member, i, "cannot connect");
     }
@@ -464,6 +485,7 @@ void tly_epoch_met(tally_comm *c)
 void tly_epoch_invited(void *comm)
 {
     tally_comm *c = comm;
+    forget_guests(c);
     for (uint32_t i = (uint32_t)c->services; i < c->member.roster.service_count; i++) {
         tly_peer_init(&c->peers[i], c, i);
         c->services = (int)i + 1;
@@ -471,6 +493,16 @@ void tly_epoch_invited(void *comm)
     c->meeting = c->member.roster.epoch;
     meet(c);
     tly_epoch_met(c);
+}
+
+static void put_out(struct peer *p)
+{
+    if (p->gone)
+        return;
+    p->gone = true;
+    if (p->open)
+        tly_epoch_doubt(p);
+    tly_peer_drop(p);
 }
 
 void tly_epoch_prepare(void *comm, const struct tly_roster *next)
@@ -481,15 +513,9 @@ void tly_epoch_prepare(void *comm, const struct tly_roster *next)
         c->preparing_since = c->loop.awake;
     c->preparing = next->epoch;
     /* First nothing more may land from who is gone. */
-    for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++) {
-        struct peer *p = &c->peers[i];
-        if (next->services[i].state != TLY_SERVICE_GONE || p->gone)
-            continue;
-        p->gone = true;
-        if (p->open)
-            tly_epoch_doubt(p);
-        tly_peer_drop(p);
-    }
+    for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
+        if (next->services[i].state == TLY_SERVICE_GONE)
+            put_out(&c->peers[i]);
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next)
         count++;
     struct tly_begun *begun = malloc((count + 1) * sizeof *begun);
@@ -604,15 +630,22 @@ void tly_epoch_committed(void *comm)
     c->promised = c->promising;
     c->promising = (struct tly_map){0};
     drop_promises(&promised);
+    forget_guests(c);
     if (adopt(c) != 0 || tly_pace_init(c) != 0) {
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
     for (int i = 0; i < c->services; i++) {
-        c->peers[i].accused = false; /* the coordinator has forgotten who accused whom */
-        if (c->peers[i].gone && c->peers[i].incarnation) {
-            hand_on(c, &c->peers[i]);
-            c->peers[i].incarnation = 0;
+        struct peer *p = &c->peers[i];
+        p->accused = false; /* the coordinator has forgotten who accused whom */
+        /* What it had moves when it moves on all ranks.  If its coordinator died after some had prepared for that, it
+         * is in still, and they take it up again as after a broken connection. */
+        if (c->member.roster.services[i].state != TLY_SERVICE_GONE) {
+            p->gone = false;
+        } else if (p->incarnation) {
+            put_out(p);
+            hand_on(c, p);
+            p->incarnation = 0;
         }
     }
     for (int i = 0; i < c->machines; i++)

@@ -3,6 +3,7 @@ src/base/fail.h; each result is compared with the reference, as in test_scenario
 
 import os
 import random
+import time
 
 import pytest
 
@@ -129,6 +130,45 @@ def test_the_coordinator_dies_while_a_guest_comes(tmp_path, moment, seed):
     rnd, settings = shape(moment, seed)
     with Job(tmp_path, services=SERVICES, coordinator=True, failing=pick(rnd, COMES, moment), **settings) as job:
         lose_coordinator(job, lambda job: job.add_service())
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_the_coordinator_dies_before_all_know_who_is_out(tmp_path, rank):
+    """Two ranks prepare for it; the third lacks what the tallyd had given to them. They take up the tallyd again with the
+    new coordinator, and lose it together."""
+    _, settings = shape("out", rank)
+    failing = {"coordinator": "coordinator has sent PREPARE:2:kill"}
+    with Job(tmp_path, services=1, coordinator=True, proxied=[0], failing=failing, **settings) as job:
+        job.await_steps(2)
+        job.proxies[0][rank].hold(False)
+        time.sleep(0.3)
+        job.kill(job.services[0])
+        await_death(job, job.coordinator)
+        job.failing.clear()
+        job.start_coordinator()
+        go_on(job)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_coordinator_dies_and_the_guest_that_it_invited(tmp_path, seed):
+    """The new one hears first from a tallyd, which was told of no guest."""
+    _, settings = shape("guest", seed)
+    failing = {"coordinator": f"coordinator has sent INVITE:{START + RANKS + 1}:kill"}
+    with Job(tmp_path, services=SERVICES, coordinator=True, failing=failing, **settings) as job:
+        job.await_steps(2)
+        guest = job.add_service()
+        await_death(job, job.coordinator)
+        job.kill(guest)
+        job.failing.clear()
+        for rank in job.ranks:
+            job.stop(rank)
+        job.start_coordinator()
+        time.sleep(1)
+        for rank in job.ranks:
+            job.resume(rank)
+        job.await_true(lambda: "ranks of the running job are here" in job.coordinator.output(), "all ranks")
+        time.sleep(4)  # a place that is nobody's would be looked for every 2 s
+        go_on(job)
 
 
 # --- a rank --------------------------------------------------------------------------------------------
