@@ -164,10 +164,10 @@ size_t tly_health_answer(const char *request, size_t len, const struct tly_healt
         status = alive ? status : "503 Service Unavailable";
         add(&body, "last turn of the main thread %.1f s ago\n", age_s);
     } else if (strcmp(path, "/ready") == 0) {
-        bool ready = news->serving && age_s < TLY_HEALTH_ALIVE_S;
+        bool ready = (news->serving || news->coordinating) && age_s < TLY_HEALTH_ALIVE_S;
         status = ready ? status : "503 Service Unavailable";
         if (ready)
-            add(&body, "serving job '%s'\n", news->job);
+            add(&body, "%s job '%s'\n", news->serving ? "serving" : "coordinating", news->job);
         else
             add(&body, "waiting for a job\n");
     } else if (strcmp(path, "/metrics") == 0) {

@@ -16,6 +16,7 @@ enum { TLY_HEALTH_REQUEST = 2048, TLY_HEALTH_ANSWER = 8192 }; /* bytes at most *
 /* What the main thread tells. */
 struct tly_health_news {
     bool serving;                              /* a job is running, and this is a service of it */
+    bool coordinating;                         /* or its coordinator, which listens */
     char job[64];                              /* its name */
     uint32_t ranks, machines, services, epoch; /* of it */
     uint64_t jobs;                             /* that have begun here, this one too */

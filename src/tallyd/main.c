@@ -207,13 +207,24 @@ static void pause_ms(int ms)
     nanosleep(&pause, NULL);
 }
 
+/* A moment of a coordinator's main thread. */
+static void stand_by(const struct tly_place *place, bool listens, int ms)
+{
+    if (pulse.health) {
+        snprintf(pulse.news.job, sizeof pulse.news.job, "%s", place->job);
+        pulse.news.coordinating = listens;
+        tly_health_tell(pulse.health, &pulse.news);
+    }
+    pause_ms(ms);
+}
+
 /* Where to listen: as rank 0 would (src/comm/comm.c, coordinate). */
 static int find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
 {
     struct tly_addresses to;
     int err, i = 0;
     while ((err = tly_place_resolve(place, &to)) == -EAGAIN && !asked_to_stop)
-        pause_ms(500);
+        stand_by(place, false, 500);
     if (err)
         return err;
     while (i < to.count && !tly_place_is_own(&to.at[i]))
@@ -244,14 +255,14 @@ static int coordinate(struct tly_place *place, const struct tly_params *params, 
         struct tly_coordinator *c;
         err = tly_coordinator_create(place, params, &at, true, &c);
         for (int i = 0; err == -EADDRINUSE && i < 50 && !asked_to_stop; i++) {
-            pause_ms(100); /* the one before may be about to end */
+            stand_by(place, false, 100); /* the one before may be about to end */
             err = tly_coordinator_create(place, params, &at, true, &c);
         }
         if (err)
             return err;
         tly_info("tallyd", "coordinating job '%s' at %s", place->job, text);
         while (!asked_to_stop && !tly_coordinator_is_over(c))
-            pause_ms(50);
+            stand_by(place, true, 50);
         tly_coordinator_destroy(c, 0);
     } while (!asked_to_stop && !once);
     return 0;

@@ -155,6 +155,16 @@ def test_from_waiting_to_the_next_job(tmp_path):
             before = after
 
 
+def test_a_coordinator_apart():
+    """It lives for as long as its main thread turns, not from its start alone."""
+    with Daemon("--coordinator", TALLY_JOB="j") as daemon:
+        assert eventually(lambda: get(daemon.port, "/ready") == (200, "coordinating job 'j'\n"))
+        time.sleep(3)
+        assert any(float(get(daemon.port, "/live")[1].split()[-3]) < 2 for _ in range(20))
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(timeout=PATIENCE_S) == 0
+
+
 def test_who_is_late_and_why(tmp_path):
     go = tmp_path / "go"
     go.write_bytes(b"")
