@@ -185,8 +185,10 @@ static void tick(struct tly_hook *h)
     tly_comm_tick_local(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
-        snprintf(c->doom, sizeof c->doom, "the services have been changing for %.0f s (TALLY_TIMEOUT)",
-                 c->params.timeout);
+        snprintf(c->doom, sizeof c->doom,
+                 "the services have been changing for %.0f s (TALLY_TIMEOUT); the coordinator at %.200s %s",
+                 c->params.timeout, c->member.coordinator,
+                 c->member.away ? "is gone" : "has not heard from all ranks");
         tly_member_complain(&c->member, ETIME, c->doom);
         c->doom_at = now + TLY_SEC;
     }
@@ -201,8 +203,10 @@ static void tick(struct tly_hook *h)
     }
     if (waited >= c->params.timeout && !c->doom_at) {
         const char *late = oldest->late;
-        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT)",
-                 oldest->tensor->name, waited, late[0] ? " for rank " : "", late);
+        char stage[300];
+        tly_op_stage(oldest, stage, sizeof stage);
+        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
+                 oldest->tensor->name, waited, late[0] ? " for rank " : "", late, stage);
         tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
         c->doom_at = now + TLY_SEC;

@@ -451,6 +451,8 @@ int tly_parts_gather(tally_comm *c, struct tally_op *op);
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 void tly_op_unref(struct tally_op *op);
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
+/* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
+void tly_op_stage(const struct tally_op *op, char *out, size_t len);
 void tly_op_landed(tally_comm *c, struct part *p);
 /* A part that has landed needs to be waited for no longer. */
 void tly_op_settled(tally_comm *c, struct part *p);

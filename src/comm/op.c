@@ -141,6 +141,24 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     complete(c, op);
 }
 
+void tly_op_stage(const struct tally_op *op, char *out, size_t len)
+{
+    static const char *const stages[] = {
+        [PART_IDLE] = "is not summed on this machine yet",
+        [PART_QUEUED] = "has no credit or window to be sent yet",
+        [PART_ADMITTED] = "is not sent yet",
+        [PART_SENT] = "has been sent and is not answered",
+        [PART_DOUBTED] = "was sent over a connection that is lost",
+        [PART_SAID] = "was told again after a connection was lost, and is not asked for",
+        [PART_LANDED] = "has landed, and not all ranks have it",
+    };
+    uint32_t i = 0;
+    while (i + 1 < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep)
+        i++;
+    snprintf(out, len, "part %u of %u, which %.200s sums, %s", i + 1, op->part_count,
+             op->comm->peers[op->parts[i].owner].name, stages[op->parts[i].state]);
+}
+
 static int queue_parts(tally_comm *c, struct tally_op *op, uint32_t from)
 {
     for (uint32_t i = from; i < op->part_count; i++)
