@@ -1,5 +1,5 @@
 /* control.h - what lies at the head of each rank's segment, and the engine that works on it; shared by meet.c,
- * local.c, work.c and team.c.
+ * local.c, posts.c, work.c and team.c.
  *
  * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
  * What is small travels in the post itself; a larger tensor's post says where it lies. */
@@ -185,6 +185,19 @@ bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_
 /* This rank's buffers are lent no more, and nobody is at them.  False: the job fails meanwhile. */
 bool tly_team_give_up(struct tly_local *l, const struct tly_round *r);
 
+/* posts.c */
+/* What was submitted goes into our ring, as far as there is room.  True: something was done. */
+bool tly_posts_send(struct tly_local *l);
+/* What the others have posted.  True: there was something. */
+bool tly_posts_read(struct tly_local *l);
+/* The round is worked on to its end: our operation ends well. */
+void tly_posts_finish(struct tly_local *l, struct tly_round *r);
+/* Our operation is the user's again; the round stays until all posts of it have come. */
+struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r);
+void tly_posts_end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence);
+/* The service ends it, or says what is wrong. */
+void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op);
+
 /* local.c */
 /* A rank's number in the job. */
 static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank)
@@ -193,6 +206,18 @@ static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank
 }
 void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
 void tly_local_tell(struct tly_local *l);
+void tly_local_tell_sleepers(struct tly_local *l);
+
+/* The post at this place of a ring. */
+static inline struct tly_post *tly_post_at(struct tly_control *c, uint64_t at)
+{
+    return (struct tly_post *)(c->ring + (at & (TLY_RING - 1)));
+}
+
+static inline bool tly_post_is_there(struct tly_neighbour *n, uint64_t at)
+{
+    return atomic_load_explicit(&tly_post_at(n->control, at)->there, memory_order_acquire);
+}
 
 static inline bool tly_work_finished(const struct tly_round *r)
 {

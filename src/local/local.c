@@ -1,4 +1,4 @@
-/* local.c - the engine: posts go out, others' posts come in, and a round of which all posts are there is worked on.
+/* local.c - the engine: who drives it, and its life.  (What goes on between the ranks is in posts.c, work in work.c.)
  *
  * Whoever holds the engine's lock drives it: the thread that submits (posts, and what is done in a moment), those
  * that wait (they do all the work that there is), and "tally-local" when nobody waits.  A rank that nobody looks
@@ -34,9 +34,7 @@ enum {
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     LOOKS = 8,         /* between looks at the clock meanwhile */
-    UNSAID = TLY_RING / 8, /* bytes of a ring that have been read and not said so */
-    MOST_IDLE = 64,        /* rounds kept for later */
-    STOPPED_MS = 1000,     /* who takes longer over a part is stopped, and not waited for at a failure */
+    STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 
 /* --- waking -------------------------------------------------------------------------------------- */
@@ -60,7 +58,7 @@ void tly_local_tell(struct tly_local *l)
     }
 }
 
-static void tell_sleepers(struct tly_local *l)
+void tly_local_tell_sleepers(struct tly_local *l)
 {
     if (atomic_load(&l->sleeping))
         tly_local_ring(l, l->me, TLY_WAKE_WAITERS);
@@ -87,22 +85,12 @@ static void set_wanted(struct tly_local *l)
     }
 }
 
-/* The post at this place of a ring. */
-static struct tly_post *post_at(struct tly_control *c, uint64_t at)
-{
-    return (struct tly_post *)(c->ring + (at & (TLY_RING - 1)));
-}
-
-static bool is_there(struct tly_neighbour *n, uint64_t at)
-{
-    return atomic_load_explicit(&post_at(n->control, at)->there, memory_order_acquire);
-}
-
 /* Has anybody posted what we have not read? */
 static bool news(struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (i != l->me && is_there(&l->at[i], atomic_load_explicit(&l->at[i].read, memory_order_relaxed)))
+        if (i != l->me &&
+            tly_post_is_there(&l->at[i], atomic_load_explicit(&l->at[i].read, memory_order_relaxed)))
             return true;
     return atomic_load(&l->pending) > 0;
 }
@@ -114,493 +102,6 @@ static void sleep_on_bell(struct tly_local *l, uint32_t bell, uint32_t as, int m
         until = deadline;
     struct timespec t = {.tv_sec = until / TLY_SEC, .tv_nsec = until % TLY_SEC};
     syscall(SYS_futex, &l->own->bell, FUTEX_WAIT_BITSET, bell, &t, NULL, as);
-}
-
-/* --- rounds -------------------------------------------------------------------------------------- */
-
-static uint64_t round_id(uint64_t key, uint32_t round)
-{
-    uint64_t x = key ^ (round + 1) * 0x9e3779b97f4a7c15ull;
-    x ^= x >> 32;
-    x *= 0xd6e8feb86659fd93ull;
-    return x ^ x >> 32;
-}
-
-static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t number)
-{
-    uint64_t id = round_id(key, number);
-    struct tly_round *r = tly_map_get(&l->rounds, id);
-    if (r)
-        return r;
-    if (l->idle_count) {
-        r = tly_list_entry(l->idle.next, struct tly_round, node);
-        tly_list_remove(&r->node);
-        l->idle_count--;
-    } else if (!(r = calloc(1, sizeof *r + l->count * sizeof *r->posts))) {
-        return NULL;
-    }
-    r->id = id;
-    if (tly_map_put(&l->rounds, id, r) != 0) {
-        free(r->data);
-        free(r);
-        return NULL;
-    }
-    tly_list_init(&r->node);
-    return r;
-}
-
-static void drop(struct tly_local *l, struct tly_round *r)
-{
-    tly_map_take(&l->rounds, r->id);
-    tly_list_remove(&r->node);
-    uint8_t *data = r->data;
-    uint32_t room = r->room;
-    if (l->idle_count >= MOST_IDLE) {
-        free(data);
-        free(r);
-        return;
-    }
-    memset(r, 0, sizeof *r + l->count * sizeof *r->posts);
-    r->data = data;
-    r->room = room;
-    tly_list_append(&l->idle, &r->node);
-    l->idle_count++;
-}
-
-/* All posts of it have come that ever will. */
-static bool is_complete(const struct tly_local *l, const struct tly_round *r)
-{
-    for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
-        if (!r->posts[i].kind && !l->left[i])
-            return false;
-    return true;
-}
-
-/* The operation is the user's again; the round stays until all posts of it have come. */
-static struct tly_local_op *let_go(struct tly_local *l, struct tly_round *r)
-{
-    struct tly_local_op *op = r->op;
-    r->op = NULL;
-    r->over = true;
-    op->meeting = NULL;
-    tly_list_remove(&r->node);
-    tly_list_init(&r->node);
-    tly_list_remove(&op->node);
-    if (!op->parts) {
-        if (op->borrowed) /* to look for it takes a lock that the whole process has */
-            tly_pool_free(op->borrowed);
-        op->borrowed = NULL;
-    }
-    /* Also where nobody has begun; one in which others may still count is not used again. */
-    if (op->parts || (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r))))
-        l->free_work[l->free_count++] = r->posts[l->me].work;
-    r->work = NULL;
-    if (is_complete(l, r))
-        drop(l, r);
-    return op;
-}
-
-static void end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence)
-{
-    op->held = false;
-    l->calls->ended(l->user, op, err, sentence);
-    atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it ended */
-    tell_sleepers(l);
-}
-
-/* The service ends it, or says what is wrong. */
-static void hand_back(struct tly_local *l, struct tly_local_op *op)
-{
-    op->held = false;
-    atomic_store_explicit(&op->diverted, true, memory_order_release);
-    l->calls->divert(l->user, op);
-    atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it handed on */
-    tell_sleepers(l);
-}
-
-static void broken(struct tly_local *l, int err, const char *sentence)
-{
-    l->calls->broken(l->user, err, sentence);
-}
-
-static void finish(struct tly_local *l, struct tly_round *r)
-{
-    const struct tly_post *own = &r->posts[l->me];
-    struct tly_local_op *op = r->op;
-    if (op->borrowed && op->kind == TALLY_PUSH_PULL && (own->flags & TLY_POST_POOL_OUT) && l->own &&
-        (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
-        memcpy(op->output, op->borrowed, op->bytes);
-    end(l, let_go(l, r), 0, NULL);
-}
-
-static void make_ready(struct tly_local *l, struct tly_round *r)
-{
-    struct tly_list *n = l->ready.prev;
-    while (n != &l->ready && tly_list_entry(n, struct tly_round, node)->op->priority < r->op->priority)
-        n = n->prev;
-    tly_list_append(n->next, &r->node);
-}
-
-/* All posts of the round are there, and the same. */
-static void begin(struct tly_local *l, struct tly_round *r)
-{
-    struct tly_local_op *op = r->op;
-    uint32_t work = r->posts[0].work;
-    if (op->parts) {
-        if (!tly_team_begin(l, r)) {
-            broken(l, EPROTO, "the ranks of a machine have cut a tensor differently");
-            return;
-        }
-        make_ready(l, r);
-        return;
-    }
-    if (op->kind == TALLY_BARRIER ||
-        (op->kind != TALLY_ALLGATHER && (r->posts[l->me].flags & TLY_POST_EAGER))) {
-        tly_work_eager(l, r);
-        finish(l, r);
-        return;
-    }
-    r->work = &l->at[0].control->work[work];
-    r->gen = r->posts[0].gen;
-    if (op->kind == TALLY_ALLGATHER) {
-        int64_t dims[TLY_LOCAL_RANKS];
-        uint64_t bytes[TLY_LOCAL_RANKS];
-        for (uint32_t i = 0; i < l->count; i++) {
-            dims[i] = r->posts[i].first_dim;
-            bytes[i] = r->posts[i].bytes;
-        }
-        op->output = l->calls->gather(l->user, op, dims, bytes);
-        if (!op->output) {
-            broken(l, ENOMEM, "no memory for an allgather's result");
-            return;
-        }
-    }
-    r->parts = l->count;
-    if (op->kind == TALLY_PUSH_PULL)
-        tly_work_cut(l, r);
-    make_ready(l, r);
-}
-
-/* Another post of the round has come, or ours is out. */
-static void check(struct tly_local *l, struct tly_round *r)
-{
-    if (r->over) {
-        if (is_complete(l, r))
-            drop(l, r);
-        return;
-    }
-    if (!r->posted)
-        return;
-    const struct tly_post *own = &r->posts[l->me];
-    bool differs = false;
-    for (uint32_t i = 0; i < l->count; i++)
-        differs |=
-            r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
-    if (differs)
-        hand_back(l, let_go(l, r));
-    else if (r->arrived == l->count)
-        begin(l, r);
-}
-
-/* --- in ------------------------------------------------------------------------------------------ */
-
-static void out_of_ring(const struct tly_control *c, uint64_t at, void *to, size_t len)
-{
-    size_t first = TLY_RING - (at & (TLY_RING - 1));
-    first = first < len ? first : len;
-    memcpy(to, c->ring + (at & (TLY_RING - 1)), first);
-    memcpy((uint8_t *)to + first, c->ring, len - first);
-}
-
-static uint64_t padded(uint64_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
-static uint64_t bytes_behind(uint64_t payload)
-{
-    return payload <= TLY_TINY ? 0 : padded(payload);
-}
-
-/* Of the post `p`, which is at `at` in its rank's ring. */
-static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, const struct tly_post *p,
-                         uint64_t at, uint32_t bytes)
-{
-    if (bytes > r->room) {
-        uint32_t room = bytes <= 64 ? 64 : bytes <= 512 ? 512 : TLY_EAGER;
-        uint8_t *data = malloc((size_t)l->count * room);
-        if (!data)
-            return false;
-        for (uint32_t i = 0; i < l->count && r->data; i++)
-            memcpy(data + (size_t)i * room, r->data + (size_t)i * r->room, r->room);
-        free(r->data);
-        r->data = data;
-        r->room = room;
-    }
-    if (bytes > TLY_TINY)
-        out_of_ring(l->at[rank].control, at + sizeof *p, r->data + (size_t)rank * r->room, bytes);
-    else if (bytes)
-        memcpy(r->data + (size_t)rank * r->room, p->tiny, bytes);
-    return true;
-}
-
-static bool read_ring(struct tly_local *l, uint32_t rank)
-{
-    struct tly_neighbour *n = &l->at[rank];
-    uint64_t at = atomic_load_explicit(&n->read, memory_order_relaxed);
-    if (!is_there(n, at))
-        return false;
-    do {
-        struct tly_post p = *post_at(n->control, at);
-        uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
-        struct tly_round *r = round_of(l, p.key, p.round);
-        if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, &p, at, bytes)) {
-            broken(l, ENOMEM, "out of memory");
-            return false;
-        }
-        at += sizeof p + bytes_behind(bytes);
-        atomic_store_explicit(&n->read, at, memory_order_relaxed);
-        r->posts[rank] = p;
-        r->arrived++;
-        check(l, r);
-    } while (is_there(n, at));
-    /* What is unsaid always leaves it room for a post, so that it does not wait for the word. */
-    if (at - atomic_load_explicit(&l->own->read[rank].at, memory_order_relaxed) < UNSAID)
-        return true;
-    atomic_store_explicit(&l->own->read[rank].at, at, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&n->control->stuck, memory_order_relaxed))
-        tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
-    return true;
-}
-
-/* A rank that has left will not do its part of it. */
-static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
-{
-    if (!l->left[rank] || !r->posts[rank].kind)
-        return l->left[rank];
-    if (l->left[rank] < 2)
-        return false;
-    /* It has given up what has not ended; a payload that came in the post is here all the same. */
-    if (r->work)
-        return !tly_work_finished(r);
-    return r->op->kind == TALLY_ALLGATHER || !(r->posts[rank].flags & TLY_POST_EAGER);
-}
-
-static void end_lost(struct tly_local *l)
-{
-    for (struct tly_list *n = l->ops.next, *next; n != &l->ops; n = next) {
-        struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
-        struct tly_round *r = op->meeting;
-        next = n->next;
-        for (uint32_t i = 0; i < l->count; i++)
-            if (is_lost(l, r, i)) {
-                char sentence[64];
-                if (op->parts ? !tly_team_give_up(l, r) : r->work && !tly_work_give_up(l, r))
-                    return; /* the failure ends it */
-                snprintf(sentence, sizeof sentence, "rank %u has left the job", tly_local_number(l, i));
-                end(l, let_go(l, r), ESHUTDOWN, sentence);
-                break;
-            }
-    }
-}
-
-static bool read_all(struct tly_local *l)
-{
-    bool any = false, lost = false;
-    if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
-        return false; /* nobody minds any more what we have not read */
-    uint8_t left[TLY_LOCAL_RANKS];
-    for (uint32_t i = 0; i < l->count; i++) /* before the rings: what was posted before is read then */
-        left[i] = (uint8_t)atomic_load_explicit(&l->at[i].control->left, memory_order_acquire);
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (i == l->me)
-            continue;
-        any |= read_ring(l, i);
-        if (left[i] > l->left[i]) {
-            l->left[i] = left[i];
-            l->lost = lost = true;
-        }
-    }
-    if (lost)
-        end_lost(l);
-    return any || lost; /* a full ring may have room now */
-}
-
-/* --- out ----------------------------------------------------------------------------------------- */
-
-/* Up to where all have read our ring. */
-static uint64_t read_by_all(struct tly_local *l)
-{
-    uint64_t least = l->tail;
-    for (uint32_t i = 0; i < l->count; i++) {
-        uint64_t at = i == l->me || l->left[i]
-                          ? l->tail /* who has left reads no more */
-                          : atomic_load_explicit(&l->at[i].control->read[l->me].at, memory_order_acquire);
-        least = at < least ? at : least;
-    }
-    return least;
-}
-
-static bool has_room(struct tly_local *l, uint64_t bytes)
-{
-    if (l->tail + bytes - l->room <= TLY_RING)
-        return true;
-    l->room = read_by_all(l);
-    if (l->tail + bytes - l->room <= TLY_RING)
-        return true;
-    atomic_store(&l->own->stuck, 1);
-    l->room = read_by_all(l);
-    if (l->tail + bytes - l->room > TLY_RING) {
-        for (uint32_t i = 0; i < l->count; i++) /* even those that wait for nothing */
-            if (i != l->me)
-                tly_local_ring(l, i, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
-        return false;
-    }
-    return true;
-}
-
-static void into_ring(struct tly_local *l, uint64_t at, const void *from, size_t len)
-{
-    size_t first = TLY_RING - (at & (TLY_RING - 1));
-    first = first < len ? first : len;
-    memcpy(l->own->ring + (at & (TLY_RING - 1)), from, first);
-    memcpy(l->own->ring, (const uint8_t *)from + first, len - first);
-}
-
-static bool sends(const struct tly_local *l, const struct tly_local_op *op)
-{
-    return op->kind != TALLY_BROADCAST || op->root == l->me;
-}
-
-static uint64_t address(const void *p)
-{
-    return (uint64_t)(uintptr_t)p;
-}
-
-/* Say where a large tensor lies; stage it where the others cannot reach it.  False: no memory. */
-static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
-{
-    bool writes = op->kind == TALLY_PUSH_PULL;
-    uint64_t in = sends(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
-    uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
-    p->input = in ? in : address(op->input);
-    p->output = out ? out : address(op->output);
-    bool stage_in = sends(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
-    if (stage_in || stage_out) {
-        if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
-            return false;
-        uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
-        if (stage_in) {
-            memcpy(op->borrowed, op->input, op->bytes);
-            p->input = in = at;
-        }
-        if (stage_out)
-            p->output = out = at;
-    }
-    p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
-    return true;
-}
-
-static bool take_work(struct tly_local *l, struct tly_post *p)
-{
-    if (!l->free_count)
-        return false;
-    p->work = l->free_work[--l->free_count];
-    p->gen = ++l->gens[p->work];
-    struct tly_work *w = &l->own->work[p->work];
-    /* The post publishes them. */
-    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32, memory_order_relaxed);
-    atomic_store_explicit(&w->next, (uint64_t)p->gen << 32, memory_order_relaxed);
-    return true;
-}
-
-/* False: no room in the ring, or no memory, and the job fails. */
-static bool post(struct tly_local *l, struct tly_local_op *op)
-{
-    struct tly_post p = {
-        .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
-    bool small = op->bytes <= TLY_EAGER && !op->parts;
-    uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
-    uint64_t need = sizeof p + bytes_behind(payload);
-    if (!has_room(l, need + sizeof p) || (op->parts && !l->free_count))
-        return false;
-    struct tly_post *next = post_at(l->own, l->tail + need);
-    atomic_store_explicit(&next->there, 0, memory_order_relaxed);
-    struct tly_round *r = round_of(l, op->key, op->round);
-    if (!r) {
-        broken(l, ENOMEM, "out of memory");
-        return false; /* it stays where the failure will find it */
-    }
-    p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
-    p.flags = small ? TLY_POST_EAGER : 0;
-    bool placed = small || op->mark || place(l, op, &p);
-    if (op->parts && !placed) {
-        broken(l, ENOMEM, "no room to show a tensor to the machine's other ranks");
-        return false;
-    }
-    bool works = op->parts || (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
-    if (op->mark || !placed || (works && !take_work(l, &p)))
-        p.flags |= TLY_POST_SERVICE;
-    if (op->parts) {
-        p.first_dim = op->parts;
-        op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
-    }
-    if (payload > TLY_TINY)
-        into_ring(l, l->tail + sizeof p, op->input, payload);
-    else if (payload)
-        memcpy(p.tiny, op->input, payload);
-    struct tly_post *here = post_at(l->own, l->tail);
-    memcpy(here, &p, offsetof(struct tly_post, there));
-    atomic_store_explicit(&here->there, 1, memory_order_release);
-    l->tail += need;
-    tly_local_tell(l);
-    r->op = op;
-    op->meeting = r;
-    r->posts[l->me] = p;
-    r->posted = true;
-    r->arrived++;
-    tly_list_append(&l->ops, &op->node);
-    check(l, r);
-    return true;
-}
-
-static bool take_inbox(struct tly_local *l)
-{
-    bool any = false, full = false;
-    if (atomic_load_explicit(&l->pending, memory_order_relaxed) > 0) {
-        pthread_mutex_lock(&l->inbox_lock);
-        while (!tly_list_empty(&l->inbox)) {
-            struct tly_list *n = l->inbox.next;
-            tly_list_remove(n);
-            tly_list_append(&l->backlog, n);
-        }
-        while (!tly_list_empty(&l->landed)) {
-            struct tly_list *n = l->landed.next;
-            struct tly_local_op *op = tly_list_entry(n, struct tly_local_piece, node)->op;
-            tly_list_remove(n);
-            if (op->held)
-                tly_list_append(&op->landed, n);
-            any = true;
-        }
-        atomic_store(&l->pending, 0);
-        pthread_mutex_unlock(&l->inbox_lock);
-    }
-    if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
-        return false; /* as we have told the others */
-    while (!tly_list_empty(&l->backlog) && !full) {
-        struct tly_local_op *op = tly_list_entry(l->backlog.next, struct tly_local_op, node);
-        tly_list_remove(&op->node);
-        full = !post(l, op);
-        if (full)
-            tly_list_append(l->backlog.next, &op->node); /* back to the front */
-        any |= !full;
-    }
-    if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
-        atomic_store(&l->own->stuck, 0);
-    if (any && l->lost)
-        end_lost(l);
-    return any;
 }
 
 /* --- driving ------------------------------------------------------------------------------------- */
@@ -656,7 +157,7 @@ static bool step(struct tly_local *l, const struct errand *e)
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
         if (tly_work_finished(r)) {
-            finish(l, r);
+            tly_posts_finish(l, r);
             return true;
         }
         before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
@@ -664,7 +165,7 @@ static bool step(struct tly_local *l, const struct errand *e)
             !(r->op->parts ? tly_team_do(l, r, before) : tly_work_do(l, r)))
             continue;
         if (tly_work_finished(r))
-            finish(l, r);
+            tly_posts_finish(l, r);
         return true;
     }
     return false;
@@ -674,8 +175,8 @@ static bool advance(struct tly_local *l, const struct errand *e)
 {
     bool any = false, more;
     do {
-        more = take_inbox(l);
-        more |= read_all(l);
+        more = tly_posts_send(l);
+        more |= tly_posts_read(l);
         if (atomic_load_explicit(&l->failed, memory_order_relaxed))
             return any;
         more |= step(l, e);
@@ -758,7 +259,7 @@ static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
         return false;
     bool done = op->held && op->meeting && tly_team_spread(l, op->meeting, piece);
     if (done && tly_work_finished(op->meeting))
-        finish(l, op->meeting);
+        tly_posts_finish(l, op->meeting);
     pthread_mutex_unlock(&l->lock);
     if (atomic_exchange(&l->missed, false) || news(l))
         call_own(l);
@@ -817,7 +318,7 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
         op->held = false;
         if (op->meeting) {
             tly_team_give_up(l, op->meeting);
-            let_go(l, op->meeting);
+            tly_posts_let_go(l, op->meeting);
         }
         atomic_store_explicit(&op->diverted, true, memory_order_release);
         atomic_fetch_sub(&l->in_flight, 1);
@@ -885,7 +386,7 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         }
         pthread_mutex_unlock(&l->inbox_lock);
         if (over) {
-            hand_back(l, op);
+            tly_posts_hand_back(l, op);
             return;
         }
         drive(l, &light, &looked);
@@ -1018,17 +519,17 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
         struct tly_local_op *op = tly_list_entry(all.next, struct tly_local_op, node);
         posted |= op->meeting != NULL;
         if (op->meeting)
-            let_go(l, op->meeting);
+            tly_posts_let_go(l, op->meeting);
         else
             tly_list_remove(&op->node);
-        end(l, op, err, sentence);
+        tly_posts_end(l, op, err, sentence);
     }
     if (posted && atomic_load(&l->own->left)) { /* no coordinator says it: to the others we have just left */
         atomic_store_explicit(&l->own->left, 2, memory_order_release);
         tly_local_tell(l);
     }
     pthread_mutex_unlock(&l->lock);
-    tell_sleepers(l);
+    tly_local_tell_sleepers(l);
 }
 
 void tly_local_leave(struct tly_local *l)
