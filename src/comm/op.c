@@ -210,6 +210,7 @@ void tly_op_settled(tally_comm *c, struct part *p)
 static int begin(tally_comm *c, struct tally_op *op)
 {
     op->epoch = tly_epoch_begin(c, op->key, op->round);
+    tly_debug("comm", "round %u of '%.100s' is of epoch %u", op->round, op->tensor->name, op->epoch->number);
     int err = tly_parts_make(c, op);
     if (!op->credit)
         op->credit = c->credit_bytes;

@@ -6,9 +6,10 @@
         job.await_steps(20)
         job.finish()          # all ranks left in good order, and every result has the bits of the reference
 
-Ranks run worker.c.  Whatever happens to a job, `judge` holds it to this: each (tensor, step) ends at most once on a
-rank, after it was begun; what ends well has the bits of the reference, on every rank; nothing is written into a
-buffer after its operation.  `finish` also wants everybody to have come to the same end.
+Ranks run worker.c.  Whatever happens to a job, `judge` holds it to this: each (step, tensor), which is a round, is begun
+and ended once by each rank, or not at all where a rank or the job died; it belongs to one epoch, the same on every rank;
+nobody has its result before all have begun it; the result has the bits of the reference, on every rank; nothing is
+written into a buffer after its operation.  `finish` also wants everybody to have come to the same end.
 
 A Proxy stands between ranks and one tallyd and does to the bytes what networks do to bytes.
 """
@@ -89,14 +90,18 @@ def reference(seed, step, tensor, count, ranks):
 # --- histories -----------------------------------------------------------------------------------------
 
 
+OF_EPOCH = re.compile(r"comm: round (\d+) of 'tensor (\d+)' is of epoch (\d+)")  # src/comm/op.c; a round is a step
+
+
 class History:
     """What one rank has noted (worker.c)."""
 
     def __init__(self, path):
-        self.begun, self.ends, self.steps = set(), collections.OrderedDict(), []
+        self.begun, self.ends, self.steps = {}, collections.OrderedDict(), []  # begun: (step, tensor) -> ns
+        self.ended_at, self.epochs = {}, {}  # (step, tensor) -> ns; -> epoch, where services sum
+        self.log = []  # (ns, what else the library has said)
         self.failed = self.left = self.touched = None
-        self.twice = []
-        self.not_begun = []
+        self.wrong = []
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):
@@ -106,15 +111,21 @@ class History:
         at, what, rest = int(words[0]), words[1], words[2] if len(words) > 2 else ""
         if what == "begin":
             step, tensor = map(int, rest.split())
-            self.begun.add((step, tensor))
+            self._take_once(self.begun, (step, tensor), at, "was begun")
         elif what == "end":
             step, tensor, status, text = rest.split(" ", 3)
             key = (int(step), int(tensor))
-            if key in self.ends:
-                self.twice.append(key)
             if key not in self.begun:
-                self.not_begun.append(key)
+                self.wrong.append(f"{key} ended without having been begun")
+            self._take_once(self.ended_at, key, at, "ended")
             self.ends[key] = (int(status), text)
+        elif what == "log":
+            belongs = OF_EPOCH.fullmatch(rest)
+            if belongs:
+                step, tensor, epoch = map(int, belongs.groups())
+                self._take_once(self.epochs, (step, tensor), epoch, "got an epoch")
+            else:
+                self.log.append((at, rest))
         elif what == "step":
             self.steps.append((int(rest), at))
         elif what == "failed":
@@ -124,14 +135,19 @@ class History:
             self.touched = rest
         elif what == "left":
             self.left = at
+            self.wrong += [f"{key} was begun and never ended" for key in self.begun if key not in self.ends]
+
+    def _take_once(self, seen, key, value, what):
+        if key in seen:
+            self.wrong.append(f"{key} {what} twice")
+        seen[key] = value
 
 
 def judge(histories, seed, sizes):
     """What is wrong with them: sentences, none if all is well."""
     wrong = []
     for rank, h in enumerate(histories):
-        wrong += [f"rank {rank}: {key} ended twice" for key in h.twice]
-        wrong += [f"rank {rank}: {key} ended without having been begun" for key in h.not_begun]
+        wrong += [f"rank {rank}: {sentence}" for sentence in h.wrong]
         if h.touched:
             wrong.append(f"rank {rank}: a buffer changed after its operation had ended: {h.touched}")
         for (step, tensor), (status, text) in h.ends.items():
@@ -141,6 +157,21 @@ def judge(histories, seed, sizes):
         outcomes = {h.ends[key][0] == 0 for h in histories if key in h.ends}
         if len(outcomes) > 1 and not any(h.failed for h in histories):
             wrong.append(f"{key} ended well on some ranks and badly on others")
+        wrong += judge_round(histories, key)
+    return wrong
+
+
+def judge_round(histories, key):
+    """Did all push before anybody was answered, and all in one epoch?"""
+    answered = [h for h in histories if h.ends.get(key, (None,))[0] == 0]
+    first = min((h.ended_at[key] for h in answered), default=0)
+    wrong = [f"{key} ended well before rank {rank} had begun it"
+             for rank, h in enumerate(histories) if answered and h.begun.get(key, first) >= first]
+    epochs = {h.epochs[key] for h in histories if key in h.epochs}
+    if len(epochs) > 1:
+        wrong.append(f"{key} belongs to several epochs: {sorted(epochs)}")
+    if epochs and not all(key in h.epochs for h in answered):
+        wrong.append(f"{key} belongs to an epoch on some ranks and ended without one on others")
     return wrong
 
 
@@ -402,7 +433,7 @@ class Job:
         """All that is known, for a failure's message."""
         out = [f"seed {self.seed}, ranks {self.size}; done: " + ", ".join(what for _, what in self.marks)]
         for rank, h in enumerate(self.histories()):
-            open_ops = sorted(h.begun - set(h.ends))
+            open_ops = sorted(set(h.begun) - set(h.ends))
             out.append(f"rank {rank}: {len(h.steps)} steps, failed {h.failed}, left {h.left}, open {open_ops[:6]}")
         for p in self.ranks + self.services:
             out.append(f"--- {p.name}: exit {p.popen.poll()}\n{p.output()[-1500:]}")

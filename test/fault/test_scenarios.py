@@ -26,7 +26,8 @@ CHECKED = {"TALLY_CHECKSUM": "1"}
 def test_undisturbed(tmp_path):
     with Job(tmp_path, words=["shuffle=1"]) as job:
         job.await_steps(10)
-        job.finish()
+        for history in job.finish():
+            assert set(history.epochs) == set(history.begun) and len(set(history.epochs.values())) == 1
 
 
 def test_the_judge_sees_what_is_wrong(tmp_path):
@@ -37,11 +38,18 @@ def test_the_judge_sees_what_is_wrong(tmp_path):
         good = path.read_text()
         changed = {
             "reference": re.sub(r"(end 1 0 0 )(.)", lambda m: m[1] + "0123456789abcdef"[int(m[2], 16) ^ 1], good),
-            "twice": good + re.search(r".* end 1 0 .*\n", good)[0],
-            "begun": re.sub(r".* begin 1 0\n", "", good),
+            "ended twice": good + re.search(r".* end 1 0 .*\n", good)[0],
+            "begun twice": good + re.search(r".* begin 1 0\n", good)[0],
+            "epoch twice": good + re.search(r".* round 1 of 'tensor 0' .*\n", good)[0],
+            "without having been begun": re.sub(r".* begin 1 0\n", "", good),
+            "never ended": re.sub(r".* end 1 0 .*\n", "", good),
+            r"before rank 1 had begun": re.sub(r"\d+( begin 1 0\n)", rf"{2**62}\1", good),
+            "several epochs": re.sub(r"( round 1 of 'tensor 0' is of epoch )", r"\g<1>1", good),
+            "without one": re.sub(r".* round 1 of 'tensor 0' .*\n", "", good),
             "changed": good + "1 touched 0 0\n",
         }
         for word, text in changed.items():
+            assert text != good
             path.write_text(text)
             with pytest.raises(AssertionError, match=word):
                 job.check()
@@ -195,7 +203,7 @@ def test_a_service_is_killed(tmp_path, steps):
         job.await_steps(1 + steps)
         job.kill(job.services[0])
         job.await_steps(10)
-        job.finish()
+        assert all(len(set(h.epochs.values())) == 2 for h in job.finish()), job.account()
 
 
 def test_two_services_are_killed_at_once(tmp_path):

@@ -11,6 +11,7 @@
  *   NS end STEP TENSOR 0 HASH     over, with BLAKE2b of the result
  *   NS end STEP TENSOR -ERRNO SENTENCE
  *   NS step STEP                  all of it is over
+ *   NS log LINE                   what the library says, down to the epoch of each operation
  *   NS failed -ERRNO SENTENCE     the communicator is; NS touched: and yet a buffer changed thereafter
  *   NS left                       closed in good order
  * NS is the monotonic clock.  `differ` halves what this rank submits of a tensor, of all tensors if it is -1. */
@@ -59,6 +60,14 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
     line[len++] = '\n';
     if (write(history, line, (size_t)len) != len)
         _exit(99);
+}
+
+/* All of it into the history, and what is for people to standard error too. */
+static void hear(void *user, enum tally_log_level level, const char *line)
+{
+    note("log %s", line);
+    if (level < TALLY_LOG_DEBUG)
+        fprintf(stderr, "tally: %s\n", line);
 }
 
 static void sleep_ms(long ms)
@@ -269,7 +278,8 @@ int main(int argc, char **argv)
     history = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (history < 0)
         return 2;
-    int err = tally_comm_open(NULL, &c);
+    tally_log_redirect(hear, NULL);
+    int err = tally_comm_open((const char *[]){"TALLY_LOG=debug", NULL}, &c);
     if (err) {
         note("failed %d %s", err, tally_error());
         return ENDED_BY_ERROR;
