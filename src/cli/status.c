@@ -210,6 +210,8 @@ static int list_services(struct job *j)
     uint32_t tallyd = 0;
     for (uint32_t i = 0; s->has_roster && i < r->service_count; i++) {
         const struct tly_roster_service *x = &r->services[i];
+        if (x->state == TLY_SERVICE_GONE)
+            continue; /* nobody has this place */
         add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : tallyd++, x->host, x->address, x->port);
         j->services[j->service_count - 1].bandwidth = x->bandwidth;
     }
@@ -336,8 +338,8 @@ static void print_job(const struct job *j, const struct asker *a)
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
-        printf("%u ranks on %u machines, %u services; epoch %u, parts of %s\n", s->size,
-               s->roster.machine_count, s->roster.service_count, s->roster.epoch,
+        printf("%u ranks on %u machines, %zu services; epoch %u, parts of %s\n", s->size,
+               s->roster.machine_count, j->service_count, s->roster.epoch,
                quantity(s->roster.part_bytes, size, sizeof size));
     else if (s->size)
         printf("%u ranks are expected\n", s->size);
