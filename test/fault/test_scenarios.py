@@ -268,7 +268,10 @@ def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
         job.stop(job.services[0])
         job.await_steps(5)  # no sooner than it is out
         job.resume(job.services[0])
-        job.await_steps(20)
+        job.await_true(lambda: job.services[0].output().count("serving") == 2, "its return")
+        job.await_steps(2)
+        check_split(job)
+        job.await_steps(5)
         job.finish()
 
 
@@ -283,6 +286,45 @@ def test_a_service_that_one_machine_cannot_reach_is_evicted(tmp_path):
 
 
 # --- services come and go ------------------------------------------------------------------------------
+
+
+def summed(job):
+    """Bytes that each service that is there has summed so far, by its port."""
+    return {s["port"]: s["bytes_summed"] for s in status(job)["services"]}
+
+
+def check_split(job):
+    """In the next steps those who are there sum, each its share of the optimum of n machines and k tallyd that are alike
+    (give or take a part, which is 0.03 of a step); and nobody else."""
+    tallyd = {s.port for s in job.services if s.running()}
+    n, k = job.size, len(tallyd)
+    whole = n * n + n * k - 2 * k
+    share_of = {True: 2 * (n - 1) / whole, False: max(n - k, 0) / whole}
+    before = summed(job)
+    job.await_steps(20)
+    gained = {port: now - before[port] for port, now in summed(job).items()}
+    assert len(gained) == n + k and tallyd < set(gained), (gained, job.account())
+    for port, gain in gained.items():
+        share, part = share_of[port in tallyd], gain / sum(gained.values())
+        assert abs(part - share) < 0.1 and (part > 0) == (share > 0), (port, share, gained, job.account())
+
+
+def test_the_split_is_that_of_the_services_that_are_there(tmp_path):
+    with Job(tmp_path, services=2) as job:
+        job.await_steps(3)
+        check_split(job)
+        late = job.add_service()
+        job.await_true(lambda: "serving" in late.output(), "the new tallyd's part in the job")
+        job.await_steps(2)
+        check_split(job)
+        job.drain(job.services[0])
+        job.await_ends([job.services[0]])
+        check_split(job)
+        job.kill(job.services[1])
+        job.await_true(lambda: len(status(job)["services"]) == 4, "the change")
+        job.await_steps(2)
+        check_split(job)
+        job.finish()
 
 
 def test_a_service_joins_during_training(tmp_path):
