@@ -346,13 +346,33 @@ def test_a_service_joins_while_a_round_has_begun_on_one_machine_only(tmp_path):
         job.finish()
 
 
+def drain_in_time(job, service):
+    """It has promised to end within 20 s; some more are for the machine."""
+    begin = time.monotonic()
+    job.drain(service)
+    assert job.await_ends([service]) == [0], job.account()
+    assert time.monotonic() - begin < 20 + 10, job.account()
+
+
 def test_a_service_drains(tmp_path):
     with Job(tmp_path) as job:
         job.await_steps(3)
-        job.drain(job.services[0])
-        assert job.await_ends([job.services[0]]) == [0], job.account()
+        drain_in_time(job, job.services[0])
         job.await_steps(5)
         job.finish()
+
+
+@pytest.mark.parametrize("late_s", [5, 35])
+def test_a_service_drains_while_a_rank_is_late(tmp_path, late_s):
+    """A round has begun there: its last push comes in time, or finds nobody, and it is summed elsewhere."""
+    with Job(tmp_path, ranks=2, services=1, rank_words={1: [f"late=3:{late_s * 1000}"]}) as job:
+        job.await_true(lambda: sum(key[0] == 3 for key in job.histories()[0].begun) == len(SIZES), "a begun round")
+        drain_in_time(job, job.services[0])
+        assert job.steps(1) == 3 or late_s == 5, job.account()
+        job.await_steps(5)
+        histories = job.finish()
+        epochs = {h.epochs[3, tensor] for h in histories for tensor in range(len(SIZES))}
+        assert epochs == {histories[0].epochs[2, 0]}, "the round does not follow the service that leaves"
 
 
 @pytest.mark.long
