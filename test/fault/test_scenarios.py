@@ -475,3 +475,17 @@ def test_the_coordinators_death_does_not_stop_rounds(tmp_path):
         job.await_true(lambda: "serving" in late.output(), "the new tallyd's part in the job")
         job.await_steps(5)
         job.finish()
+
+
+def test_a_service_dies_while_the_coordinator_is_away(tmp_path):
+    """Nobody else can say who is to sum what it had: the rounds wait, and go on with the next coordinator."""
+    with Job(tmp_path, services=2, coordinator=True) as job:
+        job.await_steps(3)
+        job.kill(job.coordinator)
+        job.await_steps(3)
+        job.kill(job.services[0])
+        time.sleep(2)
+        assert all(rank.running() for rank in job.ranks), job.account()
+        job.start_coordinator()
+        job.await_steps(10)
+        job.finish()
