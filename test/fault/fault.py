@@ -305,10 +305,12 @@ class Job:
             popen = self.where.start(name, argv, self.where.environment(name) | self.env | env, output)
         return Process(name, popen, log, port)
 
+    def _expected(self):
+        """Settings for whoever may be the coordinator: a tallyd that comes last would not be in the job's first roster."""
+        return {"TALLY_SERVERS": str(self.initial)} if self.initial else {}
+
     def _start_rank(self, rank):
-        env = {"RANK": str(rank), "WORLD_SIZE": str(self.size)}
-        if self.initial:
-            env["TALLY_SERVERS"] = str(self.initial)
+        env = {"RANK": str(rank), "WORLD_SIZE": str(self.size)} | self._expected()
         if self.proxies:
             env["LD_PRELOAD"] = str(DIVERT)
             env["FAULT_DIVERT"] = ",".join(f"{p[rank].target}:{p[rank].port}" for p in self.proxies.values())
@@ -330,7 +332,7 @@ class Job:
     def start_coordinator(self):
         """One apart from rank 0, at the address that all have; also again."""
         self.mark("start coordinator")
-        self.coordinator = self._spawn("coordinator", [TALLYD, "--coordinator"], {})
+        self.coordinator = self._spawn("coordinator", [TALLYD, "--coordinator"], self._expected())
 
     def restart(self):
         """The ranks of the next start of this job, with the tallyd that are there."""
