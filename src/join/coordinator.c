@@ -45,6 +45,7 @@ enum {
     LARGEST_WINDOW = 1 << 30,
     MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */
     MOST_WATCHERS = 64,   /* at a time */
+    LEAVE_S = 5,          /* so long a coordinator apart waits for members that know that the job is over */
 };
 
 /* One connection.  Owner: the coordinator's loop. */
@@ -54,6 +55,7 @@ struct member {
     struct tly_link *link;
     struct tly_outbox outbox;
     struct tly_member_info info;
+    bool known; /* has shown the secret, and does not only watch */
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
     uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
@@ -111,7 +113,7 @@ struct tly_coordinator {
     uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
-    uint32_t watchers;
+    uint32_t watchers, known;
     bool standalone;
     bool resuming;             /* GATHERING: the members of a job that runs */
     uint32_t committed;        /* ... the newest epoch that one of them is in, */
@@ -122,9 +124,10 @@ struct tly_coordinator {
     int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
     char verdict[TLY_SENTENCE];                           /* FAILED: why */
     int verdict_err;
+    int64_t over_at; /* awake clock: when all were told that the job has failed or ended; 0: not yet */
     char complaint[TLY_SENTENCE];
     int64_t complaint_due;  /* awake clock; 0: none */
-    struct tly_event quiet; /* set when the last member has gone */
+    struct tly_event quiet; /* set when the last one that is known has gone */
 };
 
 /* --- sending ------------------------------------------------------------------------------------- */
@@ -170,6 +173,7 @@ static void fail_job(struct tly_coordinator *c, int err, const char *format, ...
     vsnprintf(c->verdict, sizeof c->verdict, format, args);
     va_end(args);
     c->state = FAILED;
+    c->over_at = c->loop.awake;
     c->verdict_err = err;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
         post_verdict(tly_list_entry(n, struct member, node), err, c->verdict);
@@ -923,6 +927,7 @@ static void advance(struct tly_coordinator *c)
             left &= !c->ranks[i] || c->ranks[i]->left;
         if (left) {
             c->state = ENDED;
+            c->over_at = c->loop.awake;
             post_all(c, TLY_GOODBYE, NULL, 0);
         }
     }
@@ -1388,10 +1393,12 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
 
 static void drop(struct member *m)
 {
+    struct tly_coordinator *c = m->c;
     tly_list_remove(&m->node);
-    m->c->watchers -= m->watcher;
-    if (tly_list_empty(&m->c->members))
-        tly_event_set(&m->c->quiet);
+    c->watchers -= m->watcher;
+    c->known -= m->known;
+    if (!c->known)
+        tly_event_set(&c->quiet);
     tly_link_destroy(m->link);
     tly_outbox_finish(&m->outbox, NULL, NULL);
     free(m);
@@ -1436,7 +1443,9 @@ static void opened(void *user, struct tly_link *l)
 {
     struct member *m = user;
     m->watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER;
+    m->known = !m->watcher;
     m->c->watchers += m->watcher;
+    m->c->known += m->known;
     if (m->c->watchers > MOST_WATCHERS)
         drop(m); /* who asks asks again */
 }
@@ -1456,8 +1465,10 @@ static void remember(void *user, struct tly_link *l)
 static int accepting(void *user, struct tly_link_config *config)
 {
     struct tly_coordinator *c = user;
-    if (c->state == ENDED)
-        return -ESHUTDOWN; /* comes again later */
+    /* Who comes now comes again later, to the next coordinator: it must not lose this one in the midst of its joining.
+     * Inside a rank a failed one still has to tell that very rank why (on_member_info). */
+    if (c->state == ENDED || (c->state == FAILED && c->standalone))
+        return -ESHUTDOWN;
     struct member *m = calloc(1, sizeof *m);
     if (!m)
         return -ENOMEM;
@@ -1633,7 +1644,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
 bool tly_coordinator_is_over(struct tly_coordinator *c)
 {
     tly_loop_lock(&c->loop);
-    bool over = (c->state == FAILED || c->state == ENDED) && tly_list_empty(&c->members);
+    bool over = c->over_at && (!c->known || c->loop.awake - c->over_at >= LEAVE_S * TLY_SEC);
     tly_loop_unlock(&c->loop);
     return over;
 }
@@ -1649,7 +1660,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         return;
     if (c->started) {
         tly_loop_lock(&c->loop);
-        bool quiet = tly_list_empty(&c->members);
+        bool quiet = !c->known;
         if (!quiet)
             c->quiet = (struct tly_event){0};
         tly_loop_unlock(&c->loop);

@@ -31,7 +31,8 @@ struct tly_coordinator;
 int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
                            const struct sockaddr_storage *address, bool standalone,
                            struct tly_coordinator **out);
-/* The job has come to its end, and all members have gone. */
+/* The job has come to its end, and all members have gone or had the time to.  Strangers and who only watches do not
+ * count, and nobody else is let in any more. */
 bool tly_coordinator_is_over(struct tly_coordinator *c);
 uint16_t tly_coordinator_port(const struct tly_coordinator *c);
 

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -21,8 +23,9 @@ enum {
     RANKS = 2,
     FIRST = RANKS,
     GUEST,
+    WATCHER,
     MEMBERS
-}; /* two ranks, a tallyd from the start, one that comes later */
+}; /* two ranks, a tallyd from the start, one that comes later, one who only asks */
 
 /* One member: what it has been told. */
 struct member {
@@ -143,8 +146,8 @@ static bool is_rank(const struct member *m)
     return m->number < RANKS;
 }
 
-/* Connect as number `i`. */
-static struct member *enter(uint32_t i)
+/* Connect as number `i`, and wait for no answer. */
+static struct member *knock(uint32_t i)
 {
     struct member *m = &x.member[i];
     struct sockaddr_storage to;
@@ -152,7 +155,7 @@ static struct member *enter(uint32_t i)
     memset(m, 0, sizeof *m);
     tly_outbox_init(&m->outbox);
     m->number = i;
-    c.identity.role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
+    c.identity.role = is_rank(m) ? TLY_ROLE_RANK : i == WATCHER ? TLY_ROLE_WATCHER : TLY_ROLE_TALLYD;
     c.identity.rank = is_rank(m) ? i : TLY_NO_RANK;
     memcpy(c.identity.job, x.place.job, sizeof x.place.job);
     memcpy(c.identity.secret, x.place.secret, sizeof x.place.secret);
@@ -160,6 +163,12 @@ static struct member *enter(uint32_t i)
     tly_loop_lock(&x.loop);
     assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &m->link), 0);
     tly_loop_unlock(&x.loop);
+    return m;
+}
+
+static struct member *enter(uint32_t i)
+{
+    struct member *m = knock(i);
     turn_until(&m->opened, 1);
     return m;
 }
@@ -420,6 +429,54 @@ static void test_a_rank_that_is_behind_comes_last(void **state)
     catch_up(0, 0);
 }
 
+static void leave(struct member *m)
+{
+    tly_loop_lock(&x.loop);
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    tly_loop_unlock(&x.loop);
+}
+
+static void await_over(void)
+{
+    for (int i = 0; !tly_coordinator_is_over(x.coordinator); i++) {
+        assert_true(i < 10000);
+        tly_loop_turn(&x.loop, 2);
+    }
+}
+
+/* A rank dies while somebody watches and a stranger says nothing, and neither goes: it is over once those have gone that
+ * were told.  The next start's ranks are not let in before. */
+static void test_a_failed_job_is_over_when_its_members_have_gone(void **state)
+{
+    struct sockaddr_storage to;
+    enter(WATCHER);
+    assert_int_equal(tly_address_parse("127.0.0.1", tly_coordinator_port(x.coordinator), &to), 0);
+    int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(stranger, (struct sockaddr *)&to, sizeof(struct sockaddr_in)), 0);
+    leave(&x.member[1]);
+    turn_until(&x.member[0].failed, 1);
+    assert_false(tly_coordinator_is_over(x.coordinator));
+    struct member *next = knock(1);
+    turn_until(&next->closed, 1);
+    assert_int_equal(next->opened, 0);
+    for (uint32_t i = 0; i <= FIRST; i++)
+        leave(&x.member[i]);
+    await_over();
+    assert_int_equal(x.member[WATCHER].closed, 0);
+    close(stranger);
+}
+
+/* They know that it has failed, and stay. */
+static void test_a_failed_job_is_over_though_its_members_stay(void **state)
+{
+    leave(&x.member[1]);
+    turn_until(&x.member[0].failed, 1);
+    turn_until(&x.member[FIRST].failed, 1);
+    await_over();
+    assert_int_equal(x.member[0].closed + x.member[FIRST].closed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -428,6 +485,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),
     };
     if (sodium_init() < 0)
         return 1;

@@ -331,12 +331,43 @@ static void test_coordinator_killed(void **state)
     waitpid(coordinator, NULL, 0);
 }
 
+/* Some of many are killed, and all start again at once: until the coordinator is done with the first start they stand at
+ * its door and knock. */
+static void test_coordinator_serves_the_restarted_job(void **state)
+{
+    enum { MANY = 12 };
+    struct board *b = new_board();
+    struct job j = {.ranks = MANY,
+                    .main = train,
+                    .arg = b,
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_LOCAL=off", "TALLY_JOIN_TIMEOUT=60"}};
+    j.port = job_free_port();
+    pid_t coordinator = start_coordinator(j.port);
+    job_start(&j);
+    for (int i = 0; i < 3; i++) {
+        some_steps(b, 2);
+        kill(j.rank_pid[i], SIGKILL);
+        for (int rank = 0; rank < MANY; rank++)
+            assert_int_not_equal(job_wait_rank(&j, rank), 0);
+        atomic_store(&b->stage, 0);
+        for (int rank = 0; rank < MANY; rank++)
+            job_start_rank(&j, rank);
+    }
+    end(&j, b);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_killed),     cmocka_unit_test(test_all_killed),
-        cmocka_unit_test(test_join_and_drain), cmocka_unit_test(test_all_together),
-        cmocka_unit_test(test_stopped),        cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_one_killed),
+        cmocka_unit_test(test_all_killed),
+        cmocka_unit_test(test_join_and_drain),
+        cmocka_unit_test(test_all_together),
+        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_coordinator_serves_the_restarted_job),
     };
     return cmocka_run_group_tests_name("epoch", tests, NULL, NULL);
 }
