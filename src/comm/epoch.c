@@ -621,7 +621,7 @@ static void hand_on(tally_comm *c, struct peer *from)
     }
 }
 
-void tly_epoch_committed(void *comm)
+void tly_epoch_committed(void *comm, const struct tly_roster *roster)
 {
     tally_comm *c = comm;
     if (atomic_load(&c->failed))

@@ -484,7 +484,7 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uin
 void tly_epoch_invited(void *comm);
 void tly_epoch_prepare(void *comm, const struct tly_roster *next);
 void tly_epoch_promised(void *comm, const struct tly_begun *b);
-void tly_epoch_committed(void *comm);
+void tly_epoch_committed(void *comm, const struct tly_roster *roster);
 /* A service has been met, or will not be: answer an invitation if all are. */
 void tly_epoch_met(tally_comm *c);
 /* The connection is no more: what it has brought is final, what was under way is in doubt. */

@@ -1373,6 +1373,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     }
     case TLY_GOODBYE:
         m->left = true;
+        if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
+            c->roster.ranks[m->info.rank].left = 1;
         if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
             c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
             c->wanted = true;

@@ -139,7 +139,7 @@ static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_re
         return err;
     m->committed = m->roster.epoch;
     if (m->changed)
-        m->changed(m->user);
+        m->changed(m->user, &m->roster);
     return 0;
 }
 

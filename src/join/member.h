@@ -56,11 +56,11 @@ struct tly_member {
     void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
      * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
-     * elsewhere, in that epoch; changed: `roster` holds for all other rounds. */
+     * elsewhere, in that epoch; changed: `roster`, ours, holds for all other rounds. */
     void (*invited)(void *user);
     void (*prepare)(void *user, const struct tly_roster *next);
     void (*promised)(void *user, const struct tly_begun *round);
-    void (*changed)(void *user);
+    void (*changed)(void *user, const struct tly_roster *roster);
     void *user;
 };
 

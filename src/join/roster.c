@@ -79,6 +79,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     for (uint32_t i = 0; i < r->rank_count; i++) {
         tly_write32(w, r->ranks[i].machine);
         tly_write32(w, r->ranks[i].local_rank);
+        tly_write32(w, r->ranks[i].left);
     }
     for (uint32_t i = 0; i < r->service_count; i++) {
         const struct tly_roster_service *s = &r->services[i];
@@ -124,7 +125,9 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     for (uint32_t i = 0; i < r.rank_count; i++) {
         r.ranks[i].machine = tly_read32(rd);
         r.ranks[i].local_rank = tly_read32(rd);
-        bad |= r.ranks[i].machine >= r.machine_count || r.ranks[i].local_rank >= r.rank_count;
+        r.ranks[i].left = tly_read32(rd);
+        bad |= r.ranks[i].machine >= r.machine_count || r.ranks[i].local_rank >= r.rank_count ||
+               r.ranks[i].left > 1;
     }
     for (uint32_t i = 0; i < r.service_count; i++) {
         struct tly_roster_service *s = &r.services[i];
@@ -161,12 +164,12 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t first = same[i], local = 0;
         if (first == i) {
-            r->ranks[i] = (struct tly_roster_rank){r->machine_count++, 0};
+            r->ranks[i] = (struct tly_roster_rank){.machine = r->machine_count++};
             continue;
         }
         for (uint32_t j = first; j < i; j++)
             local += same[j] == first;
-        r->ranks[i] = (struct tly_roster_rank){r->ranks[first].machine, local};
+        r->ranks[i] = (struct tly_roster_rank){.machine = r->ranks[first].machine, .local_rank = local};
     }
 }
 

@@ -39,6 +39,7 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m); /* -EPROTO
 
 struct tly_roster_rank {
     uint32_t machine, local_rank;
+    uint32_t left; /* 1: it has said goodbye, which a service that comes later does not hear from it */
 };
 
 enum tly_service_state {

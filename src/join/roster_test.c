@@ -32,7 +32,7 @@ static void machines_are_numbered_by_their_lowest_rank(void **state)
     struct tly_roster r;
     group(&r, room, (const int[]){5, 2, 5, 2, 9}, 5);
     assert_int_equal(r.machine_count, 3);
-    static const struct tly_roster_rank expected[] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {2, 0}};
+    static const struct tly_roster_rank expected[] = {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}, {2, 0, 0}};
     assert_memory_equal(room, expected, sizeof expected);
 }
 
@@ -91,6 +91,7 @@ static void fill(struct tly_roster *r)
     r->services = calloc(3, sizeof *r->services);
     r->ranks[1].local_rank = 1;
     r->ranks[2].machine = 1;
+    r->ranks[2].left = 1;
     for (uint32_t i = 0; i < 3; i++) {
         r->services[i].role = i < 2 ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
         r->services[i].rank = i == 1 ? 2 : 0;
@@ -112,6 +113,7 @@ static void round_trip_and_every_truncation(void **state)
     assert_int_equal(tly_roster_read(&rd, &back), 0);
     assert_int_equal(back.rank_count, 3);
     assert_int_equal(back.ranks[2].machine, 1);
+    assert_true(back.ranks[2].left && !back.ranks[1].left);
     assert_string_equal(back.services[2].address, "10.0.0.2");
     assert_true(back.services[2].bandwidth == 2000000000ull && back.services[2].card == 1);
     assert_int_equal(back.services[2].weight, 3);
@@ -126,7 +128,7 @@ static void round_trip_and_every_truncation(void **state)
 
 static void nonsense_is_refused(void **state)
 {
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 13; i++) {
         struct tly_roster r, back;
         struct tly_writer w = {0};
         fill(&r);
@@ -165,6 +167,9 @@ static void nonsense_is_refused(void **state)
             r.services[0].weight = r.services[1].weight = r.services[2].weight = 0;
             break;
         case 11:
+            r.ranks[1].left = 2;
+            break;
+        case 12:
             r.epoch = 0;
             break;
         }
@@ -172,7 +177,7 @@ static void nonsense_is_refused(void **state)
         struct tly_reader rd = {w.data, w.len, false};
         int err = tly_roster_read(&rd, &back);
         assert_int_equal(err,
-                         i == 11 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
+                         i == 12 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
         if (!err)
             tly_roster_finish(&back);
         free(w.data);

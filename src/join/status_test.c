@@ -15,7 +15,7 @@ static struct tly_status_member members[] = {
     {TLY_ROLE_RANK, 1, 77, 4000, TLY_STAND_PROVED, "10.0.0.1", "one"},
     {TLY_ROLE_TALLYD, TLY_NO_RANK, 78, 4001, TLY_STAND_JOINED, "::", "two"},
 };
-static struct tly_roster_rank ranks[] = {{0, 0}, {0, 1}};
+static struct tly_roster_rank ranks[] = {{.local_rank = 0}, {.local_rank = 1}};
 static struct tly_roster_service services[] = {
     {.role = TLY_ROLE_RANK,
      .rank = 0,

@@ -427,6 +427,14 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
                 tly_verdict_left(s, i);
 }
 
+static void leave(struct tly_service *s, uint32_t rank)
+{
+    s->left += !s->gone[rank];
+    s->gone[rank] = true;
+    tly_verdict_left(s, rank);
+    tly_redo_look_at_all(s);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct session *p = user;
@@ -475,12 +483,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             report(p);
         break;
     case TLY_GOODBYE:
-        s->left += !p->left;
         p->left = true;
-        if (p->rank < s->ranks)
-            s->gone[p->rank] = true;
-        tly_verdict_left(s, p->rank);
-        tly_redo_look_at_all(s);
+        leave(s, p->rank);
         break;
     default:
         break;
@@ -719,6 +723,13 @@ uint64_t tly_service_incarnation(const struct tly_service *s)
     return s->incarnation;
 }
 
+void tly_service_change(struct tly_service *s, const struct tly_roster *roster)
+{
+    for (uint32_t i = 0; i < roster->rank_count && i < s->ranks; i++)
+        if (roster->ranks[i].left && !s->gone[i])
+            leave(s, i);
+}
+
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
@@ -768,6 +779,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
             if (p->rank != TLY_NO_RANK)
                 admit(p);
         }
+        tly_service_change(s, roster);
     }
     tly_loop_unlock(s->loop);
     return err ? tly_fail(ENOMEM, "out of memory") : 0;

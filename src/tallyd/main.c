@@ -125,6 +125,11 @@ static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_servic
     }
 }
 
+static void changed(void *service, const struct tly_roster *roster)
+{
+    tly_service_change(service, roster);
+}
+
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
 {
     struct sockaddr_storage at;
@@ -134,6 +139,8 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     if (err)
         return err;
     pulse.service = *service;
+    m->changed = changed;
+    m->user = *service;
     tly_address_set_port(&at, tly_service_port(*service));
     err = tly_member_announce(m, &at, tly_service_incarnation(*service), tly_service_memory(*service));
     if (!err)

@@ -313,6 +313,24 @@ static void test_a_guest_that_only_some_ranks_have_reached(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
+/* A rank leaves before it has met the guest, and will not say goodbye to it: the guest hears it with its first epoch. */
+static void test_a_guest_learns_who_has_left(void **state)
+{
+    struct member *a = &x.member[0], *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    assert_int_equal(guest->roster.ranks[1].left, 0);
+    post(guest, TLY_BEGUN, 0, NULL);
+    turn_until(&a->invited, 2);
+    answer(a, a->roster.epoch, 0, 0, true);
+    post(&x.member[1], TLY_GOODBYE, 0, NULL);
+    turn_until(&a->prepared, 1);
+    answer(a, a->roster.epoch, 0, 0, true);
+    turn_until(&guest->committed, 1);
+    assert_int_equal(state_of(guest, GUEST), TLY_SERVICE_ACTIVE);
+    assert_int_equal(guest->roster.ranks[0].left, 0);
+    assert_int_equal(guest->roster.ranks[1].left, 1);
+}
+
 /* A rank says without end what it has begun: the job ends, and the others hear why. */
 static void test_begun_without_end(void **state)
 {
@@ -351,7 +369,7 @@ static void test_a_complaint_of_a_tallyd(void **state)
 /* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
 static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
 {
-    static struct tly_roster_rank ranks[RANKS] = {{0, 0}, {1, 0}};
+    static struct tly_roster_rank ranks[RANKS] = {{.machine = 0}, {.machine = 1}};
     struct tly_roster_service services[RANKS + 1] = {0};
     struct tly_roster roster = {
         .epoch = committed,
@@ -481,6 +499,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),

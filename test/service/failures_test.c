@@ -161,6 +161,48 @@ static void test_rank_leaves(void **state)
     }
 }
 
+enum { NAMES = 24 };
+
+/* Rank 2 has gone, and then a tallyd has come: whatever is of it waits for nobody. */
+static int one_leaves_one_comes(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join();
+    CHECK(round_of(c, "w", 10) == 0);
+    if (rank < 2) {
+        job_await(&b->stage, 1);
+        while (tally_comm_service_count(c) < 3)
+            job_sleep_ms(2);
+    }
+    for (int i = 0; i < NAMES && rank < 2; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        CHECK(round_of(c, name, 10) == -ESHUTDOWN);
+        CHECK_HOLDS(tally_error(), "rank 2 has left the job");
+    }
+    CHECK(tally_comm_status(c, NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_tallyd_comes_when_a_rank_has_left(void **state)
+{
+    static const int machine[] = {0, 1, 1}; /* rank 2 has no service, for which it would stay */
+    struct board *b = new_board();
+    struct job j = {.ranks = 3,
+                    .main = one_leaves_one_comes,
+                    .arg = b,
+                    .machine = machine,
+                    .settings = {"TALLY_TIMEOUT=20"}};
+    job_start(&j);
+    assert_int_equal(job_wait_rank(&j, 2), 0);
+    j.tallyds = 1;
+    job_start_tallyd(&j, 0);
+    atomic_store(&b->stage, 1);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 /* Closing with operations under way waits for those that can end. */
 static int close_busy(int rank, void *arg)
 {
@@ -457,11 +499,17 @@ static void test_open_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_killed),         cmocka_unit_test(test_coordinator_killed),
-        cmocka_unit_test(test_rank_stopped),        cmocka_unit_test(test_rank_leaves),
-        cmocka_unit_test(test_close_busy),          cmocka_unit_test(test_timeout),
-        cmocka_unit_test(test_late_warning),        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_killed_with_a_child), cmocka_unit_test(test_open_again),
+        cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_rank_stopped),
+        cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_tallyd_comes_when_a_rank_has_left),
+        cmocka_unit_test(test_close_busy),
+        cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_late_warning),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_killed_with_a_child),
+        cmocka_unit_test(test_open_again),
     };
     return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
 }

@@ -139,7 +139,7 @@ int raw_begin(uint32_t count, const char *const *settings)
         (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
     tly_hello_secret(NULL, raw.identity.secret);
     for (uint32_t i = 0; i < count; i++) {
-        ranks[i] = (struct tly_roster_rank){i, 0};
+        ranks[i] = (struct tly_roster_rank){.machine = i};
         services[i].weight = 1;
     }
     for (int i = 0; i < RAW_MOST_RANKS; i++)
