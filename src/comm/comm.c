@@ -598,14 +598,16 @@ int tally_comm_close(tally_comm *c)
     bool failed = atomic_load(&c->failed) != 0;
     if (!failed)
         say_goodbye(c);
+    bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops = c->ops_done, bytes = c->bytes_done;
     char pace[400];
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
-    /* Others may still need our service or the coordinator; and the goodbye must get out. */
+    /* Others may still need our service or the coordinator; and the goodbye must get out, to the next coordinator if there
+     * is none now. */
     if (!failed)
-        tly_event_wait(&c->left, c->service || c->coordinator ? deadline : tly_now() + TLY_SEC);
+        tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
             "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB%s", c->rank, c->size,
             (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9, pace);

@@ -189,16 +189,30 @@ static void member_name(const struct member *m, char *out, size_t len)
         snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
 }
 
-/* "2, 3, 7-9" of the ranks for which `have` is false. */
+/* Not there, and has not left. */
+static bool is_missing(const struct tly_coordinator *c, uint32_t rank)
+{
+    return !c->ranks[rank] && !(rank < c->roster.rank_count && c->roster.ranks[rank].left);
+}
+
+static bool all_here(const struct tly_coordinator *c)
+{
+    uint32_t i = 0;
+    while (i < c->size && !is_missing(c, i))
+        i++;
+    return c->size && i == c->size;
+}
+
+/* "2, 3, 7-9" of the ranks that are missing. */
 static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < c->size && at + 32 < len; i++) {
-        if (c->ranks[i])
+        if (!is_missing(c, i))
             continue;
         uint32_t end = i;
-        while (end + 1 < c->size && !c->ranks[end + 1])
+        while (end + 1 < c->size && is_missing(c, end + 1))
             end++;
         at += (size_t)snprintf(out + at, len - at, end > i + 1 ? "%s%u-%u" : "%s%u", at ? ", " : "", i, end);
         if (end == i + 1)
@@ -886,14 +900,14 @@ static void evict(struct member *m, const char *why)
 
 static void advance(struct tly_coordinator *c)
 {
-    bool all_ranks = c->size && c->ranks_here == c->size;
-    if (c->state == GATHERING && c->resuming && all_ranks) {
+    bool all_ranks = c->state == GATHERING && all_here(c);
+    if (all_ranks && c->resuming) {
         c->state = RUNNING;
         c->wanted = true; /* whatever was under way begins anew */
         c->resumed_at = c->loop.awake;
         tly_info("join", "all %u ranks of the running job are here", c->size);
     }
-    if (c->state == GATHERING && all_ranks) {
+    if (all_ranks && !c->resuming) {
         if (!c->complete_at)
             c->complete_at = c->loop.awake;
         if (c->tallyds_here >= c->servers)
@@ -1187,6 +1201,8 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
     for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
         if (roster->services[i].state == TLY_SERVICE_IDLE)
             roster->services[i].state = TLY_SERVICE_GONE;
+    for (uint32_t i = 0; i < c->roster.rank_count; i++)
+        roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
     void *ids = calloc(roster->service_count, sizeof *c->host_id);
     tly_roster_write(&w, roster);
     struct tly_reader r = {w.data, w.len, false};
@@ -1247,12 +1263,13 @@ static int on_resumed(struct member *m, struct tly_reader *r, const char **why)
         *why = "a roster that cannot be read";
         return -EPROTO;
     }
+    uint32_t size = roster.rank_count;
     member_name(m, name, sizeof name);
     tly_link_rename(m->link, name);
     bool first = c->state == GATHERING && !c->resuming && !c->size;
     int err = first ? adopt(c, &roster, incarnation, committed) : 0;
     bool fits_here = (c->resuming || c->state == RUNNING) && c->identity.incarnation == incarnation &&
-                     !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
+                     size == c->size && !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
     if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
         err = take_newest(c, &roster, committed);
     if (err) {
@@ -1415,7 +1432,7 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     if (err == EACCES)
         tly_warn("join", "%s was not let in: %s", tly_link_name(l), why);
     /* A goodbye counts once the job runs; before that it leaves a hole in the roster like any other end. */
-    bool lost = m->joined && (!m->left || c->state < RUNNING);
+    bool lost = m->joined && (!m->left || (c->state < RUNNING && !c->resuming));
     bool is_rank = m->info.role == TLY_ROLE_RANK;
     if (m->joined && is_rank) {
         c->ranks[m->info.rank] = NULL;

@@ -77,6 +77,8 @@ static void resume(struct tly_member *m)
     tly_roster_write(&w, &m->roster);
     post(m, TLY_ROSTER, TLY_RESUMED, &w);
     free(w.data);
+    if (m->leaving)
+        post(m, TLY_GOODBYE, 0, NULL);
     tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_INFO, "join",
             "the coordinator at %s is there again", m->coordinator);
 }
@@ -562,7 +564,8 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
 
 void tly_member_goodbye(struct tly_member *m)
 {
-    if (m->link)
+    m->leaving = true;
+    if (m->link && !m->away) /* else resume() says it */
         post(m, TLY_GOODBYE, 0, NULL);
 }
 

@@ -404,6 +404,21 @@ static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_st
     return m;
 }
 
+/* Until all is sent that was said. */
+static void say_all(struct member *m)
+{
+    for (int turn = 0; turn < 20 || !tly_list_empty(&m->outbox.letters); turn++)
+        tly_loop_turn(&x.loop, 2);
+}
+
+static void leave(struct member *m)
+{
+    tly_loop_lock(&x.loop);
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    tly_loop_unlock(&x.loop);
+}
+
 /* The last coordinator died between its COMMITs: rank `ahead` is in epoch 5, the other in 4, whichever comes first.  The
  * other gets the COMMIT that it lacks, with what was begun before 5 and without what was begun in it; then all change. */
 static void catch_up(uint32_t first, uint32_t ahead)
@@ -411,9 +426,8 @@ static void catch_up(uint32_t first, uint32_t ahead)
     for (uint32_t k = 0; k < RANKS; k++) {
         uint32_t i = k ? 1 - first : first;
         resume(i, i == ahead ? 5 : 4, i == ahead ? TLY_SERVICE_GONE : TLY_SERVICE_ACTIVE);
-        if (!k) /* let it be the first */
-            for (int turn = 0; turn < 20 && !tly_list_empty(&x.member[i].outbox.letters); turn++)
-                tly_loop_turn(&x.loop, 2);
+        if (!k)
+            say_all(&x.member[i]); /* let it be the first */
     }
     struct member *a = &x.member[ahead], *b = &x.member[1 - ahead];
     turn_until(&a->prepared, 1);
@@ -447,12 +461,20 @@ static void test_a_rank_that_is_behind_comes_last(void **state)
     catch_up(0, 0);
 }
 
-static void leave(struct member *m)
+/* One rank has said goodbye and gone before the other is back, who knows more than it did. */
+static void test_a_rank_leaves_before_the_other_is_back(void **state)
 {
-    tly_loop_lock(&x.loop);
-    tly_link_destroy(m->link);
-    m->link = NULL;
-    tly_loop_unlock(&x.loop);
+    struct member *a = resume(0, 4, TLY_SERVICE_ACTIVE), *b;
+    post(a, TLY_GOODBYE, 0, NULL);
+    say_all(a);
+    leave(a);
+    b = resume(1, 5, TLY_SERVICE_GONE);
+    turn_until(&b->prepared, 1);
+    answer_in(b, b->roster.epoch, 5, 0, 0, true);
+    turn_until(&b->committed, 1);
+    assert_int_equal(b->roster.ranks[0].left, 1);
+    assert_int_equal(b->roster.ranks[1].left, 0);
+    assert_int_equal(b->failed, 0);
 }
 
 static void await_over(void)
@@ -504,6 +526,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),

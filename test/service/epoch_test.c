@@ -331,6 +331,50 @@ static void test_coordinator_killed(void **state)
     waitpid(coordinator, NULL, 0);
 }
 
+static int leaves_unheard(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    take_step(c, 0);
+    if (rank == 0)
+        atomic_store(&b->stage, 1);
+    job_await(&b->stage, rank == 1 ? 2 : 4);
+    if (rank == 1)
+        atomic_store(&b->stage, 3);
+    CHECK(tally_comm_status(c, NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* A rank says goodbye while there is nobody to hear it, and stays for a while; the coordinator that comes hears it, and
+ * does not take it for dead when it goes. */
+static void test_rank_leaves_without_coordinator(void **state)
+{
+    struct board *b = new_board();
+    static const int machine[] = {0, 0, 1}; /* of rank 1 nobody needs a service */
+    struct job j = {.ranks = 3, .main = leaves_unheard, .arg = b, .machine = machine, .settings = SETTINGS};
+    j.port = job_free_port();
+    pid_t coordinator = start_coordinator(j.port);
+    job_start(&j);
+    job_await(&b->stage, 1);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+    await_log(&j, 0, "the job goes on, and looks for it");
+    job_sleep_ms(100); /* so has rank 1 noticed, */
+    atomic_store(&b->stage, 2);
+    job_await(&b->stage, 3);
+    job_sleep_ms(100); /* and said goodbye */
+    coordinator = start_coordinator(j.port);
+    assert_int_equal(job_wait_rank(&j, 1), 0);
+    job_sleep_ms(500); /* what there is to be said of it is said */
+    atomic_store(&b->stage, 4);
+    job_finish(&j);
+    job_clear(&j);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+}
+
 /* Some of many are killed, and all start again at once: until the coordinator is done with the first start they stand at
  * its door and knock. */
 static void test_coordinator_serves_the_restarted_job(void **state)
@@ -367,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_all_together),
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_rank_leaves_without_coordinator),
         cmocka_unit_test(test_coordinator_serves_the_restarted_job),
     };
     return cmocka_run_group_tests_name("epoch", tests, NULL, NULL);
