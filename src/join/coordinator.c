@@ -1622,7 +1622,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
         return err;
     }
     c->identity.role = TLY_ROLE_COORDINATOR;
-    c->identity.rank = TLY_NO_RANK;
+    c->identity.rank = standalone ? TLY_NO_RANK : 0; /* in whose process it is */
     memcpy(c->identity.secret, place->secret, sizeof place->secret);
     memcpy(c->identity.job, place->job, sizeof place->job);
     do

@@ -92,6 +92,7 @@ static void opened(void *user, struct tly_link *l)
         return;
     }
     m->identity.incarnation = peer->incarnation;
+    m->holder = peer->rank;
     if (!m->identity.job[0])
         memcpy(m->identity.job, peer->job, sizeof peer->job);
     m->state = TLY_MEMBER_KNOWN;
@@ -214,6 +215,18 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     }
 }
 
+/* "the coordinator at 10.0.0.1:29777"; inside a rank its death is that rank's. */
+static void name_coordinator(const struct tly_member *m, char *out, size_t len)
+{
+    const struct tly_roster *r = &m->roster;
+    const char *host = m->holder < r->rank_count ? r->services[r->ranks[m->holder].machine].host : "";
+    if (m->holder == TLY_NO_RANK)
+        snprintf(out, len, "the coordinator at %s", m->coordinator);
+    else
+        snprintf(out, len, "rank %u%s%s, which holds the coordinator at %s,", m->holder,
+                 host[0] ? " on " : "", host, m->coordinator);
+}
+
 static void closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct tly_member *m = user;
@@ -221,7 +234,7 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     m->link = NULL;
     if (m->left || m->state == TLY_MEMBER_OVER)
         return;
-    char sentence[512];
+    char sentence[TLY_SENTENCE], name[512];
     /* What it decided holds; without it services neither come nor go, and nobody is declared dead. */
     if (m->state == TLY_MEMBER_RUNNING && m->roster.standalone && err != EACCES) {
         if (!m->away && !m->identity.rank)
@@ -233,10 +246,11 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
         return;
     }
     m->lost = err == ECONNRESET;
+    name_coordinator(m, name, sizeof name);
     if (m->state == TLY_MEMBER_CONNECTING)
         snprintf(sentence, sizeof sentence, "%s", why);
     else
-        snprintf(sentence, sizeof sentence, "the coordinator at %s has died: %s", m->coordinator, why);
+        snprintf(sentence, sizeof sentence, "%s has died: %s", name, why);
     end(m, err, sentence);
 }
 

@@ -42,6 +42,7 @@ struct tly_member {
     struct tly_addresses to;      /* where the coordinator may be */
     struct sockaddr_storage at;   /* where it is, or is being looked for */
     struct sockaddr_storage here; /* our address as the coordinator sees it */
+    uint32_t holder;              /* the rank in whose process it is, or TLY_NO_RANK; once KNOWN */
     char coordinator[384];        /* its address and name, for messages */
     struct tly_door door;
     struct tly_streams streams; /* while network cards are measured */

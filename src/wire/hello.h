@@ -34,7 +34,7 @@ enum tly_role {
 struct tly_identity {
     uint8_t secret[TLY_SECRET_BYTES]; /* tly_hello_secret(): means nothing outside of this process */
     uint8_t role;                     /* enum tly_role */
-    uint32_t rank;                    /* or TLY_NO_RANK */
+    uint32_t rank;                    /* whose process it is, or TLY_NO_RANK */
     uint64_t incarnation;             /* of the job; a connector may not know it yet: 0 */
     char job[TLY_JOB_BYTES];
 };

@@ -189,7 +189,7 @@ def run(seed, folder):
         else:
             job.kill(job.ranks[s.victim])
             others = [r for r in range(s.ranks) if r != s.victim]
-            job.fail(others, "coordinator" if s.victim == 0 else rf"rank {s.victim}\b", same=s.victim != 0)
+            job.fail(others, rf"rank {s.victim}\b", same=s.victim != 0)
     return job.longest_pause_ms()
 
 

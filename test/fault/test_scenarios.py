@@ -135,7 +135,7 @@ def test_the_rank_with_the_coordinator_is_killed(tmp_path):
     with Job(tmp_path) as job:
         job.await_steps(3)
         job.kill(job.ranks[0])
-        job.fail([1, 2], "coordinator", same=False)
+        job.fail([1, 2], r"rank 0 on \S+, which holds the coordinator at \S+, has died", same=False)
 
 
 @pytest.mark.long

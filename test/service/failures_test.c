@@ -96,7 +96,9 @@ static void test_coordinator_killed(void **state)
 {
     struct board *b = new_board();
     struct job j = {.ranks = 3, .main = until_failure, .arg = b};
-    strcpy(b->name, "coordinator at 127.0.0.1");
+    char host[32] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(b->name, sizeof b->name, "rank 0 on %.20s", host);
     job_start(&j);
     job_await(&b->stage, 20);
     kill(j.rank_pid[0], SIGKILL);
@@ -446,7 +448,7 @@ static void test_killed_with_a_child(void **state)
 {
     struct board *b = new_board();
     struct job j = {.ranks = 2, .main = forks_and_dies, .arg = b}, next = {.ranks = 2, .main = close_busy};
-    strcpy(b->name, "coordinator at");
+    strcpy(b->name, ", which holds the coordinator at 127.0.0.1:");
     job_start(&j);
     job_await(&b->child, 1);
     job_await(&b->stage, 4);
