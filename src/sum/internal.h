@@ -170,6 +170,7 @@ struct tly_service {
 
     bool mortal;            /* may die alone: a tallyd's */
     bool redo_waits;        /* for memory */
+    bool restore_waits;     /* a result that ranks have from a service that is gone finds no room */
     uint32_t sessions_seen; /* of ranks */
     uint32_t ranks;         /* 0: no epoch yet */
     uint32_t left;          /* ranks that have said goodbye */
@@ -306,6 +307,8 @@ void tly_redo_final(struct session *p, const struct tly_frame *f, const void *da
 /* A rank has pushed, said something or left: see whether all is known now. */
 void tly_redo_look(struct tly_service *s, struct round *r);
 void tly_redo_look_at_all(struct tly_service *s);
+/* There may be room for results again. */
+void tly_redo_restore(struct tly_service *s);
 
 /* verdict.c */
 void tly_verdict_differs(struct tly_service *s, struct round *r);

@@ -88,8 +88,9 @@ static void resolve(struct tly_service *s, struct round *r)
         lacked |= r->slots[i].state != SLOT_ABSENT && a->sent < r->base && a->sent < length;
     }
     if (r->base) { /* a result of its own, and not over an input that need not be here */
-        if (s->redo_waits || !tly_round_take_result(s, r)) { /* again with the next tick */
-            s->redo_waits = true;
+        if (s->restore_waits ||
+            !tly_round_take_result(s, r)) { /* again with the next tick, the oldest first */
+            s->restore_waits = true;
             r->resolved = false;
             r->base = 0;
             return;
@@ -176,6 +177,15 @@ void tly_redo_look_at_all(struct tly_service *s)
     if (!all)
         s->redo_waits = true;
     free(all);
+}
+
+void tly_redo_restore(struct tly_service *s)
+{
+    s->restore_waits = false;
+    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete && !s->restore_waits; n = next) {
+        next = n->next;
+        tly_redo_look(s, tly_list_entry(n, struct round, node));
+    }
 }
 
 static bool is_unspoken(const struct round *r, const struct session *p)

@@ -548,6 +548,8 @@ static void tick(struct tly_hook *h)
             tly_round_progress(s, tly_list_entry(n, struct round, node));
         }
     }
+    if (s->restore_waits)
+        tly_redo_restore(s);
     if (s->dropped_slots)
         tly_round_ask_again(s); /* memory that was short may be there again, without any news */
     if (s->pool.in_use == 0 && s->pool.kept)
