@@ -212,7 +212,8 @@ static int list_services(struct job *j)
         const struct tly_roster_service *x = &r->services[i];
         if (x->state == TLY_SERVICE_GONE)
             continue; /* nobody has this place */
-        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : tallyd++, x->host, x->address, x->port);
+        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host,
+                    x->address, x->port);
         j->services[j->service_count - 1].bandwidth = x->bandwidth;
     }
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {

@@ -99,8 +99,8 @@ struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round)
 
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt)
 {
-    const struct peer *p = &c->peers[dealt];
-    if (!p->gone && p->incarnation == e->incarnation[dealt])
+    /* Until a COMMIT says so, who is about to be put out is not: a coordinator that dies may have told some alone. */
+    if (c->peers[dealt].incarnation == e->incarnation[dealt])
         return dealt;
     return (uint16_t)(mix(key + part) % (unsigned)c->machines);
 }
@@ -445,7 +445,7 @@ static void forget_guest(struct peer *p)
     tly_peer_finish(p);
     tally_comm *c = p->comm;
     uint32_t index = p->index;
-    *p = (struct peer){0};
+    *p = (struct peer){.reported = true}; /* nobody waits for that */
     tly_peer_init(p, c, index);
 }
 
@@ -644,8 +644,8 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
             p->gone = false;
         } else if (p->incarnation) {
             put_out(p);
-            hand_on(c, p);
             p->incarnation = 0;
+            hand_on(c, p);
         }
     }
     for (int i = 0; i < c->machines; i++)

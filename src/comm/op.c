@@ -153,8 +153,12 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
         [PART_LANDED] = "has landed, and not all ranks have it",
     };
     uint32_t i = 0;
-    while (i + 1 < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep)
+    while (i < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep)
         i++;
+    if (i == op->part_count) {
+        snprintf(out, len, "what other ranks of this machine have sent of it is not answered");
+        return;
+    }
     snprintf(out, len, "part %u of %u, which %.200s sums, %s", i + 1, op->part_count,
              op->comm->peers[op->parts[i].owner].name, stages[op->parts[i].state]);
 }

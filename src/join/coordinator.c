@@ -1272,6 +1272,8 @@ static int on_resumed(struct member *m, struct tly_reader *r, const char **why)
                      size == c->size && !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
     if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
         err = take_newest(c, &roster, committed);
+    for (uint32_t i = 0; !err && fits_here && i < roster.rank_count; i++)
+        c->roster.ranks[i].left |= roster.ranks[i].left;
     if (err) {
         fail_job(c, ENOMEM, "the coordinator is out of memory");
     } else if (!fits_here) {
@@ -1314,6 +1316,17 @@ static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
     return false;
 }
 
+/* Another coordinator may have to know it, and would hear it from the others. */
+static void note_left(struct tly_coordinator *c, uint32_t rank)
+{
+    struct tly_writer w = {0};
+    c->roster.ranks[rank].left = 1;
+    tly_write32(&w, rank);
+    if (c->roster.standalone && !w.failed)
+        post_all(c, TLY_GOODBYE, w.data, w.len);
+    free(w.data);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct member *m = user;
@@ -1351,7 +1364,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         struct member *accused = find_tallyd(c, service);
         if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
             break; /* it is out already */
-        if (!err && accused) {
+        if (!err && accused && m->joined) {
             m->accuses++;
             if (!accused->accused_at) {
                 accused->accused_at = c->loop.awake;
@@ -1391,7 +1404,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_GOODBYE:
         m->left = true;
         if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
-            c->roster.ranks[m->info.rank].left = 1;
+            note_left(c, m->info.rank);
         if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
             c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
             c->wanted = true;

@@ -196,6 +196,12 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         return 0;
     }
     case TLY_GOODBYE:
+        if (f->payload) { /* a rank has left, and others have not */
+            uint32_t rank = tly_read32(&r);
+            if (!r.failed && rank < m->roster.rank_count)
+                m->roster.ranks[rank].left = 1;
+            return 0;
+        }
         m->left = true;
         if (m->goodbye)
             m->goodbye(m->user);

@@ -274,7 +274,7 @@ static struct round *find_victim(struct tly_service *s, const struct round *r)
     struct round *victim = NULL;
     for (struct tly_list *n = s->incomplete.next; n != &s->incomplete; n = n->next) {
         struct round *other = tly_list_entry(n, struct round, node);
-        if (other->summed || other->pieces_left)
+        if (other->summed > other->base || other->pieces_left)
             continue; /* its sum has begun: it needs no more memory to end */
         if (comes_before(r, other) && (!victim || comes_before(victim, other)) && has_data(s, other))
             victim = other;
@@ -656,7 +656,10 @@ static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
 
 bool tly_round_take_result(struct tly_service *s, struct round *r)
 {
-    r->result = take_memory(s, r, r->length);
+    /* Beside all such results there must be room for one round's slots, lest they wait for each other. */
+    uint64_t most = (s->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)s->part_bytes);
+    if (!s->restored || most <= s->pool.limit)
+        r->result = take_memory(s, r, r->length);
     if (!r->result && !s->restored)
         r->result = take_little(s, r->length); /* one always, whoever else has the memory */
     r->result_room = r->length;

@@ -366,7 +366,7 @@ def test_a_service_drains(tmp_path):
 def test_a_service_drains_while_a_rank_is_late(tmp_path, late_s):
     """A round has begun there: its last push comes in time, or finds nobody, and it is summed elsewhere."""
     with Job(tmp_path, ranks=2, services=1, rank_words={1: [f"late=3:{late_s * 1000}"]}) as job:
-        job.await_true(lambda: sum(key[0] == 3 for key in job.histories()[0].begun) == len(SIZES), "a begun round")
+        job.await_true(lambda: sum(key[0] == 3 for key in job.histories()[0].epochs) == len(SIZES), "a begun round")
         drain_in_time(job, job.services[0])
         assert job.steps(1) == 3 or late_s == 5, job.account()
         job.await_steps(5)

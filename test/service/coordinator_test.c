@@ -34,6 +34,7 @@ struct member {
     uint32_t number;
     int opened, closed, invited, prepared, committed, failed;
     uint32_t rounds;          /* begun, in the last COMMIT */
+    int gone;                 /* how many ranks it heard have left */
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
 };
@@ -104,6 +105,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (f->flags & TLY_LAST)
             take_roster(m, &r);
         m->committed += !f->payload || (f->flags & TLY_LAST);
+        break;
+    case TLY_GOODBYE:
+        m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
         break;
     case TLY_VERDICT:
         tly_read32(&r);
@@ -367,9 +371,11 @@ static void test_a_complaint_of_a_tallyd(void **state)
 }
 
 /* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
-static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
+static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed,
+                                     enum tly_service_state tallyd)
 {
-    static struct tly_roster_rank ranks[RANKS] = {{.machine = 0}, {.machine = 1}};
+    struct tly_roster_rank ranks[RANKS] = {{.machine = 0, .left = left == 0},
+                                           {.machine = 1, .left = left == 1}};
     struct tly_roster_service services[RANKS + 1] = {0};
     struct tly_roster roster = {
         .epoch = committed,
@@ -417,6 +423,11 @@ static void leave(struct member *m)
     tly_link_destroy(m->link);
     m->link = NULL;
     tly_loop_unlock(&x.loop);
+}
+
+static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
+{
+    return resume_without(TLY_NO_RANK, i, committed, tallyd);
 }
 
 /* The last coordinator died between its COMMITs: rank `ahead` is in epoch 5, the other in 4, whichever comes first.  The
@@ -477,6 +488,22 @@ static void test_a_rank_leaves_before_the_other_is_back(void **state)
     assert_int_equal(b->failed, 0);
 }
 
+/* Who leaves is told to the others at once: the next coordinator hears it from them, and waits for nobody. */
+static void test_the_others_hear_who_has_left(void **state)
+{
+    post(&x.member[1], TLY_GOODBYE, 0, NULL);
+    turn_until(&x.member[0].gone, 1);
+    turn_until(&x.member[FIRST].gone, 1);
+    assert_int_equal(x.member[0].failed, 0);
+}
+
+static void test_a_rank_has_left_before(void **state)
+{
+    struct member *b = resume_without(0, 1, 4, TLY_SERVICE_GONE);
+    turn_until(&b->prepared, 1);
+    assert_int_equal(b->roster.ranks[0].left, 1);
+}
+
 static void await_over(void)
 {
     for (int i = 0; !tly_coordinator_is_over(x.coordinator); i++) {
@@ -527,6 +554,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_others_hear_who_has_left, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_has_left_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),
