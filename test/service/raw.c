@@ -35,8 +35,11 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     r->landed += f->type == TLY_RESULT ? (int)f->payload : 0;
     if (f->type == TLY_STATUS && !f->key)
         tly_service_facts_read(&reader, &r->facts);
-    if (f->type == TLY_AGAIN && !(f->flags & TLY_MARK))
+    if (f->type == TLY_AGAIN && !(f->flags & TLY_MARK)) {
         r->again_from = f->offset;
+        if (r->again < RAW_ASKED)
+            r->asked[r->again] = f->key;
+    }
     uint64_t granted = tly_count_extend(r->granted, f->granted);
     r->granted = granted > r->granted ? granted : r->granted;
     r->results += whole;

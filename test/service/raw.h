@@ -10,7 +10,7 @@
 #include "transport/outbox.h"
 
 /* Two of the ranks come by raw_begin(); the others where a test calls raw_enter(). */
-enum { RAW_PART = 65536, RAW_WINDOW = 2 * RAW_PART, RAW_COME = 2, RAW_MOST_RANKS = 8 };
+enum { RAW_PART = 65536, RAW_WINDOW = 2 * RAW_PART, RAW_COME = 2, RAW_MOST_RANKS = 8, RAW_ASKED = 64 };
 
 struct raw_rank {
     struct tly_link *link;
@@ -19,6 +19,7 @@ struct raw_rank {
     int answers, results, verdicts, specs; /* STATUS; of whole parts; ...; texts that were asked for */
     int again, finals, done;               /* AGAIN, with MARK, DONE */
     uint32_t again_from;                   /* the last of them */
+    uint64_t asked[RAW_ASKED];             /* keys of the first of them, in their order */
     int landed;                            /* bytes of results */
     uint64_t received, granted;
     bool confirms_nothing;

@@ -190,11 +190,46 @@ static void test_a_refusal_during_a_stream(void **state)
     check_empty(2);
 }
 
+static int set_up_little(void **state)
+{
+    return raw_begin(2, (const char *const[]){"TALLY_FRAGMENT_BYTES=4K", "TALLY_MEMORY=192K", NULL});
+}
+
+/* Both have some of more results than there is memory for, with a slot for each rank: they end one after another. */
+static void test_little_room_for_results(void **state)
+{
+    enum { ROUNDS = 4 };
+    uint64_t pushed[2] = {0};
+    int answered[2] = {0};
+    for (uint64_t key = 0; key < ROUNDS; key++)
+        for (int i = 0; i < 2; i++)
+            say_have(i, raw_push(5 + key, RAW_PART), HAD);
+    for (int turns = 0; raw.rank[0].results < ROUNDS || raw.rank[1].results < ROUNDS; turns++) {
+        assert_true(turns < 20000);
+        tly_loop_turn(&raw.loop, 2);
+        for (int i = 0; i < 2; i++) {
+            struct raw_rank *r = &raw.rank[i];
+            assert_true(!r->closed && r->again <= RAW_ASKED);
+            for (; answered[i] < r->again && pushed[i] + RAW_PART <= r->granted; answered[i]++) {
+                struct tly_frame rest = raw_push(r->asked[answered[i]], RAW_PART);
+                rest.offset = HAD;
+                rest.flags = TLY_LAST | TLY_RESUMED;
+                raw_post(i, rest, floats((float)(1 + i)), RAW_PART - HAD);
+                pushed[i] += RAW_PART;
+            }
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        check_result(i, HAD, RAW_PART, 3);
+    check_empty(2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_final_is_asked_for_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_refusal_during_a_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
