@@ -149,6 +149,21 @@ def test_the_coordinator_dies_before_all_know_who_is_out(tmp_path, rank):
         go_on(job)
 
 
+@pytest.mark.parametrize("times", range(1, RANKS))
+def test_who_is_out_to_some_ranks_comes_back(tmp_path, times):
+    """A tallyd that was silent for too long goes on, and the next coordinator has never heard that it was to go."""
+    _, settings = shape("back", times)
+    failing = {"coordinator": f"coordinator has sent PREPARE:{times}:kill"}
+    with Job(tmp_path, services=1, coordinator=True, failing=failing, **settings) as job:
+        job.await_steps(2)
+        job.stop(job.services[0])
+        await_death(job, job.coordinator)
+        job.failing.clear()
+        job.start_coordinator()
+        job.resume(job.services[0])
+        go_on(job)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_coordinator_dies_and_the_guest_that_it_invited(tmp_path, seed):
     """The new one hears first from a tallyd, which was told of no guest."""
