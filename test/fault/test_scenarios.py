@@ -124,11 +124,13 @@ def test_a_rank_that_is_killed_is_named_to_all(tmp_path):
         job.fail([0, 1, 3], r"rank 2\b")
 
 
-def test_a_rank_that_stays_silent_is_named_to_all(tmp_path):
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_rank_that_stays_silent_is_named_to_all(tmp_path, rank):
+    """Also the one with the coordinator, which then says nothing either."""
     with Job(tmp_path, env={"TALLY_DEAD_TIMEOUT": "2"}) as job:
         job.await_steps(3)
-        job.stop(job.ranks[1])
-        job.fail([0, 2], r"rank 1\b")
+        job.stop(job.ranks[rank])
+        job.fail([r for r in range(3) if r != rank], rf"rank {rank}\b", same=rank > 0)
 
 
 def test_the_rank_with_the_coordinator_is_killed(tmp_path):
