@@ -55,7 +55,7 @@ struct member {
     struct tly_link *link;
     struct tly_outbox outbox;
     struct tly_member_info info;
-    bool known; /* has shown the secret, and does not only watch */
+    bool known; /* waited for at the end: has shown the secret, or is about to; does not only watch */
     bool joined, proved, begun, left;
     uint64_t nonce_seen;
     uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
@@ -1423,14 +1423,20 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     return 0;
 }
 
+static void set_known(struct member *m, bool known)
+{
+    m->c->known += (uint32_t)known - m->known;
+    m->known = known;
+    if (!m->c->known)
+        tly_event_set(&m->c->quiet);
+}
+
 static void drop(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     tly_list_remove(&m->node);
     c->watchers -= m->watcher;
-    c->known -= m->known;
-    if (!c->known)
-        tly_event_set(&c->quiet);
+    set_known(m, false);
     tly_link_destroy(m->link);
     tly_outbox_finish(&m->outbox, NULL, NULL);
     free(m);
@@ -1475,9 +1481,8 @@ static void opened(void *user, struct tly_link *l)
 {
     struct member *m = user;
     m->watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER;
-    m->known = !m->watcher;
     m->c->watchers += m->watcher;
-    m->c->known += m->known;
+    set_known(m, !m->watcher);
     if (m->c->watchers > MOST_WATCHERS)
         drop(m); /* who asks asks again */
 }
@@ -1508,6 +1513,7 @@ static int accepting(void *user, struct tly_link_config *config)
     m->service = TLY_NO_SERVICE;
     tly_outbox_init(&m->outbox);
     tly_list_append(&c->members, &m->node);
+    set_known(m, !c->standalone); /* one that ends with its rank would be looked for in vain */
     config->user_calls = &calls;
     config->user = m;
     config->identity = c->identity;
