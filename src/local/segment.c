@@ -32,7 +32,7 @@ struct block {
     struct tly_segment *segment; /* NULL: a stray */
     uint8_t *at;
     uint64_t bytes;
-    bool used, borrowed;
+    bool used, borrowed, dirty; /* dirty: some of it has been borrowed, and is not zero */
 };
 
 struct tly_segment {
@@ -98,6 +98,36 @@ static uint64_t wanted_bytes(void)
     return bytes / HUGE_PAGE * HUGE_PAGE;
 }
 
+/* Have all pages now: one that cannot be had later is a SIGBUS. */
+static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+{
+    if (bytes >= HUGE_PAGE)
+        madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL)
+        return -ENOMEM;
+    if (fd < 0) /* before Linux 5.14 */
+        return 0;
+    int err = posix_fallocate(fd, at - base, (off_t)bytes);
+    return err ? -ENOMEM : 0;
+}
+
+static int too_much(uint64_t bytes)
+{
+    return tly_fail(ENOMEM, "no %llu MB of memory (the machine's, the cgroup's or ulimit's)",
+                    (unsigned long long)bytes >> 20);
+}
+
+/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before. */
+static int ask_cgroup(uint64_t bytes)
+{
+    uint64_t room = bytes >= HUGE_PAGE ? tly_topo_memory("") : UINT64_MAX;
+    return bytes <= room ? 0
+                         : tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
+                                    (unsigned long long)bytes >> 20, (unsigned long long)room >> 20);
+}
+
 int tly_segment_create(size_t head, struct tly_segment **segment)
 {
     struct tly_segment *s = calloc(1, sizeof *s);
@@ -121,6 +151,11 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
         err = ftruncate(s->fd, (off_t)s->bytes) < 0
                   ? tly_fail(errno, "shared memory: %s", strerror(errno))
                   : tly_segment_map(s->fd, s->bytes, &s->base);
+    }
+    /* Its pages are touched one by one: one that cannot be had then is a SIGBUS. */
+    if (!err && populate(s->fd, s->base, s->base, s->head) != 0) {
+        err = tly_fail(ENOMEM, "no memory for %llu KB that ranks share", (unsigned long long)s->head >> 10);
+        tly_segment_unmap(s->base, s->bytes);
     }
     if (err)
         goto fail;
@@ -184,36 +219,6 @@ uint64_t tly_segment_place(const struct tly_segment *s, const void *p, uint64_t 
 
 /* --- the pool ------------------------------------------------------------------------------------ */
 
-/* Have all pages now: one that cannot be had later is a SIGBUS. */
-static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
-{
-    if (bytes >= HUGE_PAGE)
-        madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
-    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
-        return 0;
-    if (errno != EINVAL)
-        return -ENOMEM;
-    if (fd < 0) /* before Linux 5.14 */
-        return 0;
-    int err = posix_fallocate(fd, at - base, (off_t)bytes);
-    return err ? -ENOMEM : 0;
-}
-
-static int too_much(uint64_t bytes)
-{
-    return tly_fail(ENOMEM, "no %llu MB of memory (the machine's, the cgroup's or ulimit's)",
-                    (unsigned long long)bytes >> 20);
-}
-
-/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before. */
-static int ask_cgroup(uint64_t bytes)
-{
-    uint64_t room = bytes >= HUGE_PAGE ? tly_topo_memory("") : UINT64_MAX;
-    return bytes <= room ? 0
-                         : tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
-                                    (unsigned long long)bytes >> 20, (unsigned long long)room >> 20);
-}
-
 /* The first stretch of at least so many bytes, cut to them; lock held.  NULL: none. */
 static struct block *take(struct tly_segment *s, uint64_t bytes)
 {
@@ -225,7 +230,8 @@ static struct block *take(struct tly_segment *s, uint64_t bytes)
             struct block *rest = calloc(1, sizeof *rest);
             if (!rest)
                 return NULL;
-            *rest = (struct block){.segment = s, .at = b->at + bytes, .bytes = b->bytes - bytes};
+            *rest = (struct block){
+                .segment = s, .at = b->at + bytes, .bytes = b->bytes - bytes, .dirty = b->dirty};
             tly_list_append(b->node.next, &rest->node); /* before the next one: behind b */
             b->bytes = bytes;
         }
@@ -242,6 +248,7 @@ static void join_with_next(struct tly_segment *s, struct block *b)
     if (b->node.next == &s->blocks || b->used || next->used)
         return;
     b->bytes += next->bytes;
+    b->dirty |= next->dirty;
     tly_list_remove(&next->node);
     free(next);
 }
@@ -252,6 +259,7 @@ static void give(struct block *b)
     if (!b->borrowed)
         madvise(b->at, b->bytes, MADV_REMOVE);
     pthread_mutex_lock(&lock);
+    b->dirty = b->borrowed;
     b->used = b->borrowed = false;
     join_with_next(s, b);
     if (b->node.prev != &s->blocks)
@@ -269,7 +277,11 @@ static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, vo
     pthread_mutex_unlock(&lock);
     if (!b)
         return -ENOMEM;
-    if (populate(s->fd, s->base, b->at, bytes) != 0) {
+    if (b->dirty && !borrowed)
+        madvise(b->at, bytes, MADV_REMOVE);
+    /* What was borrowed before is mostly there. */
+    bool there = b->dirty && borrowed;
+    if ((!there && ask_cgroup(bytes) != 0) || populate(s->fd, s->base, b->at, bytes) != 0) {
         b->borrowed = false;
         give(b);
         return -ENOMEM;
@@ -302,11 +314,11 @@ int tly_pool_alloc(struct tly_segment *s, size_t bytes, void **out)
         return too_much(bytes);
     pthread_once(&once, install);
     uint64_t whole = round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
+    if (s && alloc_shared(s, whole, false, out) == 0)
+        return 0;
     int err = ask_cgroup(bytes);
     if (err)
         return err;
-    if (s && alloc_shared(s, whole, false, out) == 0)
-        return 0;
     return alloc_stray(round_up(bytes ? bytes : 1, TLY_PAGE), out);
 }
 

@@ -1,0 +1,48 @@
+/* segment_test.c - memory that ranks share: what is handed out is zero, whatever was there before. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "local/segment.h"
+
+#include <cmocka.h>
+
+enum { HEAD = 4096, STAGED = 1 << 20 };
+
+static void take(struct tly_segment *s, size_t bytes, void **out)
+{
+    assert_int_equal(tly_pool_alloc(s, bytes, out), 0);
+    for (size_t i = 0; i < bytes; i++)
+        assert_int_equal(((uint8_t *)*out)[i], 0);
+    memset(*out, 0xa5, bytes);
+}
+
+/* Staging is borrowed and given back as it is; it may be cut, and joined with what was never used. */
+static void test_zero_after_staging(void **state)
+{
+    struct tly_segment *s;
+    void *staged[2], *p[3];
+    assert_int_equal(tly_segment_create(HEAD, &s), 0);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(tly_pool_borrow(s, STAGED, &staged[i]), 0);
+            memset(staged[i], 0x5a, STAGED);
+        }
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(tly_pool_free(staged[round % 2 ? i : 1 - i]), 0);
+        const size_t sizes[] = {1000, STAGED, 3 * STAGED};
+        for (int i = 0; i < 3; i++)
+            take(s, sizes[i], &p[i]);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(tly_pool_free(p[i]), 0);
+    }
+    tly_segment_unref(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_after_staging)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
