@@ -74,6 +74,17 @@ static bool is_complete(const struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
+/* The posts differ, or one will never come: then no rank looks at the work entry.  One that is late begins even a round
+ * that others have ended meanwhile. */
+static bool nobody_begins(const struct tly_local *l, const struct tly_round *r)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (r->posts[i].kind ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != r->posts[0].spec
+                             : l->left[i])
+            return true;
+    return false;
+}
+
 struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
@@ -88,8 +99,9 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
             tly_pool_free(op->borrowed);
         op->borrowed = NULL;
     }
-    /* Also where nobody has begun; one in which others may still count is not used again. */
-    if (op->parts || (l->me == 0 && r->posts[0].gen && (!r->work || tly_work_finished(r))))
+    /* One in which others may still count is not used again. */
+    if (op->parts ||
+        (l->me == 0 && r->posts[0].gen && (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
     if (is_complete(l, r))

@@ -393,6 +393,47 @@ static void test_rank_leaves(void **state)
     job_clear(&j);
 }
 
+static tally_op *begin_large(tally_comm *c, const char *name)
+{
+    static float x[3000];
+    tally_op *op;
+    CHECK(tally_push_pull(c, name, x, x, 3000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    return op;
+}
+
+/* Rank 2 begins an operation and leaves, rank 0 goes on to the next; rank 1 comes to the first only then, and finds all
+ * posts of it there, and the entry by which its parts were to be shared out in use for another. */
+static int one_is_late(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join();
+    if (rank == 1)
+        job_await(&b->stage, 1);
+    tally_op *op = begin_large(c, "w");
+    if (rank == 2) {
+        CHECK(tally_comm_close(c) == 0);
+        tally_op_free(op);
+        return 0;
+    }
+    finish(op, -ESHUTDOWN);
+    if (rank == 0) {
+        finish(begin_large(c, "v"), -ESHUTDOWN);
+        atomic_store(&b->stage, 1);
+        job_await(&b->stage, 2);
+    }
+    atomic_store(&b->stage, 2);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_late_after_one_has_left(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = one_is_late, .arg = new_board()};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 /* More than a ring holds, to a rank that reads it no more. */
 static int far_ahead(int rank, void *arg)
 {
@@ -576,6 +617,7 @@ int main(void)
         cmocka_unit_test(test_rank_stopped),
         cmocka_unit_test(test_killed_with_children),
         cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_late_after_one_has_left),
         cmocka_unit_test(test_far_ahead_of_who_leaves),
         cmocka_unit_test(test_submitted_while_one_is_killed),
         cmocka_unit_test(test_late),
