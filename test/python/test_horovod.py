@@ -353,6 +353,68 @@ def test_process_sets(four):
     four(in_sets)
 
 
+def unnamed_in_sets():
+    """Who is in a set has begun more unnamed operations than the others when all meet; so has who was in a job before."""
+    import torch
+    from tally import _core
+    from tally.torch import ops
+    t = hvd()
+    one, r = t.add_process_set([0, 1]), t.rank()
+    if r < 2:
+        t.alltoall(torch.ones(2), process_set=one)
+        t.sparse_allreduce_async(torch.eye(2).to_sparse(1), None, t.Sum, one)()
+    got = t.alltoall(torch.arange(4.0) + 4 * r)
+    assert got.tolist() == [r, 4 + r, 8 + r, 12 + r]
+    assert t.sparse_allreduce_async(torch.eye(2).to_sparse(1), None, t.Sum)().to_dense().tolist() == [[4, 0], [0, 4]]
+    ops.joined[:], ops.joined_in = [1], _core.generation() - 1  # rank 1 had joined when the last job failed
+    assert t.allreduce(torch.ones(1), op=t.Sum).item() == 4
+    ops.joined.clear()
+
+
+def test_unnamed_operations_in_sets(four):
+    four(unnamed_in_sets)
+
+
+@pytest.mark.parametrize("fails", (True, False))
+def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
+    """Who is told at its end may wait for it there."""
+    import threading
+
+    import torch
+    from tally._core import GRADIENT, Error
+    from tally.torch import sparse
+
+    class Gather:
+        def __init__(self, tensor, *_):
+            self.first_dims, self.wait = [len(tensor)], lambda: tensor
+
+    class Ended:
+        def __init__(self, values):
+            self.done, self.wait = lambda: True, lambda: values
+
+    def reduce(summands, *rest):
+        if fails:
+            raise Error("as if a rank had died", 104)
+        rest[-2](None)
+        return Ended(summands)
+
+    def told(handle):
+        try:
+            outcomes.append(handle.wait().to_dense().tolist())
+        except Error as error:
+            outcomes.append(error.errno)
+
+    outcomes = []
+    monkeypatch.setattr(sparse, "_Gather", Gather)
+    monkeypatch.setattr(sparse, "_allgather", lambda tensor, name, space, then, process_set: then(tensor))
+    monkeypatch.setattr(sparse, "_reduce", reduce)
+    thread = threading.Thread(target=sparse.SparseReduction, daemon=True, kwargs={"then": told},
+                              args=(torch.eye(2).to_sparse(1), "s", hvd().Sum, GRADIENT))
+    thread.start()
+    thread.join(60)
+    assert outcomes == [104 if fails else [[1, 0], [0, 1]]]
+
+
 # --- SyncBatchNorm -----------------------------------------------------------------------------------------------
 
 
@@ -473,3 +535,26 @@ def test_elastic_run():
         assert reference.same(weight, results[0][0]) == 0 and resets >= 1 and seen[-1] == 4
         assert sorted(set(seen)) == list(range(5))
     assert np.isfinite(results[0][0]).all()
+
+
+def test_elastic_run_gives_up(monkeypatch):
+    """A rank does not come back: init() says so, and so does run()."""
+    from types import SimpleNamespace
+
+    from tally import _core
+    t = hvd()
+    starts = []
+
+    def init():
+        starts.append(1)
+        if len(starts) == 2:
+            raise _core.Error("rank 1 is missing", 110)
+
+    @t.elastic.run
+    def train(state):
+        raise _core.Error("rank 1 has died", 104)
+
+    monkeypatch.setattr(_core, "init", init)
+    monkeypatch.setattr(_core, "shutdown", lambda: None)
+    state = SimpleNamespace(sync=lambda: None, restore=lambda: None, on_reset=lambda: None)
+    assert "missing" in fails(_core.Error, lambda: train(state)) and len(starts) == 2

@@ -151,9 +151,10 @@ def run(function):
         _core.init()
         again = False
         while True:
+            if again:
+                _core.init()
             try:
                 if again:
-                    _core.init()
                     state.on_reset()
                 state.sync()
                 return function(state, *arguments, **keywords)

@@ -4,7 +4,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import errno
-import itertools
 import math
 import threading
 import zlib
@@ -19,9 +18,6 @@ from .compression import Compression
 from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
                   _reduction)
 from .process_sets import global_process_set
-
-_numbers = itertools.count()
-
 
 # --- alltoall ----------------------------------------------------------------------------------------------
 
@@ -88,7 +84,7 @@ class _Exchange:
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """Start an exchange of rows; the result is (tensor, received splits); see alltoall()."""
     if name is None:
-        name = "alltoall.noname.%d" % next(_numbers)
+        name = "alltoall.noname.%d" % process_set.number("alltoall")
     size = process_set.size()
     try:
         _check(tensor)

@@ -88,13 +88,15 @@ def _check(tensor):
                         % (tensor.dtype, ", ".join(str(dtype) for dtype in _DTYPES)))
 
 
-# Ranks that have called join() and have been heard of; they take part in gradients' reductions only.
+# Ranks that have called join() and have been heard of, of the job of this generation; they take part in gradients'
+# reductions only.
 joined = []
+joined_in = 0
 
 
 def _dtype_code(tensor, kind, name, space, group=None):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
-    if joined and space in _BY_NAME:
+    if joined and joined_in == _core.generation() and space in _BY_NAME:
         raise _core.Error("rank%s %s joined: until all ranks have, only gradients of DistributedOptimizers are reduced"
                           % ("s" if len(joined) > 1 else "", ", ".join(map(str, joined))
                              + (" have" if len(joined) > 1 else " has")), errno.ECANCELED)

@@ -3,6 +3,8 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import itertools
+
 from .. import _core
 
 
@@ -46,6 +48,11 @@ class ProcessSet:
             self._generation = _core.generation()
         return self._group
 
+    def number(self, kind):
+        """Of the next unnamed operation of this kind: how many of them its ranks have begun since init()."""
+        group = 0 if self.group() is None else self.process_set_id
+        return next(_numbers.setdefault((_core.generation(), group, kind), itertools.count()))
+
     def place(self, root_rank, kind, name, space):
         """The place in it of a rank of the job; ValueError if it has none, and the other ranks are told."""
         if self.group() is None:
@@ -84,6 +91,7 @@ class _All(ProcessSet):
 
 global_process_set = _All()
 
+_numbers = {}                    # generation, process set or 0, kind -> numbers of unnamed operations
 _sets = {0: global_process_set}  # by number
 _next = 1                        # numbers are not used again: a group's name says one list of ranks
 

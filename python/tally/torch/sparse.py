@@ -7,7 +7,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import errno
-import itertools
 import threading
 
 import torch
@@ -17,9 +16,6 @@ from .._core import USER, Error
 from .._lib import ALLGATHER
 from .ops import Average, Sum, _allgather, _check, _Gather, _reduce, _reduction
 from .process_sets import global_process_set
-
-_numbers = itertools.count()
-
 
 class SparseReduction:
     """Handle of the sum or average of the ranks' sparse tensors: poll it with done(), end it with wait().
@@ -45,6 +41,7 @@ class SparseReduction:
         self._group, self._then = group, then
         self._sum = self._result = self._failure = None
         self._submitted = threading.Event()
+        self._lock, self._early = threading.Lock(), False  # the sum has ended before it was known here
         self._sparse_dim = tensor.sparse_dim()
         self._shape = tuple(tensor.shape)
         # A row's place, as one number; coalesced tensors have them in order.
@@ -69,12 +66,17 @@ class SparseReduction:
                                 None, self._then and self._told, self._group)
         except Exception as failure:
             self._failure = failure
-            if self._then:
-                self._then(self)
-        self._submitted.set()
+        with self._lock:  # who is told may wait for us
+            self._submitted.set()
+            ended = self._early or self._failure is not None
+        if self._then and ended:
+            self._then(self)
 
     def _told(self, _):
-        self._then(self)
+        with self._lock:
+            self._early = not self._submitted.is_set()
+        if not self._early:
+            self._then(self)
 
     def _union(self, pieces):
         """The rows that any rank has, in order.  All ranks see the same pieces, and fail alike."""
@@ -115,5 +117,5 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     on all ranks: its rows are those that any rank has.
     """
     if name is None:
-        name = "sparse.noname.%d" % next(_numbers)
+        name = "sparse.noname.%d" % process_set.number("sparse")
     return SparseReduction(tensor, name, _reduction(op, None), USER, process_set=process_set)

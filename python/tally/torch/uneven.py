@@ -33,6 +33,7 @@ def count(name, joined, then=None):
 
 def note(census):
     """Remember who has joined, for the calls that those ranks take no part in."""
+    ops.joined_in = _core.generation()
     ops.joined[:] = census.nonzero().flatten().tolist()
 
 
