@@ -384,6 +384,9 @@ def works(path):
         while not work.is_completed():
             pass
         assert grid.tolist() == [[3] * 4] * 2
+        conjugate = torch.tensor([1 + 2j] * 3).conj()
+        dist.reduce(conjugate, 0)
+        assert conjugate.tolist() == ([3 - 6j] * 3 if dist.get_rank() == 0 else [1 - 2j] * 3)
         for tensor in (torch.zeros(0), torch.tensor(2.0), torch.zeros(2, 0, dtype=torch.complex64)):
             dist.all_reduce(tensor)
             dist.broadcast(tensor, 1)

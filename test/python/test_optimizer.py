@@ -345,6 +345,47 @@ def two_optimizers():
         assert torch.equal(m.weight, before[i] - (i + 1) * t.size())
 
 
+def closures():
+    """The gradients that a closure computes are those that the step takes."""
+    import torch
+    t = hvd()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1, bias=False)
+    want = model.weight.detach().clone()
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+    for step in range(3):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.full((1, 3), float(step + t.rank()))).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        want -= 0.5 * (step + (t.size() - 1) / 2)
+        assert torch.allclose(model.weight, want)
+
+
+def test_closures(four):
+    four(closures)
+
+
+def thawed():
+    import torch
+    t = hvd()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model[0].requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    fails(ValueError, optimizer.step, "0.weight, 0.bias", "once more")
+
+
+def test_a_parameter_that_was_frozen(four):
+    four(thawed)
+
+
 def test_two_optimizers(four):
     four(two_optimizers)
 

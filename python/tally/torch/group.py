@@ -314,6 +314,12 @@ class Group(dist.ProcessGroup):
         if tensor.is_sparse:
             self._reduce_sparse(work, tensor, operator, root in (None, self.rank()))
             return
+        if tensor.is_conj():  # its memory holds the conjugate
+            plain = tensor.detach().resolve_conj()
+            self._reduce(work, plain, operator, root)
+            if root in (None, self.rank()):
+                work.follow(functools.partial(_copy, tensor.detach(), plain))
+            return
         self._look_at(work, tensor)
         source, reduction = self._reduction(tensor, operator)
         if root is None:

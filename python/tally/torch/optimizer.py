@@ -275,6 +275,10 @@ class _Distributed:
         skip_synchronize() then.  Raises Error, after all have ended, if one failed."""
         failure = None
         if self._process_set.size() > 1:
+            thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
+            if thawed:
+                raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
+                                 "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
             self._take_census()
             for p in self._update:
                 if self._handles.get(p) is None and p.requires_grad:
@@ -321,7 +325,18 @@ class _Distributed:
     def step(self, closure=None):
         """Wait until all gradients are reduced, then step as the optimizer does.
 
-        closure is handed on; gradients that it computes inside the step are reduced only before it."""
+        closure: as the optimizer's; the gradients that it computes are reduced each time it is called.  All ranks must
+        call it as often, which those of LBFGS's line search need not."""
+        if closure is not None:
+            def reduced():
+                loss = closure()
+                self.synchronize()
+                return loss
+
+            try:
+                return super().step(reduced)
+            finally:
+                self._synchronized = False
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn("optimizer.step() after optimizer.synchronize() reduces the gradients once more; call it "
