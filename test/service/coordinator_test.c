@@ -156,6 +156,7 @@ static struct member *knock(uint32_t i)
     struct member *m = &x.member[i];
     struct sockaddr_storage to;
     struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
+    tly_roster_finish(&m->roster);
     memset(m, 0, sizeof *m);
     tly_outbox_init(&m->outbox);
     m->number = i;

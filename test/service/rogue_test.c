@@ -23,7 +23,8 @@ enum {
     STEPS = 20,
     MOST_GROWN = 96 << 20,
     LINGER_MS = 200,
-    FIRST = 2 /* rounds */
+    FIRST = 2, /* rounds */
+    AT_ONCE = 2000,
 };
 
 struct rogue {
@@ -42,6 +43,7 @@ struct voice {
 };
 
 static int silent; /* ranks to which all has been said */
+static int said;   /* in this turn of the loop, which has others to serve */
 
 /* What links read with: nothing more comes in for the links of a process that is deaf. */
 static bool deaf;
@@ -98,8 +100,9 @@ static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
     const struct rogue *r = v->rogue;
     if (tly_outbox_next(&v->outbox, out, NULL))
         return true;
-    if (!r->says || !atomic_load(&r->speaks) || (r->most && v->said == r->most))
+    if (!r->says || !atomic_load(&r->speaks) || (r->most && v->said == r->most) || said == AT_ONCE)
         return false;
+    said++;
     deaf = r->deaf;
     *out = (struct tly_outgoing){.frame = r->says(v->said++), .payload = payload, .stays = true};
     out->frame.payload = (uint32_t)r->payload;
@@ -162,7 +165,7 @@ static int serve(struct rogue *rogue, int port)
     tly_loop_unlock(&loop);
     tly_address_set_port(&at, tly_listener_port(listener));
     CHECK(tly_member_announce(&member, &at, 4711, 1 << 30) == 0 && tly_member_begin(&member) == 0);
-    while (!member.left && member.state == TLY_MEMBER_RUNNING && silent < 2)
+    for (; !member.left && member.state == TLY_MEMBER_RUNNING && silent < 2; said = 0)
         tly_loop_turn(&loop, 1);
     for (int64_t until = tly_now() + LINGER_MS * TLY_MS; silent == 2 && tly_now() < until;)
         tly_loop_turn(&loop, 1);
