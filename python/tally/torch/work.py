@@ -21,6 +21,8 @@ from torch.futures import Future
 from .._core import Error
 from . import device
 
+_LOOK_S = 0.5  # between looks whether another thread has ended the call
+
 
 class GroupWork(Work):
     """One call of a group under way, of `count` operations.  To be filled in `with` it."""
@@ -169,16 +171,21 @@ class GroupWork(Work):
         seconds = timeout.total_seconds() if timeout is not None else 0
         deadline = self._deadline if seconds <= 0 else min(self._deadline, time.monotonic() + seconds)
         for operation in list(self._operations):
-            try:
-                operation.wait(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                if deadline < self._deadline:
-                    raise Error("%s of %s has not ended within %g s" % (self._what, self._group, seconds),
-                                errno.ETIMEDOUT) from None
-                self.expire()
-                break
-            except Error:
-                pass  # _settle() will meet it again
+            ended = False
+            while not ended and not self._settled:  # another thread may abort the group
+                left = deadline - time.monotonic()
+                try:
+                    operation.wait(max(0.0, min(left, _LOOK_S)))
+                    ended = True
+                except TimeoutError:
+                    if left > _LOOK_S:
+                        continue
+                    if deadline < self._deadline:
+                        raise Error("%s of %s has not ended within %g s" % (self._what, self._group, seconds),
+                                    errno.ETIMEDOUT) from None
+                    self.expire()
+                except Error:
+                    ended = True  # _settle() will meet it again
         self._settle()
         if self._failure is not None:
             raise self._failure
