@@ -431,6 +431,35 @@ def test_hybrid_sharding(store):
     assert status == 0 and output.count("good") == 4, output
 
 
+def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
+    """It is waited for, and named, where the modules behind it would have been averaged with others."""
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    os.environ["TALLY_TIMEOUT"] = "3"
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x, short):
+            x = self.first(x)
+            return x if short else self.second(x)
+
+    model = Net()
+    for module in (model.first, model.second, model):
+        fully_shard(module, mesh=mesh["shard"])
+    tally.torch.hsdp(model, mesh["replicate"])
+    try:
+        model(torch.ones(2, 4), rank // 2 == 1).sum().backward()
+        raise SystemExit("averaged with the wrong module")
+    except RuntimeError as error:
+        assert "'hsdp." in str(error) and "TALLY_TIMEOUT" in str(error), error
+    print("good", flush=True)
+    os._exit(0)
+    """), store])
+    assert status == 0 and output.count("good") == 4, output
+
+
 def test_hybrid_sharding_refused(store):
     """What torch has reduced already, and what is not sharded; DTensors are not for the optimizer."""
     status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """

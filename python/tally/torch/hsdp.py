@@ -10,6 +10,8 @@ hold the same shard, which are a job of their own.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
+
 import torch.distributed as dist
 
 from .. import _core
@@ -18,20 +20,20 @@ from .join import join
 from .ops import Average, _reduce
 
 
-class _Hook:
-    """Averages what it is called with over the replicas, in place."""
+class _Replicas:
+    """Averages gradients over the replicas, in place.  A module that one replica leaves out is waited for by its name,
+    where without one all that follow would be averaged with the wrong ones."""
 
     def __init__(self, group):
         self._group = group
         self._joined = 0  # generation of the communicator that has been looked at
 
-    def __call__(self, gradient):
+    def average(self, name, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
             join(dist.PrefixStore("tally", store), dist.get_rank(self._group), dist.get_world_size(self._group))
             self._joined = _core.generation()
-        # The order of modules in backward is the same in all replicas: calls need no names.
-        _reduce(gradient, gradient, None, Average, 1.0, 1.0, 0, BUCKET).wait()
+        _reduce(gradient, gradient, name, Average, 1.0, 1.0, 0, BUCKET).wait()
 
 
 def hsdp(model, replicas):
@@ -45,10 +47,10 @@ def hsdp(model, replicas):
     Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
     reduced; NotImplementedError where this PyTorch has no all-reduce hook.
     """
-    modules = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    modules = {name: module for name, module in model.named_modules() if hasattr(module, "_get_fsdp_state")}
     if not modules:
         raise ValueError("no module of the model is sharded; call fully_shard() on it first")
-    for module in modules:
+    for module in modules.values():
         if not hasattr(module, "set_all_reduce_hook"):
             raise NotImplementedError("hsdp: FSDP2 of this PyTorch has no set_all_reduce_hook()")
         state = module._get_fsdp_state()
@@ -56,6 +58,6 @@ def hsdp(model, replicas):
         if any(group is not None and group._is_hsdp for group in groups):
             raise ValueError("hsdp: the model is sharded on a mesh of two dimensions, over which torch reduces by "
                              "itself; shard it over the ranks of one replica, mesh[\"shard\"]")
-    hook = _Hook(replicas.get_group() if hasattr(replicas, "get_group") else replicas)
-    for module in modules:
-        module.set_all_reduce_hook(hook)
+    replicas = _Replicas(replicas.get_group() if hasattr(replicas, "get_group") else replicas)
+    for name, module in modules.items():
+        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%s" % name))
