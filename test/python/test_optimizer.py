@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+import jobs
 import reference
 from test_ops import fails, hvd
 
@@ -343,6 +344,27 @@ def two_optimizers():
         optimizer.step()
     for i, m in enumerate(models):
         assert torch.equal(m.weight, before[i] - (i + 1) * t.size())
+
+
+def half_sparse():
+    """The first gradient of an embedding is there on rank 0 alone: the others are told, and it, when they have left."""
+    import tally
+    import torch
+    t = hvd()
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    if t.rank() == 0:
+        model(torch.tensor([1])).sum().backward()
+    fails(tally.Error, optimizer.step, *(["left"] if t.rank() == 0 else ["rank 0 refuses", "sparse_as_dense=True"]))
+    t.shutdown()
+
+
+def test_a_gradient_sparse_on_one_rank_only():
+    job = jobs.Ranks(3, 1)
+    try:
+        job(half_sparse, timeout=100)
+    finally:
+        job.close()
 
 
 def closures():

@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from .._core import GRADIENT
+from .._lib import PUSH_PULL
 from .compression import Compression
 from .ops import Average, Group, _reduce, _reduction
 from .pool import Places
@@ -234,6 +235,10 @@ class _Distributed:
         name = self._prefix + self._names[p]
         if gradient.is_sparse:
             if p not in self._sparse:
+                # A rank that has had none of this parameter sends zeros in its place, and would wait for ours.
+                _core.refuse(PUSH_PULL, name, GRADIENT, TypeError(
+                    "its gradient is sparse, and another rank's first one is not, or missing: sparse_as_dense=True makes "
+                    "them alike"), self._process_set.group())
                 self._sparse[p] = torch.sparse_coo_tensor(
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape)
