@@ -124,13 +124,16 @@ def test_ending_without_shutdown():
     assert status == 0 and output.count("good") == 2, output
 
 
-def test_a_rank_that_dies():
+def test_a_rank_that_dies(tmp_path):
     """os._exit says no goodbye: the others' operations fail, and name the dead."""
     status, output = jobs.run(3, 1, ["-c", textwrap.dedent("""
-        import os, numpy as np, tally
+        import os, sys, time, numpy as np, tally
         tally.init()
         tally.push_pull(np.ones(5), "a")
+        open(os.path.join(sys.argv[1], str(tally.rank())), "w").close()
         if tally.rank() == 1:
+            while len(os.listdir(sys.argv[1])) < 3:  # the others may need what is here for that
+                time.sleep(0.01)
             os._exit(0)
         for name in ("b", "c"):
             try:
@@ -140,7 +143,7 @@ def test_a_rank_that_dies():
                 assert "rank 1" in str(error), error
         tally.shutdown()
         print("good")
-    """)])
+    """), tmp_path])
     assert status == 0 and output.count("good") == 2, output
 
 
