@@ -32,7 +32,7 @@ struct block {
     struct tly_segment *segment; /* NULL: a stray */
     uint8_t *at;
     uint64_t bytes;
-    bool used, borrowed, dirty; /* dirty: some of it has been borrowed, and is not zero */
+    bool used, borrowed, dirty; /* dirty: it was borrowed, so all its pages are there, and not zero */
 };
 
 struct tly_segment {
@@ -219,12 +219,12 @@ uint64_t tly_segment_place(const struct tly_segment *s, const void *p, uint64_t 
 
 /* --- the pool ------------------------------------------------------------------------------------ */
 
-/* The first stretch of at least so many bytes, cut to them; lock held.  NULL: none. */
-static struct block *take(struct tly_segment *s, uint64_t bytes)
+/* The first stretch of at least so many bytes, dirty or not, cut to them; lock held.  NULL: none. */
+static struct block *take(struct tly_segment *s, uint64_t bytes, bool dirty)
 {
     for (struct tly_list *n = s->blocks.next; n != &s->blocks; n = n->next) {
         struct block *b = tly_list_entry(n, struct block, node);
-        if (b->used || b->bytes < bytes)
+        if (b->used || b->bytes < bytes || b->dirty != dirty)
             continue;
         if (b->bytes > bytes) {
             struct block *rest = calloc(1, sizeof *rest);
@@ -245,12 +245,29 @@ static struct block *take(struct tly_segment *s, uint64_t bytes)
 static void join_with_next(struct tly_segment *s, struct block *b)
 {
     struct block *next = tly_list_entry(b->node.next, struct block, node);
-    if (b->node.next == &s->blocks || b->used || next->used)
+    if (b->node.next == &s->blocks || b->used || next->used || b->dirty != next->dirty)
         return;
     b->bytes += next->bytes;
-    b->dirty |= next->dirty;
     tly_list_remove(&next->node);
     free(next);
+}
+
+/* What is free keeps no pages; lock held. */
+static void clean(struct tly_segment *s)
+{
+    for (struct tly_list *n = s->blocks.next; n != &s->blocks; n = n->next) {
+        struct block *b = tly_list_entry(n, struct block, node);
+        if (b->used)
+            continue;
+        if (b->dirty)
+            madvise(b->at, b->bytes, MADV_REMOVE);
+        b->dirty = false;
+        struct block *before = tly_list_entry(n->prev, struct block, node);
+        if (n->prev != &s->blocks && !before->used) {
+            n = n->prev; /* which takes it in */
+            join_with_next(s, before);
+        }
+    }
 }
 
 static void give(struct block *b)
@@ -268,20 +285,32 @@ static void give(struct block *b)
     tly_segment_unref(s);
 }
 
+/* Is there room for so many pages more, if need be without those that nobody uses? */
+static bool has_room(struct tly_segment *s, uint64_t bytes)
+{
+    if (ask_cgroup(bytes) == 0)
+        return true;
+    pthread_mutex_lock(&lock);
+    clean(s);
+    pthread_mutex_unlock(&lock);
+    return ask_cgroup(bytes) == 0;
+}
+
 static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, void **out)
 {
     pthread_mutex_lock(&lock);
-    struct block *b = take(s, bytes);
+    struct block *b = take(s, bytes, borrowed);
+    b = b ? b : take(s, bytes, false);
+    if (!b) {
+        clean(s);
+        b = take(s, bytes, false);
+    }
     if (b)
         b->borrowed = borrowed;
     pthread_mutex_unlock(&lock);
     if (!b)
         return -ENOMEM;
-    if (b->dirty && !borrowed)
-        madvise(b->at, bytes, MADV_REMOVE);
-    /* What was borrowed before is mostly there. */
-    bool there = b->dirty && borrowed;
-    if ((!there && ask_cgroup(bytes) != 0) || populate(s->fd, s->base, b->at, bytes) != 0) {
+    if (!b->dirty && (!has_room(s, bytes) || populate(s->fd, s->base, b->at, bytes) != 0)) {
         b->borrowed = false;
         give(b);
         return -ENOMEM;

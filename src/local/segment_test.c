@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "local/segment.h"
 
@@ -41,8 +42,38 @@ static void test_zero_after_staging(void **state)
     tly_segment_unref(s);
 }
 
+static size_t pages(struct tly_segment *s)
+{
+    struct stat st;
+    assert_int_equal(fstat(tly_segment_fd(s), &st), 0);
+    return (size_t)st.st_blocks * 512;
+}
+
+/* Staging keeps its pages when it is given back; what was never used has none, and gets them when it is handed out. */
+static void test_pages_of_staging(void **state)
+{
+    struct tly_segment *s;
+    void *small, *large;
+    assert_int_equal(tly_segment_create(HEAD, &s), 0);
+    size_t head = pages(s);
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(tly_pool_borrow(s, STAGED, &small), 0);
+        assert_true(pages(s) >= head + STAGED);
+        assert_int_equal(tly_pool_free(small), 0);
+        assert_true(pages(s) >= head + STAGED);
+        assert_int_equal(tly_pool_borrow(s, 8 * STAGED, &large), 0);
+        assert_true(pages(s) >= head + 8 * STAGED);
+        assert_int_equal(tly_pool_borrow(s, STAGED, &small), 0);
+        assert_true(pages(s) >= head + 9 * STAGED);
+        assert_int_equal(tly_pool_free(large), 0);
+        assert_int_equal(tly_pool_free(small), 0);
+    }
+    tly_segment_unref(s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_after_staging)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_after_staging),
+                                       cmocka_unit_test(test_pages_of_staging)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
