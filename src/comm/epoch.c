@@ -434,8 +434,8 @@ void tly_epoch_final(struct peer *p, const struct tly_frame *f)
 
 /* --- changes ------------------------------------------------------------------------------------- */
 
-/* Who was invited and never took part: its place may be another's now, or nobody's. */
-static void forget_guest(struct peer *p)
+/* Nothing stays of who had this place: it is another's now, or nobody's. */
+static void vacate(struct peer *p)
 {
     struct tly_list *lists[] = {&p->kept, &p->doubted};
     tly_peer_drop(p);
@@ -450,10 +450,10 @@ static void forget_guest(struct peer *p)
 }
 
 /* A new coordinator may never have heard of those whom the last one invited. */
-static void forget_guests(tally_comm *c)
+static void vacate_uninvited(tally_comm *c)
 {
     while ((uint32_t)c->services > c->member.roster.service_count)
-        forget_guest(&c->peers[--c->services]);
+        vacate(&c->peers[--c->services]);
 }
 
 /* Connect to who is new. */
@@ -465,7 +465,7 @@ static void meet(tally_comm *c)
         struct peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
-        forget_guest(p);
+        vacate(p);
         if (tly_peer_connect(p) != 0)
             tly_member_accuse(&c->member, i, "cannot connect");
     }
@@ -485,7 +485,7 @@ void tly_epoch_met(tally_comm *c)
 void tly_epoch_invited(void *comm)
 {
     tally_comm *c = comm;
-    forget_guests(c);
+    vacate_uninvited(c);
     for (uint32_t i = (uint32_t)c->services; i < c->member.roster.service_count; i++) {
         tly_peer_init(&c->peers[i], c, i);
         c->services = (int)i + 1;
@@ -630,7 +630,7 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
     c->promised = c->promising;
     c->promising = (struct tly_map){0};
     drop_promises(&promised);
-    forget_guests(c);
+    vacate_uninvited(c);
     if (adopt(c) != 0 || tly_pace_init(c) != 0) {
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
@@ -640,7 +640,7 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
         p->accused = false; /* the coordinator has forgotten who accused whom */
         /* What it had moves when it moves on all ranks.  If its coordinator died after some had prepared for that, it
          * is in still, and they take it up again as after a broken connection. */
-        if (c->member.roster.services[i].state != TLY_SERVICE_GONE) {
+        if (roster->services[i].state != TLY_SERVICE_GONE) {
             p->gone = false;
         } else if (p->incarnation) {
             put_out(p);

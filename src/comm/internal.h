@@ -493,7 +493,7 @@ void tly_epoch_doubt(struct peer *p);
 void tly_epoch_mended(struct peer *p);
 /* A service that can die alone has delivered a part. */
 void tly_epoch_keep(struct peer *p, struct part *part);
-/* ... or a verdict on this operation, which has just that end before it. */
+/* ... or a verdict on this operation, which is about to end with it. */
 void tly_epoch_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
 /* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
 void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f);

@@ -3,8 +3,6 @@
  *
  * The service runs in a thread of this process; the enemy speaks over a link of ours, and so can say what no rank would. */
 #include <arpa/inet.h>
-#include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -13,11 +11,11 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "deaf.h"
 #include "job.h"
 #include "raw.h"
 
@@ -178,16 +176,6 @@ static void test_a_have_that_does_not_fit(void **state)
     }
 }
 
-static size_t resident(void)
-{
-    unsigned long all, pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%lu %lu", &all, &pages), 2);
-    fclose(f);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 /* What he makes the service keep is bounded: he goes on until he is shown the door, which he is before it is a million.
  * Every so often he waits for an answer, so that his window opens again. */
 static void flood(struct tly_frame (*make)(uint32_t i), bool both, const char *why)
@@ -268,7 +256,7 @@ static void test_rounds_without_end(void **state)
 static void test_rounds_of_his_own(void **state)
 {
     uint8_t list[8];
-    size_t before = resident();
+    size_t before = job_resident();
     tly_put32(list, 1);
     tly_put32(list + 4, 1);
     raw_post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
@@ -276,7 +264,7 @@ static void test_rounds_of_his_own(void **state)
     raw_settle(0);
     const struct tly_service_facts *facts = &raw.rank[0].facts;
     assert_true(facts->bytes_peak <= facts->memory_limit + RAW_PART);
-    assert_true(UNDER_SANITIZER || resident() - before < (size_t)MOST_KEPT);
+    assert_true(UNDER_SANITIZER || job_resident() - before < (size_t)MOST_KEPT);
 }
 
 static void test_marks_without_end(void **state)
@@ -408,27 +396,12 @@ static void test_about_nothing(void **state)
     assert_int_equal(raw.rank[1].closed, 0);
 }
 
-/* What links read with: nothing more comes in for the links of a thread that is deaf. */
-static _Thread_local bool deaf;
-
-ssize_t readv(int fd, const struct iovec *iov, int n)
-{
-    static _Thread_local ssize_t (*next)(int, const struct iovec *, int);
-    if (deaf) {
-        errno = EAGAIN;
-        return -1;
-    }
-    if (!next)
-        *(void **)&next = dlsym(RTLD_NEXT, "readv");
-    return next(fd, iov, n);
-}
-
 /* Who asks and asks and reads no answer is not remembered for ever: the answers fill the sockets, then the service's
  * memory; what waits there is bounded, and then he goes. */
 static void ask_without_reading(int rank)
 {
     struct raw_rank *r = &raw.rank[rank];
-    size_t most = 0, before = resident();
+    size_t most = 0, before = job_resident();
     deaf = true;
     for (int i = 0; !r->closed; i++) {
         assert_true(i < 60000);
@@ -440,7 +413,7 @@ static void ask_without_reading(int rank)
         }
         tly_loop_unlock(&raw.loop);
         tly_loop_turn(&raw.loop, 0);
-        size_t now = resident();
+        size_t now = job_resident();
         most = now > most ? now : most;
         job_sleep_ms(1);
     }

@@ -46,6 +46,15 @@ uint64_t job_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
+size_t job_resident(void)
+{
+    unsigned long all, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    CHECK(f && fscanf(f, "%lu %lu", &all, &pages) == 2);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 void job_sleep_ms(int ms)
 {
     struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l};

@@ -1,16 +1,15 @@
 /* rogue_test.c - whole jobs whose tallyd is the test's own: it was admitted, and then says what no tallyd would.  The
  * ranks put it out with a word that says why, take no more memory for it than they may, and their sums are right. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sodium.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "deaf.h"
 #include "job.h"
 #include "join/member.h"
 #include "transport/tcp/socket.h"
@@ -44,21 +43,6 @@ struct voice {
 
 static int silent; /* ranks to which all has been said */
 static int said;   /* in this turn of the loop, which has others to serve */
-
-/* What links read with: nothing more comes in for the links of a process that is deaf. */
-static bool deaf;
-
-ssize_t readv(int fd, const struct iovec *iov, int n)
-{
-    static _Thread_local ssize_t (*next)(int, const struct iovec *, int);
-    if (deaf) {
-        errno = EAGAIN;
-        return -1;
-    }
-    if (!next)
-        *(void **)&next = dlsym(RTLD_NEXT, "readv");
-    return next(fd, iov, n);
-}
 
 /* --- the rogue ----------------------------------------------------------------------------------- */
 
@@ -176,15 +160,6 @@ static int serve(struct rogue *rogue, int port)
 
 /* --- the ranks ----------------------------------------------------------------------------------- */
 
-static size_t resident(void)
-{
-    unsigned long all, pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    CHECK(f && fscanf(f, "%lu %lu", &all, &pages) == 2);
-    fclose(f);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 /* Returns how many operations were refused. */
 static int take_step(tally_comm *c, int step)
 {
@@ -216,14 +191,14 @@ static int train(int rank, void *arg)
     tally_comm *c;
     CHECK(tally_comm_open(NULL, &c) == 0);
     CHECK(tally_comm_service_count(c) == 3);
-    size_t before = resident();
+    size_t before = job_resident();
     atomic_store(&rogue->speaks, 1);
     int refused = 0;
     for (int step = 0; step < STEPS; step++)
         refused += take_step(c, step);
     CHECK(tally_comm_service_count(c) == 2);
     CHECK(rogue->refuses ? refused > 0 : refused == 0);
-    CHECK(UNDER_SANITIZER || resident() < before + MOST_GROWN);
+    CHECK(UNDER_SANITIZER || job_resident() < before + MOST_GROWN);
     CHECK(tally_comm_close(c) == 0);
     return 0;
 }
