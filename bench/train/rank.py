@@ -42,6 +42,7 @@ class Task:
     steps: int
     buckets: list  # MB; DistributedDataParallel's, of which the fastest is kept
     data: str
+    compile: str  # "": nothing; model: the whole; layers: each one that has parameters
 
 
 def make_model(task):
@@ -92,17 +93,21 @@ def join(way):
 def prepare(task, bucket):
     """(model, what to call for it, optimizer)"""
     model = make_model(task)
+    if task.compile == "layers":
+        for layer in filter(lambda layer: list(layer.parameters()), model):
+            layer.compile()
+    whole = torch.compile if task.compile == "model" else lambda call: call
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    if task.way == "none":
-        return model, model, optimizer
+    if task.way in ("none", "reference"):
+        return model, whole(model), optimizer
     if task.way == "optimizer":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        return model, model, optimizer
+        return model, whole(model), optimizer
     parallel = DistributedDataParallel(model, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
     if task.way == "hook":
         parallel.register_comm_hook(hvd.state(), hvd.ddp_hook)
-    return model, parallel, optimizer
+    return model, whole(parallel), optimizer
 
 
 def leave(way):
@@ -138,6 +143,29 @@ def best_bucket(task, rank, take, barrier):
     return task.buckets[int(seconds.argmin())]
 
 
+def alone(task, model, bucket, barrier):
+    """Seconds that the sums of a step take with nothing beside them, in several tries: of the optimizer's way a tensor for
+    each parameter, of the others one for each bucket, all submitted at once."""
+    sizes = [p.numel() for p in reversed(list(model.parameters()))]
+    if task.way != "optimizer":
+        most, all_of_them = int(bucket * 2**20 / 4), sum(sizes)
+        sizes = [min(most, all_of_them - at) for at in range(0, all_of_them, most)]
+    tensors = [torch.zeros(size) for size in sizes]
+    seconds = []
+    for _ in range(1 + task.blocks):
+        barrier()
+        begin = time.perf_counter()
+        if task.way in ("hook", "optimizer"):
+            handles = [hvd.allreduce_async_(t, name=f"alone.{i}", priority=-i) for i, t in enumerate(tensors)]
+            for handle in handles:
+                hvd.synchronize(handle)
+        else:
+            for work in [dist.all_reduce(t, async_op=True) for t in tensors]:
+                work.wait()
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1:]
+
+
 def train(task, rank, take):
     barrier = join(task.way)
     bucket = best_bucket(task, rank, take, barrier) if task.way in ("gloo", "hook", "backend") else None
@@ -158,10 +186,12 @@ def train(task, rank, take):
         busy, ticks = busy + after[0] - before[0], ticks + after[1] - before[1]
     barrier()
     del call, optimizer
+    sums = None if task.way == "none" else alone(task, model, bucket, barrier)
     leave(task.way)
     return {
         "bucket_mb": bucket,
         "seconds": seconds,
+        "alone": sums,
         "cpu_s": cpu / (task.blocks * task.steps),
         "busy": busy,
         "ticks": ticks,
@@ -173,15 +203,14 @@ def train(task, rank, take):
 
 def reference(task, take):
     """The same training in one process: each rank's gradients in turn, averaged along the tree of the ranks."""
-    model = make_model(task)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    model, call, optimizer = prepare(task, None)
     losses = [[] for _ in range(task.ranks)]
     for number in range(task.warm_up + task.blocks * task.steps):
         gradients = []
         for rank in range(task.ranks):
             images, labels = take(number, rank)
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
+            loss = F.cross_entropy(call(images), labels)
             loss.backward()
             losses[rank].append(loss.item())
             gradients.append([p.grad for p in model.parameters()])

@@ -97,6 +97,7 @@ class Bench:
             "steps": a.steps,
             "buckets": a.buckets,
             "data": a.data,
+            "compile": a.compile or "",
         }
 
     def argv(self, task):
@@ -150,7 +151,8 @@ class Bench:
     def cluster(self, cluster):
         with Lab(cluster.hosts, cluster.rate, congestion="cubic") as lab:
             b = None
-            print(f"\n{cluster}; {self.arguments.settings or 'default settings'}")
+            compiled = f"; torch.compile of {self.arguments.compile}" if self.arguments.compile else ""
+            print(f"\n{cluster}; {self.arguments.settings or 'default settings'}{compiled}")
             if cluster.n > 1:
                 b = stream.bandwidths(lab, cluster.hosts, 1 if self.arguments.quick else 3)["w0"]
                 print(f"B = {b / 1e6:.3f} MB/s from host to host by cards of {lab.rate('w0') / 1e6:g} Mbit/s")
@@ -183,12 +185,18 @@ class Bench:
         seconds = [max(times) for times in zip(*(one["seconds"] for one in said))]
         time_s = statistics.median(seconds)
         none, gloo = beside.get("none"), beside.get("gloo")
+        alone_s = None
+        if way != "none":
+            alone_s = statistics.median(max(times) for times in zip(*(one["alone"] for one in said)))
+        not_hidden_s = time_s - none["time_s"] if none and way != "none" else None
         losses = [one["losses"][0] for one in said]
         pairs = [pair for one, its in zip(losses, reference["losses"]) for pair in zip(one, its)]
         off = max(abs(one - its) / max(abs(its), LEAST_LOSS) for one, its in pairs)
         same = losses == reference["losses"] and {one["digest"] for one in said} == {reference["digest"]}
-        # Division by a power of two is exact, so before or after the sum it makes no difference.
-        exact = way in TALLY and cluster.ranks & (cluster.ranks - 1) == 0
+        # Division by a power of two is exact, so before or after the sum it makes no difference.  DDP cuts a compiled
+        # model's graph at its buckets, and the compiler makes other loops of the pieces.
+        cut = self.arguments.compile == "model" and way in DDP
+        exact = way in TALLY and cluster.ranks & (cluster.ranks - 1) == 0 and not cut
         alike = len({one["digest"] for one in said}) == 1
         over_gloo = gloo["time_s"] / time_s if gloo else None
         gain = eq_7(cluster.n, k) if cluster.n > 1 and k <= cluster.n else None
@@ -208,7 +216,9 @@ class Bench:
             "least_s": min(seconds),
             "blocks_s": seconds,
             "samples_per_s": batch * cluster.ranks / time_s,
-            "not_hidden_s": time_s - none["time_s"] if none and way != "none" else None,
+            "not_hidden_s": not_hidden_s,
+            "alone_s": alone_s,
+            "hidden": 1 - not_hidden_s / alone_s if not_hidden_s is not None else None,
             "optimum_s": optimum.optimum([b] * cluster.n, [b] * k, said[0]["bytes"]) if b else None,
             "over_gloo": over_gloo,
             "eq_7": gain if way in TALLY else None,
@@ -221,13 +231,14 @@ class Bench:
             "agrees": way == "none" or (same if exact else alike and off <= TOLERANCE),
             "b_bytes_per_s": b,
             "torch": said[0]["version"],
+            "compile": self.arguments.compile,
             "settings": self.arguments.settings if way in TALLY else {},
         }
 
 
 HEADER = (
-    f"{'model':8} {'k':>2} {'way':10} {'bucket':>6} {'ms/step':>9} {'samples/s':>9} {'not hidden':>10} {'optimum':>8} "
-    f"{'x gloo':>6} {'eq. 7':>6} {'of it':>6} {'cpu ms':>8} {'busy':>5} {'loss':>7} reference"
+    f"{'model':8} {'k':>2} {'way':10} {'bucket':>6} {'ms/step':>9} {'samples/s':>9} {'not hidden':>10} {'alone':>8} {'hidden':>6} "
+    f"{'optimum':>8} {'x gloo':>6} {'eq. 7':>6} {'of it':>6} {'cpu ms':>8} {'busy':>5} {'loss':>7} reference"
 )
 
 
@@ -245,6 +256,7 @@ def show(row):
     print(
         f"{row['model']:8} {row['k']:2} {row['way']:10} {figure(row['bucket_mb'], 6, 0)} "
         f"{figure(row['time_s'], 9, 2, 1e3)} {row['samples_per_s']:9.0f} {figure(row['not_hidden_s'], 10, 2, 1e3)} "
+        f"{figure(row['alone_s'], 8, 1, 1e3)} {figure(row['hidden'], 6, 2)} "
         f"{figure(row['optimum_s'], 8, 1, 1e3)} {figure(row['over_gloo'], 6, 3)} {figure(row['eq_7'], 6, 3)} "
         f"{figure(row['of_eq_7'], 6, 3)} {figure(row['cpu_s'], 8, 1, 1e3)} {figure(row['busy'], 5, 2)} "
         f"{row['losses'][-1]:7.4f} {beside}{'' if row['agrees'] else ': WRONG'}",
@@ -272,6 +284,7 @@ def parse():
     parser.add_argument("--warm-up", type=int, help="steps (3)")
     parser.add_argument("--blocks", type=int, help="that are timed (5)")
     parser.add_argument("--steps", type=int, help="in each (5)")
+    parser.add_argument("--compile", choices=["model", "layers"], help="with torch.compile")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
     parser.add_argument("--data", default=DATA, help=f"folder with Fashion-MNIST's files ({DATA})")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")

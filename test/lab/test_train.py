@@ -92,6 +92,19 @@ def test_chosen_buckets_on_one_machine(tmp_path, images):
     assert [(row["way"], row["k"], row["ranks"]) for row in rows] == [("none", 0, 2), ("hook", 0, 2)]
     assert rows[1]["same_bits"] and rows[1]["bucket_mb"] in (0.25, 1)
     assert rows[0]["losses"] != rows[1]["losses"], "ranks that do not communicate train alike"
+    assert rows[0]["alone_s"] is None and rows[1]["alone_s"] > 0
+    assert rows[1]["hidden"] == pytest.approx(1 - rows[1]["not_hidden_s"] / rows[1]["alone_s"])
+
+
+@needs_lab
+@needs_torch
+@pytest.mark.parametrize("what", ("model", "layers"))
+def test_compiled(tmp_path, images, what):
+    """Compiled alike, the optimizer's ranks and the reference get the same bits; DDP cuts a whole model's graph."""
+    machine = ("-n", "1", "--ranks", "2", "--models", "mlp")
+    rows = benchmark(tmp_path / "rows.json", images, *machine, "--ways", "hook", "optimizer", "--compile", what)
+    assert [(row["way"], row["compile"]) for row in rows] == [("hook", what), ("optimizer", what)]
+    assert rows[1]["same_bits"] and (rows[0]["same_bits"] or what == "model")
 
 
 def test_eq_7():
