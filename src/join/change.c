@@ -1,0 +1,474 @@
+/* change.c - from one epoch to the next, and a job whose coordinator has died.
+ *
+ * A tallyd that has come is invited: all ranks connect to it.  When they have, or one is gone or leaves, PREPARE asks
+ * all ranks to begin no new rounds and to say which they have begun; when all have, COMMIT gives them the new roster and
+ * all that anybody has begun: such a round stays in its epoch.  Whatever changes meanwhile begins a new PREPARE. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "join/internal.h"
+
+enum {
+    MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */
+};
+
+bool tly_change_concerns(const struct member *m)
+{
+    return m->joined && !m->left && m->info.role == TLY_ROLE_RANK;
+}
+
+/* To whom: */
+enum whom {
+    RANKS,  /* that have not left */
+    ALL,    /* these, and the tallyd that serve */
+    BEHIND, /* ranks that have not heard of the epoch in which others are */
+};
+
+static bool is_behind(const struct member *m)
+{
+    return tly_change_concerns(m) && m->committed < m->c->committed;
+}
+
+static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w,
+                        enum whom whom)
+{
+    if (w->failed || w->len > TLY_MAX_CONTROL) {
+        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        return;
+    }
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (whom == BEHIND
+                ? is_behind(m)
+                : tly_change_concerns(m) || (whom == ALL && m->joined && m->service != TLY_NO_SERVICE))
+            tly_coordinator_post(m, type, flags, w->data, w->len);
+    }
+}
+
+static bool all_answered(const struct tly_coordinator *c, uint32_t number)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        if (tly_change_concerns(m) && m->answered != number && m->met != number)
+            return false;
+    }
+    return true;
+}
+
+/* The lowest place that nobody has; -E2BIG, -ENOMEM. */
+static int find_place(struct tly_coordinator *c, uint32_t *place)
+{
+    struct tly_roster *r = &c->roster;
+    uint32_t i = r->machine_count;
+    while (i < r->service_count && r->services[i].state != TLY_SERVICE_GONE)
+        i++;
+    if (i == TLY_MAX_MACHINES)
+        return -E2BIG;
+    if (i == r->service_count) {
+        void *services = realloc(r->services, (i + 1) * sizeof *r->services);
+        if (services)
+            r->services = services;
+        void *ids = realloc(c->host_id, (i + 1) * sizeof *c->host_id);
+        if (ids)
+            c->host_id = ids;
+        if (!services || !ids)
+            return -ENOMEM;
+        r->service_count++;
+    }
+    *place = i;
+    return 0;
+}
+
+/* What was measured of a host's card; 0: nothing.  A tallyd that comes while the job runs is not measured, but it may have
+ * been here before. */
+static uint64_t measured_of(const struct tly_coordinator *c, const char *host_id)
+{
+    for (uint32_t i = 0; i < c->found_count; i++)
+        if (strcmp(c->found[i].host_id, host_id) == 0)
+            return c->found[i].bandwidth;
+    return 0;
+}
+
+/* Those who came since the last time. */
+static void invite_more(struct tly_coordinator *c)
+{
+    bool any = false;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->waiting)
+            continue;
+        m->waiting = false;
+        uint32_t at;
+        if (!m->info.bandwidth)
+            m->info.bandwidth = measured_of(c, m->info.host_id);
+        int err = find_place(c, &at);
+        if (!err) {
+            tly_start_add(c, &c->roster, at, &m->info);
+            err = tly_start_place(c, &c->roster, at);
+            c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
+        }
+        if (err) {
+            tly_coordinator_post_verdict(m, -err,
+                                         err == -EINVAL ? tly_error() : "there is no room for more services");
+            continue;
+        }
+        m->service = at;
+        m->invited = any = true;
+    }
+    if (!any)
+        return;
+    c->invitation = c->roster.epoch = ++c->number;
+    c->invited_at = c->loop.awake;
+    struct tly_writer w = {0};
+    tly_roster_write(&w, &c->roster);
+    post_roster(c, TLY_INVITE, 0, &w, RANKS);
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->invited && !w.failed)
+            tly_coordinator_post(m, TLY_INVITE, 0, w.data, w.len);
+    }
+    free(w.data);
+}
+
+static void prepare(struct tly_coordinator *c)
+{
+    struct tly_writer w = {0};
+    c->wanted = false;
+    c->preparing = c->roster.epoch = ++c->number;
+    c->begun_count = 0;
+    tly_map_finish(&c->begun_seen);
+    c->begun_seen = (struct tly_map){0};
+    tly_roster_write(&w, &c->roster);
+    post_roster(c, TLY_PREPARE, 0, &w, RANKS);
+    free(w.data);
+}
+
+/* All that anybody has begun, then the roster. */
+static void post_commit(struct tly_coordinator *c, const struct tly_roster *roster, enum whom whom)
+{
+    size_t at = 0;
+    do {
+        struct tly_writer w = {0};
+        size_t n = c->begun_count - at < TLY_BEGUN_ROUNDS ? c->begun_count - at : TLY_BEGUN_ROUNDS;
+        tly_write32(&w, (uint32_t)n);
+        for (size_t end = at + n; at < end; at++) {
+            tly_write64(&w, c->begun[at].key);
+            tly_write32(&w, c->begun[at].round);
+            tly_write32(&w, c->begun[at].epoch);
+        }
+        bool last = at == c->begun_count;
+        if (last)
+            tly_roster_write(&w, roster);
+        post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last || whom == BEHIND ? whom : RANKS);
+        free(w.data);
+    } while (at < c->begun_count);
+}
+
+static bool any_behind(const struct tly_coordinator *c)
+{
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->ranks[i] && is_behind(c->ranks[i]))
+            return true;
+    return false;
+}
+
+/* The last coordinator died between its COMMITs, and this one has heard from all what they have begun: those who did not
+ * get theirs get it now.  What nobody who is behind has begun in the epochs before began in the new one.  Then the change
+ * that was under way begins anew, for they go on in between. */
+static void catch_up(struct tly_coordinator *c)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < c->begun_count; i++)
+        if (c->begun[i].epoch < c->committed)
+            c->begun[count++] = c->begun[i];
+    c->begun_count = count;
+    post_commit(c, &c->settled, BEHIND);
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->ranks[i])
+            c->ranks[i]->committed = c->committed;
+    prepare(c);
+}
+
+static void commit(struct tly_coordinator *c)
+{
+    tly_start_find_cards(c, &c->roster);
+    int err = tly_roster_split(&c->roster, c->split);
+    if (err) {
+        tly_coordinator_fail(c, -err,
+                             err == -ENOENT
+                                 ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last one is gone"
+                                 : "the coordinator is out of memory");
+        return;
+    }
+    c->roster.epoch = c->preparing;
+    c->preparing = 0;
+    post_commit(c, &c->roster, ALL);
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_list_entry(n, struct member, node)->accuses = 0;
+}
+
+/* A rank's answer to INVITE or PREPARE. */
+int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const char **why)
+{
+    struct tly_coordinator *c = m->c;
+    uint32_t number = tly_read32(r), count = tly_read32(r);
+    m->said = m->saying == number ? m->said : 0;
+    m->saying = number;
+    if (count > MOST_BEGUN - m->said) {
+        *why = "more rounds begun than a rank may have";
+        return -EPROTO;
+    }
+    m->said += count;
+    for (uint32_t i = 0; i < count && number == c->preparing && !r->failed; i++) {
+        struct tly_begun b = {.key = tly_read64(r)};
+        b.round = tly_read32(r);
+        b.epoch = tly_read32(r);
+        uint64_t id = (b.key ^ b.round) * 0x9e3779b97f4a7c15ull;
+        if (r->failed || tly_map_get(&c->begun_seen, id))
+            continue; /* two rounds of one hash: such a hash is that of one in 10^9 jobs */
+        if (c->begun_count == c->begun_room) {
+            size_t room = c->begun_room ? 2 * c->begun_room : 64;
+            void *more = realloc(c->begun, room * sizeof *c->begun);
+            if (more) {
+                c->begun = more;
+                c->begun_room = room;
+            }
+        }
+        if (c->begun_count == c->begun_room || tly_map_put(&c->begun_seen, id, c) != 0) {
+            tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+            return 0;
+        }
+        c->begun[c->begun_count++] = b;
+    }
+    if (last && number == c->preparing)
+        m->answered = number;
+    else if (last && number == c->invitation)
+        m->met = number; /* others answer what holds no more */
+    return 0;
+}
+
+/* All ranks have met those who were invited. */
+static void welcome(struct tly_coordinator *c)
+{
+    bool any = false;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->invited)
+            continue;
+        m->invited = false;
+        any = true;
+        c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
+        tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
+    }
+    c->invitation = 0;
+    c->wanted |= any;
+}
+
+static bool guests_ready(const struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        if (m->invited && !m->begun)
+            return false;
+    }
+    return true;
+}
+
+/* Whatever is due next. */
+void tly_change_go_on(struct tly_coordinator *c)
+{
+    if (c->invitation && guests_ready(c) && all_answered(c, c->invitation))
+        welcome(c);
+    if (c->wanted)
+        prepare(c);
+    if (c->preparing && all_answered(c, c->preparing) && any_behind(c))
+        catch_up(c);
+    else if (c->preparing && all_answered(c, c->preparing))
+        commit(c);
+    if (c->state == RUNNING && !c->preparing && !c->invitation)
+        invite_more(c);
+}
+
+static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, const char *why)
+{
+    char name[200];
+    tly_service_name(&c->roster, service, name, sizeof name);
+    if (left)
+        tly_info("join", "%s has left", name);
+    else
+        tly_warn("join", "%s is out: %s; the job goes on without it", name, why);
+    c->roster.services[service].state = TLY_SERVICE_GONE;
+    c->wanted = true;
+}
+
+/* A tallyd is out: the job goes on without it. */
+void tly_change_evict(struct member *m, const char *why)
+{
+    if (m->service == TLY_NO_SERVICE || m->c->roster.services[m->service].state == TLY_SERVICE_GONE)
+        return;
+    strike_out(m->c, m->service, m->left, why);
+    m->service = TLY_NO_SERVICE;
+    m->invited = false;
+}
+
+/* --- a job whose coordinator has died ------------------------------------------------------------- */
+
+struct member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->service != TLY_NO_SERVICE && m->info.incarnation == incarnation)
+            return m;
+    }
+    return NULL;
+}
+
+/* Its place in the roster if it serves; else the count of services. */
+static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    uint32_t at = 0;
+    while (at < c->roster.service_count && (c->roster.services[at].incarnation != incarnation ||
+                                            c->roster.services[at].state != TLY_SERVICE_ACTIVE))
+        at++;
+    return at;
+}
+
+/* A member of a job that goes on without a coordinator has come. */
+static void take_back(struct member *m)
+{
+    struct tly_coordinator *c = m->c;
+    bool is_rank = m->info.role == TLY_ROLE_RANK;
+    uint32_t at = find_serving(c, m->info.incarnation);
+    bool known = at < c->roster.service_count;
+    if (known)
+        memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
+    if (!is_rank)
+        m->service = known ? at : TLY_NO_SERVICE;
+    if (!is_rank && !known)
+        tly_coordinator_post_verdict(m, EAGAIN, "the job goes on without this tallyd");
+    m->joined = is_rank || known;
+}
+
+/* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows. */
+static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uint32_t committed)
+{
+    struct tly_writer w = {0};
+    struct tly_roster settled = {0};
+    uint32_t number =
+        roster->epoch + 1000; /* those that were given and nobody remembers must not come again */
+    /* It may have been invited to meet a guest since.  Who left the split may be gone by now. */
+    roster->epoch = committed;
+    for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
+        if (roster->services[i].state == TLY_SERVICE_IDLE)
+            roster->services[i].state = TLY_SERVICE_GONE;
+    for (uint32_t i = 0; i < c->roster.rank_count; i++)
+        roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
+    void *ids = calloc(roster->service_count, sizeof *c->host_id);
+    tly_roster_write(&w, roster);
+    struct tly_reader r = {w.data, w.len, false};
+    int err = !ids || w.failed ? -ENOMEM : tly_roster_read(&r, &settled);
+    free(w.data);
+    if (err) {
+        free(ids);
+        return err;
+    }
+    free(c->host_id);
+    tly_roster_finish(&c->settled);
+    tly_roster_finish(&c->roster);
+    c->host_id = ids;
+    c->settled = settled;
+    c->roster = *roster;
+    *roster = (struct tly_roster){0};
+    c->committed = committed;
+    c->number = number > c->number ? number : c->number;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->joined || m->waiting)
+            continue;
+        take_back(m);
+        c->tallyds_here -= !m->joined;
+    }
+    return 0;
+}
+
+/* The first member of a job that runs, and whose coordinator has died. */
+static int adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t incarnation,
+                 uint32_t committed)
+{
+    uint32_t size = roster->rank_count;
+    c->ranks = calloc(size, sizeof *c->ranks);
+    int err = c->ranks ? take_newest(c, roster, committed) : -ENOMEM;
+    if (err)
+        return err;
+    c->size = size;
+    c->identity.incarnation = incarnation;
+    c->resuming = true;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        m->waiting = m->joined && m->info.role == TLY_ROLE_TALLYD;
+    }
+    return 0;
+}
+
+/* A member of a job that runs.  What changes were under way is forgotten: a tallyd that had been invited comes again. */
+int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
+{
+    struct tly_coordinator *c = m->c;
+    struct tly_roster roster;
+    uint64_t incarnation = tly_read64(r);
+    uint32_t committed = tly_read32(r);
+    bool is_rank = m->info.role == TLY_ROLE_RANK;
+    char name[200];
+    if (tly_roster_read(r, &roster) != 0) {
+        *why = "a roster that cannot be read";
+        return -EPROTO;
+    }
+    uint32_t size = roster.rank_count;
+    tly_coordinator_name(m, name, sizeof name);
+    tly_link_rename(m->link, name);
+    bool first = c->state == GATHERING && !c->resuming && !c->size;
+    int err = first ? adopt(c, &roster, incarnation, committed) : 0;
+    bool fits_here = (c->resuming || c->state == RUNNING) && c->identity.incarnation == incarnation &&
+                     size == c->size && !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
+    if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
+        err = take_newest(c, &roster, committed);
+    for (uint32_t i = 0; !err && fits_here && i < roster.rank_count; i++)
+        c->roster.ranks[i].left |= roster.ranks[i].left;
+    if (err) {
+        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+    } else if (!fits_here) {
+        tly_coordinator_post_verdict(m, ESTALE, "there is another start of the job by now");
+    } else {
+        take_back(m);
+        m->committed = committed;
+        if (is_rank) {
+            c->ranks[m->info.rank] = m;
+            c->ranks_here++;
+        } else if (m->joined) {
+            c->tallyds_here++;
+            tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
+        }
+        m->begun = m->proved = true;
+        tly_coordinator_advance(c);
+    }
+    tly_roster_finish(&roster);
+    return 0;
+}
+
+/* Services of a job that was taken over, which have not come back. */
+void tly_change_miss_services(struct tly_coordinator *c)
+{
+    if (!c->resumed_at || c->state != RUNNING || c->loop.awake - c->resumed_at < TALLYD_SILENCE_S * TLY_SEC)
+        return;
+    c->resumed_at = 0;
+    for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
+        if (c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
+            !tly_change_find_tallyd(c, c->roster.services[i].incarnation))
+            strike_out(c, i, false, "it has not come back to the coordinator");
+    tly_coordinator_advance(c);
+}

@@ -1,0 +1,160 @@
+/* internal.h - what the coordinator's files share: start.c up to the first epoch, change.c from one to the next,
+ * coordinator.c for what members say, and for time. */
+#ifndef TLY_JOIN_INTERNAL_H
+#define TLY_JOIN_INTERNAL_H
+
+#include "base/event.h"
+#include "base/map.h"
+#include "join/coordinator.h"
+#include "join/measure.h"
+#include "join/status.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
+
+enum state {
+    GATHERING = TLY_JOB_GATHERING,
+    PROVING = TLY_JOB_PROVING,
+    MEASURING = TLY_JOB_MEASURING,
+    INVITING = TLY_JOB_INVITING,
+    RUNNING = TLY_JOB_RUNNING,
+    FAILED = TLY_JOB_FAILED,
+    ENDED = TLY_JOB_ENDED
+};
+
+enum {
+    TALLYD_SILENCE_S = 5,
+    MEASURE_STEP_MS = 300, /* longer than a round takes; who has not answered by then is not waited for */
+};
+
+/* One connection.  Owner: the coordinator's loop. */
+struct member {
+    struct tly_list node;
+    struct tly_coordinator *c;
+    struct tly_link *link;
+    struct tly_outbox outbox;
+    struct tly_member_info info;
+    bool known; /* waited for at the end: has shown the secret, or is about to; does not only watch */
+    bool joined, proved, begun, left;
+    uint64_t nonce_seen;
+    uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
+    bool waiting;           /* a tallyd that came while the job ran: not yet invited, */
+    bool invited;           /* or not yet met by all ranks */
+    uint32_t met, answered; /* a rank: the last INVITE, the last PREPARE that it has answered */
+    uint32_t saying, said;  /* a rank: the PREPARE that it answers, and how many rounds it has named by now */
+    uint32_t committed;     /* a rank that has resumed: its epoch then */
+    bool watcher;
+    int64_t
+        accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
+    uint32_t accuser;       /* that rank */
+    uint32_t accuses;       /* a rank: how many services it cannot reach, in this epoch */
+    bool told;              /* that the job is slower than predicted */
+    uint32_t held, suspect; /* what it told */
+    uint32_t card;          /* MEASURING: its card's place in the survey, */
+    bool stands, awaited;   /* whether it streams for it, and is about to answer, */
+    bool silent;            /* and has said nothing in this round */
+};
+
+/* All fields but the first three belong to the loop. */
+struct tly_coordinator {
+    pthread_t thread;
+    bool started;
+    struct tly_listener *listener;
+    struct tly_loop loop;
+    struct tly_hook hook;
+    struct tly_identity identity;
+    uint32_t servers;
+    int64_t servers_ns, join_ns, dead_ns;
+    uint64_t part_bytes, credit_bytes;
+    uint32_t window_parts;
+    enum tly_split split;
+    bool teams; /* ranks of a machine may share memory */
+    enum { MEASURE_NONE, MEASURE_UNKNOWN, MEASURE_ALL } measure;
+    struct tly_survey *survey; /* owned: MEASURING */
+    struct tly_measure step;   /* of it, the one under way */
+    struct {
+        char host_id[64];
+        uint64_t bandwidth;
+    } * found; /* owned: what came of it */
+    uint32_t found_count;
+    int64_t measuring_at, step_at; /* awake clock */
+    struct tly_list members;
+    enum state state;
+    uint32_t size;            /* ranks; 0 until the first has joined */
+    struct member **ranks;    /* owned array of size, of borrowed */
+    struct tly_roster roster; /* from INVITING on */
+    char (*host_id)[64];      /* owned: of each service of it */
+    /* A change of epoch.  Invitations and preparations are numbered in one sequence, from the first epoch's 1. */
+    uint32_t number;         /* the last one given */
+    uint32_t invitation;     /* the one under way; 0: none */
+    int64_t invited_at;      /* awake clock */
+    bool wanted;             /* the roster has changed: a new epoch is due */
+    uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
+    struct tly_begun *begun; /* owned: what they have said */
+    size_t begun_count, begun_room;
+    uint32_t watchers, known;
+    bool standalone;
+    bool resuming;             /* GATHERING: the members of a job that runs */
+    uint32_t committed;        /* ... the newest epoch that one of them is in, */
+    struct tly_roster settled; /* ... and its roster: others may be in the one before */
+    int64_t resumed_at; /* awake clock; tallyd that do not come back soon are gone; 0: none is missed */
+    struct tly_map begun_seen; /* hash of key and round -> anything */
+    uint32_t ranks_here, tallyds_here;
+    int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
+    char verdict[TLY_SENTENCE];                           /* FAILED: why */
+    int verdict_err;
+    int64_t over_at; /* awake clock: when all were told that the job has failed or ended; 0: not yet */
+    char complaint[TLY_SENTENCE];
+    int64_t complaint_due;  /* awake clock; 0: none */
+    struct tly_event quiet; /* set when the last one that is known has gone */
+};
+
+/* --- coordinator.c ------------------------------------------------------------------------------- */
+
+/* To one member; out of memory: its connection ends. */
+void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len);
+void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence);
+/* To all that have joined. */
+void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len);
+/* End the job with a sentence that all members get; the first one counts.  err: an errno. */
+void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Something has happened: whatever is due now. */
+void tly_coordinator_advance(struct tly_coordinator *c);
+/* How messages call a member. */
+void tly_coordinator_name(const struct member *m, char *out, size_t len);
+
+/* --- start.c ------------------------------------------------------------------------------------- */
+
+/* All are here: ranks find out who shares a machine. */
+void tly_start_prove(struct tly_coordinator *c);
+/* They have: measure the cards that nobody knows, or INVITE at once. */
+void tly_start_survey(struct tly_coordinator *c);
+/* MEASURING: does anybody still owe an answer? */
+bool tly_start_awaits(const struct tly_coordinator *c);
+void tly_start_go_on_measuring(struct tly_coordinator *c);
+void tly_start_measured(struct member *m, const struct tly_measure *x);
+/* A member's service into a roster's place. */
+void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
+                   const struct tly_member_info *m);
+/* Name the address at which others reach it; -EINVAL: they cannot (tly_error()). */
+int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index);
+bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r);
+
+/* --- change.c ------------------------------------------------------------------------------------ */
+
+/* Is it a rank that has not left? */
+bool tly_change_concerns(const struct member *m);
+/* RUNNING: whatever step of a change is due. */
+void tly_change_go_on(struct tly_coordinator *c);
+/* A rank's answer to INVITE or PREPARE; -EPROTO (*why). */
+int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const char **why);
+/* A tallyd is out: the job goes on without it. */
+void tly_change_evict(struct member *m, const char *why);
+/* NULL: it has no place in the roster. */
+struct member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t incarnation);
+/* A member has come of a job that runs, and whose coordinator has died; -EPROTO (*why). */
+int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why);
+/* The services of such a job that have not come back in time are out. */
+void tly_change_miss_services(struct tly_coordinator *c);
+
+#endif

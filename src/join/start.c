@@ -1,0 +1,394 @@
+/* start.c - from members to the first epoch: who shares a machine, where each service is reached, how fast the cards
+ * are, and the roster that says so. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "join/internal.h"
+#include "plan/plan.h"
+#include "topo/card.h"
+#include "transport/tcp/socket.h"
+
+enum {
+    MEASURE_MS = 2500, /* all rounds: 40 to 110 ms each */
+    LARGEST_WINDOW = 1 << 30,
+};
+
+void tly_start_prove(struct tly_coordinator *c)
+{
+    c->state = PROVING;
+    c->proving_at = c->loop.awake;
+    for (uint32_t i = 0; i < c->size; i++) {
+        const struct tly_member_info *me = &c->ranks[i]->info;
+        const char *door = "";
+        for (uint32_t j = 0; j < i && !*door; j++) {
+            const struct tly_member_info *other = &c->ranks[j]->info;
+            if (strcmp(me->host_id, other->host_id) == 0 && me->netns == other->netns)
+                door = other->door;
+        }
+        struct tly_writer w = {0};
+        tly_write_text(&w, door);
+        if (!w.failed)
+            tly_coordinator_post(c->ranks[i], TLY_ROSTER, TLY_REQUEST, w.data, w.len);
+        free(w.data);
+    }
+}
+
+/* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
+ * that is passed over because its service's window is shut leaves the order common to all ranks. */
+static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
+{
+    uint64_t bytes = r->part_bytes * c->window_parts;
+    if (!bytes)
+        bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * tly_roster_active(r) * r->part_bytes);
+    if (bytes < r->part_bytes)
+        bytes = r->part_bytes;
+    return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
+}
+
+/* The address at which the members of other machines reach this one: that by which the first of them has come.
+ * False if there are none. */
+static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        const struct member *m = tly_list_entry(n, struct member, node);
+        struct sockaddr_storage from, here;
+        if (!m->joined)
+            continue;
+        tly_link_address(m->link, true, &from);
+        if (tly_place_is_own(&from))
+            continue;
+        tly_link_address(m->link, false, &here);
+        tly_address_host(&here, out, len);
+        return true;
+    }
+    return false;
+}
+
+/* Members that share this machine may listen at all of its addresses: name the one that the others use.  -EINVAL: it
+ * is where others cannot reach it. */
+int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index)
+{
+    char face[64], name[300];
+    struct sockaddr_storage a;
+    struct tly_roster_service *s = &r->services[index];
+    bool apart = find_face(c, face, sizeof face);
+    if (tly_address_parse(s->address, 0, &a) != 0)
+        return 0;
+    if (tly_address_is_any(&a)) {
+        snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
+        if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
+            s->bandwidth = tly_card_rate(&a); /* it did not know at which card */
+    } else if (apart && tly_address_is_loopback(&a)) {
+        tly_service_name(r, index, name, sizeof name);
+        return tly_fail(
+            EINVAL,
+            "%s cannot be reached from other machines: name the coordinator to it as they do, not as "
+            "localhost (TALLY_COORD, MASTER_ADDR)",
+            name);
+    }
+    return 0;
+}
+
+static int place_services(struct tly_coordinator *c, struct tly_roster *r)
+{
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (tly_start_place(c, r, i) != 0) {
+            tly_coordinator_fail(c, EINVAL, "%s", tly_error());
+            return -EINVAL;
+        }
+    return 0;
+}
+
+void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
+                   const struct tly_member_info *m)
+{
+    struct tly_roster_service *s = &r->services[index];
+    memcpy(c->host_id[index], m->host_id, sizeof c->host_id[index]);
+    *s = (struct tly_roster_service){
+        .role = m->role,
+        .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
+        .port = m->port,
+        .incarnation = m->incarnation,
+        .bandwidth = m->bandwidth,
+        .sum_rate = m->sum_rate,
+        .memory = m->memory,
+        .card = index};
+    memcpy(s->address, m->address, sizeof s->address);
+    memcpy(s->host, m->host, sizeof s->host);
+}
+
+/* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
+ * matters (false), and each counts as a machine of its own.  Only who has a share counts. */
+bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r)
+{
+    bool one = true;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        uint32_t first = 0;
+        while (r->services[first].state != TLY_SERVICE_ACTIVE ||
+               strcmp(c->host_id[first], c->host_id[i]) != 0) {
+            if (first == i)
+                break;
+            first++;
+        }
+        r->services[i].card = first;
+        one &= first == 0 || r->services[i].state != TLY_SERVICE_ACTIVE;
+    }
+    for (uint32_t i = 0; one && i < r->service_count; i++)
+        r->services[i].card = i;
+    return !one;
+}
+
+/* *cards (may be NULL): as tly_start_find_cards(). */
+static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *cards)
+{
+    uint32_t *same = calloc(c->size, sizeof *same);
+    c->number = 1;
+    free(c->host_id);
+    c->host_id = calloc(c->size + c->tallyds_here, sizeof *c->host_id);
+    *r = (struct tly_roster){.epoch = c->number, .part_bytes = c->part_bytes, .standalone = c->standalone};
+    r->ranks = calloc(c->size, sizeof *r->ranks);
+    r->services = calloc(c->size + c->tallyds_here, sizeof *r->services);
+    int err = same && c->host_id && r->ranks && r->services ? 0 : -ENOMEM;
+    if (err)
+        goto out;
+    for (uint32_t i = 0; i < c->size; i++) {
+        same[i] = i;
+        for (uint32_t j = 0; j < i && same[i] == i; j++)
+            if (c->ranks[i]->nonce_seen && c->ranks[i]->nonce_seen == c->ranks[j]->info.nonce)
+                same[i] = j;
+    }
+    tly_roster_group(r, c->size, same);
+    for (uint32_t i = 0; i < c->size; i++) {
+        const struct tly_member_info *m = &c->ranks[i]->info;
+        struct tly_roster_service *s = &r->services[r->ranks[i].machine];
+        if (r->ranks[i].local_rank == 0) {
+            tly_start_add(c, r, r->ranks[i].machine, m);
+        } else if (m->bandwidth && (!s->bandwidth || m->bandwidth < s->bandwidth)) {
+            s->bandwidth = m->bandwidth; /* the lowest that a rank of the machine has said */
+        }
+    }
+    r->service_count = r->machine_count;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
+            continue;
+        m->service = r->service_count++;
+        tly_start_add(c, r, m->service, &m->info);
+    }
+    if (r->service_count > TLY_MAX_MACHINES) {
+        err = -E2BIG;
+        goto out;
+    }
+    r->teams = c->teams && tly_roster_suits_teams(r);
+    bool apart = tly_start_find_cards(c, r);
+    if (cards)
+        *cards = apart;
+out:
+    free(same);
+    if (err)
+        tly_roster_finish(r);
+    return err;
+}
+
+static void invite(struct tly_coordinator *c)
+{
+    struct tly_roster *r = &c->roster;
+    struct tly_writer w = {0};
+    c->state = INVITING;
+    int err = make_roster(c, r, NULL);
+    if (!err && place_services(c, r) != 0) {
+        tly_roster_finish(r);
+        return; /* the job has failed */
+    }
+    if (!err && !r->part_bytes)
+        r->part_bytes = tly_plan_part_bytes(tly_roster_slowest(r));
+    if (!err)
+        err = tly_roster_split(r, c->split);
+    switch (err) {
+    case 0:
+        r->window_bytes = window(c, r);
+        tly_roster_write(&w, r);
+        if (w.failed || w.len > TLY_MAX_CONTROL)
+            tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        else
+            tly_coordinator_post_all(c, TLY_INVITE, w.data, w.len);
+        break;
+    case -E2BIG:
+        tly_coordinator_fail(c, E2BIG, "more services than the %d that Tally handles", TLY_MAX_MACHINES);
+        break;
+    case -ENOENT:
+        tly_coordinator_fail(
+            c, EINVAL,
+            "TALLY_SPLIT=server leaves the sums to tallyd, and there is none: start tallyd and set "
+            "TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
+        break;
+    default:
+        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        break;
+    }
+    if (err)
+        tly_roster_finish(r); /* nobody may see one without weights */
+    free(w.data);
+}
+
+/* --- measuring --------------------------------------------------------------------------------------- */
+
+static void post_measure(struct member *m, const struct tly_measure *x)
+{
+    struct tly_writer w = {0};
+    tly_measure_write(&w, x);
+    if (!w.failed)
+        tly_coordinator_post(m, TLY_MEASURE, 0, w.data, w.len);
+    m->awaited = !w.failed;
+    free(w.data);
+}
+
+bool tly_start_awaits(const struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        if (tly_list_entry(n, struct member, node)->awaited)
+            return true;
+    return false;
+}
+
+/* Within one machine, also if it plays several, no card matters; where all ranks share one, nothing crosses any. */
+static bool crosses_cards(const struct tly_roster *r)
+{
+    struct sockaddr_storage a;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        if (tly_address_parse(r->services[i].address, 0, &a) != 0 || tly_address_is_loopback(&a))
+            return false;
+    return r->machine_count > 1;
+}
+
+/* Are there cards to be measured?  The roster that tells is made anew afterwards, with what was found. */
+void tly_start_survey(struct tly_coordinator *c)
+{
+    struct tly_roster r;
+    bool apart;
+    if (c->measure == MEASURE_NONE || make_roster(c, &r, &apart) != 0) {
+        invite(c);
+        return;
+    }
+    bool all = c->measure == MEASURE_ALL;
+    if (place_services(c, &r) == 0) {
+        bool matter = all || (apart && crosses_cards(&r));
+        if (!matter || tly_survey_create(&r, all, &c->survey) != 0)
+            c->survey = NULL;
+        for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+            struct member *m = tly_list_entry(n, struct member, node);
+            if (!m->joined || !c->survey)
+                continue;
+            bool rank = m->info.role == TLY_ROLE_RANK;
+            uint32_t service = rank ? r.ranks[m->info.rank].machine : m->service;
+            m->card = tly_survey_card(c->survey, service);
+            m->stands =
+                tly_survey_stands(c->survey, service) && (!rank || r.ranks[m->info.rank].local_rank == 0);
+        }
+        c->state = MEASURING;
+        c->measuring_at = c->loop.awake;
+        c->step = (struct tly_measure){.step = TLY_MEASURE_GO};
+    }
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_list_entry(n, struct member, node)->service = TLY_NO_SERVICE;
+    tly_roster_finish(&r);
+}
+
+/* To a list, unless there is no room for the whole of it. */
+static void append(char *text, size_t len, const char *format, ...)
+{
+    size_t at = strlen(text);
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text + at, len - at, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= len - at)
+        text[at] = '\0';
+}
+
+/* What was found counts as if the members had said it. */
+static void take_results(struct tly_coordinator *c)
+{
+    char found[TLY_SENTENCE - 64] = "", unknown[TLY_SENTENCE - 256] = "";
+    tly_survey_end(c->survey);
+    c->found = calloc(c->size + c->tallyds_here, sizeof *c->found); /* without memory it is not known later */
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        uint64_t rate = 0;
+        if (!m->joined || !tly_survey_result(c->survey, m->card, &rate))
+            continue;
+        m->info.bandwidth = rate;
+        if (m->stands && rate && c->found) {
+            memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
+            c->found[c->found_count++].bandwidth = rate;
+        }
+        if (m->stands && rate)
+            append(found, sizeof found, "%s%s %.3g Gbit/s", *found ? ", " : "", m->info.host,
+                   (double)rate * 1e-9);
+        else if (m->stands)
+            append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
+    }
+    if (*found)
+        tly_info("join", "network cards were measured: %s", found);
+    if (*unknown)
+        tly_warn("join",
+                 "how fast the network card is on %s is not known and could not be measured: taken to be as "
+                 "slow as the slowest that is known; TALLY_BANDWIDTH there would say it",
+                 unknown);
+}
+
+/* The next step of a round, or the next round, or the end.  Who has not answered by now is not waited for. */
+void tly_start_go_on_measuring(struct tly_coordinator *c)
+{
+    bool go = c->step.step == TLY_MEASURE_MEET, late = c->loop.awake - c->measuring_at >= MEASURE_MS * TLY_MS;
+    c->step = (struct tly_measure){.step = go ? TLY_MEASURE_GO : TLY_MEASURE_MEET, .round = c->step.round};
+    c->step_at = c->loop.awake;
+    for (struct tly_list *n = c->members.next; n != &c->members && !go; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->awaited && m->silent)
+            tly_survey_drop(c->survey, m->card); /* the others would only wait for it again */
+        m->awaited = m->silent = false;
+    }
+    if (!go)
+        c->step.round = c->survey && !late ? tly_survey_next(c->survey) : 0;
+    for (struct tly_list *n = c->members.next; n != &c->members && c->step.round; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_measure meet;
+        if (!m->joined || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
+            continue;
+        m->silent |= !go;
+        post_measure(m, go ? &c->step : &meet);
+    }
+    if (c->step.round)
+        return;
+    if (c->survey)
+        take_results(c);
+    tly_survey_destroy(c->survey);
+    c->survey = NULL;
+    invite(c);
+}
+
+void tly_start_measured(struct member *m, const struct tly_measure *x)
+{
+    struct tly_coordinator *c = m->c;
+    bool go = c->step.step == TLY_MEASURE_GO;
+    if (c->state != MEASURING || !m->awaited || x->round != c->step.round ||
+        x->step != (go ? TLY_MEASURE_COUNTED : TLY_MEASURE_MET))
+        return;
+    m->awaited = m->silent = false;
+    double sent = 0;
+    for (uint32_t i = 0; i < x->count; i++)
+        sent += (double)x->rate[i];
+    if (go)
+        tly_log(TALLY_LOG_DEBUG, "join", "measuring, round %u: %s sends %.3g Gbit/s to %u others", x->round,
+                m->info.host, sent * 1e-9, x->count);
+    if (go)
+        tly_survey_counted(c->survey, m->card, x);
+    tly_coordinator_advance(c);
+}
