@@ -51,7 +51,7 @@ def draw(rows, file):
         above.xaxis.get_major_locator().set_params(integer=True)
         above.set_ylim(bottom=0)
         for way, curve in losses.items():
-            below.plot(curve, label=way, linestyle=":" if way == "none" else "-")
+            below.plot(curve, label=way)
         below.set(xlabel="step", ylabel="loss, mean of the ranks")
         above.legend()
         below.legend()

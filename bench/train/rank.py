@@ -32,7 +32,7 @@ LEARNING_RATE = 0.1
 
 @dataclasses.dataclass
 class Task:
-    way: str  # none, gloo, hook, backend, optimizer; or reference: all ranks' batches in one process
+    way: str  # gloo, hook, backend, optimizer; or reference: all ranks' batches in one process
     model: str
     width: int  # of mlp
     batch: int  # images of one rank in one step
@@ -90,22 +90,22 @@ def join(way):
     return dist.barrier
 
 
-def prepare(task, bucket):
-    """(model, what to call for it, optimizer)"""
+def prepare(task, way, bucket=None):
+    """(model, what to call for it, optimizer).  way: also none, by which each rank trains for itself"""
     model = make_model(task)
     if task.compile == "layers":
         for layer in filter(lambda layer: list(layer.parameters()), model):
             layer.compile()
     whole = torch.compile if task.compile == "model" else lambda call: call
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    if task.way in ("none", "reference"):
+    if way == "none":
         return model, whole(model), optimizer
-    if task.way == "optimizer":
+    if way == "optimizer":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         return model, whole(model), optimizer
     parallel = DistributedDataParallel(model, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
-    if task.way == "hook":
+    if way == "hook":
         parallel.register_comm_hook(hvd.state(), hvd.ddp_hook)
     return model, whole(parallel), optimizer
 
@@ -132,7 +132,7 @@ def best_bucket(task, rank, take, barrier):
         return task.buckets[0]
     seconds = torch.zeros(len(task.buckets))
     for i, bucket in enumerate(task.buckets):
-        _, call, optimizer = prepare(task, bucket)
+        _, call, optimizer = prepare(task, task.way, bucket)
         for number in range(TRIAL_WARM_UP + TRIAL_STEPS):
             if number == TRIAL_WARM_UP:
                 barrier()
@@ -167,15 +167,24 @@ def alone(task, model, bucket, barrier):
 
 
 def train(task, rank, take):
+    """Blocks of steps without communication and blocks with it in turns, in the same processes: what else the machine does,
+    and where memory lies, meets both."""
     barrier = join(task.way)
-    bucket = best_bucket(task, rank, take, barrier) if task.way in ("gloo", "hook", "backend") else None
-    model, call, optimizer = prepare(task, bucket)
-    number, losses = 0, []
+    bucket = best_bucket(task, rank, take, barrier) if task.way != "optimizer" else None
+    _, plain, plain_optimizer = prepare(task, "none")
+    model, call, optimizer = prepare(task, task.way, bucket)
+    losses = []
     for number in range(task.warm_up):
+        step(plain, plain_optimizer, *take(number, rank))
         losses.append(step(call, optimizer, *take(number, rank)))
-    seconds, cpu, busy, ticks = [], 0.0, 0, 0
+    none, seconds, cpu, busy, ticks = [], [], 0.0, 0, 0
     for block in range(task.blocks):
         mine = [take(task.warm_up + block * task.steps + i, rank) for i in range(task.steps)]
+        barrier()
+        begin = time.perf_counter()
+        for one in mine:
+            step(plain, plain_optimizer, *one)
+        none.append((time.perf_counter() - begin) / task.steps)
         barrier()
         before = machine()
         begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -186,10 +195,12 @@ def train(task, rank, take):
         busy, ticks = busy + after[0] - before[0], ticks + after[1] - before[1]
     barrier()
     del call, optimizer
-    sums = None if task.way == "none" else alone(task, model, bucket, barrier)
+    sums = alone(task, model, bucket, barrier)
+    barrier()
     leave(task.way)
     return {
         "bucket_mb": bucket,
+        "none": none,
         "seconds": seconds,
         "alone": sums,
         "cpu_s": cpu / (task.blocks * task.steps),
@@ -203,7 +214,7 @@ def train(task, rank, take):
 
 def reference(task, take):
     """The same training in one process: each rank's gradients in turn, averaged along the tree of the ranks."""
-    model, call, optimizer = prepare(task, None)
+    model, call, optimizer = prepare(task, "none")
     losses = [[] for _ in range(task.ranks)]
     for number in range(task.warm_up + task.blocks * task.steps):
         gradients = []

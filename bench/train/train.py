@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Real training on the emulated cluster: without communication, with DDP on Gloo, and in each of Tally's ways.
+"""Real training on the emulated cluster: with DDP on Gloo, and in each of Tally's ways; beside it without communication.
 
     bench/train/train.py [--series NAME...] [--json FILE] [--plot FILE]     # 4 and 2 workers, and one machine
     bench/train/train.py --quick                                            # n = 2, k = 0 1, a small model
@@ -29,7 +29,7 @@ from systems import Lab, LabError, why_not  # noqa: E402
 
 DDP = ["gloo", "hook", "backend"]
 TALLY = ["hook", "backend", "optimizer"]
-WAYS = ["none", "gloo", *TALLY]
+WAYS = ["gloo", *TALLY]
 BATCH = {"mlp": 8, "convnet": 128}
 DATA = "/usr/share/datasets/fashion-mnist"
 # Sums in another order differ in their last bits, and a network in training makes more of that with each step.
@@ -162,7 +162,7 @@ class Bench:
 
     def model(self, lab, cluster, model, b):
         reference = self.reference(model, cluster.ranks)
-        beside = {}  # way -> its row, of those that others are measured by
+        gloo = None  # its row
         for way in self.arguments.ways:
             for k in cluster.ks if way in TALLY else [0]:
                 try:
@@ -171,24 +171,23 @@ class Bench:
                     print(f"{model}, k = {k}, {way} failed:\n{problem}", file=sys.stderr)
                     self.failed = True
                     continue
-                row = self.row(cluster, k, way, model, b, said, reference, beside)
+                row = self.row(cluster, k, way, model, b, said, reference, gloo)
                 row["warnings"] = warnings
                 self.failed |= not row["agrees"]
-                beside.setdefault(way, row)
+                gloo = row if way == "gloo" else gloo
                 self.rows.append(row)
                 show(row)
                 if self.arguments.json:
                     with open(self.arguments.json, "a", encoding="utf-8") as out:
                         out.write(json.dumps(row) + "\n")
 
-    def row(self, cluster, k, way, model, b, said, reference, beside):
-        seconds = [max(times) for times in zip(*(one["seconds"] for one in said))]
-        time_s = statistics.median(seconds)
-        none, gloo = beside.get("none"), beside.get("gloo")
-        alone_s = None
-        if way != "none":
-            alone_s = statistics.median(max(times) for times in zip(*(one["alone"] for one in said)))
-        not_hidden_s = time_s - none["time_s"] if none and way != "none" else None
+    def row(self, cluster, k, way, model, b, said, reference, gloo):
+        def slowest(what):
+            return [max(times) for times in zip(*(one[what] for one in said))]
+
+        seconds, none = slowest("seconds"), slowest("none")
+        time_s, alone_s = statistics.median(seconds), statistics.median(slowest("alone"))
+        not_hidden_s = statistics.median(one - other for one, other in zip(seconds, none))
         losses = [one["losses"][0] for one in said]
         pairs = [pair for one, its in zip(losses, reference["losses"]) for pair in zip(one, its)]
         off = max(abs(one - its) / max(abs(its), LEAST_LOSS) for one, its in pairs)
@@ -216,9 +215,10 @@ class Bench:
             "least_s": min(seconds),
             "blocks_s": seconds,
             "samples_per_s": batch * cluster.ranks / time_s,
+            "none_s": statistics.median(none),
             "not_hidden_s": not_hidden_s,
             "alone_s": alone_s,
-            "hidden": 1 - not_hidden_s / alone_s if not_hidden_s is not None else None,
+            "hidden": 1 - not_hidden_s / alone_s,
             "optimum_s": optimum.optimum([b] * cluster.n, [b] * k, said[0]["bytes"]) if b else None,
             "over_gloo": over_gloo,
             "eq_7": gain if way in TALLY else None,
@@ -226,9 +226,9 @@ class Bench:
             "cpu_s": sum(one["cpu_s"] for one in said),
             "busy": said[0]["busy"] / said[0]["ticks"] if said[0]["ticks"] else None,
             "losses": [statistics.fmean(step) for step in zip(*losses)],
-            "same_bits": same if way != "none" else None,
-            "off": off if way != "none" else None,
-            "agrees": way == "none" or (same if exact else alike and off <= TOLERANCE),
+            "same_bits": same,
+            "off": off,
+            "agrees": same if exact else alike and off <= TOLERANCE,
             "b_bytes_per_s": b,
             "torch": said[0]["version"],
             "compile": self.arguments.compile,
@@ -237,7 +237,8 @@ class Bench:
 
 
 HEADER = (
-    f"{'model':8} {'k':>2} {'way':10} {'bucket':>6} {'ms/step':>9} {'samples/s':>9} {'not hidden':>10} {'alone':>8} {'hidden':>6} "
+    f"{'model':8} {'k':>2} {'way':10} {'bucket':>6} {'ms/step':>9} {'samples/s':>9} {'none':>8} "
+    f"{'not hidden':>10} {'alone':>8} {'hidden':>6} "
     f"{'optimum':>8} {'x gloo':>6} {'eq. 7':>6} {'of it':>6} {'cpu ms':>8} {'busy':>5} {'loss':>7} reference"
 )
 
@@ -247,15 +248,11 @@ def figure(value, width, digits, factor=1):
 
 
 def show(row):
-    if row["same_bits"] is None:
-        beside = "-"
-    elif row["same_bits"]:
-        beside = "same bits"
-    else:
-        beside = f"within {row['off']:.1e}"
+    beside = "same bits" if row["same_bits"] else f"within {row['off']:.1e}"
     print(
         f"{row['model']:8} {row['k']:2} {row['way']:10} {figure(row['bucket_mb'], 6, 0)} "
-        f"{figure(row['time_s'], 9, 2, 1e3)} {row['samples_per_s']:9.0f} {figure(row['not_hidden_s'], 10, 2, 1e3)} "
+        f"{figure(row['time_s'], 9, 2, 1e3)} {row['samples_per_s']:9.0f} {figure(row['none_s'], 8, 2, 1e3)} "
+        f"{figure(row['not_hidden_s'], 10, 2, 1e3)} "
         f"{figure(row['alone_s'], 8, 1, 1e3)} {figure(row['hidden'], 6, 2)} "
         f"{figure(row['optimum_s'], 8, 1, 1e3)} {figure(row['over_gloo'], 6, 3)} {figure(row['eq_7'], 6, 3)} "
         f"{figure(row['of_eq_7'], 6, 3)} {figure(row['cpu_s'], 8, 1, 1e3)} {figure(row['busy'], 5, 2)} "
@@ -310,7 +307,7 @@ def parse():
     if any("=" not in word for word in a.set):
         parser.error("--set takes NAME=VALUE")
     a.settings = dict(word.split("=", 1) for word in a.set)
-    a.ways = [way for way in WAYS if way in a.ways]  # by whom others are measured comes first
+    a.ways = [way for way in WAYS if way in a.ways]  # Gloo, by which others are measured, comes first
     if own:
         return a, [Cluster(a.n, a.k, a.rate, a.ranks)]
     return a, [c for name in a.series or ["four", "two", "local"] for c in series(name, a.rate)]
