@@ -1,10 +1,12 @@
 """The backend "tally" of torch.distributed: each operation on each type against Gloo and against arithmetic."""
 
+import datetime
 import os
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 
 import pytest
 
@@ -257,7 +259,6 @@ def test_calls_that_differ(three, store):
 
 def late(path):
     """A rank that does not come: an error after the group's time-out, to who waits and to who holds a future."""
-    import datetime
     import threading
     import time
     import tally.torch
@@ -329,7 +330,6 @@ def test_a_rank_that_dies(store):
 
 def lives(path):
     """Groups beside and after each other."""
-    import datetime
     import tally.torch
     import torch
     import torch.distributed as dist
@@ -444,6 +444,12 @@ def stand_on_it(path):
             dist.all_reduce(y)
             dist.all_reduce(z)
         assert y.tolist() + z.tolist() == [3] * 7
+
+        # What torch does to all groups for NCCL's sake; its compiler when it finds its work in a cache.
+        for what in ("_add_ephemeral_timeout_for_all_pgs", "_set_pg_timeout"):
+            with warnings.catch_warnings(action="ignore"):
+                getattr(dist.distributed_c10d, what, lambda limit: None)(datetime.timedelta(seconds=99))
+        assert not world._get_backend(torch.device("cuda")).supports_splitting
 
         results = []
         for hook in (default_hooks.allreduce_hook, powerSGD_hook.powerSGD_hook):

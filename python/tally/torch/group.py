@@ -206,6 +206,16 @@ class Group(dist.ProcessGroup):
     group_desc = property(getGroupDesc)
     _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")])
 
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def supports_tensor_alloc(self, device):
+        return False
+
+    def _get_backend(self, place):
+        """What torch, which looks for NCCL there, is to find: this group, if there is no other for that device."""
+        other = (self._others or {}).get(place.type)
+        return self if other is None or isinstance(other, str) else other._get_backend(place)
+
     def get_group_store(self):
         return self._store
 
