@@ -181,10 +181,11 @@ def train(task, rank, take):
     for block in range(task.blocks):
         mine = [take(task.warm_up + block * task.steps + i, rank) for i in range(task.steps)]
         barrier()
-        begin = time.perf_counter()
+        stamps = [time.perf_counter()]
         for one in mine:
             step(plain, plain_optimizer, *one)
-        none.append((time.perf_counter() - begin) / task.steps)
+            stamps.append(time.perf_counter())
+        none.append([after - before for before, after in zip(stamps, stamps[1:])])
         barrier()
         before = machine()
         begin, cpu_begin = time.perf_counter(), time.process_time()
