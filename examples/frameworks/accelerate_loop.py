@@ -1,32 +1,42 @@
-"""Hugging Face Accelerate over the backend "tally":
+"""Hugging Face Accelerate over the backend "tally", or over Gloo with the hook on the model that it has prepared:
 
-    torchrun --standalone --nproc-per-node 2 examples/frameworks/accelerate_loop.py
+    torchrun --standalone --nproc-per-node 2 examples/frameworks/accelerate_loop.py --way backend
+    torchrun --standalone --nproc-per-node 2 examples/frameworks/accelerate_loop.py --way hook
 
 SPDX-License-Identifier: Apache-2.0
 """
+
+import argparse
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-import tally.torch  # noqa: F401  registers the backend; not needed where Tally was installed by pip
+import tally.torch  # for the backend alone not needed where Tally was installed by pip
 
 from problem import BATCH, STEPS, dataset, make_model, report
 
 
 def main():
-    dist.init_process_group("tally")  # before Accelerate makes a group of its own
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=("backend", "hook"), default="backend")
+    way = parser.parse_args().way
+    if way == "backend":
+        dist.init_process_group("tally")  # before Accelerate makes a group of its own
     accelerator = Accelerator(cpu=True)
     model = make_model()
     loader = torch.utils.data.DataLoader(dataset(), batch_size=BATCH)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    if way == "hook":
+        model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
     for _, (x, y) in zip(range(STEPS), loader):
         optimizer.zero_grad()
         accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
         accelerator.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
     report(accelerator.unwrap_model(model), accelerator.process_index)
-    assert accelerator.num_processes == dist.get_world_size() and dist.get_backend() == "tally"
+    assert accelerator.num_processes == dist.get_world_size()
+    assert dist.get_backend() == ("tally" if way == "backend" else "gloo")
     dist.destroy_process_group()
 
 

@@ -39,15 +39,11 @@ def needs(*packages):
     return pytest.mark.skipif(bool(lacking), reason="not installed: %s" % ", ".join(lacking))
 
 
-@pytest.mark.parametrize("script", ("torchrun.py", pytest.param("lightning_ddp.py", marks=needs("lightning"))))
+@pytest.mark.parametrize("script", ("torchrun.py", pytest.param("lightning_ddp.py", marks=needs("lightning")),
+                                    pytest.param("accelerate_loop.py", marks=needs("accelerate"))))
 def test_hook_and_backend_agree(script):
     # Two ranks: the average is rounded once in both.
     assert run(TORCHRUN, script, "--way", "backend") == run(TORCHRUN, script, "--way", "hook")
-
-
-@needs("accelerate")
-def test_accelerate():
-    run(TORCHRUN, "accelerate_loop.py")
 
 
 @needs("transformers", "accelerate")

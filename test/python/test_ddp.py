@@ -461,7 +461,7 @@ def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
 
 
 def test_hybrid_sharding_refused(store):
-    """What torch has reduced already, and what is not sharded; DTensors are not for the optimizer."""
+    """What torch has reduced already, what is not sharded, a PyTorch without the hook; DTensors are not for the optimizer."""
     status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
     model = fully_shard(test_ddp.network(), mesh=mesh)
     for what, word in ((model, "two dimensions"), (test_ddp.network(), "fully_shard()")):
@@ -470,6 +470,15 @@ def test_hybrid_sharding_refused(store):
             raise SystemExit("not refused")
         except ValueError as error:
             assert word in str(error), error
+    one = fully_shard(test_ddp.network(), mesh=mesh["shard"])
+    hook = torch.distributed.fsdp.FSDPModule.set_all_reduce_hook
+    del torch.distributed.fsdp.FSDPModule.set_all_reduce_hook
+    try:
+        tally.torch.hsdp(one, mesh["replicate"])
+        raise SystemExit("not refused")
+    except NotImplementedError as error:
+        assert "set_all_reduce_hook" in str(error), error
+    torch.distributed.fsdp.FSDPModule.set_all_reduce_hook = hook
     tally.torch.init()
     try:
         tally.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
