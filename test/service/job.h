@@ -75,6 +75,8 @@ void *job_shared(size_t bytes);
 /* Wait until *value >= target; patience runs out as everywhere. */
 void job_await(atomic_int *value, int target);
 void job_sleep_ms(int ms);
+/* In a rank: process_vm_readv() and process_vm_writev() fail, as in many containers. */
+void job_forbid_reaching(void);
 /* Bytes of memory that this process has. */
 size_t job_resident(void);
 

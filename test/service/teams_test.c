@@ -1,15 +1,9 @@
 /* teams_test.c - several machines with several ranks on each: whatever the layout, the bits are those of ranks that push
  * for themselves, each machine pushes once, and whoever dies, leaves or disagrees is named as ever. */
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <stddef.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #include "job.h"
 
@@ -51,21 +45,6 @@ static uint64_t hash_of(const void *data, size_t len)
     return h;
 }
 
-/* process_vm_readv and process_vm_writev fail, as in many containers. */
-static void forbid_reaching(void)
-{
-    struct sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {.len = sizeof rules / sizeof *rules, .filter = rules};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
-}
-
 /* --- the bits ------------------------------------------------------------------------------------ */
 
 /* Operation i of all_kinds(). */
@@ -100,7 +79,7 @@ static int all_kinds(int rank, void *arg)
 {
     struct board *b = arg;
     if (b->private_only)
-        forbid_reaching();
+        job_forbid_reaching();
     tally_comm *c = join();
     uint64_t seed = 77 + (uint64_t)rank;
     for (int from = 0; from < OPS; from += 4) {
