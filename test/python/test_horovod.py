@@ -353,6 +353,37 @@ def test_process_sets(four):
     four(in_sets)
 
 
+def sets_again():
+    """In another job the numbers of sets begin anew, as they do for a rank that was not in the last one."""
+    import torch
+    t = hvd()
+    old = t.add_process_set([0, 2])
+    assert old.process_set_id == 1
+    for _ in range(t.rank()):  # of numbers that have been given, too, the next job knows nothing
+        t.global_process_set.number("sparse")
+    t.shutdown()
+    t.init()
+    fails(ValueError, lambda: t.allreduce(torch.ones(1), process_set=old), "added")
+    assert len(t.process_sets()) == 1 and not t.remove_process_set(old)
+    one = t.add_process_set([0, 1])
+    assert one.process_set_id == 1
+    if t.rank() < 2:
+        assert t.allreduce(torch.ones(1), op=t.Sum, process_set=one).item() == 2
+    assert t.global_process_set.number("sparse") == 0
+    assert t.add_process_set(old).process_set_id == 2
+    if t.rank() != 1:
+        assert t.allreduce(torch.ones(1), op=t.Sum, process_set=old).item() == 2
+    t.shutdown()
+
+
+def test_process_sets_of_another_job():
+    job = jobs.Ranks(3, 1)
+    try:
+        job(sets_again)
+    finally:
+        job.close()
+
+
 def unnamed_in_sets():
     """Who is in a set has begun more unnamed operations than the others when all meet; so has who was in a job before."""
     import torch

@@ -14,7 +14,7 @@ class ProcessSet:
     ranks: numbers of ranks of the job, each once.
     """
 
-    process_set_id = None  # its number, the same on all ranks; None while it cannot be used
+    process_set_id = None  # its number, the same on all ranks; None while it cannot be used, as after another init()
     _generation = 0        # of the communicator that knows the group
 
     def __init__(self, ranks):
@@ -50,8 +50,9 @@ class ProcessSet:
 
     def number(self, kind):
         """Of the next unnamed operation of this kind: how many of them its ranks have begun since init()."""
+        _forget_last_job()
         group = 0 if self.group() is None else self.process_set_id
-        return next(_numbers.setdefault((_core.generation(), group, kind), itertools.count()))
+        return next(_numbers.setdefault((group, kind), itertools.count()))
 
     def place(self, root_rank, kind, name, space):
         """The place in it of a rank of the job; ValueError if it has none, and the other ranks are told."""
@@ -64,6 +65,7 @@ class ProcessSet:
         return self.ranks.index(root_rank)
 
     def _members(self):
+        _forget_last_job()
         if self.process_set_id is None:
             raise ValueError("%s has not been added; hand it to init() or add_process_set()" % self)
         return self.ranks
@@ -91,14 +93,27 @@ class _All(ProcessSet):
 
 global_process_set = _All()
 
-_numbers = {}                    # generation, process set or 0, kind -> numbers of unnamed operations
+_generation = 0                  # of the communicator to which the following belongs
+_numbers = {}                    # process set or 0, kind -> numbers of unnamed operations
 _sets = {0: global_process_set}  # by number
 _next = 1                        # numbers are not used again: a group's name says one list of ranks
+
+
+def _forget_last_job():
+    """A job's numbers begin anew, as on a rank that was not in the last one.  Its sets must be added again."""
+    global _generation, _next
+    if _generation == _core.generation():
+        return
+    for number in [number for number in _sets if number]:
+        _sets.pop(number).process_set_id = None
+    _numbers.clear()
+    _next, _generation = 1, _core.generation()
 
 
 def _add(ranks):
     """Take a set of ranks; the same set again is the one that is there."""
     global _next
+    _forget_last_job()
     process_set = ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks)
     if process_set is global_process_set:
         return process_set
@@ -118,13 +133,15 @@ def add_process_set(process_set):
     """Let some ranks operate together: a ProcessSet, or a list of ranks; returns the ProcessSet.
 
     To be called by all ranks of the job, for the same sets in the same order.  Nothing is sent: where ranks' sets of a
-    number differ, the operations in which they meet fail.
+    number differ, the operations in which they meet fail.  A set is of one job: after shutdown() and init() it is to be
+    added again.
     """
     return _add(process_set)
 
 
 def remove_process_set(process_set):
     """Forget a set; False if it cannot be (that of all ranks, or one that is not there).  To be called by all ranks."""
+    _forget_last_job()
     number = process_set.process_set_id
     if number == 0 or number not in _sets:
         return False
@@ -135,6 +152,7 @@ def remove_process_set(process_set):
 
 def process_set_by_id(process_set_id):
     """The set of that number."""
+    _forget_last_job()
     if process_set_id not in _sets:
         raise ValueError("there is no process set %r" % (process_set_id,))
     return _sets[process_set_id]
@@ -142,4 +160,5 @@ def process_set_by_id(process_set_id):
 
 def process_sets():
     """All sets, in order of their numbers."""
+    _forget_last_job()
     return [_sets[number] for number in sorted(_sets)]
