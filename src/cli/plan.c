@@ -272,6 +272,8 @@ static void print_text(const struct plan *p, const struct times *t)
                100 * (1 - t->one_more / t->here), t->useful);
     else if (p->n == 2)
         printf("\nbetween two worker machines no CPU machine brings anything\n");
+    else if (p->n + p->k == TLY_MAX_SERVICES)
+        printf("\nTally handles no more than these %d machines\n", TLY_MAX_SERVICES);
     else
         printf("\none more CPU machine brings nothing\n");
 }
@@ -311,8 +313,12 @@ static void print_json(const struct plan *p, const struct times *t)
     print_number("gamma_a", t->here > 0 ? t->reduce / t->here : NAN, ",\n  ");
     print_number("gamma_p", t->here > 0 ? t->server / t->here : NAN, ",\n  ");
     print_number("one_more_time_s", t->one_more, ",\n  ");
+    bool room = p->n + p->k < TLY_MAX_SERVICES;
     printf("\"one_more_helps\": %s,\n  \"more_that_help\": %d,\n  \"busiest\": %d\n}\n",
-           t->useful ? "true" : "false", t->useful, t->busiest);
+           !room       ? "null"
+           : t->useful ? "true"
+                       : "false",
+           t->useful, t->busiest);
 }
 
 int tly_cli_plan(int argc, char **argv)

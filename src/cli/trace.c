@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "trace/timeline.h"
@@ -77,11 +78,31 @@ static void print_clocks(FILE *out, const struct tly_timeline *t, int64_t slack)
                 (double)slack / 1e3);
 }
 
+/* Nothing tells how far the clock of who has exchanged nothing is off, and it matters to nobody. */
+static void leave_out_idle(struct input *in)
+{
+    struct tly_timeline *t = &in->t;
+    size_t busy = 0;
+    for (size_t i = 0; i < t->count; i++)
+        busy += t->processes[i].slice_count > 0;
+    for (size_t i = 0; i < t->count && busy;) {
+        if (t->processes[i].slice_count || t->processes[i].lost) {
+            i++;
+            continue;
+        }
+        fprintf(stderr, "tally trace: %s is left out: it holds nothing that its process has exchanged\n",
+                in->file[i]);
+        tly_timeline_leave_out(t, i);
+        memmove(&in->file[i], &in->file[i + 1], (t->count - i) * sizeof *in->file);
+    }
+}
+
 static int merge(struct input *in, const char *to)
 {
     char why[256];
     size_t which = 0;
     int64_t slack = 0;
+    leave_out_idle(in);
     if (tly_timeline_merge(&in->t, &slack, &which, why, sizeof why) != 0)
         return tly_cli_fail("trace", "%s %s", in->file[which], why);
     FILE *out = to ? fopen(to, "we") : stdout;
@@ -93,8 +114,10 @@ static int merge(struct input *in, const char *to)
         failed = true;
         err = errno;
     }
+    struct stat st;
     if (failed && to) {
-        unlink(to);
+        if (stat(to, &st) == 0 && S_ISREG(st.st_mode))
+            unlink(to);
         return tly_cli_fail("trace", "cannot write %s: %s", to, strerror(err));
     }
     print_clocks(to ? stdout : stderr, &in->t, slack);
@@ -206,6 +229,10 @@ static int summary(struct input *in)
 {
     struct tly_timeline *t = &in->t;
     int status = 0;
+    char why[256];
+    size_t which = 0;
+    if (tly_timeline_check(t, &which, why, sizeof why) != 0)
+        return tly_cli_fail("trace", "%s %s", in->file[which], why);
     for (size_t i = 0; i < t->count && !status; i++)
         status = print_stages(&t->processes[i]);
     if (!status)

@@ -72,7 +72,7 @@ static void tell(tally_comm *c)
     double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
     int who = tly_plan_standout(c->services, wait);
     p->told = true;
-    tly_member_tell_pace(&c->member, (uint32_t)(fmin(held, 1) * 1000),
+    tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(held, 1) * 1000),
                          who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
 }
 
@@ -164,7 +164,7 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
     if (ratio > FAST)
         snprintf(who, sizeof who, ", cards are faster than they said");
     else if (ratio < SLOW && p->slow < 0)
-        snprintf(who, sizeof who, ", held up by no one machine");
+        snprintf(who, sizeof who, ", by which machine is not known");
     else if (ratio < SLOW) {
         snprintf(who, sizeof who, ", held up by ");
         machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));

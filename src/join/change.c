@@ -208,8 +208,11 @@ static void commit(struct tly_coordinator *c)
     c->roster.epoch = c->preparing;
     c->preparing = 0;
     post_commit(c, &c->roster, ALL);
-    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        tly_list_entry(n, struct member, node)->accuses = 0;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        m->accuses = 0;
+        m->told = false;
+    }
 }
 
 /* A rank's answer to INVITE or PREPARE. */

@@ -23,6 +23,7 @@ enum {
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
     MEET_S = 10,        /* all ranks a service that joins a running job */
+    LEAST_HELD = 250,   /* thousandths of its credit that who waits for its own card has out, on average */
     MOST_WATCHERS = 64, /* at a time */
     LEAVE_S = 5,        /* so long a coordinator apart waits for members that know that the job is over */
 };
@@ -320,6 +321,8 @@ static void judge(struct tly_coordinator *c)
     if (!held)
         return;
     int one = tly_plan_standout((int)c->size, held);
+    if (one >= 0 && held[one] < LEAST_HELD)
+        one = -1;
     if (one >= 0)
         machine = c->roster.ranks[one].machine;
     for (uint32_t i = 0; i < c->size && one < 0; i++) {
@@ -454,7 +457,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     }
     case TLY_PACE:
-        if (m->joined && c->state == RUNNING && !m->told) {
+        /* Of an epoch that is over it would be about others: places are given anew. */
+        if (m->joined && c->state == RUNNING && !m->told && tly_read32(&r) == c->roster.epoch) {
             m->told = true;
             m->held = tly_read32(&r);
             m->suspect = tly_read32(&r);

@@ -15,6 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "base/error.h"
 #include "transport/tcp/socket.h"
 
@@ -69,13 +72,24 @@ static int find_rank(struct tly_place *p)
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
         const char *local = launchers[i].local_size ? getenv(launchers[i].local_size) : NULL;
-        p->together = local && strtol(local, NULL, 10) == size;
+        const char *nodes = launchers[i].only_with ? getenv("SLURM_STEP_NUM_NODES") : NULL;
+        p->together = local ? strtol(local, NULL, 10) == size : nodes && strtol(nodes, NULL, 10) == 1;
         return 0;
     }
     return 0;
 }
 
 /* --- machine ------------------------------------------------------------------------------------- */
+
+/* Of a name that is too long its beginning and a hash: names that differ stay different. */
+static void copy_name(char *out, size_t len, const char *name)
+{
+    if (strlen(name) < len)
+        snprintf(out, len, "%s", name);
+    else
+        snprintf(out, len, "%.*s-%016llx", (int)len - 18, name,
+                 (unsigned long long)XXH3_64bits(name, strlen(name)));
+}
 
 static void find_machine(struct tly_place *p, const struct tly_params *params)
 {
@@ -84,7 +98,7 @@ static void find_machine(struct tly_place *p, const struct tly_params *params)
     if (stat("/proc/self/ns/net", &st) == 0)
         p->netns = st.st_ino;
     if (params->host_id) {
-        snprintf(p->host_id, sizeof p->host_id, "%s", params->host_id);
+        copy_name(p->host_id, sizeof p->host_id, params->host_id);
         return;
     }
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -108,7 +122,7 @@ static void find_job(struct tly_place *p, const struct tly_params *params, bool 
         job = params->job ? params->job : "";
     else if (!job || !*job)
         job = "default";
-    snprintf(p->job, sizeof p->job, "%s", job);
+    copy_name(p->job, sizeof p->job, job);
 }
 
 /* --- secret -------------------------------------------------------------------------------------- */

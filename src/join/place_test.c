@@ -201,6 +201,44 @@ static void job_names(void **state)
     assert_string_equal(p.job, "");
 }
 
+/* Names that are longer than what has room for them are told apart where they end. */
+static void long_names(void **state)
+{
+    static struct tly_place p[2];
+    char job[2][320], id[2][320];
+    for (int i = 0; i < 2; i++) {
+        snprintf(job[i], sizeof job[i], "TALLY_JOB=%0299d%d", 0, i);
+        snprintf(id[i], sizeof id[i], "TALLY_HOST_ID=pod-%0299d%d", 0, i);
+        const char *const settings[] = {job[i], id[i], NULL};
+        assert_int_equal(find(&p[i], settings, true), 0);
+        assert_int_equal(strncmp(p[i].host_id, "pod-000", 7), 0);
+    }
+    assert_string_not_equal(p[0].job, p[1].job);
+    assert_string_not_equal(p[0].host_id, p[1].host_id);
+    const char *const settings[] = {job[1], id[1], NULL};
+    assert_int_equal(find(&p[0], settings, true), 0);
+    assert_string_equal(p[0].job, p[1].job);
+    assert_string_equal(p[0].host_id, p[1].host_id);
+}
+
+/* A step of one node is on one machine, wherever its list says that it is. */
+static void step_of_one_node(void **state)
+{
+    struct tly_place p;
+    struct tly_addresses at;
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_PROCID", "1", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    setenv("SLURM_STEP_NODELIST", "192.0.2.2", 1);
+    setenv("SLURM_STEP_NUM_NODES", "2", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_int_equal(tly_place_resolve(&p, &at), -EACCES);
+    setenv("SLURM_STEP_NUM_NODES", "1", 1);
+    assert_int_equal(find(&p, NULL, true), 0);
+    assert_int_equal(tly_place_resolve(&p, &at), 0);
+    assert_true(tly_address_is_loopback(&at.at[0]));
+}
+
 static void coordinator_addresses(void **state)
 {
     static const struct {
@@ -346,6 +384,8 @@ int main(void)
         cmocka_unit_test_setup(resolving, clean),
         cmocka_unit_test(kinds_of_addresses),
         cmocka_unit_test_setup(job_names, clean),
+        cmocka_unit_test_setup(long_names, clean),
+        cmocka_unit_test_setup(step_of_one_node, clean),
         cmocka_unit_test_setup(coordinator_addresses, clean),
         cmocka_unit_test_setup(node_lists, clean),
         cmocka_unit_test_setup(port_ranges, clean),

@@ -323,7 +323,8 @@ static void take_results(struct tly_coordinator *c)
         uint64_t rate = 0;
         if (!m->joined || !tly_survey_result(c->survey, m->card, &rate))
             continue;
-        m->info.bandwidth = rate;
+        if (rate) /* else what was said of it counts */
+            m->info.bandwidth = rate;
         if (m->stands && rate && c->found) {
             memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
             c->found[c->found_count++].bandwidth = rate;
@@ -331,7 +332,7 @@ static void take_results(struct tly_coordinator *c)
         if (m->stands && rate)
             append(found, sizeof found, "%s%s %.3g Gbit/s", *found ? ", " : "", m->info.host,
                    (double)rate * 1e-9);
-        else if (m->stands)
+        else if (m->stands && !m->info.bandwidth)
             append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
     }
     if (*found)

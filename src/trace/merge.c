@@ -88,7 +88,7 @@ static int64_t least_delay(struct run sent, struct run came)
     return least;
 }
 
-static int check_job(const struct tly_timeline *t, size_t *which, char *why, size_t why_len)
+int tly_timeline_check(const struct tly_timeline *t, size_t *which, char *why, size_t why_len)
 {
     const struct tly_process *a = t->processes;
     for (size_t i = 1; i < t->count; i++) {
@@ -221,7 +221,7 @@ int tly_timeline_merge(struct tly_timeline *t, int64_t *slack, size_t *which, ch
 {
     struct graph g = {0};
     size_t first = 0;
-    int err = check_job(t, which, why, why_len);
+    int err = tly_timeline_check(t, which, why, why_len);
     if (err)
         return err;
     for (size_t i = 0; i < t->count; i++)

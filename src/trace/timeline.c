@@ -57,6 +57,13 @@ void tly_timeline_finish(struct tly_timeline *t)
     *t = (struct tly_timeline){0};
 }
 
+void tly_timeline_leave_out(struct tly_timeline *t, size_t i)
+{
+    free(t->processes[i].slices);
+    free(t->processes[i].samples);
+    memmove(&t->processes[i], &t->processes[i + 1], (--t->count - i) * sizeof *t->processes);
+}
+
 struct tly_process *tly_timeline_add(struct tly_timeline *t)
 {
     struct tly_process *more = realloc(t->processes, (t->count + 1) * sizeof *more);

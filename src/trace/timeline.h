@@ -74,6 +74,8 @@ struct tly_timeline {
 void tly_timeline_finish(struct tly_timeline *t);
 /* One more process, all zero; NULL: out of memory.  Earlier pointers are void. */
 struct tly_process *tly_timeline_add(struct tly_timeline *t);
+/* Forget process i; those behind it move up. */
+void tly_timeline_leave_out(struct tly_timeline *t, size_t i);
 int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s); /* -ENOMEM */
 int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s);
 int tly_timeline_name(struct tly_timeline *t, uint64_t key, const char *name);
@@ -88,6 +90,10 @@ int tly_timeline_write(FILE *out, struct tly_timeline *t);
 /* Adds the file's processes to *t. -EINVAL and a sentence in `why` (without the file's name), -ENOMEM; *t may
  * then hold some of it. */
 int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_len);
+
+/* Are all processes of one job, and each there once?  -EINVAL and a sentence in `why`; *which is the process that it is
+ * about. */
+int tly_timeline_check(const struct tly_timeline *t, size_t *which, char *why, size_t why_len);
 
 /* Put all processes on the clock of the first one (rank 0, if it is there): see merge.c. *slack: by how much
  * stamps contradict one another, as of clocks that do not run alike; 0 if they do not. -EINVAL and a sentence

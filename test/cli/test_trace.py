@@ -2,6 +2,8 @@
 
 import collections
 import json
+import os
+import stat
 
 import pytest
 from programs import BUILD, tally
@@ -166,9 +168,29 @@ def test_runs_do_not_overwrite_one_another(tmp_path, files):
     run(tmp_path)
     _, both = run(tmp_path)
     assert len(both) == 2 * len(files)
-    done = tally("trace", "merge", *both)
-    assert done.returncode == 1 and done.stdout == ""
-    assert any(f"{file} is of another job" in done.stderr for file in both)
+    for what in ("merge", "summary"):
+        done = tally("trace", what, *both)
+        assert done.returncode == 1 and done.stdout == ""
+        assert any(f"{file} is of another job" in done.stderr for file in both)
+    done = tally("trace", "summary", files[0], files[0])
+    assert done.returncode == 1 and "and so has another file" in done.stderr
+
+
+def test_who_has_exchanged_nothing_is_left_out(tmp_path):
+    """A tallyd without a share, whose clock nobody knows."""
+    done, files = run(tmp_path, TALLY_SPLIT="all-reduce")
+    merged = tally("trace", "merge", "-o", tmp_path / "all", *files)
+    assert merged.returncode == 0, merged.stderr
+    assert merged.stderr.count("is left out") == TALLYD and "service-%d" % RANKS in merged.stderr
+    assert json.loads((tmp_path / "all").read_text())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_a_device_that_is_full_stays(tmp_path, files):
+    device = tmp_path / "full"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+    done = tally("trace", "merge", "-o", device, *files)
+    assert done.returncode == 1 and "No space left" in done.stderr and device.exists()
 
 
 def test_what_is_refused(tmp_path, files):

@@ -37,6 +37,8 @@ struct member {
     int gone;                 /* how many ranks it heard have left */
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
+    int judged;
+    uint32_t slow; /* the machine that holds all up */
 };
 
 static struct {
@@ -108,6 +110,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_GOODBYE:
         m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
+        break;
+    case TLY_PACE:
+        m->slow = tly_read32(&r);
+        m->judged++;
         break;
     case TLY_VERDICT:
         tly_read32(&r);
@@ -336,6 +342,35 @@ static void test_a_guest_learns_who_has_left(void **state)
     assert_int_equal(guest->roster.ranks[1].left, 1);
 }
 
+static void tell_pace(struct member *m, uint32_t epoch, uint32_t held)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, epoch);
+    tly_write32(&w, held);
+    tly_write32(&w, TLY_NO_SERVICE);
+    post(m, TLY_PACE, 0, &w);
+}
+
+/* What holds the job up is found anew in each epoch, from what its ranks say in it; and somebody must really be held. */
+static void test_who_holds_all_up(void **state)
+{
+    struct member *a = &x.member[0], *b = &x.member[1];
+    uint32_t first = a->roster.epoch;
+    tell_pace(a, first, 2);
+    tell_pace(b, first, 0);
+    uint32_t change = let_first_leave();
+    answer(a, change, 0, 0, true);
+    answer(b, change, 0, 0, true);
+    turn_until(&a->committed, 2);
+    turn_until(&b->committed, 2);
+    tell_pace(a, first, 900); /* late: it is about the epoch before */
+    tell_pace(b, change, 900);
+    tell_pace(a, change, 100);
+    turn_until(&a->judged, 1);
+    assert_int_equal(a->slow, a->roster.ranks[1].machine);
+    assert_int_equal(a->judged, 1);
+}
+
 /* A rank says without end what it has begun: the job ends, and the others hear why. */
 static void test_begun_without_end(void **state)
 {
@@ -550,6 +585,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_who_holds_all_up, start, tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
