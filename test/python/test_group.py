@@ -472,6 +472,47 @@ def test_what_stands_on_a_group(three, store):
     assert same_on_all([[p for one in rank for p in one] for rank in results])
 
 
+def chained(path, cap):
+    """PowerSGD, whose hook begins sums when others have ended: its ranks have the same parameters, or are told why not."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+    rank = tally.rank()
+    with group("tally", path):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(12)]),
+                                        bucket_cap_mb=cap)
+        model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+        steps = torch.optim.SGD(model.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(rank)
+        told = ""
+        for _ in range(30):
+            steps.zero_grad()
+            try:
+                model(torch.randn(16, 64, generator=draw)).square().mean().backward()
+            except RuntimeError as error:
+                told = str(error)
+                break
+            steps.step()
+        return told, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("cap", (25, 0.02))
+def test_calls_that_follow_others(store, cap):
+    job = jobs.Ranks(2, 1)
+    try:
+        (told, parameters), (other_told, other_parameters) = job(chained, store, cap, timeout=100)
+    finally:
+        job.close()
+    assert bool(told) == bool(other_told)
+    if told:
+        assert cap == 0.02 and "one bucket" in told + other_told
+    else:
+        assert parameters == other_parameters
+
+
 def shards(path):
     """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
     import tally.torch

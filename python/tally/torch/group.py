@@ -19,6 +19,7 @@ import datetime
 import errno
 import functools
 import sys
+import threading
 import weakref
 
 import torch
@@ -31,7 +32,7 @@ from . import device
 from .join import decline, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
-from .work import GroupWork
+from .work import GroupWork, just_ended
 
 _KIND = ReduceOp.RedOpType
 _REDUCTIONS = {_KIND.SUM: Reduction.Sum, _KIND.AVG: Reduction.Average, _KIND.MIN: Reduction.Min,
@@ -180,6 +181,8 @@ class Group(dist.ProcessGroup):
         self._failure = None
         self._others = None  # type of device -> another backend that has it, or its group once there is one
         self._works = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._begun = 0  # calls that meet in their order
 
     def __str__(self):
         return "process group %s" % (self._description if self._description.strip("undefined") else self._name)
@@ -274,6 +277,22 @@ class Group(dist.ProcessGroup):
     def refuse(self, reason):
         """Tell the ranks that wait for this one's next operation why there will be none."""
         self._ranks.refuse(reason)
+
+    def number(self, work):
+        """Count a call.  Calls of the group's ranks meet in their order, and a rank that begins one when another has ended
+        must have begun none in between: on other ranks those may come first."""
+        after = just_ended()
+        with self._lock:
+            between = after is not None and after.group is self and after.latest != self._begun
+            self._begun += 1
+            work.latest = self._begun
+            if after is not None:
+                after.latest = self._begun
+        if between:
+            work.give_up(Error(
+                "%s of %s was begun when an earlier call had ended (in the then() of its future), and others had been "
+                "begun in between: on other ranks they may come first. A hook that begins calls so needs one bucket "
+                "(bucket_cap_mb)" % (work.what, self), errno.EDEADLK))
 
     def _call(self, what, count, outputs, options):
         _stay_untraced()

@@ -23,13 +23,20 @@ from . import device
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
+_ended = threading.local()  # call: the one whose end this thread is telling to those who wait for its future
+
+
+def just_ended():
+    """The call in whose future's callbacks this thread is; None: in no call's."""
+    return getattr(_ended, "call", None)
+
 
 class GroupWork(Work):
     """One call of a group under way, of `count` operations.  To be filled in `with` it."""
 
     def __init__(self, group, what, count, outputs, options):
         super().__init__()
-        self._group, self._what, self._outputs = group, what, outputs
+        self.group, self.what, self._outputs = group, what, outputs
         limit = getattr(options, "timeout", None)
         limit = limit.total_seconds() if limit is not None else 0
         self._limit = limit if limit > 0 else group.limit
@@ -45,12 +52,22 @@ class GroupWork(Work):
         self._begun = self._future = None
         self._place = self._device = self._event = None  # where the tensors are, and when the results are there
         self.sender = lambda: -1  # after the end of a recv: from which rank
+        self.latest = 0  # the group's number of this call, or of the last one that its future's callbacks have begun
 
     # --- filled in by Group
 
     def __enter__(self):
-        self._group.check()
+        self.group.check()
+        if self._missing:
+            self.group.number(self)
         return self
+
+    def give_up(self, error):
+        """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
+        for _ in range(self._missing):
+            self.group.refuse(error)
+        self.group.fail(error)
+        raise error
 
     def look_at(self, tensors):
         """Tensors of the call, which must be in one place."""
@@ -82,9 +99,9 @@ class GroupWork(Work):
         if error is not None:
             # The other ranks' operations must fail, and later calls still meet.
             for _ in range(self._missing):
-                self._group.refuse("%s: %s" % (self._what, error))
+                self.group.refuse("%s: %s" % (self.what, error))
             if type(error) in (NotImplementedError, ValueError):
-                raise type(error)("%s: %s" % (self._what, error)) from None
+                raise type(error)("%s: %s" % (self.what, error)) from None
         if error is None and self._then is not None:
             self._one_ended(None)
 
@@ -135,10 +152,14 @@ class GroupWork(Work):
         with self._lock:
             begun, self._begun = self._begun, None
         if begun is not None:
-            begun.set_result(None)
+            before, _ended.call = just_ended(), self
+            try:
+                begun.set_result(None)  # runs the callbacks
+            finally:
+                _ended.call = before
 
     def _explained(self, error):
-        return Error("%s of %s: %s" % (self._what, self._group, error), error.errno)
+        return Error("%s of %s: %s" % (self.what, self.group, error), error.errno)
 
     def _value(self, _):
         # Raised here, in then()'s callback, an error is one for C++ too.
@@ -159,8 +180,8 @@ class GroupWork(Work):
 
     def expire(self):
         """The group's time-out has ended the call, and with it the group: its ranks are out of step."""
-        self._group.fail(Error("%s of %s has not ended within %g s, the group's time-out: a rank is late, or has not "
-                               "called it" % (self._what, self._group, self._limit), errno.ETIMEDOUT), self)
+        self.group.fail(Error("%s of %s has not ended within %g s, the group's time-out: a rank is late, or has not "
+                               "called it" % (self.what, self.group, self._limit), errno.ETIMEDOUT), self)
 
     # --- called by torch
 
@@ -181,7 +202,7 @@ class GroupWork(Work):
                     if left > _LOOK_S:
                         continue
                     if deadline < self._deadline:
-                        raise Error("%s of %s has not ended within %g s" % (self._what, self._group, seconds),
+                        raise Error("%s of %s has not ended within %g s" % (self.what, self.group, seconds),
                                     errno.ETIMEDOUT) from None
                     self.expire()
                 except Error:
