@@ -111,7 +111,8 @@ static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
         prove(l, &g, proof);
         if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
             g.from < l->count && g.from != l->me && g.job == l->config.job)
-            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head
+            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head &&
+                          tly_segment_is_sound(fd, g.bytes)
                       ? 0
                       : -EOPNOTSUPP;
     }

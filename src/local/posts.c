@@ -149,11 +149,39 @@ static void make_ready(struct tly_local *l, struct tly_round *r)
     tly_list_append(n->next, &r->node);
 }
 
+static bool in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)
+{
+    uint64_t all = l->at[rank].bytes;
+    return !bytes || (at >= sizeof(struct tly_control) && at <= all && bytes <= all - at);
+}
+
+/* Can what a rank has posted be used?  One that runs wild must not take the others with it. */
+static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    const struct tly_local_op *op = r->op;
+    const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
+    bool sum = op->kind == TALLY_PUSH_PULL, tensor = sum || op->kind == TALLY_BROADCAST;
+    if (p->work >= TLY_WORKS || (tensor && (p->flags ^ own->flags) & TLY_POST_EAGER) ||
+        ((sum || (tensor && op->root == rank)) && p->bytes != op->bytes))
+        return false;
+    return (p->flags & TLY_POST_EAGER) ||
+           (((~p->flags & TLY_POST_POOL_IN) || in_segment(l, rank, p->input, p->bytes)) &&
+            ((~p->flags & TLY_POST_POOL_OUT) || in_segment(l, rank, p->output, op->bytes)));
+}
+
 /* All posts of the round are there, and the same. */
 static void begin(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
     uint32_t work = r->posts[0].work;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (!is_sound(l, r, i)) {
+            char sentence[100];
+            snprintf(sentence, sizeof sentence, "rank %u has posted an operation that cannot be",
+                     tly_local_number(l, i));
+            broken(l, EPROTO, sentence);
+            return;
+        }
     if (op->parts) {
         if (!tly_team_begin(l, r)) {
             broken(l, EPROTO, "the ranks of a machine have cut a tensor differently");
@@ -262,6 +290,10 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         struct tly_post p = *tly_post_at(n->control, at);
         uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
         struct tly_round *r = round_of(l, p.key, p.round);
+        if (r && (r->posts[rank].kind || !p.kind)) {
+            broken(l, EPROTO, "a rank has posted an operation twice");
+            return false;
+        }
         if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, &p, at, bytes)) {
             broken(l, ENOMEM, "out of memory");
             return false;
@@ -358,6 +390,7 @@ static bool has_room(struct tly_local *l, uint64_t bytes)
     if (l->tail + bytes - l->room <= TLY_RING)
         return true;
     atomic_store(&l->own->stuck, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in read_ring() */
     l->room = read_by_all(l);
     if (l->tail + bytes - l->room > TLY_RING) {
         for (uint32_t i = 0; i < l->count; i++) /* even those that wait for nothing */
@@ -418,7 +451,8 @@ static bool take_work(struct tly_local *l, struct tly_post *p)
     p->gen = ++l->gens[p->work];
     struct tly_work *w = &l->own->work[p->work];
     /* The post publishes them. */
-    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32, memory_order_relaxed);
+    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32,
+                          memory_order_release); /* who is late reads it as an end */
     atomic_store_explicit(&w->next, (uint64_t)p->gen << 32, memory_order_relaxed);
     return true;
 }

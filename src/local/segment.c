@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -71,7 +72,15 @@ static uint64_t round_up(uint64_t x, uint64_t to)
 
 int tly_segment_map(int fd, uint64_t bytes, uint8_t **base)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    /* With mlockall(MCL_FUTURE) all its pages would be there at once: as much as the machine has.  Not so of what nobody may
+     * read, and what is not locked may be read. */
+    void *p = mmap(NULL, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (p != MAP_FAILED && (munlock(p, bytes) != 0 || mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0)) {
+        int err = errno;
+        munmap(p, bytes);
+        errno = err;
+        p = MAP_FAILED;
+    }
     if (p == MAP_FAILED)
         return tly_fail(errno, "cannot map %llu MB of shared memory: %s", (unsigned long long)bytes >> 20,
                         strerror(errno));
@@ -79,6 +88,13 @@ int tly_segment_map(int fd, uint64_t bytes, uint8_t **base)
     madvise(p, bytes, MADV_DONTDUMP);
     *base = p;
     return 0;
+}
+
+bool tly_segment_is_sound(int fd, uint64_t bytes)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && (uint64_t)st.st_size >= bytes;
 }
 
 void tly_segment_unmap(uint8_t *base, uint64_t bytes)
@@ -139,7 +155,7 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
     s->head = round_up(head, HUGE_PAGE);
     s->generation = tly_fork_generation();
     s->references = 1;
-    s->fd = tly_fd_own(memfd_create("tally", MFD_CLOEXEC));
+    s->fd = tly_fd_own(memfd_create("tally", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (s->fd < 0) {
         err = tly_fail(errno, "cannot make shared memory: %s", strerror(errno));
         goto fail;
@@ -151,6 +167,11 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
         err = ftruncate(s->fd, (off_t)s->bytes) < 0
                   ? tly_fail(errno, "shared memory: %s", strerror(errno))
                   : tly_segment_map(s->fd, s->bytes, &s->base);
+    }
+    /* Its length is final: who maps it need not fear that it shrinks. */
+    if (!err && fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        err = tly_fail(errno, "cannot seal shared memory: %s", strerror(errno));
+        tly_segment_unmap(s->base, s->bytes);
     }
     /* Its pages are touched one by one: one that cannot be had then is a SIGBUS. */
     if (!err && populate(s->fd, s->base, s->base, s->head) != 0) {
@@ -219,6 +240,13 @@ uint64_t tly_segment_place(const struct tly_segment *s, const void *p, uint64_t 
 
 /* --- the pool ------------------------------------------------------------------------------------ */
 
+/* No page stays of it, and what it is read as is zero.  By the file, for locked pages cannot be given back by address. */
+static void wipe(const struct tly_segment *s, uint8_t *at, uint64_t bytes)
+{
+    if (fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at - s->base, (off_t)bytes) != 0)
+        memset(at, 0, bytes);
+}
+
 /* The first stretch of at least so many bytes, dirty or not, cut to them; lock held.  NULL: none. */
 static struct block *take(struct tly_segment *s, uint64_t bytes, bool dirty)
 {
@@ -260,7 +288,7 @@ static void clean(struct tly_segment *s)
         if (b->used)
             continue;
         if (b->dirty)
-            madvise(b->at, b->bytes, MADV_REMOVE);
+            wipe(s, b->at, b->bytes);
         b->dirty = false;
         struct block *before = tly_list_entry(n->prev, struct block, node);
         if (n->prev != &s->blocks && !before->used) {
@@ -274,7 +302,7 @@ static void give(struct block *b)
 {
     struct tly_segment *s = b->segment;
     if (!b->borrowed)
-        madvise(b->at, b->bytes, MADV_REMOVE);
+        wipe(s, b->at, b->bytes);
     pthread_mutex_lock(&lock);
     b->dirty = b->borrowed;
     b->used = b->borrowed = false;

@@ -6,6 +6,7 @@
 #ifndef TLY_SEGMENT_H
 #define TLY_SEGMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,8 @@ int tly_segment_fd(const struct tly_segment *s);
 
 /* Map another process's segment; the descriptor stays the caller's.  Children of a fork do not get it. */
 int tly_segment_map(int fd, uint64_t bytes, uint8_t **base);
+/* Has another process's memfd so many bytes, and will it keep them?  Else reading it may be a SIGBUS. */
+bool tly_segment_is_sound(int fd, uint64_t bytes);
 void tly_segment_unmap(uint8_t *base, uint64_t bytes);
 
 /* Where in the pool `p` lies, or 0: not in it. */

@@ -4,7 +4,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "local/segment.h"
 
@@ -71,9 +73,45 @@ static void test_pages_of_staging(void **state)
     tly_segment_unref(s);
 }
 
+/* What is locked is zero and gives its pages back all the same; and a segment is not there as a whole at once. */
+static void test_locked(void **state)
+{
+    struct tly_segment *s;
+    void *p;
+    if (mlockall(MCL_FUTURE) != 0)
+        skip();
+    assert_int_equal(tly_segment_create(HEAD, &s), 0);
+    assert_true(pages(s) < tly_segment_bytes(s) / 2);
+    assert_int_equal(munlockall(), 0);
+    size_t head = pages(s);
+    for (int round = 0; round < 2; round++) {
+        take(s, STAGED, &p);
+        assert_int_equal(mlock(p, STAGED), 0);
+        assert_int_equal(tly_pool_free(p), 0);
+        assert_true(pages(s) <= head);
+    }
+    tly_segment_unref(s);
+}
+
+/* Nobody can have others meet a SIGBUS. */
+static void test_sound(void **state)
+{
+    struct tly_segment *s;
+    assert_int_equal(tly_segment_create(HEAD, &s), 0);
+    int fd = tly_segment_fd(s), other = memfd_create("unsealed", MFD_CLOEXEC);
+    assert_true(tly_segment_is_sound(fd, tly_segment_bytes(s)));
+    assert_false(tly_segment_is_sound(fd, tly_segment_bytes(s) + 1));
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(ftruncate(other, 1 << 20), 0);
+    assert_false(tly_segment_is_sound(other, 1 << 20));
+    close(other);
+    tly_segment_unref(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_after_staging),
-                                       cmocka_unit_test(test_pages_of_staging)};
+                                       cmocka_unit_test(test_pages_of_staging), cmocka_unit_test(test_locked),
+                                       cmocka_unit_test(test_sound)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

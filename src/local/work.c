@@ -60,14 +60,22 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
 
 /* --- private memory ------------------------------------------------------------------------------ */
 
+/* Also of a process whose main thread has ended the kernel says ESRCH. */
+static bool has_died(const struct tly_local *l, uint32_t rank)
+{
+    struct pollfd gone = {.fd = l->at[rank].pidfd, .events = POLLIN};
+    return gone.fd < 0 || poll(&gone, 1, 0) != 0;
+}
+
 static bool unreachable(struct tly_local *l, uint32_t rank)
 {
-    char sentence[120];
+    char sentence[160];
     int err = errno;
     /* Else it has died, and the coordinator says so; or it has given up, and its memory may be gone. */
-    if (err != ESRCH && !atomic_load(&l->at[rank].control->failed)) {
+    if ((err != ESRCH || !has_died(l, rank)) && !atomic_load(&l->at[rank].control->failed)) {
         snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s",
-                 tly_local_number(l, l->me), tly_local_number(l, rank), strerror(err));
+                 tly_local_number(l, l->me), tly_local_number(l, rank),
+                 err == ESRCH ? "its main thread has ended" : strerror(err));
         l->calls->broken(l->user, EFAULT, sentence);
     }
     return false;

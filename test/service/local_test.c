@@ -6,9 +6,11 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "job.h"
+#include "local/control.h"
 
 #include <cmocka.h>
 
@@ -614,6 +616,133 @@ static void test_pool(void **state)
     }
 }
 
+/* --- a rank that runs wild ------------------------------------------------------------------------ */
+
+enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, WAYS };
+
+/* The segments that this process has mapped: its own one and the other rank's. */
+static void find_segments(struct tly_control **mine, struct tly_control **other)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[400];
+    CHECK(maps);
+    *mine = *other = NULL;
+    while (fgets(line, sizeof line, maps)) {
+        uintptr_t from = strtoull(line, NULL, 16);
+        if (!strstr(line, "memfd:tally") || !strstr(line, " 00000000 "))
+            continue;
+        struct tly_control *c;
+        memcpy(&c, &from, sizeof c);
+        uint64_t probe = 0;
+        struct iovec here = {&probe, sizeof probe}, there = {NULL, sizeof probe};
+        uintptr_t at = (uintptr_t)c->probe_at;
+        memcpy(&there.iov_base, &at, sizeof at);
+        ssize_t n = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+        *(n == sizeof probe && probe == c->probe ? mine : other) = c;
+    }
+    fclose(maps);
+    CHECK(*mine && *other);
+}
+
+static struct tly_post *first_post(struct tly_control *c)
+{
+    return (struct tly_post *)c->ring;
+}
+
+/* Rank 0 answers rank 1's first post by one that cannot be. */
+static int run_wild(int rank, void *arg)
+{
+    struct board *b = arg;
+    static float x[1 << 16];
+    tally_comm *c = join();
+    tally_op *op;
+    if (rank == 1) {
+        size_t count = b->run == NOT_HERE ? 100 : sizeof x / sizeof *x;
+        if (b->run == LONGER)
+            CHECK(tally_broadcast(c, "t", x, count, TALLY_FLOAT32, 0, NULL, &op) == 0);
+        else
+            CHECK(tally_push_pull(c, "t", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        atomic_store(&b->stage, 1);
+        int err = tally_op_wait(op, -1);
+        CHECK(err == -EPROTO);
+        CHECK_HOLDS(tally_op_error(op), "has posted an operation");
+        tally_op_free(op);
+        atomic_store(&b->stage, 2);
+        return 0;
+    }
+    struct tly_control *mine, *other;
+    find_segments(&mine, &other);
+    job_await(&b->stage, 1);
+    struct tly_post *out = first_post(mine), p;
+    for (int i = 0; !atomic_load(&first_post(other)->there) && i < 1000; i++)
+        job_sleep_ms(1);
+    memcpy(&p, first_post(other), sizeof p);
+    p.work = b->run == NO_ENTRY ? 0xffff : 7;
+    p.gen = 1;
+    p.flags = b->run == OUTSIDE  ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT
+              : b->run == LONGER ? TLY_POST_POOL_IN
+                                 : 0;
+    if (b->run == OUTSIDE)
+        p.input = p.output = 0x7000000000000;
+    if (b->run == LONGER)
+        p.input = sizeof *mine, p.bytes = 64 << 20;
+    atomic_store(&p.there, 0);
+    atomic_store(&out[1].there, 0);
+    memcpy(out, &p, sizeof p);
+    atomic_store(&out[0].there, 1);
+    atomic_fetch_add(&other->bell, 1);
+    job_await(&b->stage, 2);
+    _exit(0); /* it could not say goodbye */
+}
+
+static void test_a_rank_that_runs_wild(void **state)
+{
+    for (int way = 0; way < WAYS; way++) {
+        struct board *b = new_board();
+        b->run = way;
+        struct job j = {.ranks = 2, .machine = together, .main = run_wild, .arg = b};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+}
+
+static struct board *threads_board;
+
+static void *sum_once(void *arg)
+{
+    static float x[1 << 20];
+    tally_op *op;
+    CHECK(tally_push_pull(arg, "t", x, x, 1 << 20, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == -EFAULT);
+    CHECK_HOLDS(tally_op_error(op), "its main thread has ended");
+    atomic_fetch_add(&threads_board->stage, 1);
+    job_await(&threads_board->stage, 2);
+    _exit(0);
+}
+
+/* Of a process without its main thread the kernel shows no memory, though it lives. */
+static int main_thread_ends(int rank, void *arg)
+{
+    tally_comm *c = join();
+    pthread_t thread;
+    if (rank == 0) {
+        job_sleep_ms(300);
+        return sum_once(c) != NULL;
+    }
+    CHECK(pthread_create(&thread, NULL, sum_once, c) == 0);
+    pthread_exit(NULL);
+}
+
+static void test_main_thread_ends(void **state)
+{
+    threads_board = new_board();
+    struct job j = {.ranks = 2, .machine = together, .main = main_thread_ends};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -629,6 +758,8 @@ int main(void)
         cmocka_unit_test(test_submitted_while_one_is_killed),
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_a_rank_that_runs_wild),
+        cmocka_unit_test(test_main_thread_ends),
     };
     return cmocka_run_group_tests_name("local", tests, NULL, NULL);
 }
