@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "plan/plan.h"
 
@@ -51,6 +52,7 @@ struct plan {
 };
 
 /* A positive number and one of the letters, each worth `unit` times the last. */
+/* Sizes also as 100MB and 100MiB. */
 static double quantity(const char *text, double unit)
 {
     if (*text < '0' || *text > '9') /* strtod would take blanks, signs and words */
@@ -61,8 +63,17 @@ static double quantity(const char *text, double unit)
     if (at) {
         x *= pow(unit, (double)(at - letters) + 1);
         end++;
+        if (unit == 1024)
+            end += strcasecmp(end, "iB") == 0 ? 2 : strcasecmp(end, "B") == 0;
     }
     return *end || !(x > 0) || !(x <= 1e18) ? -1 : x;
+}
+
+/* Of a card, in bit/s, as TALLY_BANDWIDTH has it; -1: none. */
+static double card_rate(const char *text)
+{
+    double x = strncasecmp(text, "0x", 2) == 0 ? -1 : quantity(text, 1000);
+    return x >= 1e3 && x <= 1e15 ? x : -1;
 }
 
 /* --- machines -------------------------------------------------------------------------------------- */
@@ -75,10 +86,10 @@ static const char *take_word(struct row *r, int number, const char *word)
         return r->worker || strcmp(word, "cpu") == 0 ? NULL : "is neither worker nor cpu";
     }
     if (number == 1)
-        return (r->rate = quantity(word, 1000)) < 0 ? "is no rate in bit/s above 0, such as 25G" : NULL;
+        return (r->rate = card_rate(word)) < 0 ? "is no rate in bit/s from 1k on, such as 25G" : NULL;
     if (strncmp(word, "sum=", 4) == 0)
-        return (r->sum_rate = quantity(word + 4, 1000)) < 0
-                   ? "has no rate in bit/s above 0, such as 25G"
+        return (r->sum_rate = card_rate(word + 4)) < 0
+                   ? "has no rate in bit/s from 1k on, such as 25G"
                    : NULL;
     if (strncmp(word, "card=", 5) == 0) {
         if (!word[5] || strlen(word + 5) >= sizeof r->card)
@@ -353,8 +364,8 @@ int tly_cli_plan(int argc, char **argv)
             p.bytes = (uint64_t)x;
             break;
         case 'B':
-            if ((rate = quantity(optarg, 1000)) < 0)
-                return tly_cli_misuse("plan", "-B %s is no rate in bit/s above 0, such as 25G", optarg);
+            if ((rate = card_rate(optarg)) < 0)
+                return tly_cli_misuse("plan", "-B %s is no rate in bit/s from 1k on, such as 25G", optarg);
             break;
         case 'f':
             file = optarg;

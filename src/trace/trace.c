@@ -62,7 +62,8 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
     size_t len = strlen(prefix);
     if (len > 5 && strcmp(prefix + len - 5, ".json") == 0)
         len -= 5;
-    int n = snprintf(t->path, sizeof t->path, "%.*s.%08x.%s-%u.json", (int)len, prefix,
+    const char *name = len && prefix[len - 1] == '/' ? "tally" : ""; /* a folder */
+    int n = snprintf(t->path, sizeof t->path, "%.*s%s.%08x.%s-%u.json", (int)len, prefix, name,
                      (unsigned)(who->start >> 32), who->service ? "service" : "rank", who->index);
     /* Now, not when the job has ended: the mistake can still be mended. */
     FILE *out = n < (int)sizeof t->path ? fopen(t->path, "we") : NULL;

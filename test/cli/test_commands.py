@@ -170,6 +170,20 @@ def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
     assert "nothing crosses it" in tally("plan", "-f", listed("worker 1G x3 card=a\n")).stdout
 
 
+def test_plan_writes_sizes_as_settings_do():
+    sizes = {plan("-n", 4, "-M", size)["bytes"] for size in ("100M", "100MB", "100mib", 100 << 20)}
+    assert sizes == {100 << 20}
+
+
+def test_plan_knows_where_its_own_limit_is():
+    """More machines than Tally handles might bring something; that is not said of them."""
+    full = plan("-n", 600, "-k", 424)
+    assert full["one_more_helps"] is None and full["more_that_help"] == 0
+    text = tally("plan", "-n", 600, "-k", 424).stdout
+    assert "no more than these 1024 machines" in text and "brings nothing" not in text
+    assert plan("-n", 600, "-k", 423)["one_more_helps"]
+
+
 @pytest.mark.parametrize(
     "arguments, piece",
     [
@@ -180,6 +194,9 @@ def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
         (["-n", "8", "-B", "0"], "-B 0"),
         (["-n", "8", "-B", "fast"], "-B fast"),
         (["-n", "8", "-B", "inf"], "-B inf"),
+        (["-n", "8", "-B", "1e-300"], "-B 1e-300"),
+        (["-n", "8", "-B", "0x10"], "-B 0x10"),
+        (["-n", "8", "-B", "999"], "from 1k on"),
         (["-n", "8", "-M", "-5"], "-M -5"),
         (["-n", "8", "-M", "1X"], "-M 1X"),
         (["-n", "8", "more"], "unexpected argument more"),

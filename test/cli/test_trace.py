@@ -158,6 +158,11 @@ def test_a_small_ring_keeps_the_end(tmp_path):
     assert all(int(line.split()[-1]) > 0 for line in merged.stdout.splitlines()[1:])
 
 
+def test_a_folder(tmp_path):
+    tally("run", "-n", RANKS, "--", PROGRAM, env={"TALLY_TRACE": f"{tmp_path}/"})
+    assert len(list(tmp_path.glob("tally.*.rank-*.json"))) == RANKS
+
+
 def test_a_job_goes_on_without_its_file(tmp_path):
     done, none = run(tmp_path / "missing")
     assert none == []
