@@ -105,7 +105,7 @@ static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
     ssize_t n = recvmsg(from, &m, MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
-    int fd = n < 0 ? -1 : only_descriptor(&m);
+    int fd = n < 0 ? -1 : tly_fd_own(only_descriptor(&m));
     int err = -EPERM;
     if (n == sizeof g && is_ours(from, &who)) {
         prove(l, &g, proof);
@@ -126,8 +126,7 @@ static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
         at->pid = who.pid;
         at->pidfd = tly_fd_own((int)syscall(SYS_pidfd_open, who.pid, 0));
     }
-    if (fd >= 0)
-        close(fd);
+    tly_fd_close(fd);
     return err;
 }
 
@@ -170,7 +169,7 @@ static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
         err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, SLICE_MS); /* not there yet */
     }
     while (!err && heard < l->count - 1 - l->me) {
-        int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+        int fd = tly_fd_own(accept4(door, NULL, NULL, SOCK_CLOEXEC));
         if (fd >= 0) {
             struct timeval patience = {.tv_sec = 1};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -180,7 +179,7 @@ static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
                 heard++;
                 send_greeting(l, fd, from);
             }
-            close(fd);
+            tly_fd_close(fd);
         }
         err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
     }

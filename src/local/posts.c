@@ -478,7 +478,10 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     p.flags = small ? TLY_POST_EAGER : 0;
     bool placed = small || op->mark || place(l, op, &p);
     if (op->parts && !placed) {
-        broken(l, ENOMEM, "no room to show a tensor to the machine's other ranks");
+        char sentence[300];
+        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
+                 tly_error());
+        broken(l, ENOMEM, sentence);
         return false;
     }
     bool works = op->parts || (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));

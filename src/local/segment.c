@@ -337,11 +337,17 @@ static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, vo
         b->borrowed = borrowed;
     pthread_mutex_unlock(&lock);
     if (!b)
-        return -ENOMEM;
-    if (!b->dirty && (!has_room(s, bytes) || populate(s->fd, s->base, b->at, bytes) != 0)) {
+        return tly_fail(ENOMEM, "%llu MB are more than what is left of %llu MB of shared memory",
+                        (unsigned long long)bytes >> 20, (unsigned long long)s->bytes >> 20);
+    int err = 0;
+    if (!b->dirty && !has_room(s, bytes))
+        err = -ENOMEM; /* it says why */
+    else if (!b->dirty && populate(s->fd, s->base, b->at, bytes) != 0)
+        err = too_much(bytes);
+    if (err) {
         b->borrowed = false;
         give(b);
-        return -ENOMEM;
+        return err;
     }
     *out = b->at;
     return 0;

@@ -41,6 +41,7 @@ struct voice {
     struct tly_outbox outbox;
 };
 
+static bool admitted;
 static int silent; /* ranks to which all has been said */
 static int said;   /* in this turn of the loop, which has others to serve */
 
@@ -84,7 +85,8 @@ static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
     const struct rogue *r = v->rogue;
     if (tly_outbox_next(&v->outbox, out, NULL))
         return true;
-    if (!r->says || !atomic_load(&r->speaks) || (r->most && v->said == r->most) || said == AT_ONCE)
+    if (!r->says || !admitted || !atomic_load(&r->speaks) || (r->most && v->said == r->most) ||
+        said == AT_ONCE)
         return false;
     said++;
     deaf = r->deaf;
@@ -149,6 +151,7 @@ static int serve(struct rogue *rogue, int port)
     tly_loop_unlock(&loop);
     tly_address_set_port(&at, tly_listener_port(listener));
     CHECK(tly_member_announce(&member, &at, 4711, 1 << 30) == 0 && tly_member_begin(&member) == 0);
+    admitted = true; /* before that it would be deaf to its own admission */
     for (; !member.left && member.state == TLY_MEMBER_RUNNING && silent < 2; said = 0)
         tly_loop_turn(&loop, 1);
     for (int64_t until = tly_now() + LINGER_MS * TLY_MS; silent == 2 && tly_now() < until;)
