@@ -283,10 +283,11 @@ class Group(dist.ProcessGroup):
         must have begun none in between: on other ranks those may come first."""
         after = just_ended()
         with self._lock:
-            between = after is not None and after.group is self and after.latest != self._begun
+            follows = after is not None and after.group is self
+            between = follows and after.latest != self._begun
             self._begun += 1
             work.latest = self._begun
-            if after is not None:
+            if follows:
                 after.latest = self._begun
         if between:
             work.give_up(Error(
