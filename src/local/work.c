@@ -16,6 +16,7 @@
 #include "tally/tally.h"
 
 enum {
+    DYING_MS = 1000, /* from the end of a process's memory to its own: far more */
     LEAST_PART = 8 << 10,
     HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
     MOST_PART = 256 << 10,
@@ -60,11 +61,11 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
 
 /* --- private memory ------------------------------------------------------------------------------ */
 
-/* Also of a process whose main thread has ended the kernel says ESRCH. */
+/* Also of a process whose main thread has ended the kernel says ESRCH; and of one that dies a moment before it says so. */
 static bool has_died(const struct tly_local *l, uint32_t rank)
 {
     struct pollfd gone = {.fd = l->at[rank].pidfd, .events = POLLIN};
-    return gone.fd < 0 || poll(&gone, 1, 0) != 0;
+    return gone.fd < 0 || poll(&gone, 1, DYING_MS) != 0;
 }
 
 static bool unreachable(struct tly_local *l, uint32_t rank)
