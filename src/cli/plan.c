@@ -51,8 +51,7 @@ struct plan {
     uint64_t share[TLY_MAX_SERVICES];
 };
 
-/* A positive number and one of the letters, each worth `unit` times the last. */
-/* Sizes also as 100MB and 100MiB. */
+/* A positive number and one of the letters, each worth `unit` times the last; sizes (1024) also as 100MB and 100MiB. */
 static double quantity(const char *text, double unit)
 {
     if (*text < '0' || *text > '9') /* strtod would take blanks, signs and words */

@@ -291,7 +291,10 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
         struct tly_round *r = round_of(l, p.key, p.round);
         if (r && (r->posts[rank].kind || !p.kind)) {
-            broken(l, EPROTO, "a rank has posted an operation twice");
+            char sentence[100];
+            snprintf(sentence, sizeof sentence, "rank %u has posted an operation twice, or none",
+                     tly_local_number(l, rank));
+            broken(l, EPROTO, sentence);
             return false;
         }
         if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, &p, at, bytes)) {

@@ -181,7 +181,7 @@ class GroupWork(Work):
     def expire(self):
         """The group's time-out has ended the call, and with it the group: its ranks are out of step."""
         self.group.fail(Error("%s of %s has not ended within %g s, the group's time-out: a rank is late, or has not "
-                               "called it" % (self.what, self.group, self._limit), errno.ETIMEDOUT), self)
+                              "called it" % (self.what, self.group, self._limit), errno.ETIMEDOUT), self)
 
     # --- called by torch
 
