@@ -86,11 +86,14 @@ static const char *take_word(struct row *r, int number, const char *word)
     }
     if (number == 1)
         return (r->rate = card_rate(word)) < 0 ? "is no rate in bit/s from 1k on, such as 25G" : NULL;
-    if (strncmp(word, "sum=", 4) == 0)
+    bool sum = strncmp(word, "sum=", 4) == 0, card = strncmp(word, "card=", 5) == 0;
+    if ((sum && r->sum_rate > 0) || (card && r->card[0]) || (*word == 'x' && r->count))
+        return "says again what this line has said";
+    if (sum)
         return (r->sum_rate = card_rate(word + 4)) < 0
                    ? "has no rate in bit/s from 1k on, such as 25G"
                    : NULL;
-    if (strncmp(word, "card=", 5) == 0) {
+    if (card) {
         if (!word[5] || strlen(word + 5) >= sizeof r->card)
             return "has no name of 1 to 31 letters";
         memcpy(r->card, word + 5, strlen(word + 5) + 1);
@@ -105,7 +108,7 @@ static const char *take_word(struct row *r, int number, const char *word)
 
 static int read_line(struct plan *p, char *line, const char *path, int number)
 {
-    struct row r = {.count = 1};
+    struct row r = {0};
     int words = 0;
     line[strcspn(line, "#\r\n")] = '\0';
     char *save = NULL;
@@ -118,6 +121,7 @@ static int read_line(struct plan *p, char *line, const char *path, int number)
         return 0;
     if (words == 1)
         return tly_cli_misuse("plan", "%s, line %d: a rate in bit/s is missing", path, number);
+    r.count += !r.count;
     *(r.worker ? &p->n : &p->k) += r.count;
     if (p->n + p->k > TLY_MAX_SERVICES)
         return tly_cli_misuse("plan", "%s, line %d: at most %d machines in all", path, number,
@@ -256,12 +260,9 @@ static void print_text(const struct plan *p, const struct times *t)
         for (int i = 0; i < p->rows; i++)
             if (p->row[i].worker == worker)
                 print_row(p, &p->row[i]);
-    if (p->n == 1) {
-        printf("\none worker machine: nothing crosses the network\n");
-        return;
-    }
     if (t->here == 0) {
-        printf("\nall worker machines behind one card: nothing crosses it\n");
+        printf(p->n == 1 ? "\none worker machine: nothing crosses the network\n"
+                         : "\nall worker machines behind one card: nothing crosses it\n");
         return;
     }
     printf("\n%-22s %14.6f s", "Tally", t->here);

@@ -588,6 +588,8 @@ int tly_cli_status(int argc, char **argv)
     }
     if (argc - optind > 1)
         return tly_cli_misuse("status", "unexpected argument %s", argv[optind + 1]);
+    if (optind < argc && !*argv[optind])
+        return tly_cli_misuse("status", "HOST is empty");
     char setting[320], why[TLY_SENTENCE];
     const char *settings[2] = {NULL}, *master = getenv("MASTER_ADDR");
     if (optind < argc) {

@@ -218,6 +218,9 @@ def test_plan_refuses(arguments, piece):
         ("worker 10G sum=lots\n", 'line 1: "sum=lots" has no rate'),
         ("worker 10G card=\n", 'line 1: "card=" has no name'),
         ("worker 10G 20G\n", 'line 1: "20G" is none of'),
+        ("worker 10G x2 x3\n", 'line 1: "x3" says again'),
+        ("worker 10G card=a card=b\n", 'line 1: "card=b" says again'),
+        ("worker 10G sum=5G sum=6G\n", 'line 1: "sum=6G" says again'),
         ("worker 10G x1000\ncpu 10G x25\n", "line 2: at most 1024 machines"),
         ("cpu 10G\n", "names no worker machine"),
         ("", "names no worker machine"),
@@ -226,6 +229,17 @@ def test_plan_refuses(arguments, piece):
 def test_plan_names_the_line(listed, text, piece):
     done = tally("plan", "--machines", listed(text))
     assert done.returncode == 2 and piece in done.stderr and done.stdout == ""
+
+
+def test_plan_of_one_worker_machine(listed):
+    assert "nothing crosses the network" in tally("plan", "-f", listed("worker 10G\ncpu 10G\n")).stdout
+    slow = tally("plan", "-f", listed("worker 10G sum=5G\ncpu 10G\n")).stdout  # the other adds too
+    assert "nothing crosses" not in slow and "Tally " in slow
+
+
+def test_status_without_its_host():
+    done = tally("status", "")
+    assert done.returncode == 2 and "HOST is empty" in done.stderr
 
 
 def test_plan_without_its_file():

@@ -671,6 +671,8 @@ def find_tallyd():
 def command_run(arguments):
     if not arguments.command:
         raise LabError("run what?  COMMAND stands behind --")
+    if arguments.ranks < 1:
+        raise LabError(f"--ranks {arguments.ranks}: at least one on each worker machine")
     lab, workers, services = lab_of(arguments)
     with lab:
         job = lab.job(

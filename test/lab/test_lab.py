@@ -230,6 +230,10 @@ def test_what_cannot_be_built_says_why():
         Lab(["a"], queue_bytes="many").up()
     with pytest.raises(cluster.LabError, match="no host x"):
         Lab(["a"]).start("x", ["true"])
+    none = subprocess.run(
+        [sys.executable, cluster.__file__, "run", "--ranks", "0", "--", "true"], capture_output=True, text=True, check=False
+    )
+    assert none.returncode == 2 and "--ranks 0: at least one" in none.stderr
 
 
 def test_without_root_it_says_so():
