@@ -67,8 +67,8 @@ double tly_plan_cost(int count, const struct tly_plan_machine *machine, const ui
 /* What crosses the card of machine i each way, for one unit of gradients. */
 double tly_plan_traffic(int count, const struct tly_plan_machine *machine, const uint32_t *weight, int i);
 
-/* A ring through all ranks, card by card: 2(R-1)/R over the slowest card that has ranks; 0 if that is the only
- * one, NAN if a bandwidth is not known. */
+/* A ring through all ranks, card by card: 2(R-1)/R over the slowest card that has ranks, 0 if that is the only one; or,
+ * where that takes longer, r / sum_rate: each rank adds the R inputs of its R-th.  NAN if a bandwidth is not known. */
 double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
 
 /* Who stands out: the one whose value is at least twice every other's; negative ones are not known.  -1 if there is

@@ -368,10 +368,12 @@ double tly_plan_cost(int count, const struct tly_plan_machine *m, const uint32_t
 
 double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *m)
 {
-    double all = all_ranks(count, m), slowest = INFINITY;
+    double all = all_ranks(count, m), slowest = INFINITY, sums = 0;
     int cards = 0;
     for (int i = 0; i < count; i++) {
         bool ranks = false;
+        if (m[i].sum_rate > 0)
+            sums = fmax(sums, m[i].ranks / m[i].sum_rate);
         for (int j = i; j < count && m[i].card == (uint32_t)i; j++)
             ranks |= same_card(m, i, j) && m[j].ranks > 0;
         if (!ranks)
@@ -382,7 +384,7 @@ double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *m)
         slowest = fmin(slowest, b);
         cards++;
     }
-    return cards < 2 ? 0 : 2 * (all - 1) / all / slowest;
+    return fmax(sums, cards < 2 ? 0 : 2 * (all - 1) / all / slowest);
 }
 
 int tly_plan_standout(int count, const double *value)

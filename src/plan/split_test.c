@@ -263,6 +263,9 @@ static void slow_sums_are_spared(void **state)
         m[i].sum_rate = 1;
     tly_plan_split(TLY_SPLIT_OPTIMAL, count, m, w);
     near(tly_plan_cost(count, m, w, NULL), 8 / 16.0, 1e-5);
+    near(tly_plan_cost_all_reduce(count, m), 1, 1e-12); /* as in equal shares over the ranks' machines */
+    tly_plan_split(TLY_SPLIT_ALL_REDUCE, count, m, w);
+    near(tly_plan_cost(count, m, w, NULL), 1, 1e-12);
 }
 
 static void unknown_is_as_slow_as_the_slowest(void **state)
