@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import lab as cluster
 import pytest
@@ -92,3 +93,30 @@ def test_who_is_slower_than_it_said_is_named(slow, name, tmp_path):
     assert re.search(f"predicted [0-9.]+, held up by {name}", said), said
     for rank in done.ranks[1:]:
         assert "is slower than it said" not in rank.output, "said once"
+
+
+STEPS = """
+import array, os, time
+import tally
+tally.init()
+x = array.array("f", [0.0]) * 300000
+for step in range(45):
+    time.sleep(0.2 if os.environ["RANK"] == "2" else 0.05)
+    tally.push_pull(x, name="gradient")
+tally.shutdown()
+"""
+
+
+def test_who_computes_longer_is_named_at_the_end():
+    """What was reached counts the time in which the others wait for a rank's gradients: that is no machine's network."""
+    hosts = ["w0", "w1", "w2"]
+    with Lab(hosts, rate="100mbit") as lab:
+        done = lab.job(
+            [sys.executable, "-c", STEPS],
+            hosts,
+            timeout_s=2 * PATIENCE_S,
+            env={"TALLY_BANDWIDTH": "100M", "PYTHONPATH": str(BUILD / "python")},
+        )
+    assert done.ok, str(done)
+    said = done.ranks[0].output
+    assert re.search("predicted [0-9.]+, held up by rank 2: it computes longer", said), said
