@@ -288,16 +288,16 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         return false;
     do {
         struct tly_post p = *tly_post_at(n->control, at);
-        uint32_t bytes = p.flags & TLY_POST_EAGER ? (uint32_t)p.bytes : 0;
+        uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
         struct tly_round *r = round_of(l, p.key, p.round);
-        if (r && (r->posts[rank].kind || !p.kind)) {
+        if (r && (r->posts[rank].kind || !p.kind || bytes > TLY_EAGER)) {
             char sentence[100];
-            snprintf(sentence, sizeof sentence, "rank %u has posted an operation twice, or none",
-                     tly_local_number(l, rank));
+            snprintf(sentence, sizeof sentence, "rank %u has posted an operation %s",
+                     tly_local_number(l, rank), bytes > TLY_EAGER ? "that cannot be" : "twice, or none");
             broken(l, EPROTO, sentence);
             return false;
         }
-        if (!r || bytes > TLY_EAGER || !keep_payload(l, r, rank, &p, at, bytes)) {
+        if (!r || !keep_payload(l, r, rank, &p, at, (uint32_t)bytes)) {
             broken(l, ENOMEM, "out of memory");
             return false;
         }

@@ -618,7 +618,7 @@ static void test_pool(void **state)
 
 /* --- a rank that runs wild ------------------------------------------------------------------------ */
 
-enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, WAYS };
+enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WAYS };
 
 /* The segments that this process has mapped: its own one and the other rank's. */
 static void find_segments(struct tly_control **mine, struct tly_control **other)
@@ -660,6 +660,8 @@ static int run_wild(int rank, void *arg)
         size_t count = b->run == NOT_HERE ? 100 : sizeof x / sizeof *x;
         if (b->run == LONGER)
             CHECK(tally_broadcast(c, "t", x, count, TALLY_FLOAT32, 0, NULL, &op) == 0);
+        else if (b->run == GATHERED)
+            CHECK(tally_allgather(c, "t", x, 2, TALLY_FLOAT32, NULL, &op) == 0);
         else
             CHECK(tally_push_pull(c, "t", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
         atomic_store(&b->stage, 1);
@@ -686,6 +688,8 @@ static int run_wild(int rank, void *arg)
         p.input = p.output = 0x7000000000000;
     if (b->run == LONGER)
         p.input = sizeof *mine, p.bytes = 64 << 20;
+    if (b->run == GATHERED)
+        p.flags = TLY_POST_EAGER, p.bytes = (1ull << 32) + 8;
     atomic_store(&p.there, 0);
     atomic_store(&out[1].there, 0);
     memcpy(out, &p, sizeof p);
