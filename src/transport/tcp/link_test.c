@@ -191,7 +191,7 @@ static void *serve(void *arg)
 
 /* --- the two ends -------------------------------------------------------------------------------- */
 
-enum { MOST = 80, UNTOUCHED = 0xee };
+enum { MOST = 80, UNTOUCHED = 0xee, PATIENCE_S = 60 };
 enum where { PLACE, BLOCKS, NOWHERE, CONTROL, STAYS };
 
 /* A frame that goes from the connector to the acceptor. */
@@ -475,8 +475,10 @@ static void check_blocks(void)
 
 static void turn_until(const int *what, int value)
 {
-    for (int i = 0; *what < value; i++) {
-        if (i > 60000)
+    int64_t patience =
+        tly_now() + PATIENCE_S * TLY_SEC; /* a byte may be a turn of its own: they say nothing */
+    while (*what < value) {
+        if (tly_now() > patience)
             fail_msg("no progress: %d of %d", *what, value);
         tly_loop_turn(&x.loop, 2);
         check_blocks();
