@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 
@@ -511,6 +512,60 @@ def test_calls_that_follow_others(store, cap):
         assert cap == 0.02 and "one bucket" in told + other_told
     else:
         assert parameters == other_parameters
+
+
+def follow(path):
+    """Calls that are begun when others have ended, in the same order on all ranks."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from tally.torch import group as module, work
+    rank = tally.rank()
+    with group("tally", path):
+        dist.all_reduce(torch.ones(2))
+        # After a message, which is no collective.
+        y, z = torch.ones(3), torch.zeros(1)
+        if rank == 0:
+            time.sleep(0.3)
+            dist.send(torch.ones(1), 1)
+            dist.all_reduce(y)
+        else:
+            dist.irecv(z, 0).get_future().then(lambda _: dist.all_reduce(y)).wait()
+        assert y.tolist() == [2] * 3
+        # Where the others had been begun before somebody asked to be called.
+        first = dist.all_reduce(torch.ones(2), async_op=True)
+        dist.all_reduce(torch.ones(3), async_op=True)
+        y = torch.ones(4)
+        if rank == 0:
+            time.sleep(0.3)
+        first.get_future().then(lambda _: dist.all_reduce(y)).wait()
+        assert y.tolist() == [2] * 4
+        # While another thread would begin one.
+        look = module.Group._look_at
+
+        def look_for_long(self, call, *tensors):
+            if rank == 0 and work.just_ended() is not None:
+                begun.set()
+                time.sleep(0.5)  # another thread has the GIL
+            look(self, call, *tensors)
+        begun = threading.Event()
+        module.Group._look_at = look_for_long
+        b, c = torch.full((5,), 1.0), torch.full((5,), 10.0)
+        if rank == 1:
+            time.sleep(0.2)
+        followed = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda _: dist.all_reduce(b))
+        followed.wait() if rank == 1 else begun.wait()
+        dist.all_reduce(c)
+        followed.wait()
+        return b.tolist() + c.tolist()
+
+
+def test_calls_that_follow_others_in_order(store):
+    job = jobs.Ranks(2, 1)
+    try:
+        assert job(follow, store, timeout=60) == [[2] * 5 + [20] * 5] * 2
+    finally:
+        job.close()
 
 
 def shards(path):

@@ -181,8 +181,8 @@ class Group(dist.ProcessGroup):
         self._failure = None
         self._others = None  # type of device -> another backend that has it, or its group once there is one
         self._works = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._begun = 0  # calls that meet in their order
+        self._turn = threading.RLock()  # of who is submitting a call
+        self.begun = 0  # calls that meet in their order
 
     def __str__(self):
         return "process group %s" % (self._description if self._description.strip("undefined") else self._name)
@@ -278,22 +278,29 @@ class Group(dist.ProcessGroup):
         """Tell the ranks that wait for this one's next operation why there will be none."""
         self._ranks.refuse(reason)
 
-    def number(self, work):
-        """Count a call.  Calls of the group's ranks meet in their order, and a rank that begins one when another has ended
-        must have begun none in between: on other ranks those may come first."""
+    def enter(self, work):
+        """Count a call, and keep other threads' calls back until leave(): calls of the group's ranks meet in the order in
+        which their operations are submitted.
+
+        A rank that begins one when another has ended must have begun none in between: on other ranks those may come
+        first."""
         after = just_ended()
-        with self._lock:
-            follows = after is not None and after.group is self
-            between = follows and after.latest != self._begun
-            self._begun += 1
-            work.latest = self._begun
-            if follows:
-                after.latest = self._begun
+        self._turn.acquire()
+        follows = after is not None and after.group is self
+        between = follows and after.latest != self.begun
+        self.begun += 1
+        work.latest = self.begun
+        if follows:
+            after.latest = self.begun
         if between:
+            self.leave()
             work.give_up(Error(
                 "%s of %s was begun when an earlier call had ended (in the then() of its future), and others had been "
                 "begun in between: on other ranks they may come first. A hook that begins calls so needs one bucket "
-                "(bucket_cap_mb)" % (work.what, self), errno.EDEADLK))
+                "(bucket_cap_mb), and no find_unused_parameters" % (work.what, self), errno.EDEADLK))
+
+    def leave(self):
+        self._turn.release()
 
     def _call(self, what, count, outputs, options):
         _stay_untraced()
@@ -344,7 +351,7 @@ class Group(dist.ProcessGroup):
         if tensor.is_sparse:
             self._reduce_sparse(work, tensor, operator, root in (None, self.rank()))
             return
-        if tensor.is_conj():  # its memory holds the conjugate
+        if tensor.dtype.is_complex and tensor.is_conj():  # its memory holds the conjugate (asking lets go of the GIL)
             plain = tensor.detach().resolve_conj()
             self._reduce(work, plain, operator, root)
             if root in (None, self.rank()):

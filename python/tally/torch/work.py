@@ -52,14 +52,17 @@ class GroupWork(Work):
         self._begun = self._future = None
         self._place = self._device = self._event = None  # where the tensors are, and when the results are there
         self.sender = lambda: -1  # after the end of a recv: from which rank
-        self.latest = 0  # the group's number of this call, or of the last one that its future's callbacks have begun
+        self._counted = count > 0
+        # The group's number of this call, or of the last one that was begun before its future was asked for, or that the
+        # future's callbacks have begun.
+        self.latest = group.begun
 
     # --- filled in by Group
 
     def __enter__(self):
         self.group.check()
-        if self._missing:
-            self.group.number(self)
+        if self._counted:
+            self.group.enter(self)
         return self
 
     def give_up(self, error):
@@ -94,12 +97,17 @@ class GroupWork(Work):
         self._touches.append(touch)
 
     def __exit__(self, kind, error, trace):
+        try:
+            if error is not None and not isinstance(error, Error):
+                # The other ranks' operations must fail, and later calls still meet.
+                for _ in range(self._missing):
+                    self.group.refuse("%s: %s" % (self.what, error))
+        finally:
+            if self._counted:
+                self.group.leave()
         if isinstance(error, Error):
             raise self._explained(error) from None
         if error is not None:
-            # The other ranks' operations must fail, and later calls still meet.
-            for _ in range(self._missing):
-                self.group.refuse("%s: %s" % (self.what, error))
             if type(error) in (NotImplementedError, ValueError):
                 raise type(error)("%s: %s" % (self.what, error)) from None
         if error is None and self._then is not None:
@@ -237,6 +245,7 @@ class GroupWork(Work):
 
     def get_future(self):
         """A future of the outputs."""
+        self.latest = self.group.begun
         if self._then is None:  # begun by who waits at once: nobody else will see the end
             try:
                 self.wait()
