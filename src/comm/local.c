@@ -49,6 +49,7 @@ static void divert(void *user, struct tly_local_op *local)
     tally_comm *c = user;
     if (op_of(local)->team)
         return; /* its home has heard of the same, and says what is wrong */
+    op_of(local)->submitted = tly_now();
     pthread_mutex_lock(&c->inbox_lock);
     tly_list_append(&c->inbox, &op_of(local)->node);
     pthread_mutex_unlock(&c->inbox_lock);

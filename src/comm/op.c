@@ -24,8 +24,9 @@ enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 
 void tly_op_unref(struct tally_op *op)
 {
-    /* acq_rel: who frees sees all that the others have written. */
-    if (atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
+    /* acq_rel: who frees sees all that the others have written.  The only one left need not subtract. */
+    if (atomic_load_explicit(&op->references, memory_order_acquire) != 1 &&
+        atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
         return;
     free(op->sentence);
     free(op->reason);
@@ -374,14 +375,14 @@ static void take_shape(struct tally_op *op, const struct request *r, const struc
 
 static struct tally_op *make_op(tally_comm *c, const struct request *r, const struct tally_options *o)
 {
-    struct tally_op *op = calloc(1, sizeof *op);
+    struct tally_op *op = malloc(sizeof *op);
     if (!op)
         return NULL;
-    op->references = 2;
+    memset(op, 0, sizeof *op); /* calloc() passes by the thread's cache of what was freed, in many a libc */
+    atomic_init(&op->references, 2);
     op->generation = c->generation;
     op->comm = c;
     op->group = r->group;
-    op->submitted = tly_now();
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->kind = r->kind;
@@ -563,6 +564,7 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
     uint64_t bytes = op->bytes;
     bool local = op->engine && !op->team;
     if (!err && !local) { /* before anybody can ask how far the name has come */
+        op->submitted = tly_now();
         pthread_mutex_lock(&c->inbox_lock);
         tly_list_append(&c->inbox, &op->node);
         pthread_mutex_unlock(&c->inbox_lock);

@@ -337,25 +337,25 @@ static void rest(struct tly_local *l, unsigned spins)
 }
 
 /* Who waits for its operations one by one comes back in a moment.  Until then the others would wake our thread for
- * each post of theirs, and that costs more than the operation. */
+ * each post of theirs, and that costs more than the operation.  The lock stays held: of a call of half a microsecond each
+ * time that it is taken counts. */
 static void linger(struct tly_local *l, const struct errand *e, bool eager)
 {
-    int64_t until = tly_now() + LINGER_NS;
-    bool looked;
-    atomic_fetch_add(&l->spinning, 1);
-    set_wanted(l);
-    for (int spins = 1; atomic_load(&l->in_flight); spins++) {
-        rest(l, 0);
-        if (!eager || news(l))
-            drive(l, e, &looked);
-        if (spins % LOOKS == 0 && tly_now() >= until)
+    int64_t until = 0;
+    for (int spins = 1; atomic_load(&l->in_flight) && !atomic_load(&l->claims); spins++) {
+        if ((eager && !news(l)) || !advance(l, e))
+            rest(l, 0);
+        if (spins % LOOKS)
+            continue;
+        int64_t now = tly_now();
+        until = until ? until : now + LINGER_NS;
+        if (now >= until)
             break;
     }
-    atomic_fetch_sub(&l->spinning, 1);
 }
 
 /* Past the inbox, where nobody else is at work.  True: it is taken. */
-static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const struct errand *e)
+static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const struct errand *e, bool prompt)
 {
     if (pthread_mutex_trylock(&l->lock) != 0)
         return false;
@@ -363,6 +363,8 @@ static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const 
     if (taken) {
         tly_list_append(&l->backlog, &op->node);
         advance(l, e);
+        if (prompt)
+            linger(l, e, op->bytes <= TLY_EAGER);
     }
     pthread_mutex_unlock(&l->lock);
     return taken;
@@ -370,11 +372,11 @@ static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const 
 
 void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
 {
-    bool eager = op->bytes <= TLY_EAGER, looked;
+    bool looked;
     op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct errand light = {.light = prompt ? PROMPT : LIGHT};
-    if (submit_directly(l, op, &light)) {
+    if (submit_directly(l, op, &light, prompt)) {
         if (atomic_load(&l->pending)) /* of who found the lock taken */
             drive(l, &light, &looked);
     } else {
@@ -391,11 +393,8 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         }
         drive(l, &light, &looked);
     }
-    if (prompt && atomic_load(&l->in_flight))
-        linger(l, &light, eager);
-    if (!atomic_load(&l->in_flight))
-        return;
-    atomic_store_explicit(&l->prompt, false, memory_order_relaxed);
+    if (atomic_load(&l->in_flight))
+        atomic_store_explicit(&l->prompt, false, memory_order_relaxed);
     set_wanted(l);
     hand_on(l);
 }
