@@ -378,26 +378,28 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     struct tally_op *op = malloc(sizeof *op);
     if (!op)
         return NULL;
-    memset(op, 0, sizeof *op); /* calloc() passes by the thread's cache of what was freed, in many a libc */
-    atomic_init(&op->references, 2);
-    op->generation = c->generation;
-    op->comm = c;
-    op->group = r->group;
+    /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc. */
+    *op = (struct tally_op){
+        .references = 2,
+        .generation = c->generation,
+        .comm = c,
+        .group = r->group,
+        .kind = r->kind,
+        .dtype = (uint8_t)r->dtype,
+        .reduction = r->reduction,
+        .root = has_root(r->kind) ? r->group->ranks[r->root] : 0,
+        .count = r->count,
+        .bytes = r->count * tly_reduce_element_size((int)r->dtype),
+        .digest = r->digest,
+        .from = r->from,
+        .to = r->to,
+        .input = r->input,
+        .output = r->output,
+        .prescale = o && o->prescale != 0 ? o->prescale : 1,
+        .postscale = o && o->postscale != 0 ? o->postscale : 1,
+    };
     tly_list_init(&op->node);
     tly_list_init(&op->event);
-    op->kind = r->kind;
-    op->dtype = (uint8_t)r->dtype;
-    op->reduction = r->reduction;
-    op->root = has_root(r->kind) ? r->group->ranks[r->root] : 0;
-    op->count = r->count;
-    op->bytes = r->count * tly_reduce_element_size(op->dtype);
-    op->digest = r->digest;
-    op->from = r->from;
-    op->to = r->to;
-    op->input = r->input;
-    op->output = r->output;
-    op->prescale = o && o->prescale != 0 ? o->prescale : 1;
-    op->postscale = o && o->postscale != 0 ? o->postscale : 1;
     op->priority = o && !tly_kind_is_message(r->kind)
                        ? o->priority
                        : 0; /* a probe comes behind what was asked for before */

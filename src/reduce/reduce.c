@@ -20,13 +20,16 @@
 typedef unsigned int float_mode;
 static float_mode mode_default(void)
 {
+    enum { MODE = 0x1f80, RAISED = 0x3f }; /* to nearest, no FTZ, no DAZ, all traps masked; flags */
     float_mode saved = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* to nearest, no FTZ, no DAZ, all traps masked */
+    if ((saved & ~RAISED) != MODE) /* to set it takes as long as a few sums */
+        _mm_setcsr(MODE);
     return saved;
 }
 static void mode_restore(float_mode saved)
 {
-    _mm_setcsr(saved);
+    if (_mm_getcsr() != saved)
+        _mm_setcsr(saved);
 }
 #elif defined __aarch64__
 typedef uint64_t float_mode;
