@@ -37,7 +37,8 @@ struct tly_post {
     uint64_t bytes;    /* of the input */
     int64_t first_dim; /* of a team: how many parts there are */
     uint32_t round, gen;
-    uint16_t work; /* of the lowest rank, in a team of each: the entry and its generation */
+    uint16_t
+        work; /* of the lowest rank, in a team and of a reduction of each: the entry and its generation */
     uint8_t kind, flags;
     _Atomic uint32_t
         there; /* last, release; pairs with acquire in the readers.  Cleared before the one before */
@@ -45,10 +46,12 @@ struct tly_post {
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
 /* Who does which part of a large operation.  Generation in the upper half, a number below.  In a team each rank has one
- * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them. */
+ * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them.  What
+ * goes through windows: stage.c. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
-    _Atomic uint64_t done; /* parts (or ranks) that are done; release, pairs with acquire in finished() */
+    _Atomic uint64_t done;   /* parts (or ranks) that are done; release, pairs with acquire in finished() */
+    _Atomic uint64_t window; /* its place in the segment */
 };
 
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
@@ -90,6 +93,9 @@ struct tly_round {
     struct tly_local_op *op; /* ours; NULL: not submitted yet, or ended */
     uint32_t arrived;
     bool posted, over, counted;
+    bool windowed;                   /* it goes through windows: */
+    uint32_t staged, summed, copied; /* how far this rank is; the last: with its own result */
+    uint64_t order;                  /* where the lowest rank's post was in its ring */
     uint32_t parts, part_bytes, gen;
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */
@@ -142,6 +148,9 @@ struct tly_local {
     uint8_t left[TLY_LOCAL_RANKS]; /* as they have said, once all that they had posted was read */
     bool lost;                     /* somebody has left */
     uint8_t *scratch;              /* owned: a block for each rank */
+    void *window;                  /* owned: the first that is used */
+    bool window_is_free;
+    uint32_t windows; /* in use */
 };
 
 /* local.c: say which processors this rank may use; before the others look at it. */
@@ -171,8 +180,28 @@ bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, 
 bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len);
 /* Where this process sees a rank's input or output; NULL: in that rank's private memory. */
 uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool);
+struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_local_op *op);
 /* Somebody's calls have ended before this was done: what was read of its memory may be something else by now. */
 bool tly_work_is_given_up(const struct tly_local *l);
+
+/* stage.c */
+/* Is some rank's tensor in private memory?  All posts are there. */
+bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r);
+/* Bytes of a window, at most. */
+uint64_t tly_stage_window(void);
+/* This rank's tensor, in private memory, is about to be posted; r->posts has the post, r->op the operation. */
+void tly_stage_prepare(struct tly_local *l, struct tly_round *r);
+/* All posts are there. */
+void tly_stage_begin(struct tly_local *l, struct tly_round *r);
+/* Do a block; `first`: no other round that goes through windows comes before it.  True: something was done. */
+bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first);
+/* Is there any? */
+bool tly_stage_can(const struct tly_local *l, const struct tly_round *r, bool first);
+/* Is what is still to be done this rank's own affair? */
+bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r);
+void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op);
+/* This rank's window and tensor are lent no more, and nobody is at them.  False: the job fails meanwhile. */
+bool tly_stage_give_up(struct tly_local *l, const struct tly_round *r);
 
 /* team.c */
 /* All posts of a team's round are there.  False: they do not fit together. */
@@ -221,6 +250,8 @@ static inline bool tly_post_is_there(struct tly_neighbour *n, uint64_t at)
 
 static inline bool tly_work_finished(const struct tly_round *r)
 {
+    if (r->windowed)
+        return r->copied == r->parts;
     uint64_t v = atomic_load_explicit(&r->work->done, memory_order_acquire);
     return (uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->parts;
 }

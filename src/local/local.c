@@ -141,10 +141,13 @@ static bool has_step(struct tly_local *l)
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
             return true;
+    bool first = true;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        if (tly_work_finished(r) || r->op->parts || tly_work_left(r))
+        if (tly_work_finished(r) || r->op->parts ||
+            (r->windowed ? tly_stage_can(l, r, first) : tly_work_left(r)))
             return true;
+        first &= !r->windowed;
     }
     return false;
 }
@@ -153,6 +156,7 @@ static bool has_step(struct tly_local *l)
 static bool step(struct tly_local *l, const struct errand *e)
 {
     uint64_t before = 0; /* bytes that wait to be sent, of what is as urgent */
+    bool first = true;   /* of those that go through windows */
     for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
@@ -162,8 +166,12 @@ static bool step(struct tly_local *l, const struct errand *e)
         }
         before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
         if ((e->light && moved_bytes(l, r) > e->light) ||
-            !(r->op->parts ? tly_team_do(l, r, before) : tly_work_do(l, r)))
+            !(r->op->parts  ? tly_team_do(l, r, before)
+              : r->windowed ? tly_stage_do(l, r, first)
+                            : tly_work_do(l, r))) {
+            first &= !r->windowed;
             continue;
+        }
         if (tly_work_finished(r))
             tly_posts_finish(l, r);
         return true;
@@ -591,6 +599,8 @@ void tly_local_unref(struct tly_local *l)
         free(r->data);
         free(r);
     }
+    if (l->window)
+        tly_pool_free(l->window);
     tly_segment_unref(l->segment);
     pthread_mutex_destroy(&l->lock);
     pthread_mutex_destroy(&l->inbox_lock);

@@ -258,7 +258,8 @@ int tly_local_meet(struct tly_local *l)
                                               .bytes = tly_segment_bytes(l->segment),
                                               .pidfd = -1};
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
-        able = l->scratch != NULL;
+        able = l->scratch != NULL && tly_pool_borrow(l->segment, tly_stage_window(), &l->window) == 0;
+        l->window_is_free = able;
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)
         err = -EOPNOTSUPP;

@@ -94,14 +94,15 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
     tly_list_remove(&r->node);
     tly_list_init(&r->node);
     tly_list_remove(&op->node);
-    if (!op->parts) {
+    if (r->windowed) {
+        tly_stage_close_window(l, op);
+    } else if (!op->parts) {
         if (op->borrowed) /* to look for it takes a lock that the whole process has */
             tly_pool_free(op->borrowed);
         op->borrowed = NULL;
     }
-    /* One in which others may still count is not used again. */
-    if (op->parts ||
-        (l->me == 0 && r->posts[0].gen && (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
+    /* One in which others may still count, or look for what has not come to a good end, is not used again. */
+    if (op->parts || (r->posts[l->me].gen && (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
     if (is_complete(l, r))
@@ -133,18 +134,19 @@ static void broken(struct tly_local *l, int err, const char *sentence)
 
 void tly_posts_finish(struct tly_local *l, struct tly_round *r)
 {
-    const struct tly_post *own = &r->posts[l->me];
-    struct tly_local_op *op = r->op;
-    if (op->borrowed && op->kind == TALLY_PUSH_PULL && (own->flags & TLY_POST_POOL_OUT) && l->own &&
-        (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
-        memcpy(op->output, op->borrowed, op->bytes);
     tly_posts_end(l, tly_posts_let_go(l, r), 0, NULL);
+}
+
+/* By what is the same on all ranks, so that one is the first on all of them. */
+static bool is_before(const struct tly_round *a, const struct tly_round *b)
+{
+    return a->op->priority != b->op->priority ? a->op->priority > b->op->priority : a->order < b->order;
 }
 
 static void make_ready(struct tly_local *l, struct tly_round *r)
 {
     struct tly_list *n = l->ready.prev;
-    while (n != &l->ready && tly_list_entry(n, struct tly_round, node)->op->priority < r->op->priority)
+    while (n != &l->ready && is_before(r, tly_list_entry(n, struct tly_round, node)))
         n = n->prev;
     tly_list_append(n->next, &r->node);
 }
@@ -212,7 +214,9 @@ static void begin(struct tly_local *l, struct tly_round *r)
         }
     }
     r->parts = l->count;
-    if (op->kind == TALLY_PUSH_PULL)
+    if (op->kind == TALLY_PUSH_PULL && tly_stage_suits(l, r))
+        tly_stage_begin(l, r);
+    else if (op->kind == TALLY_PUSH_PULL)
         tly_work_cut(l, r);
     make_ready(l, r);
 }
@@ -301,6 +305,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
             broken(l, ENOMEM, "out of memory");
             return false;
         }
+        r->order = rank == 0 ? at : r->order;
         at += sizeof p + bytes_behind(bytes);
         atomic_store_explicit(&n->read, at, memory_order_relaxed);
         r->posts[rank] = p;
@@ -325,6 +330,8 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
     if (l->left[rank] < 2)
         return false;
     /* It has given up what has not ended; a payload that came in the post is here all the same. */
+    if (r->windowed)
+        return !tly_stage_is_summed(l, r);
     if (r->work)
         return !tly_work_finished(r);
     return r->op->kind == TALLY_ALLGATHER || !(r->posts[rank].flags & TLY_POST_EAGER);
@@ -430,6 +437,10 @@ static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post 
     uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
     p->input = in ? in : address(op->input);
     p->output = out ? out : address(op->output);
+    if (writes && !op->parts) { /* as a whole in the pool, or through a window */
+        p->flags |= in && out ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT : 0;
+        return true;
+    }
     bool stage_in = sends(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
     if (stage_in || stage_out) {
         if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
@@ -487,7 +498,8 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         broken(l, ENOMEM, sentence);
         return false;
     }
-    bool works = op->parts || (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
+    bool works = op->parts || (!small && op->kind == TALLY_PUSH_PULL) ||
+                 (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
     if (op->mark || !placed || (works && !take_work(l, &p)))
         p.flags |= TLY_POST_SERVICE;
     if (op->parts) {
@@ -498,14 +510,18 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         into_ring(l, l->tail + sizeof p, op->input, payload);
     else if (payload)
         memcpy(p.tiny, op->input, payload);
-    struct tly_post *here = tly_post_at(l->own, l->tail);
-    memcpy(here, &p, offsetof(struct tly_post, there));
-    atomic_store_explicit(&here->there, 1, memory_order_release);
-    l->tail += need;
-    tly_local_tell(l);
     r->op = op;
     op->meeting = r;
     r->posts[l->me] = p;
+    if (!small && op->kind == TALLY_PUSH_PULL && !op->parts &&
+        !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
+        tly_stage_prepare(l, r);
+    struct tly_post *here = tly_post_at(l->own, l->tail);
+    memcpy(here, &p, offsetof(struct tly_post, there));
+    atomic_store_explicit(&here->there, 1, memory_order_release);
+    r->order = l->me == 0 ? l->tail : r->order;
+    l->tail += need;
+    tly_local_tell(l);
     r->posted = true;
     r->arrived++;
     tly_list_append(&l->ops, &op->node);

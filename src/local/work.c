@@ -1,9 +1,8 @@
 /* work.c - moving and reducing the data of a round whose posts are all there.
  *
- * A large reduction is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes the
- * sum to all ranks, so a rank that computes delays nobody: the others do its share.  Pool memory is read and written
- * where it lies; private memory through process_vm_readv and process_vm_writev, a block at a time that stays in the
- * cache.  Broadcasts and gathers are read by each receiver for itself. */
+ * A large reduction in the pool is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes
+ * the sum to all ranks, so a rank that computes delays nobody: the others do its share.  (One of private memory: stage.c.)
+ * Broadcasts and gathers are read by each receiver for itself: private memory by process_vm_readv. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -36,7 +35,7 @@ void tly_work_cut(const struct tly_local *l, struct tly_round *r)
     r->parts = (uint32_t)((bytes + part - 1) / part);
 }
 
-static struct tly_reduction how(const struct tly_local *l, const struct tly_local_op *op)
+struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_local_op *op)
 {
     return (struct tly_reduction){.dtype = op->dtype,
                                   .op = op->reduction,
@@ -55,7 +54,7 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
         in[i] = i == l->me ? op->input : r->data + (size_t)i * r->room;
-    struct tly_reduction h = how(l, op);
+    struct tly_reduction h = tly_work_how(l, op);
     tly_reduce(&h, (int)l->count, in, op->output, op->count);
 }
 
@@ -125,33 +124,16 @@ uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bo
     return rank == l->me ? (uint8_t *)(uintptr_t)at : NULL;
 }
 
-static bool reduce_block(struct tly_local *l, struct tly_round *r, const struct tly_reduction *h,
+static void reduce_block(struct tly_local *l, struct tly_round *r, const struct tly_reduction *h,
                          uint64_t from, size_t len)
 {
     const void *in[TLY_LOCAL_RANKS];
-    uint8_t *sum = NULL;
-    for (uint32_t i = 0; i < l->count; i++) {
-        const struct tly_post *p = &r->posts[i];
-        uint8_t *at = tly_work_seen(l, i, p->input + from, p->flags & TLY_POST_POOL_IN);
-        if (!at) {
-            at = l->scratch + (size_t)i * TLY_BLOCK;
-            if (!tly_work_read(l, i, p->input + from, at, len))
-                return false;
-        }
-        in[i] = at;
-        if (!sum)
-            sum = tly_work_seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
-    }
+    for (uint32_t i = 0; i < l->count; i++)
+        in[i] = l->at[i].base + r->posts[i].input + from;
+    uint8_t *sum = l->at[0].base + r->posts[0].output + from;
     tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
-    for (uint32_t i = 0; i < l->count; i++) {
-        const struct tly_post *p = &r->posts[i];
-        uint8_t *to = tly_work_seen(l, i, p->output + from, p->flags & TLY_POST_POOL_OUT);
-        if (to && to != sum)
-            memcpy(to, sum, len);
-        else if (!to && !tly_work_write(l, i, p->output + from, sum, len))
-            return false;
-    }
-    return true;
+    for (uint32_t i = 1; i < l->count; i++)
+        memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
 }
 
 bool tly_work_is_given_up(const struct tly_local *l)
@@ -200,15 +182,12 @@ static bool take_part(struct tly_round *r, uint32_t *part)
 
 static bool reduce_range(struct tly_local *l, struct tly_round *r, uint64_t from, uint64_t to)
 {
-    bool pooled = true;
-    for (uint32_t i = 0; i < l->count; i++)
-        pooled &= i == l->me || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
-    size_t block = pooled ? BLOCK : TLY_BLOCK;
-    struct tly_reduction h = how(l, r->op);
-    for (; from < to; from += block)
-        if (atomic_load_explicit(&l->failed, memory_order_relaxed) ||
-            !reduce_block(l, r, &h, from, to - from < block ? to - from : block))
-            return false; /* the communicator fails, or a rank has given the round up */
+    struct tly_reduction h = tly_work_how(l, r->op);
+    for (; from < to; from += BLOCK) {
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed))
+            return false; /* the communicator fails */
+        reduce_block(l, r, &h, from, to - from < BLOCK ? to - from : BLOCK);
+    }
     return true;
 }
 
@@ -251,6 +230,8 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
 
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
 {
+    if (r->windowed)
+        return tly_stage_give_up(l, r);
     if (r->op->kind != TALLY_PUSH_PULL)
         return true; /* the others only read, and what they have read counts for nothing */
     uint64_t v = atomic_load(&r->work->next);

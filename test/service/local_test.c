@@ -618,7 +618,7 @@ static void test_pool(void **state)
 
 /* --- a rank that runs wild ------------------------------------------------------------------------ */
 
-enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WAYS };
+enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WINDOW, WAYS };
 
 /* The segments that this process has mapped: its own one and the other rank's. */
 static void find_segments(struct tly_control **mine, struct tly_control **other)
@@ -667,7 +667,7 @@ static int run_wild(int rank, void *arg)
         atomic_store(&b->stage, 1);
         int err = tally_op_wait(op, -1);
         CHECK(err == -EPROTO);
-        CHECK_HOLDS(tally_op_error(op), "has posted an operation");
+        CHECK_HOLDS(tally_op_error(op), b->run == WINDOW ? "has a window that" : "has posted an operation");
         tally_op_free(op);
         atomic_store(&b->stage, 2);
         return 0;
@@ -690,6 +690,10 @@ static int run_wild(int rank, void *arg)
         p.input = sizeof *mine, p.bytes = 64 << 20;
     if (b->run == GATHERED)
         p.flags = TLY_POST_EAGER, p.bytes = (1ull << 32) + 8;
+    if (b->run == WINDOW) {
+        atomic_store(&mine->work[p.work].window, 0x7000000000000);
+        atomic_store(&mine->work[p.work].next, 1ull << 32 | 1000);
+    }
     atomic_store(&p.there, 0);
     atomic_store(&out[1].there, 0);
     memcpy(out, &p, sizeof p);
@@ -713,11 +717,14 @@ static void test_a_rank_that_runs_wild(void **state)
 
 static struct board *threads_board;
 
-static void *sum_once(void *arg)
+static void *sum_and_receive(void *arg)
 {
     static float x[1 << 20];
     tally_op *op;
     CHECK(tally_push_pull(arg, "t", x, x, 1 << 20, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == 0); /* through windows, which need not the kernel */
+    tally_op_free(op);
+    CHECK(tally_broadcast(arg, "t", x, 1 << 20, TALLY_FLOAT32, 1, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EFAULT);
     CHECK_HOLDS(tally_op_error(op), "its main thread has ended");
     atomic_fetch_add(&threads_board->stage, 1);
@@ -732,9 +739,9 @@ static int main_thread_ends(int rank, void *arg)
     pthread_t thread;
     if (rank == 0) {
         job_sleep_ms(300);
-        return sum_once(c) != NULL;
+        return sum_and_receive(c) != NULL;
     }
-    CHECK(pthread_create(&thread, NULL, sum_once, c) == 0);
+    CHECK(pthread_create(&thread, NULL, sum_and_receive, c) == 0);
     pthread_exit(NULL);
 }
 

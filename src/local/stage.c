@@ -1,0 +1,296 @@
+/* stage.c - a reduction of tensors that are not all in the pool.
+ *
+ * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
+ * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
+ * goes: it puts blocks of its input in, each block's rank sums it (block b is rank b mod n's) and writes the sum into all
+ * windows, and the owner takes it out.  What lies in the pool is read and written where it lies.
+ *
+ * A rank's work entry says how far it is, in blocks: `next` those that can be read of its input, `done` those of its own
+ * that are summed.  Only the rank itself writes them.  A slot of the window is free again once its owner has taken out
+ * what lay there, and nobody else has to be asked. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "local/control.h"
+#include "reduce/reduce.h"
+#include "tally/tally.h"
+
+enum {
+    BLOCK = 128 << 10,  /* at most */
+    WINDOW = 512 << 10, /* at most: with what it comes from and goes to it stays in the second cache */
+    EARLY = 256 << 10,  /* so long ones are put in before the others have come */
+    SUMMED = 16 << 10,  /* at once: the sum is copied to the other ranks while the first cache has it */
+    MOST_WINDOWS = 4,   /* of operations under way at once: more would push each other out of the cache */
+};
+
+static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return &l->at[rank].control->work[r->posts[rank].work];
+}
+
+static bool is_pooled(const struct tly_post *p)
+{
+    return (~p->flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
+}
+
+bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r)
+{
+    bool pooled = true;
+    for (uint32_t i = 0; i < l->count; i++)
+        pooled &= is_pooled(&r->posts[i]);
+    return !pooled;
+}
+
+uint64_t tly_stage_window(void)
+{
+    return WINDOW;
+}
+
+/* In blocks. */
+static uint32_t slots(const struct tly_round *r)
+{
+    uint32_t most = WINDOW / r->part_bytes;
+    return r->parts < most ? r->parts : most;
+}
+
+static uint64_t length_of(const struct tly_round *r, uint32_t block)
+{
+    uint64_t from = (uint64_t)block * r->part_bytes, left = r->op->bytes - from;
+    return left < r->part_bytes ? left : r->part_bytes;
+}
+
+/* How far a rank is; one that uses its entry for something else has ended the round, and it ended well. */
+static uint32_t count_in(uint64_t value, uint32_t gen)
+{
+    return (uint32_t)(value >> 32) != gen ? UINT32_MAX : (uint32_t)value == UINT32_MAX ? 0 : (uint32_t)value;
+}
+
+/* acquire: the blocks are there; seq_cst: pairs with tly_stage_give_up(). */
+static uint32_t staged_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return count_in(atomic_load(&work_of(l, r, rank)->next), r->posts[rank].gen);
+}
+
+static uint32_t summed_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return count_in(atomic_load_explicit(&work_of(l, r, rank)->done, memory_order_acquire),
+                    r->posts[rank].gen);
+}
+
+static void cut(const struct tly_local *l, struct tly_round *r)
+{
+    uint64_t part = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    r->windowed = true;
+    r->part_bytes = part < TLY_PAGE ? TLY_PAGE : part > BLOCK ? BLOCK : (uint32_t)part;
+    r->parts = (uint32_t)((r->op->bytes + r->part_bytes - 1) / r->part_bytes);
+}
+
+/* --- steps --------------------------------------------------------------------------------------- */
+
+/* The next block that this rank sums; no less than r->parts: there is none. */
+static uint64_t next_sum(const struct tly_local *l, const struct tly_round *r)
+{
+    return (uint64_t)r->summed * l->count + l->me;
+}
+
+static bool can_sum(const struct tly_local *l, const struct tly_round *r)
+{
+    uint64_t block = next_sum(l, r);
+    if (block >= r->parts)
+        return false;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (i != l->me && staged_by(l, r, i) <= block)
+            return false;
+    return true;
+}
+
+static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
+{
+    return r->staged < r->parts && r->staged < r->copied + slots(r) &&
+           (r->op->borrowed || first || l->windows < MOST_WINDOWS);
+}
+
+static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
+{
+    if (r->copied == r->parts)
+        return false;
+    uint32_t owner = r->copied % l->count;
+    return (owner == l->me ? r->summed : summed_by(l, r, owner)) > r->copied / l->count;
+}
+
+bool tly_stage_can(const struct tly_local *l, const struct tly_round *r, bool first)
+{
+    return can_sum(l, r) || can_put_in(l, r, first) || can_take_out(l, r);
+}
+
+bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint32_t share = r->parts > i ? (r->parts - i - 1) / l->count + 1 : 0;
+        if ((i == l->me ? r->summed : summed_by(l, r, i)) < share)
+            return false;
+    }
+    return true;
+}
+
+/* Where in this process a block of a rank's input or output can be read and written, or its sum put; NULL: it says what
+ * cannot be. */
+static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block,
+                     uint64_t at, uint64_t length)
+{
+    uint64_t window = atomic_load_explicit(&work_of(l, r, rank)->window, memory_order_relaxed);
+    uint64_t place = window + (uint64_t)(block % slots(r)) * r->part_bytes + at, all = l->at[rank].bytes;
+    if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
+        return l->at[rank].base + place;
+    char sentence[100];
+    snprintf(sentence, sizeof sentence, "rank %u has a window that cannot be", tly_local_number(l, rank));
+    l->calls->broken(l->user, EPROTO, sentence);
+    return NULL;
+}
+
+static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t block)
+{
+    const struct tly_local_op *op = r->op;
+    struct tly_reduction how = tly_work_how(l, op);
+    uint64_t from = (uint64_t)block * r->part_bytes, len = length_of(r, block);
+    const uint8_t *in[TLY_LOCAL_RANKS];
+    uint8_t *out[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct tly_post *p = &r->posts[i];
+        if (i == l->me) {
+            in[i] = (const uint8_t *)op->input + from;
+            out[i] = (uint8_t *)op->output + from;
+        } else if (is_pooled(p)) {
+            in[i] = l->at[i].base + p->input + from;
+            out[i] = l->at[i].base + p->output + from;
+        } else if (!(in[i] = out[i] = seen(l, r, i, block, 0, len))) {
+            return false;
+        }
+    }
+    for (uint64_t at = 0; at < len; at += SUMMED) {
+        size_t n = len - at < SUMMED ? len - at : SUMMED;
+        const void *rows[TLY_LOCAL_RANKS];
+        for (uint32_t i = 0; i < l->count; i++)
+            rows[i] = in[i] + at;
+        tly_reduce(&how, (int)l->count, rows, out[l->me] + at, n / tly_reduce_element_size(op->dtype));
+        for (uint32_t i = 0; i < l->count; i++)
+            if (i != l->me)
+                memcpy(out[i] + at, out[l->me] + at, n);
+    }
+    return true;
+}
+
+static bool sum(struct tly_local *l, struct tly_round *r)
+{
+    if (!can_sum(l, r))
+        return false;
+    /* Who gives the round up takes back what it has put in, or sets `failed`, then looks at `working`. */
+    atomic_store(&l->own->working, r->posts[0].work + 1u);
+    bool ok = !tly_work_is_given_up(l) && can_sum(l, r) && sum_block(l, r, (uint32_t)next_sum(l, r));
+    atomic_store_explicit(&l->own->working, 0, memory_order_release);
+    if (!ok || tly_work_is_given_up(l))
+        return false;
+    atomic_store_explicit(&r->work->done, (uint64_t)r->gen << 32 | ++r->summed, memory_order_release);
+    tly_local_tell(l);
+    return true;
+}
+
+/* A rank that began other operations first may wait for this one with all its windows taken: the first of all, in an order
+ * that all ranks have, gets one in any case. */
+static bool open_window(struct tly_local *l, struct tly_round *r, bool first)
+{
+    if (r->op->borrowed)
+        return true;
+    if (l->window_is_free) {
+        l->window_is_free = false;
+        r->op->borrowed = l->window;
+    } else if (tly_pool_borrow(l->segment, (uint64_t)slots(r) * r->part_bytes, &r->op->borrowed) != 0) {
+        char sentence[300];
+        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
+                 tly_error());
+        r->op->borrowed = NULL;
+        if (first)
+            l->calls->broken(l->user, ENOMEM, sentence);
+        return false;
+    }
+    l->windows++;
+    uint64_t place = (uint64_t)((uint8_t *)r->op->borrowed - tly_segment_base(l->segment));
+    /* `next` publishes it. */
+    atomic_store_explicit(&work_of(l, r, l->me)->window, place, memory_order_relaxed);
+    return true;
+}
+
+void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op)
+{
+    if (!op->borrowed)
+        return;
+    l->windows--;
+    if (op->borrowed == l->window)
+        l->window_is_free = true;
+    else
+        tly_pool_free(op->borrowed);
+    op->borrowed = NULL;
+}
+
+static bool put_in(struct tly_local *l, struct tly_round *r, bool first)
+{
+    if (!can_put_in(l, r, first) || !open_window(l, r, first))
+        return false;
+    uint32_t block = r->staged++;
+    if (block % l->count != l->me)
+        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
+               (const uint8_t *)r->op->input + (uint64_t)block * r->part_bytes, length_of(r, block));
+    atomic_store_explicit(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | r->staged,
+                          memory_order_release);
+    return true;
+}
+
+static bool take_out(struct tly_local *l, struct tly_round *r)
+{
+    if (!can_take_out(l, r))
+        return false;
+    uint32_t block = r->copied;
+    if (block % l->count != l->me && !is_pooled(&r->posts[l->me]))
+        memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
+               (const uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
+               length_of(r, block));
+    r->copied++;
+    return true;
+}
+
+void tly_stage_prepare(struct tly_local *l, struct tly_round *r)
+{
+    cut(l, r);
+    while (r->op->bytes <= EARLY && put_in(l, r, false))
+        ;
+}
+
+void tly_stage_begin(struct tly_local *l, struct tly_round *r)
+{
+    cut(l, r);
+    r->work = work_of(l, r, l->me);
+    r->gen = r->posts[l->me].gen;
+    if (!is_pooled(&r->posts[l->me]))
+        return;
+    r->staged = r->parts;
+    atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
+    tly_local_tell(l);
+}
+
+bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first)
+{
+    if (sum(l, r))
+        return true;
+    bool more = put_in(l, r, first);
+    if (more)
+        tly_local_tell(l);
+    return more || take_out(l, r);
+}
+
+bool tly_stage_give_up(struct tly_local *l, const struct tly_round *r)
+{
+    atomic_store(&r->work->next, (uint64_t)r->gen << 32 | UINT32_MAX);
+    return tly_work_await_others(l, r->posts[0].work + 1u);
+}
