@@ -408,7 +408,7 @@ static int adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t 
     int err = c->ranks ? take_newest(c, roster, committed) : -ENOMEM;
     if (err)
         return err;
-    c->size = size;
+    tly_coordinator_await(c, size);
     c->identity.incarnation = incarnation;
     c->resuming = true;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {

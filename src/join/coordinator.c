@@ -119,6 +119,12 @@ static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
     }
 }
 
+void tly_coordinator_await(struct tly_coordinator *c, uint32_t size)
+{
+    c->size = size;
+    c->waiting_since = c->asked_missing = c->loop.awake;
+}
+
 void tly_coordinator_advance(struct tly_coordinator *c)
 {
     bool all_ranks = c->state == GATHERING && all_here(c);
@@ -252,7 +258,7 @@ static void on_member_info(struct member *m)
                 tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
                 return;
             }
-            c->size = m->info.size;
+            tly_coordinator_await(c, m->info.size);
         }
         c->ranks[m->info.rank] = m;
         c->ranks_here++;
@@ -657,7 +663,7 @@ static void tick(struct tly_hook *h)
         tly_start_go_on_measuring(c);
         tly_coordinator_advance(c);
     }
-    if (c->resuming && c->state == GATHERING && now - c->born >= c->dead_ns) {
+    if (c->resuming && c->state == GATHERING && now - c->waiting_since >= c->dead_ns) {
         missing_text(c, missing, sizeof missing);
         tly_coordinator_fail(
             c, ETIMEDOUT, "rank %s has not come back to the coordinator within %.0f s (TALLY_DEAD_TIMEOUT)",
@@ -679,7 +685,7 @@ static void tick(struct tly_hook *h)
     }
     if (c->state == GATHERING && !c->complete_at && c->size && !c->resuming) {
         missing_text(c, missing, sizeof missing);
-        if (now - c->born >= c->join_ns) {
+        if (now - c->waiting_since >= c->join_ns) {
             tly_coordinator_fail(c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT)",
                                  missing, (double)c->join_ns / TLY_SEC);
         } else if (tell) {
@@ -737,7 +743,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
                  : strcmp(params->measure, "all") == 0 ? MEASURE_ALL
                                                        : MEASURE_UNKNOWN;
     c->hook.tick = tick;
-    c->born = c->asked_missing = c->loop.awake;
+    c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
     struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
     err = tly_tcp_listen(&c->loop, &listen, &c->listener);

@@ -99,8 +99,8 @@ struct tly_coordinator {
     int64_t resumed_at; /* awake clock; tallyd that do not come back soon are gone; 0: none is missed */
     struct tly_map begun_seen; /* hash of key and round -> anything */
     uint32_t ranks_here, tallyds_here;
-    int64_t born, complete_at, proving_at, asked_missing; /* awake clock */
-    char verdict[TLY_SENTENCE];                           /* FAILED: why */
+    int64_t born, waiting_since, complete_at, proving_at, asked_missing; /* awake clock */
+    char verdict[TLY_SENTENCE];                                          /* FAILED: why */
     int verdict_err;
     int64_t over_at; /* awake clock: when all were told that the job has failed or ended; 0: not yet */
     char complaint[TLY_SENTENCE];
@@ -120,6 +120,8 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     __attribute__((format(printf, 3, 4)));
 /* Something has happened: whatever is due now. */
 void tly_coordinator_advance(struct tly_coordinator *c);
+/* Its first rank is there: the others' time begins, however long a coordinator apart has stood idle. */
+void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */
 void tly_coordinator_name(const struct member *m, char *out, size_t len);
 

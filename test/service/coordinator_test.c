@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "job.h"
@@ -236,7 +237,7 @@ static uint32_t state_of(const struct member *teller, uint32_t member)
     return TLY_SERVICE_GONE;
 }
 
-static int set_up(void **state)
+static int set_up_with(const char *setting)
 {
     char why[256];
     struct sockaddr_storage at;
@@ -244,12 +245,16 @@ static int set_up(void **state)
     memset(&x, 0, sizeof x);
     snprintf(x.place.job, sizeof x.place.job, "j");
     tly_hello_secret(NULL, x.place.secret);
-    assert_int_equal(
-        tly_params_load(&x.params, (const char *const[]){"TALLY_SERVERS=1", NULL}, why, sizeof why), 0);
+    assert_int_equal(tly_params_load(&x.params, (const char *const[]){setting, NULL}, why, sizeof why), 0);
     assert_int_equal(tly_loop_init(&x.loop), 0);
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
     assert_int_equal(tly_coordinator_create(&x.place, &x.params, &at, true, &x.coordinator), 0);
     return 0;
+}
+
+static int set_up(void **state)
+{
+    return set_up_with("TALLY_SERVERS=1");
 }
 
 /* Two ranks and a tallyd are all connected: the job runs. */
@@ -580,6 +585,40 @@ static void test_a_failed_job_is_over_though_its_members_stay(void **state)
     assert_int_equal(x.member[0].closed + x.member[FIRST].closed, 0);
 }
 
+/* The second rank's time begins with the first one: a coordinator apart has stood idle for longer than it is.  Its clock
+ * never goes faster than ours. */
+static void await_other(const char *says)
+{
+    int64_t came = tly_now();
+    turn_until(&x.member[0].failed, 1);
+    assert_non_null(strstr(x.member[0].verdict, says));
+    assert_true(tly_now() - came >= TLY_SEC);
+}
+
+static int idle_before_a_start(void **state)
+{
+    return set_up_with("TALLY_JOIN_TIMEOUT=2");
+}
+
+static void test_idle_before_a_start(void **state)
+{
+    job_sleep_ms(2500);
+    join(0);
+    await_other("rank 1 did not join within 2 s");
+}
+
+static int idle_before_it_takes_over(void **state)
+{
+    return set_up_with("TALLY_DEAD_TIMEOUT=2");
+}
+
+static void test_idle_before_it_takes_over(void **state)
+{
+    job_sleep_ms(2500);
+    resume(0, 4, TLY_SERVICE_GONE);
+    await_other("rank 1 has not come back to the coordinator within 2 s");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -596,6 +635,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_idle_before_a_start, idle_before_a_start, tear_down),
+        cmocka_unit_test_setup_teardown(test_idle_before_it_takes_over, idle_before_it_takes_over, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
