@@ -626,7 +626,8 @@ static void judge_accused(struct tly_coordinator *c)
     char text[100];
     for (uint32_t i = 0; i < c->roster.service_count; i++)
         alive += c->roster.services[i].state != TLY_SERVICE_GONE;
-    for (struct tly_list *n = c->members.next, *next; n != &c->members; n = next) {
+    /* A job that has failed does not go on without anybody. */
+    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
         struct member *m = tly_list_entry(n, struct member, node);
         next = n->next;
         bool late = m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC;

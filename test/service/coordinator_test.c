@@ -392,15 +392,20 @@ static void test_begun_without_end(void **state)
     assert_non_null(strstr(x.member[0].verdict, "more rounds begun"));
 }
 
-/* Only a rank can miss a service, and it is one of those that there are. */
-static void test_a_complaint_of_a_tallyd(void **state)
+static void complain(struct member *m)
 {
     struct tly_writer w = {0};
     tly_write32(&w, 0);
     tly_write_text(&w, "cannot reach it");
     tly_write64(&w, 100 + FIRST);
     assert_false(w.failed);
-    post(&x.member[FIRST], TLY_COMPLAIN, 0, &w);
+    post(m, TLY_COMPLAIN, 0, &w);
+}
+
+/* Only a rank can miss a service, and it is one of those that there are. */
+static void test_a_complaint_of_a_tallyd(void **state)
+{
+    complain(&x.member[FIRST]);
     turn_until(&x.member[FIRST].closed, 1);
     turn_until(&x.member[0].prepared, 1); /* it is out, and the job goes on without it */
     answer(&x.member[0], x.member[0].roster.epoch, 0, 0, true);
@@ -575,6 +580,19 @@ static void test_a_failed_job_is_over_when_its_members_have_gone(void **state)
     close(stranger);
 }
 
+/* When it is due to be judged the job has failed: of the one accused nothing more is said. */
+static void test_a_complaint_as_the_job_fails(void **state)
+{
+    struct member *accused = &x.member[FIRST];
+    leave(&x.member[1]);
+    turn_until(&accused->failed, 1);
+    complain(&x.member[0]);
+    for (int64_t until = tly_now() + TLY_SEC; tly_now() < until;)
+        tly_loop_turn(&x.loop, 2);
+    assert_int_equal(accused->failed, 1);
+    assert_non_null(strstr(accused->verdict, "rank 1"));
+}
+
 /* They know that it has failed, and stay. */
 static void test_a_failed_job_is_over_though_its_members_stay(void **state)
 {
@@ -635,6 +653,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_complaint_as_the_job_fails, start, tear_down),
         cmocka_unit_test_setup_teardown(test_idle_before_a_start, idle_before_a_start, tear_down),
         cmocka_unit_test_setup_teardown(test_idle_before_it_takes_over, idle_before_it_takes_over, tear_down),
     };
