@@ -9,7 +9,8 @@
  *
  *   meet.c     the start: segments change hands        local.c   operations: posts, rounds, waiting
  *   work.c     moving and reducing the data            control.h what lies in shared memory
- *   team.c     the same for a team                     segment.c the memory, and the pool for tensors */
+ *   team.c     the same for a team                     segment.c the memory, and the pool for tensors
+ *   process.c  whether another rank still lives */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 

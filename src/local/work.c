@@ -11,11 +11,11 @@
 
 #include "base/clock.h"
 #include "local/control.h"
+#include "local/process.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
 enum {
-    DYING_MS = 1000, /* from the end of a process's memory to its own: far more */
     LEAST_PART = 8 << 10,
     HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
     MOST_PART = 256 << 10,
@@ -60,19 +60,13 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
 
 /* --- private memory ------------------------------------------------------------------------------ */
 
-/* Also of a process whose main thread has ended the kernel says ESRCH; and of one that dies a moment before it says so. */
-static bool has_died(const struct tly_local *l, uint32_t rank)
-{
-    struct pollfd gone = {.fd = l->at[rank].pidfd, .events = POLLIN};
-    return gone.fd < 0 || poll(&gone, 1, DYING_MS) != 0;
-}
-
 static bool unreachable(struct tly_local *l, uint32_t rank)
 {
     char sentence[160];
     int err = errno;
-    /* Else it has died, and the coordinator says so; or it has given up, and its memory may be gone. */
-    if ((err != ESRCH || !has_died(l, rank)) && !atomic_load(&l->at[rank].control->failed)) {
+    /* Else it has died, or is about to, and the coordinator says so; or it has given up, and its memory may be gone. */
+    if ((err != ESRCH || !tly_process_has_died(l->at[rank].pidfd)) &&
+        !atomic_load(&l->at[rank].control->failed)) {
         snprintf(sentence, sizeof sentence, "rank %u cannot reach a tensor of rank %u: %s",
                  tly_local_number(l, l->me), tly_local_number(l, rank),
                  err == ESRCH ? "its main thread has ended" : strerror(err));

@@ -1,13 +1,20 @@
-/* work_test.c - cutting a tensor into parts; waiting for a neighbour that is in the midst of one, and does not go on. */
+/* work_test.c - cutting a tensor into parts; waiting for a neighbour that is in the midst of one, and does not go on; one
+ * whose memory has ended. */
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "local/control.h"
+#include "local/process.h"
 #include "tally/tally.h"
 
 #include <cmocka.h>
@@ -77,6 +84,108 @@ static void test_failing_meanwhile(void **state)
     separate(l);
 }
 
+static int told[2];
+
+static void *other_thread(void *arg)
+{
+    pid_t me = (pid_t)syscall(SYS_gettid);
+    if (write(told[1], &me, sizeof me) == sizeof me)
+        pause();
+    return NULL;
+}
+
+/* A rank of two threads beside ours, whose main thread may end; the number of its other one. */
+static pid_t start_neighbour(struct tly_local *l, bool main_ends)
+{
+    pid_t other;
+    assert_int_equal(pipe(told), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, other_thread, NULL) != 0)
+            _exit(1);
+        if (main_ends)
+            pthread_exit(NULL);
+        pause();
+    }
+    assert_int_equal(read(told[0], &other, sizeof other), sizeof other);
+    close(told[0]);
+    close(told[1]);
+    close(l->at[1].pidfd);
+    l->at[1].pid = pid;
+    l->at[1].pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    assert_true(l->at[1].pidfd >= 0);
+    return other;
+}
+
+/* Its main thread is no more than a number to be waited for. */
+static void await_end_of_main(pid_t pid)
+{
+    char path[64], text[256] = "";
+    struct timespec moment = {.tv_nsec = 1000000};
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
+    for (int i = 0; !strstr(text, ") Z"); i++) {
+        assert_true(i < 20000);
+        FILE *f = fopen(path, "r");
+        assert_non_null(f);
+        text[fread(text, 1, sizeof text - 1, f)] = '\0';
+        fclose(f);
+        nanosleep(&moment, NULL);
+    }
+}
+
+static void end_neighbour(struct tly_local *l)
+{
+    kill(l->at[1].pid, SIGKILL);
+    assert_int_equal(waitpid(l->at[1].pid, NULL, 0), l->at[1].pid);
+    separate(l);
+}
+
+static void test_main_thread_ended(void **state)
+{
+    struct tly_local *l = pair(0);
+    uint64_t x = 0;
+    if (l->at[1].pidfd < 0)
+        skip();
+    start_neighbour(l, true);
+    await_end_of_main(l->at[1].pid);
+    assert_false(tly_work_read(l, 1, (uintptr_t)&x, &x, sizeof x));
+    assert_non_null(strstr(broken_by, "cannot reach a tensor of rank 5: its main thread has ended"));
+    end_neighbour(l);
+}
+
+/* Killed, and with so much memory that for seconds its end is not seen otherwise: here its other thread is held up. */
+static void test_dying(void **state)
+{
+    struct tly_local *l = pair(0);
+    char path[64], text[1024] = "";
+    uint64_t x = 0;
+    int status;
+    if (l->at[1].pidfd < 0)
+        skip();
+    pid_t other = start_neighbour(l, false);
+    if (ptrace(PTRACE_SEIZE, other, 0, PTRACE_O_TRACEEXIT) != 0) {
+        end_neighbour(l);
+        skip();
+    }
+    kill(l->at[1].pid, SIGKILL);
+    assert_int_equal(waitpid(other, &status, __WALL), other);
+    assert_true(WIFSTOPPED(status));
+    await_end_of_main(l->at[1].pid);
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", l->at[1].pid, other);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    bool shows = tly_process_life(text) == TLY_DIES; /* from Linux 5.16 on already where it is held up */
+    assert_false(tly_work_read(l, 1, (uintptr_t)&x, &x, sizeof x));
+    if (shows)
+        assert_string_equal(broken_by, "");
+    ptrace(PTRACE_DETACH, other, 0, 0);
+    end_neighbour(l);
+}
+
 /* While a tensor is too small for two parts each, every rank has one, and none is smaller than 8 KB. */
 static void test_cut(void **state)
 {
@@ -107,6 +216,8 @@ int main(void)
         cmocka_unit_test(test_nobody_there),
         cmocka_unit_test(test_stopped_there),
         cmocka_unit_test(test_failing_meanwhile),
+        cmocka_unit_test(test_main_thread_ended),
+        cmocka_unit_test(test_dying),
         cmocka_unit_test(test_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
