@@ -150,8 +150,12 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
     struct block *all = calloc(1, sizeof *all);
     int err = -ENOMEM;
     pthread_once(&once, install);
-    if (!s || !all)
+    if (s)
+        s->fd = -1;
+    if (!s || !all) {
+        err = tly_fail(ENOMEM, "out of memory");
         goto fail;
+    }
     s->head = round_up(head, HUGE_PAGE);
     s->generation = tly_fork_generation();
     s->references = 1;
