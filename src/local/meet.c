@@ -6,6 +6,7 @@
  * then all do without. */
 #include <errno.h>
 #include <sodium.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,30 @@ struct greeting {
     uint8_t proof[32];
 };
 
+/* `why`: what stands first in the way of sharing memory, or "". */
+struct meeting {
+    struct tly_local *l;
+    int64_t deadline;
+    bool met[TLY_LOCAL_RANKS];
+    char why[TLY_SENTENCE];
+};
+
+/* Always -EOPNOTSUPP. */
+__attribute__((format(printf, 2, 3))) static int cannot(struct meeting *m, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (!m->why[0])
+        vsnprintf(m->why, sizeof m->why, format, args);
+    va_end(args);
+    return -EOPNOTSUPP;
+}
+
+static int cannot_there(struct meeting *m, uint32_t rank)
+{
+    return cannot(m, "rank %u cannot (with TALLY_LOG=debug it says why)", tly_local_number(m->l, rank));
+}
+
 static void prove(const struct tly_local *l, const struct greeting *g, uint8_t out[32])
 {
     tly_hello_prove(l->config.secret, g, offsetof(struct greeting, proof), out);
@@ -52,20 +77,20 @@ static bool is_ours(int fd, struct ucred *who)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, who, &len) == 0 && who->uid == geteuid();
 }
 
-static int send_greeting(const struct tly_local *l, int to, uint32_t rank)
+static int send_greeting(const struct tly_local *l, int to, uint32_t rank, bool able)
 {
     struct greeting g = {.magic = MAGIC,
                          .from = l->me,
                          .to = rank,
-                         .able = l->segment != NULL,
+                         .able = able,
                          .job = l->config.job,
-                         .bytes = l->segment ? tly_segment_bytes(l->segment) : 0,
+                         .bytes = able ? tly_segment_bytes(l->segment) : 0,
                          .head = sizeof(struct tly_control)};
     char control[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec iov = {&g, sizeof g};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
     prove(l, &g, g.proof);
-    if (l->segment) {
+    if (able) {
         int fd = tly_segment_fd(l->segment);
         m.msg_control = control;
         m.msg_controllen = sizeof control;
@@ -76,6 +101,18 @@ static int send_greeting(const struct tly_local *l, int to, uint32_t rank)
         memcpy(CMSG_DATA(c), &fd, sizeof fd);
     }
     return sendmsg(to, &m, MSG_NOSIGNAL) == sizeof g ? 0 : -errno;
+}
+
+/* False: it has not even heard that we cannot. */
+static bool greet(struct meeting *m, int to, uint32_t rank)
+{
+    struct tly_local *l = m->l;
+    int err = send_greeting(l, to, rank, l->segment != NULL);
+    if (!err)
+        return true;
+    cannot(m, "rank %u cannot hand its memory to rank %u: %s", tly_local_number(l, l->me),
+           tly_local_number(l, rank), strerror(-err));
+    return l->segment && send_greeting(l, to, rank, false) == 0;
 }
 
 /* The one descriptor of a message, or -1; a stranger's others are closed. */
@@ -92,35 +129,52 @@ static int only_descriptor(struct msghdr *m)
     return fd;
 }
 
-/* The other's segment, mapped.  -EAGAIN: not yet; -EOPNOTSUPP: it cannot, or is not who it should be. */
-static int take_greeting(struct tly_local *l, int from, uint32_t *rank)
+/* Is what it has sent of use to us? */
+static int look_at(struct meeting *m, const struct greeting *g, int fd)
 {
+    uint32_t number = tly_local_number(m->l, g->from);
+    if (!g->able)
+        return cannot_there(m, g->from);
+    if (fd < 0)
+        return cannot(m, "the memory of rank %u cannot be received (ulimit -n?)", number);
+    if (g->head != sizeof(struct tly_control))
+        return cannot(m, "rank %u has another build of Tally", number);
+    if (g->bytes < g->head || !tly_segment_is_sound(fd, g->bytes))
+        return cannot(m, "the memory of rank %u may change its length", number);
+    return 0;
+}
+
+/* The segment of a rank, of which none has come, mapped; one of `least` to `most`.  -EAGAIN: not yet; -EOPNOTSUPP: it
+ * cannot, or we cannot; -EPERM: it is none of these. */
+static int take_greeting(struct meeting *m, int from, uint32_t least, uint32_t most, uint32_t *rank)
+{
+    struct tly_local *l = m->l;
     struct greeting g;
     uint8_t proof[32];
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec iov = {&g, sizeof g};
-    struct msghdr m = {
+    struct msghdr h = {
         .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct ucred who;
-    ssize_t n = recvmsg(from, &m, MSG_CMSG_CLOEXEC);
+    ssize_t n = recvmsg(from, &h, MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
-    int fd = n < 0 ? -1 : tly_fd_own(only_descriptor(&m));
+    int fd = n < 0 ? -1 : tly_fd_own(only_descriptor(&h));
     int err = -EPERM;
     if (n == sizeof g && is_ours(from, &who)) {
         prove(l, &g, proof);
         if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
-            g.from < l->count && g.from != l->me && g.job == l->config.job)
-            err = g.able && fd >= 0 && g.head == sizeof(struct tly_control) && g.bytes >= g.head &&
-                          tly_segment_is_sound(fd, g.bytes)
-                      ? 0
-                      : -EOPNOTSUPP;
+            g.from >= least && g.from <= most && !m->met[g.from] && g.job == l->config.job)
+            err = look_at(m, &g, fd);
     }
-    if (err != -EPERM)
+    if (err != -EPERM) {
         *rank = g.from;
+        m->met[g.from] = true; /* another one of it is no other rank's */
+    }
     struct tly_neighbour *at = err ? NULL : &l->at[g.from];
-    if (at && !at->base) {
-        err = tly_segment_map(fd, g.bytes, &at->base) ? -EOPNOTSUPP : 0;
+    if (at && tly_segment_map(fd, g.bytes, &at->base) != 0) {
+        err = cannot(m, "%s", tly_error());
+    } else if (at) {
         at->bytes = g.bytes;
         at->control = (struct tly_control *)at->base;
         at->pid = who.pid;
@@ -141,11 +195,30 @@ static int new_socket(void)
     return fd;
 }
 
-/* Our knocks and those of the higher ranks.  `able` is cleared if somebody cannot. */
-static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
+/* Until this rank has come: a moment passes. */
+static int go_on(struct meeting *m, int ms, uint32_t rank)
 {
+    if (tly_now() <= m->deadline)
+        return m->l->calls->turn(m->l->user, ms);
+    return cannot(m, "rank %u has not come within %g s", tly_local_number(m->l, rank),
+                  m->l->config.patience_ms / 1e3);
+}
+
+/* The lowest rank above ours that has not knocked. */
+static uint32_t awaited(const struct meeting *m)
+{
+    uint32_t rank = m->l->me + 1;
+    while (rank < m->l->count && m->met[rank])
+        rank++;
+    return rank;
+}
+
+/* Our knocks and those of the higher ranks.  Somebody may say that it cannot: m->why. */
+static int exchange(struct meeting *m, int door)
+{
+    struct tly_local *l = m->l;
     int knock[TLY_LOCAL_RANKS];
-    uint32_t heard = 0, from;
+    uint32_t from;
     int err = 0;
     for (uint32_t i = 0; i < l->me; i++)
         knock[i] = -1;
@@ -154,42 +227,45 @@ static int exchange(struct tly_local *l, int door, int64_t deadline, bool *able)
         socklen_t len = name_of(l, i, &a);
         if (knock[i] < 0)
             knock[i] = new_socket();
+        if (knock[i] < 0) {
+            err = cannot(m, "cannot make a Unix socket: %s", strerror(errno));
+            break;
+        }
         if (connect(knock[i], (struct sockaddr *)&a, len) == 0) {
             struct ucred who;
-            if (is_ours(knock[i], &who)) {
-                send_greeting(l, knock[i], i);
-            } else { /* anybody can take the name: a stranger is shown nothing */
+            bool ours = is_ours(knock[i], &who);
+            if (!ours) /* anybody can take the name: a stranger is shown nothing */
+                cannot(m, "another user's process has taken the name of rank %u", tly_local_number(l, i));
+            if (!ours || !greet(m, knock[i], i)) {
                 tly_fd_close(knock[i]);
                 knock[i] = -1;
-                *able = false;
             }
             i++;
             continue;
         }
-        err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, SLICE_MS); /* not there yet */
+        err = go_on(m, SLICE_MS, i); /* not there yet */
     }
-    while (!err && heard < l->count - 1 - l->me) {
+    while (!err && awaited(m) < l->count) {
         int fd = tly_fd_own(accept4(door, NULL, NULL, SOCK_CLOEXEC));
         if (fd >= 0) {
             struct timeval patience = {.tv_sec = 1};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-            int got = take_greeting(l, fd, &from);
-            if (got == 0 || got == -EOPNOTSUPP) {
-                *able &= got == 0;
-                heard++;
-                send_greeting(l, fd, from);
-            }
+            int got = take_greeting(m, fd, l->me + 1, l->count - 1, &from);
+            if (got == 0 || got == -EOPNOTSUPP)
+                greet(m, fd, from);
             tly_fd_close(fd);
         }
-        err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
+        if (awaited(m) < l->count)
+            err = go_on(m, 0, awaited(m));
     }
     for (uint32_t i = 0; i < l->me && !err; i++) {
         int got;
         if (knock[i] < 0)
             continue;
-        while ((got = take_greeting(l, knock[i], &from)) == -EAGAIN && !err)
-            err = tly_now() > deadline ? -EOPNOTSUPP : l->calls->turn(l->user, 0);
-        *able &= err || (got == 0 && from == i);
+        while ((got = take_greeting(m, knock[i], i, i, &from)) == -EAGAIN && !err)
+            err = go_on(m, 0, i);
+        if (got == -EPERM)
+            cannot(m, "rank %u has not answered as it should", tly_local_number(l, i));
     }
     for (uint32_t i = 0; i < l->me; i++)
         tly_fd_close(knock[i]);
@@ -215,8 +291,10 @@ static bool is_direct(const struct tly_local *l)
 
 /* All say how they are; the least that one can is what all do.  Who has said that it can must hear the others, or
  * fail: they may go on without it.  All have come this far, or say in their own time that they could not. */
-static int agree(struct tly_local *l, bool able)
+static int agree(struct meeting *m)
 {
+    struct tly_local *l = m->l;
+    bool able = !m->why[0];
     int64_t deadline = tly_now() + 2 * l->config.patience_ms * TLY_MS;
     uint32_t all = TLY_ABLE | TLY_DIRECT;
     uint32_t mine = !able ? TLY_UNABLE : is_direct(l) ? TLY_ABLE | TLY_DIRECT : TLY_ABLE;
@@ -234,7 +312,9 @@ static int agree(struct tly_local *l, bool able)
                 return err;
         }
         all &= state;
-        able &= !(state & TLY_UNABLE);
+        able = !(state & TLY_UNABLE);
+        if (!able)
+            cannot_there(m, i);
     }
     l->direct = all & TLY_DIRECT;
     return able ? 0 : -EOPNOTSUPP;
@@ -243,11 +323,12 @@ static int agree(struct tly_local *l, bool able)
 int tly_local_meet(struct tly_local *l)
 {
     struct sockaddr_un a;
-    int64_t deadline = tly_now() + l->config.patience_ms * TLY_MS;
-    bool able = tly_segment_create(sizeof(struct tly_control), &l->segment) == 0;
+    struct meeting m = {.l = l, .deadline = tly_now() + l->config.patience_ms * TLY_MS};
+    if (tly_segment_create(sizeof(struct tly_control), &l->segment) != 0)
+        cannot(&m, "%s", tly_error());
     int err, door = new_socket();
     socklen_t len = name_of(l, l->me, &a);
-    if (able) {
+    if (l->segment) {
         l->own = (struct tly_control *)tly_segment_base(l->segment);
         randombytes_buf(&l->probe, sizeof l->probe);
         l->own->probe = l->probe;
@@ -258,17 +339,22 @@ int tly_local_meet(struct tly_local *l)
                                               .bytes = tly_segment_bytes(l->segment),
                                               .pidfd = -1};
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
-        able = l->scratch != NULL && tly_pool_borrow(l->segment, tly_stage_window(), &l->window) == 0;
-        l->window_is_free = able;
+        if (!l->scratch)
+            cannot(&m, "out of memory");
+        else if (tly_pool_borrow(l->segment, tly_stage_window(), &l->window) != 0)
+            cannot(&m, "%s", tly_error());
+        else
+            l->window_is_free = true;
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)
-        err = -EOPNOTSUPP;
+        err = cannot(&m, "rank %u cannot listen on a Unix socket: %s", tly_local_number(l, l->me),
+                     strerror(errno));
     else
-        err = exchange(l, door, deadline, &able);
+        err = exchange(&m, door);
     if (!err)
-        err = agree(l, able);
+        err = agree(&m);
     else if (l->own) /* whoever has our segment waits for a word */
         atomic_store_explicit(&l->own->state, TLY_UNABLE, memory_order_release);
     tly_fd_close(door);
-    return err;
+    return err == -EOPNOTSUPP ? tly_fail(EOPNOTSUPP, "%s", m.why) : err;
 }

@@ -165,7 +165,8 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
         goto fail;
     }
     uint64_t bytes = wanted_bytes();
-    err = tly_fail(ENOMEM, "a file of %llu MB is not allowed (ulimit -f)", LEAST_BYTES >> 20);
+    if (bytes < LEAST_BYTES)
+        err = tly_fail(ENOMEM, "a file of %llu MB is not allowed (ulimit -f)", LEAST_BYTES >> 20);
     for (; bytes >= LEAST_BYTES && err; bytes /= 2) {
         s->bytes = bytes / HUGE_PAGE * HUGE_PAGE;
         err = ftruncate(s->fd, (off_t)s->bytes) < 0

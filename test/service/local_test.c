@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -754,6 +755,33 @@ static void test_main_thread_ends(void **state)
     job_clear(&j);
 }
 
+/* One may make no files as large: whoever tells of it says which rank it is, and not the reason of another. */
+static int small_files(int rank, void *arg)
+{
+    struct rlimit limit = {1 << 20, 1 << 20};
+    float x[100] = {1};
+    tally_op *op;
+    CHECK(rank != 1 || setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    tally_comm *c = join();
+    CHECK(!tally_comm_has_pool(c));
+    CHECK(tally_push_pull(c, "t", x, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    finish(op, 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_one_cannot(void **state)
+{
+    struct job j = {.ranks = 3, .machine = together, .main = small_files, .settings = {"TALLY_LOG=debug"}};
+    job_start(&j);
+    for (int rank = 0; rank < 3; rank++)
+        assert_int_equal(job_wait_rank(&j, rank), 0);
+    job_log_holds(&j, 0, "cannot share memory: rank 1 cannot");
+    job_log_holds(&j, 1, "cannot share memory: a file of 64 MB is not allowed (ulimit -f)");
+    job_log_holds(&j, 2, "cannot share memory: rank 1 cannot");
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -771,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_pool),
         cmocka_unit_test(test_a_rank_that_runs_wild),
         cmocka_unit_test(test_main_thread_ends),
+        cmocka_unit_test(test_one_cannot),
     };
     return cmocka_run_group_tests_name("local", tests, NULL, NULL);
 }
