@@ -110,8 +110,10 @@ class GroupWork(Work):
         if error is not None:
             if type(error) in (NotImplementedError, ValueError):
                 raise type(error)("%s: %s" % (self.what, error)) from None
-        if error is None and self._then is not None:
-            self._one_ended(None)
+        if error is None:
+            self.group.hold(self)
+            if self._then is not None:
+                self._one_ended(None)
 
     # --- the end
 
@@ -197,6 +199,7 @@ class GroupWork(Work):
         """Wait for the end; raises tally.Error with the reason if the call has failed, or has not ended in time.
 
         timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
+        self.group.let_go(self)
         seconds = timeout.total_seconds() if timeout is not None else 0
         deadline = self._deadline if seconds <= 0 else min(self._deadline, time.monotonic() + seconds)
         for operation in list(self._operations):
@@ -245,6 +248,7 @@ class GroupWork(Work):
 
     def get_future(self):
         """A future of the outputs."""
+        self.group.let_go(self)
         self.latest = self.group.begun
         if self._then is None:  # begun by who waits at once: nobody else will see the end
             try:
