@@ -18,6 +18,7 @@ import collections
 import datetime
 import errno
 import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -680,3 +681,22 @@ def create(options, _=None):
 
 if not hasattr(dist.Backend, "TALLY"):
     dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _have_destroy_tell():
+    """Have destroy_process_group() tell our groups, which it only forgets in a PyTorch where it shuts none down."""
+    destroy = dist.destroy_process_group
+    code = getattr(inspect.unwrap(destroy), "__code__", None)
+    if code is None or "shutdown" in code.co_names:
+        return
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group=None):
+        destroy(group)
+        for one in [one for one in _groups if one not in dist.distributed_c10d._world.pg_map]:
+            one.shutdown()
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
+
+
+_have_destroy_tell()
