@@ -115,10 +115,12 @@ def _stay_untraced():
     """Have torch.compile leave our functions alone: under it DDP's reducer calls them while frames are being traced.
     Once its compiler has been imported, which nobody has to pay for who does not use it."""
     global _traced
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    if _traced and hasattr(rules, "add"):
-        rules.add("tally")
-        _traced = False
+    for name in ("trace_rules", "skipfiles") if _traced else ():  # the second in an older PyTorch
+        rules = sys.modules.get("torch._dynamo." + name)
+        if hasattr(rules, "add"):
+            rules.add("tally")
+            _traced = False
+            break
 
 
 # --- the group ---------------------------------------------------------------------------------------------------
