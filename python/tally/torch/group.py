@@ -450,6 +450,7 @@ class Group(dist.ProcessGroup):
             for output, inputs in zip(outputs, lists):
                 self._look_at(work, output, *inputs)
                 self._expect(len(inputs), self.size(), "number of tensors")
+                self._reduction(output, _operator(opts))  # before cat(), which may not know the type either
                 self._reduce_scatter(work, output, torch.cat([one.detach().reshape(-1) for one in inputs]),
                                      [one.numel() for one in inputs], opts)
         return work
