@@ -1,6 +1,7 @@
 """DistributedDataParallel over Tally: the same parameters as one process that sees all the data, in every mode."""
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,16 @@ STEPS, BATCH = 4, 6
 # Gloo's groups of a rank: destroyed they are, but never freed.  A thread of Gloo may be about to take the GIL to drop
 # its last work, and the group's destructor, which holds the GIL, would wait for that thread for ever.
 _kept = []
+
+
+def needs(module, name):
+    """Skip the test where this PyTorch lacks something."""
+    try:
+        found = hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        pytest.skip("this PyTorch has no %s.%s" % (module, name))
 
 
 # --- on the ranks ----------------------------------------------------------------------------------------------
@@ -442,6 +453,7 @@ HYBRID = """
 
 def test_hybrid_sharding(store):
     """FSDP2 within replicas of two ranks, Tally between the replicas."""
+    needs("torch.distributed.fsdp", "fully_shard")
     status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
     model = test_ddp.network()
     fully_shard(model.other, mesh=mesh["shard"])
@@ -465,6 +477,7 @@ def test_hybrid_sharding(store):
 
 def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
     """It is waited for, and named, where the modules behind it would have been averaged with others."""
+    needs("torch.distributed.fsdp", "fully_shard")
     status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
     os.environ["TALLY_TIMEOUT"] = "3"
 
@@ -492,8 +505,20 @@ def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
     assert status == 0 and output.count("good") == 4, output
 
 
+def test_hybrid_sharding_without_fsdp2():
+    """Said by whoever has a PyTorch without it."""
+    import torch
+    import tally.torch
+    from torch.distributed import fsdp
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(fsdp, "fully_shard", raising=False)
+        with pytest.raises(NotImplementedError, match="FSDP2"):
+            tally.torch.hsdp(torch.nn.Linear(1, 1), None)
+
+
 def test_hybrid_sharding_refused(store):
     """What torch has reduced already, what is not sharded, a PyTorch without the hook; DTensors are not for the optimizer."""
+    needs("torch.distributed.fsdp", "fully_shard")
     status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
     model = fully_shard(test_ddp.network(), mesh=mesh)
     for what, word in ((model, "two dimensions"), (test_ddp.network(), "fully_shard()")):

@@ -45,10 +45,14 @@ def hsdp(model, replicas):
         Tally's job, of which this process can have one, is theirs.
 
     Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
-    reduced; NotImplementedError where this PyTorch has no all-reduce hook.
+    reduced; NotImplementedError where this PyTorch has no FSDP2, or one without all-reduce hook.
     """
     modules = {name: module for name, module in model.named_modules() if hasattr(module, "_get_fsdp_state")}
     if not modules:
+        from torch.distributed import fsdp  # dear, and here already where a model is sharded
+
+        if not hasattr(fsdp, "fully_shard"):
+            raise NotImplementedError("hsdp: this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard)")
         raise ValueError("no module of the model is sharded; call fully_shard() on it first")
     for module in modules.values():
         if not hasattr(module, "set_all_reduce_hook"):
