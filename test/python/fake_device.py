@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 _RUBBISH = 0xA5
 _FAR = 1 << 60  # added to addresses: who reads them as the host's does not get far
@@ -292,8 +292,9 @@ class Tensor(torch.Tensor):
             targets = tree_map(lambda one: one.inner if isinstance(one, Tensor) else one, results)
 
             def work():
-                tree_map(lambda target, value: target.copy_(value) if isinstance(target, torch.Tensor) else None,
-                         targets, func(*bare_args, **bare))
+                for target, value in zip(tree_flatten(targets)[0], tree_flatten(func(*bare_args, **bare))[0]):
+                    if isinstance(target, torch.Tensor):
+                        target.copy_(value)
             work.said = (name, [one.shape if isinstance(one, torch.Tensor) else one for one in args], results)
             world.put(stream, work)
         return results

@@ -97,6 +97,10 @@ def dlpack():
                       torch.int32, torch.int64, torch.bool):
             x = torch.ones(2, 3, dtype=dtype)
             exporter = Exporter(x, versioned)
+            try:
+                x.__dlpack__()
+            except RuntimeError:
+                continue  # a PyTorch that cannot export truths
             assert tally.push_pull(exporter, op=tally.Sum) is exporter
             assert x.eq(1 if dtype == torch.bool else n).all(), dtype
     part = torch.zeros(10)

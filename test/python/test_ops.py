@@ -334,8 +334,7 @@ def refuse(what):
         "sparse": (torch.eye(3).to_sparse(), TypeError, "sparse"),
         "complex": (torch.zeros(3, dtype=torch.complex64), TypeError, "complex64"),
         "device": (torch.zeros(3, device="meta"), NotImplementedError, "meta"),
-        "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.strided), TypeError,
-                   "nested"),
+        "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), TypeError, "nested"),
         "object": ([1, 2, 3], TypeError, "list"),
     }[what]
     for call in (lambda x: t.allreduce(x, name="refused", op=t.Sum), lambda x: t.allreduce(x, op=t.Sum),

@@ -464,7 +464,8 @@ def optimizer_state(kind):
     optimizer.zero_grad()
     backward(model, x[:16], y[:16])
     optimizer.step()
-    return [(key, name, np.asarray(value)) for key, name, value in flat], values(model)
+    # A quantity that is not there yet is None in an older PyTorch, or not there at all.
+    return [(key, name, np.asarray(value)) for key, name, value in flat if value is not None], values(model)
 
 
 @pytest.mark.parametrize("kind", ("sgd", "adam", "adamw", "plain", "lbfgs"))
