@@ -220,7 +220,7 @@ static int exchange(struct meeting *m, int door)
     int knock[TLY_LOCAL_RANKS];
     uint32_t from;
     int err = 0;
-    for (uint32_t i = 0; i < l->me; i++)
+    for (uint32_t i = 0; i < TLY_LOCAL_RANKS; i++)
         knock[i] = -1;
     for (uint32_t i = 0; i < l->me && !err;) {
         struct sockaddr_un a;
