@@ -35,7 +35,7 @@ struct tly_post {
         uint8_t tiny[TLY_TINY]; /* or all of the payload */
     };
     uint64_t bytes;    /* of the input */
-    int64_t first_dim; /* of a team: how many parts there are */
+    int64_t first_dim; /* of a team: how many parts there are; of another reduction: the priority */
     uint32_t round, gen;
     uint16_t
         work; /* of the lowest rank, in a team and of a reduction of each: the entry and its generation */
@@ -148,9 +148,12 @@ struct tly_local {
     uint8_t left[TLY_LOCAL_RANKS]; /* as they have said, once all that they had posted was read */
     bool lost;                     /* somebody has left */
     uint8_t *scratch;              /* owned: a block for each rank */
-    void *window;                  /* owned: the first that is used */
-    bool window_is_free;
-    uint32_t windows; /* in use */
+    struct {
+        void *at; /* owned */
+        bool is_free;
+    } window[2];
+    uint32_t windows; /* in use, these and others */
+    bool no_more;     /* no memory for others */
 };
 
 /* local.c: say which processors this rank may use; before the others look at it. */
@@ -187,8 +190,9 @@ bool tly_work_is_given_up(const struct tly_local *l);
 /* stage.c */
 /* Is some rank's tensor in private memory?  All posts are there. */
 bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r);
-/* Bytes of a window, at most. */
-uint64_t tly_stage_window(void);
+/* Have memory for it, so that it does not want later.  -ENOMEM: with a sentence. */
+int tly_stage_open(struct tly_local *l);
+void tly_stage_close(struct tly_local *l);
 /* This rank's tensor, in private memory, is about to be posted; r->posts has the post, r->op the operation. */
 void tly_stage_prepare(struct tly_local *l, struct tly_round *r);
 /* All posts are there. */
@@ -235,6 +239,7 @@ static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank
 }
 void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
 void tly_local_tell(struct tly_local *l);
+void tly_local_tell_one(struct tly_local *l, uint32_t rank);
 void tly_local_tell_sleepers(struct tly_local *l);
 
 /* The post at this place of a ring. */

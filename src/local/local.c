@@ -34,6 +34,7 @@ enum {
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     LOOKS = 8,         /* between looks at the clock meanwhile */
+    MOST_WINDOWED = 8, /* rounds whose windows are looked at: more than can have one, but for the first */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 
@@ -46,16 +47,27 @@ void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom)
     syscall(SYS_futex, &c->bell, FUTEX_WAKE_BITSET, INT32_MAX, NULL, NULL, whom);
 }
 
+static void wake(struct tly_local *l, uint32_t rank)
+{
+    uint32_t whom =
+        rank == l->me ? 0 : atomic_load_explicit(&l->at[rank].control->wanted, memory_order_relaxed);
+    if (whom)
+        tly_local_ring(l, rank, whom);
+}
+
 /* Something has changed that others may wait for. */
 void tly_local_tell(struct tly_local *l)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    for (uint32_t i = 0; i < l->count; i++) {
-        uint32_t whom =
-            i == l->me ? 0 : atomic_load_explicit(&l->at[i].control->wanted, memory_order_relaxed);
-        if (whom)
-            tly_local_ring(l, i, whom);
-    }
+    for (uint32_t i = 0; i < l->count; i++)
+        wake(l, i);
+}
+
+/* ... or this one. */
+void tly_local_tell_one(struct tly_local *l, uint32_t rank)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    wake(l, rank);
 }
 
 void tly_local_tell_sleepers(struct tly_local *l)
@@ -141,13 +153,15 @@ static bool has_step(struct tly_local *l)
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
             return true;
-    bool first = true;
+    int windowed = 0;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        if (r->windowed && windowed == MOST_WINDOWED)
+            continue;
         if (tly_work_finished(r) || r->op->parts ||
-            (r->windowed ? tly_stage_can(l, r, first) : tly_work_left(r)))
+            (r->windowed ? tly_stage_can(l, r, windowed == 0) : tly_work_left(r)))
             return true;
-        first &= !r->windowed;
+        windowed += r->windowed;
     }
     return false;
 }
@@ -156,10 +170,12 @@ static bool has_step(struct tly_local *l)
 static bool step(struct tly_local *l, const struct errand *e)
 {
     uint64_t before = 0; /* bytes that wait to be sent, of what is as urgent */
-    bool first = true;   /* of those that go through windows */
+    int windowed = 0;    /* of those that go through windows, looked at in vain */
     for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
+        if (r->windowed && windowed == MOST_WINDOWED)
+            continue;
         if (tly_work_finished(r)) {
             tly_posts_finish(l, r);
             return true;
@@ -167,9 +183,9 @@ static bool step(struct tly_local *l, const struct errand *e)
         before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
         if ((e->light && moved_bytes(l, r) > e->light) ||
             !(r->op->parts  ? tly_team_do(l, r, before)
-              : r->windowed ? tly_stage_do(l, r, first)
+              : r->windowed ? tly_stage_do(l, r, windowed == 0)
                             : tly_work_do(l, r))) {
-            first &= !r->windowed;
+            windowed += r->windowed;
             continue;
         }
         if (tly_work_finished(r))
@@ -599,8 +615,7 @@ void tly_local_unref(struct tly_local *l)
         free(r->data);
         free(r);
     }
-    if (l->window)
-        tly_pool_free(l->window);
+    tly_stage_close(l);
     tly_segment_unref(l->segment);
     pthread_mutex_destroy(&l->lock);
     pthread_mutex_destroy(&l->inbox_lock);

@@ -341,10 +341,8 @@ int tly_local_meet(struct tly_local *l)
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         if (!l->scratch)
             cannot(&m, "out of memory");
-        else if (tly_pool_borrow(l->segment, tly_stage_window(), &l->window) != 0)
+        else if (tly_stage_open(l) != 0)
             cannot(&m, "%s", tly_error());
-        else
-            l->window_is_free = true;
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)
         err = cannot(&m, "rank %u cannot listen on a Unix socket: %s", tly_local_number(l, l->me),

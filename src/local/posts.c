@@ -142,10 +142,15 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r)
     tly_posts_end(l, tly_posts_let_go(l, r), 0, NULL);
 }
 
-/* By what is the same on all ranks, so that one is the first on all of them. */
+/* Of what goes through windows one must be the first on all ranks, whose priorities may differ. */
+static int64_t priority(const struct tly_round *r)
+{
+    return r->windowed ? r->posts[0].first_dim : r->op->priority;
+}
+
 static bool is_before(const struct tly_round *a, const struct tly_round *b)
 {
-    return a->op->priority != b->op->priority ? a->op->priority > b->op->priority : a->order < b->order;
+    return priority(a) != priority(b) ? priority(a) > priority(b) : a->order < b->order;
 }
 
 static void make_ready(struct tly_local *l, struct tly_round *r)
@@ -335,7 +340,7 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
     if (l->left[rank] < 2)
         return false;
     /* It has given up what has not ended; a payload that came in the post is here all the same. */
-    if (r->windowed)
+    if (r->windowed && r->work)
         return !tly_stage_is_summed(l, r);
     if (r->work)
         return !tly_work_finished(r);
@@ -507,8 +512,9 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
                  (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
     if (op->mark || !placed || (works && !take_work(l, &p)))
         p.flags |= TLY_POST_SERVICE;
+    if (op->kind == TALLY_PUSH_PULL)
+        p.first_dim = op->parts ? (int64_t)op->parts : op->priority;
     if (op->parts) {
-        p.first_dim = op->parts;
         op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
     }
     if (payload > TLY_TINY)

@@ -2,7 +2,7 @@
  *
  * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
  * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
- * goes: it puts blocks of its input in, each block's rank sums it (block b is rank b mod n's) and writes the sum into all
+ * goes: it puts blocks of its input in, each block's owner sums it (blocks go round the ranks) and writes the sum into all
  * windows, and the owner takes it out.  What lies in the pool is read and written where it lies.
  *
  * A rank's work entry says how far it is, in blocks: `next` those that can be read of its input, `done` those of its own
@@ -18,7 +18,6 @@
 #include "tally/tally.h"
 
 enum {
-    BLOCK = 128 << 10,  /* at most */
     WINDOW = 512 << 10, /* at most: with what it comes from and goes to it stays in the second cache */
     EARLY = 256 << 10,  /* so long ones are put in before the others have come */
     SUMMED = 16 << 10,  /* at once: the sum is copied to the other ranks while the first cache has it */
@@ -28,6 +27,17 @@ enum {
 static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return &l->at[rank].control->work[r->posts[rank].work];
+}
+
+/* The first block of a rank; then every n-th.  Of small tensors it is not always the same ranks that sum. */
+static uint32_t first_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return (uint32_t)((rank + (r->id >> 32)) % l->count);
+}
+
+static uint32_t owner_of(const struct tly_local *l, const struct tly_round *r, uint32_t block)
+{
+    return (block % l->count + l->count - first_of(l, r, 0)) % l->count;
 }
 
 static bool is_pooled(const struct tly_post *p)
@@ -41,11 +51,6 @@ bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r)
     for (uint32_t i = 0; i < l->count; i++)
         pooled &= is_pooled(&r->posts[i]);
     return !pooled;
-}
-
-uint64_t tly_stage_window(void)
-{
-    return WINDOW;
 }
 
 /* In blocks. */
@@ -82,8 +87,10 @@ static uint32_t summed_by(const struct tly_local *l, const struct tly_round *r, 
 static void cut(const struct tly_local *l, struct tly_round *r)
 {
     uint64_t part = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
+    part = part > most ? most : part;
     r->windowed = true;
-    r->part_bytes = part < TLY_PAGE ? TLY_PAGE : part > BLOCK ? BLOCK : (uint32_t)part;
+    r->part_bytes = part < TLY_PAGE ? TLY_PAGE : (uint32_t)part;
     r->parts = (uint32_t)((r->op->bytes + r->part_bytes - 1) / r->part_bytes);
 }
 
@@ -92,7 +99,7 @@ static void cut(const struct tly_local *l, struct tly_round *r)
 /* The next block that this rank sums; no less than r->parts: there is none. */
 static uint64_t next_sum(const struct tly_local *l, const struct tly_round *r)
 {
-    return (uint64_t)r->summed * l->count + l->me;
+    return (uint64_t)r->summed * l->count + first_of(l, r, l->me);
 }
 
 static bool can_sum(const struct tly_local *l, const struct tly_round *r)
@@ -116,7 +123,9 @@ static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
 {
     if (r->copied == r->parts)
         return false;
-    uint32_t owner = r->copied % l->count;
+    uint32_t owner = owner_of(l, r, r->copied);
+    if (owner != l->me && r->copied >= r->staged) /* nobody can have summed it, whatever he says */
+        return false;
     return (owner == l->me ? r->summed : summed_by(l, r, owner)) > r->copied / l->count;
 }
 
@@ -128,7 +137,8 @@ bool tly_stage_can(const struct tly_local *l, const struct tly_round *r, bool fi
 bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++) {
-        uint32_t share = r->parts > i ? (r->parts - i - 1) / l->count + 1 : 0;
+        uint32_t first = first_of(l, r, i),
+                 share = r->parts > first ? (r->parts - first - 1) / l->count + 1 : 0;
         if ((i == l->me ? r->summed : summed_by(l, r, i)) < share)
             return false;
     }
@@ -197,26 +207,40 @@ static bool sum(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
+/* One of those that are there from the start: two, of which one is kept for `first`.  NULL: none is free. */
+static void *kept_window(struct tly_local *l, bool first)
+{
+    for (int i = 0; i < (first ? 2 : 1); i++)
+        if (l->window[i].is_free) {
+            l->window[i].is_free = false;
+            return l->window[i].at;
+        }
+    return NULL;
+}
+
 /* A rank that began other operations first may wait for this one with all its windows taken: the first of all, in an order
  * that all ranks have, gets one in any case. */
 static bool open_window(struct tly_local *l, struct tly_round *r, bool first)
 {
-    if (r->op->borrowed)
+    struct tly_local_op *op = r->op;
+    if (op->borrowed)
         return true;
-    if (l->window_is_free) {
-        l->window_is_free = false;
-        r->op->borrowed = l->window;
-    } else if (tly_pool_borrow(l->segment, (uint64_t)slots(r) * r->part_bytes, &r->op->borrowed) != 0) {
+    op->borrowed = kept_window(l, first);
+    if (!op->borrowed && l->no_more && !first)
+        return false;
+    if (!op->borrowed &&
+        tly_pool_borrow(l->segment, (uint64_t)slots(r) * r->part_bytes, &op->borrowed) != 0) {
         char sentence[300];
         snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
                  tly_error());
-        r->op->borrowed = NULL;
+        op->borrowed = NULL;
+        l->no_more = true; /* until one is given back */
         if (first)
             l->calls->broken(l->user, ENOMEM, sentence);
         return false;
     }
     l->windows++;
-    uint64_t place = (uint64_t)((uint8_t *)r->op->borrowed - tly_segment_base(l->segment));
+    uint64_t place = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
     /* `next` publishes it. */
     atomic_store_explicit(&work_of(l, r, l->me)->window, place, memory_order_relaxed);
     return true;
@@ -227,11 +251,32 @@ void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op)
     if (!op->borrowed)
         return;
     l->windows--;
-    if (op->borrowed == l->window)
-        l->window_is_free = true;
+    l->no_more = false;
+    if (op->borrowed == l->window[0].at)
+        l->window[0].is_free = true;
+    else if (op->borrowed == l->window[1].at)
+        l->window[1].is_free = true;
     else
         tly_pool_free(op->borrowed);
     op->borrowed = NULL;
+}
+
+int tly_stage_open(struct tly_local *l)
+{
+    for (int i = 0; i < 2; i++) {
+        int err = tly_pool_borrow(l->segment, WINDOW, &l->window[i].at);
+        if (err)
+            return err;
+        l->window[i].is_free = true;
+    }
+    return 0;
+}
+
+void tly_stage_close(struct tly_local *l)
+{
+    for (int i = 0; i < 2; i++)
+        if (l->window[i].at)
+            tly_pool_free(l->window[i].at);
 }
 
 static bool put_in(struct tly_local *l, struct tly_round *r, bool first)
@@ -239,7 +284,7 @@ static bool put_in(struct tly_local *l, struct tly_round *r, bool first)
     if (!can_put_in(l, r, first) || !open_window(l, r, first))
         return false;
     uint32_t block = r->staged++;
-    if (block % l->count != l->me)
+    if (owner_of(l, r, block) != l->me)
         memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
                (const uint8_t *)r->op->input + (uint64_t)block * r->part_bytes, length_of(r, block));
     atomic_store_explicit(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | r->staged,
@@ -252,7 +297,7 @@ static bool take_out(struct tly_local *l, struct tly_round *r)
     if (!can_take_out(l, r))
         return false;
     uint32_t block = r->copied;
-    if (block % l->count != l->me && !is_pooled(&r->posts[l->me]))
+    if (owner_of(l, r, block) != l->me && !is_pooled(&r->posts[l->me]))
         memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
                (const uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
                length_of(r, block));
@@ -283,10 +328,10 @@ bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first)
 {
     if (sum(l, r))
         return true;
-    bool more = put_in(l, r, first);
-    if (more)
-        tly_local_tell(l);
-    return more || take_out(l, r);
+    if (!put_in(l, r, first))
+        return take_out(l, r);
+    tly_local_tell_one(l, owner_of(l, r, r->staged - 1)); /* the others look for sums */
+    return true;
 }
 
 bool tly_stage_give_up(struct tly_local *l, const struct tly_round *r)

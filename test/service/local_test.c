@@ -225,6 +225,39 @@ static void test_many_at_once(void **state)
     job_clear(&j);
 }
 
+/* Ranks that hold other things urgent do not wait for each other's windows. */
+static int other_priorities(int rank, void *arg)
+{
+    enum { OPS = 12, EACH = 75000 };
+    static float x[OPS][EACH];
+    tally_op *op[OPS];
+    tally_comm *c = join();
+    for (int i = 0; i < OPS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        for (int k = 0; k < EACH; k++)
+            x[i][k] = (float)(rank + i + k % 7);
+        struct tally_options o = {.size = sizeof o, .priority = rank ? i : -i};
+        CHECK(tally_push_pull(c, name, x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, &o, &op[i]) == 0);
+    }
+    for (int i = 0; i < OPS; i++) {
+        finish(op[i], 0);
+        for (int k = 0; k < EACH; k++)
+            CHECK(x[i][k] == (float)(1 + 2 * (i + k % 7)));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_other_priorities(void **state)
+{
+    struct job j = {
+        .ranks = 2, .machine = together, .main = other_priorities, .settings = {"TALLY_TIMEOUT=60"}};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 /* --- what goes wrong ----------------------------------------------------------------------------- */
 
 static int disagree(int rank, void *arg)
@@ -374,6 +407,52 @@ static void test_killed_with_children(void **state)
         kill(atomic_load(&b->child[i]), SIGKILL);
     }
     job_wait_rank(&j, 1);
+    job_clear(&j);
+}
+
+/* Of tensors of fewer blocks than there are ranks, too, each rank hears that one has left. */
+static int leaves_in_between(int rank, void *arg)
+{
+    enum { OPS = 8, EACH = 2048 };
+    struct board *b = arg;
+    static float x[OPS][EACH];
+    tally_op *op[OPS];
+    tally_comm *c = join();
+    for (int turn = 0; turn < 2; turn++) {
+        if (turn == 1 && rank < 2)
+            job_await(&b->stage, 1);
+        for (int i = 0; i < OPS; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "%d", i);
+            CHECK(tally_push_pull(c, name, x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, NULL, &op[i]) == 0);
+        }
+        for (int i = 0; i < OPS && turn == 0; i++)
+            finish(op[i], 0);
+    }
+    if (rank == 3) {
+        CHECK(tally_comm_close(c) == 0);
+        atomic_store(&b->stage, 1);
+    }
+    for (int i = 0; i < OPS; i++)
+        finish(op[i], -ESHUTDOWN);
+    if (rank == 2)
+        atomic_store(&b->stage, 2);
+    if (rank < 2)
+        job_await(&b->stage, 2);
+    if (rank != 3)
+        CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_one_leaves_in_between(void **state)
+{
+    struct job j = {.ranks = 4,
+                    .machine = together,
+                    .main = leaves_in_between,
+                    .arg = new_board(),
+                    .settings = {"TALLY_TIMEOUT=60"}};
+    job_start(&j);
+    job_finish(&j);
     job_clear(&j);
 }
 
@@ -787,7 +866,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_other_priorities),
         cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_one_leaves_in_between),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_rank_stopped),
         cmocka_unit_test(test_killed_with_children),
