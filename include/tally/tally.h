@@ -284,6 +284,10 @@ enum tally_kind {
 /* 1: ended, 0: not yet. */
 TALLY_API int tally_op_poll(const tally_op *op);
 
+/* Have the end announced by tally_comm_next() after all, as options.queued does from the beginning.  0: it will be, once;
+ * 1: the operation has ended already, and nothing is announced.  -EINVAL: it is announced anyway; -ECHILD. */
+TALLY_API int tally_op_watch(tally_op *op);
+
 /* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;
  * -ETIMEDOUT: the waiting ended, not the operation; else the operation's own -errno: -EINVAL the ranks
  * disagree, -ECONNRESET a rank or service is gone, -ETIME a rank was late for longer than TALLY_TIMEOUT,

@@ -357,6 +357,15 @@ class Operation:
             self._finish = self._keep = None
             self._ended = True
 
+    def watch(self, then):
+        """Have then(self) called once the operation has ended: in a thread of the completion queue, or here and now if
+        it has.  Once, for one that was submitted without `then`."""
+        events = _events
+        if lib.tally_op_watch(self._op) == 0:
+            events.expect(self._op, then, self)
+        else:
+            then(self)
+
     def gathered(self):
         """After a finished allgather: (address, bytes, list of the ranks' first dimensions).
 

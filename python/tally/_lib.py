@@ -109,6 +109,7 @@ _shared = {
     "tally_recv": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32, c_void_p, c_void_p),
     "tally_probe": (c_int, c_void_p, c_uint32, c_void_p, c_void_p),
     "tally_op_source": (c_int, c_void_p),
+    "tally_op_watch": (c_int, c_void_p),
     "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
     "tally_refuse": (c_int, c_void_p, c_char_p, c_uint32, c_void_p, c_char_p),
     "tally_alloc": (c_int, c_void_p, c_size_t, POINTER(c_void_p)),

@@ -11,7 +11,7 @@
 
 void tly_event_set(struct tly_event *e)
 {
-    if (atomic_exchange_explicit(&e->state, 1, memory_order_release) == 2)
+    if (atomic_exchange(&e->state, 1) == 2)
         syscall(SYS_futex, &e->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 

@@ -8,12 +8,12 @@
 
 /* 0: not set; 1: set; 2: not set, somebody sleeps on it. */
 struct tly_event {
-    _Atomic uint32_t state; /* release in set, acquire in is_set and wait */
+    _Atomic uint32_t state; /* seq_cst in set, acquire in is_set and wait */
 };
 
 static inline bool tly_event_is_set(const struct tly_event *e)
 {
-    return atomic_load_explicit(&((struct tly_event *)e)->state, memory_order_acquire) == 1;
+    return atomic_load(&((struct tly_event *)e)->state) == 1;
 }
 
 void tly_event_set(struct tly_event *e);

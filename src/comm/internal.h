@@ -152,15 +152,15 @@ struct tensor {
 struct tally_op {
     atomic_int references; /* the caller's handle, the loop, the completion queue */
     struct tly_event done;
-    int status;                /* written before `done` is set */
-    char *sentence;            /* owned; likewise */
-    unsigned generation;       /* of forks */
-    tally_comm *comm;          /* borrowed; used by the loop alone, and by submission */
-    struct tensor *tensor;     /* borrowed while in flight */
-    struct tally_group *group; /* borrowed likewise */
-    struct tly_list node;      /* inbox, then comm->active_ops */
-    struct tly_list event;     /* completion queue */
-    bool queued;
+    int status;                    /* written before `done` is set */
+    char *sentence;                /* owned; likewise */
+    unsigned generation;           /* of forks */
+    tally_comm *comm;              /* borrowed; used by the loop alone, and by submission */
+    struct tensor *tensor;         /* borrowed while in flight */
+    struct tally_group *group;     /* borrowed likewise */
+    struct tly_list node;          /* inbox, then comm->active_ops */
+    struct tly_list event;         /* completion queue */
+    atomic_bool queued, announced; /* its end is wanted on the completion queue; and is there */
     void *tag;
 
     uint8_t kind, dtype, reduction, space;
@@ -451,6 +451,8 @@ int tly_parts_gather(tally_comm *c, struct tally_op *op);
 /* op.c */
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 void tly_op_unref(struct tally_op *op);
+/* It has ended: wake who waits, and announce it if that is wanted. */
+void tly_op_set_done(struct tally_op *op);
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
 void tly_op_stage(const struct tally_op *op, char *out, size_t len);

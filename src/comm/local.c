@@ -38,9 +38,7 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
     op->tensor = NULL;
     atomic_fetch_add_explicit(&c->ops_done, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&c->bytes_done, op->bytes, memory_order_relaxed);
-    if (op->queued)
-        tly_events_op(c, op);
-    tly_event_set(&op->done);
+    tly_op_set_done(op);
     tly_op_unref(op);
 }
 

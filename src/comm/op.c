@@ -68,6 +68,29 @@ int tally_op_wait(tally_op *op, int timeout_ms)
     return op->status ? tly_fail(-op->status, "%s", op->sentence ? op->sentence : "failed") : 0;
 }
 
+void tly_op_set_done(struct tally_op *op)
+{
+    tly_event_set(&op->done);
+    /* Pairs with tally_op_watch(), all of it seq_cst: one of the two sees what the other has written. */
+    if (atomic_load(&op->queued) && !atomic_exchange(&op->announced, true))
+        tly_events_op(op->comm, op);
+}
+
+int tally_op_watch(tally_op *op)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    atomic_fetch_add(&op->references, 1); /* the completion queue's */
+    if (atomic_exchange(&op->queued, true)) {
+        tly_op_unref(op);
+        return tly_fail(EINVAL, "the operation's end is announced anyway");
+    }
+    if (!tly_event_is_set(&op->done) || atomic_exchange(&op->announced, true))
+        return 0;
+    tly_op_unref(op);
+    return 1;
+}
+
 const char *tally_op_error(const tally_op *op)
 {
     return tly_event_is_set(&op->done) && op->status && op->sentence ? op->sentence : "";
@@ -120,11 +143,9 @@ static void complete(tally_comm *c, struct tally_op *op)
     op->tensor = NULL;
     c->ops_done++;
     c->bytes_done += op->bytes;
-    if (op->queued)
-        tly_events_op(c, op);
     tly_epoch_unref(op->epoch);
     op->epoch = NULL;
-    tly_event_set(&op->done);
+    tly_op_set_done(op);
     tly_op_unref(op);
     tly_comm_ended(c);
 }
@@ -397,6 +418,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
         .output = r->output,
         .prescale = o && o->prescale != 0 ? o->prescale : 1,
         .postscale = o && o->postscale != 0 ? o->postscale : 1,
+        .queued = o && o->queued,
     };
     tly_list_init(&op->node);
     tly_list_init(&op->event);
@@ -404,7 +426,6 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
                        ? o->priority
                        : 0; /* a probe comes behind what was asked for before */
     op->space = o ? (uint8_t)o->space : 0;
-    op->queued = o && o->queued;
     op->tag = o ? o->tag : NULL;
     take_shape(op, r, o);
     if (r->reason) {
@@ -778,10 +799,8 @@ static int hand_out_ended(tally_comm *c, const struct request *r, const struct t
     if (!op)
         return tly_fail(ENOMEM, "out of memory");
     atomic_fetch_sub_explicit(&op->references, 1, memory_order_relaxed); /* the loop never has it */
-    tly_event_set(&op->done);
+    tly_op_set_done(op);
     *out = op;
-    if (op->queued)
-        tly_events_op(c, op);
     return 0;
 }
 

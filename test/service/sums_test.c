@@ -5,6 +5,7 @@
  * Each job works through the same list of operations, made from a seed: kinds, types, reductions, sizes, factors,
  * values.  One rank an operation compares with the reference, all ranks leave a hash of what they got, and the hashes
  * must agree over ranks and over jobs with the same ranks.  SERVICE_SOAK=N works through N lists. */
+#include <errno.h>
 #include <setjmp.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -269,7 +270,7 @@ static void submit(const struct run *run, tally_comm *c, struct flight *f, int i
                                 .prescale = o->prescale,
                                 .postscale = o->postscale,
                                 .space = (uint32_t)o->space,
-                                .queued = queued,
+                                .queued = queued && index % 2,
                                 .tag = f};
     size_t element = reference_element(o->dtype);
     const char *n = o->unnamed ? NULL : name;
@@ -304,6 +305,13 @@ static void submit(const struct run *run, tally_comm *c, struct flight *f, int i
         err = tally_barrier(c, n, &opt, &f->op);
     }
     CHECK(err == 0);
+    if (queued) { /* from the beginning, or from now on */
+        int watched = opt.queued ? 0 : tally_op_watch(f->op);
+        CHECK(watched == 0 || watched == 1);
+        CHECK(!watched || tally_op_poll(f->op));
+        CHECK(tally_op_watch(f->op) == -EINVAL);
+        f->ended = watched;
+    }
 }
 
 static void check_gathered(const struct run *run, const struct operation *o, struct flight *f, int index,
@@ -371,7 +379,10 @@ static void await_batch(tally_comm *c, struct flight *flights, int n, bool queue
         }
         return;
     }
-    for (int left = n; left;) {
+    int left = 0;
+    for (int i = 0; i < n; i++)
+        left += !flights[i].ended;
+    while (left) {
         struct tally_event e;
         CHECK(tally_comm_next(c, -1, &e) == 0);
         CHECK(e.kind == TALLY_EVENT_OP);

@@ -416,6 +416,14 @@ class Transfer:
         if then is not None:
             then(self)
 
+    def watch(self, then):
+        """As Operation's."""
+        with self._lock:
+            if not self._arrived.is_set():
+                self._then = then
+                return
+        then(self)
+
     def done(self):
         return self._arrived.is_set()
 

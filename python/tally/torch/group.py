@@ -381,7 +381,7 @@ class Group(dist.ProcessGroup):
         self._look_at(work, tensor)
         source, reduction = self._reduction(tensor, operator)
         if root is None:
-            work.add(self._ranks.reduce, source, source, reduction)
+            work.add(self._ranks.reduce, source, source, reduction, in_place=True)
             return
         packed = source.resolve_neg().contiguous()
         work.add(self._ranks.reduce_to, packed, reduction, root)

@@ -87,7 +87,7 @@ def _average(state, bucket, dtype):
 
     future, then = _ended(gradient)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient), then)
+    _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient)).watch(then)
     return future
 
 

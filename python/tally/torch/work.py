@@ -41,10 +41,11 @@ class GroupWork(Work):
         limit = limit.total_seconds() if limit is not None else 0
         self._limit = limit if limit > 0 else group.limit
         self._deadline = time.monotonic() + self._limit
-        # Who waits at once needs nobody else to see the end.
+        # Who waits at once needs nobody else to see the end; who waits later, for a sum in place, neither.
         self._then = self._one_ended if getattr(options, "asyncOp", True) else None
         self._lock = threading.RLock()  # guards the rest
         self._operations, self._touches = [], []
+        self._unseen = []  # of the operations those whose end nobody sees until somebody asks for a future
         self._missing = count
         self._left = 1  # operations that have not ended, and one for the filling in
         self._settled = False
@@ -83,14 +84,25 @@ class GroupWork(Work):
         if self._device is not None:
             self._device.keep(tensors)
 
-    def add(self, submit, *arguments):
-        """Call submit(*arguments, then), which returns an operation, and return that."""
+    def add(self, submit, *arguments, in_place=False):
+        """Call submit(*arguments, then), which returns an operation, and return that.
+
+        in_place: nothing is to be done after it, so that its end is seen only if somebody asks for it."""
+        then = None if in_place and self._device is None else self._then
         with self._lock:
             self._left += 1
             self._missing -= 1  # what cannot be submitted is refused by who was to submit it
-        operation = submit(*arguments, self._then)
+        operation = submit(*arguments, then)
         self._operations.append(operation)
+        if then is not self._then:
+            self._unseen.append(operation)
         return operation
+
+    def _see(self):
+        with self._lock:
+            unseen, self._unseen = self._unseen, []
+        for operation in unseen:
+            operation.watch(self._one_ended)
 
     def follow(self, touch):
         """Call touch() after the end of all operations, if they have ended well; in order of calls."""
@@ -112,6 +124,8 @@ class GroupWork(Work):
                 raise type(error)("%s: %s" % (self.what, error)) from None
         if error is None:
             self.group.hold(self)
+            if self._touches:
+                self._see()
             if self._then is not None:
                 self._one_ended(None)
 
@@ -155,7 +169,7 @@ class GroupWork(Work):
 
     def _close(self):
         self._settled = True
-        self._operations, self._touches = [], []
+        self._operations, self._touches, self._unseen = [], [], []
 
     def _complete(self):
         """Complete the future, if there is one and nobody has."""
@@ -256,11 +270,13 @@ class GroupWork(Work):
             except RuntimeError:
                 pass  # it is the future's too
         with self._lock:
-            if self._future is None:
+            first = self._future is None
+            if first:
                 self._begun = self._device.runtime.future() if self._device else Future()
                 self._future = self._begun.then(self._value)
-                if not self._settled:
-                    _deadlines.watch(self)
+        if first:
+            self._see()
+            _deadlines.watch(self)
         if self._settled:
             self._complete()
         return self._future
@@ -276,6 +292,9 @@ class _Deadlines:
         self._until = None  # when the thread wakes up; None: when told to
 
     def watch(self, work):
+        deadline = work.deadline
+        if deadline is None:  # it has ended
+            return
         with self._changed:
             while self._waiting and self._has_ended(self._waiting[0]()):
                 self._waiting.popleft()
@@ -283,7 +302,7 @@ class _Deadlines:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="tally-timer", daemon=True)
                 self._thread.start()
-            elif self._until is None or work.deadline < self._until:
+            elif self._until is None or deadline < self._until:
                 self._changed.notify()
 
     @staticmethod
