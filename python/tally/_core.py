@@ -140,10 +140,11 @@ def shutdown():
         comm, events = _comm, _events
         if events.is_mine(threading.current_thread()):
             raise RuntimeError("shutdown() must not be called by a handler of log lines or at an operation's end")
-        _comm = _facts = _events = None
+        _comm = _facts = None
         events.stop()
         blocking.tally_comm_close(comm)
         events.finish()
+        _events = None
         _sweep()
 
 
@@ -360,9 +361,12 @@ class Operation:
     def watch(self, then):
         """Have then(self) called once the operation has ended: in a thread of the completion queue, or here and now if
         it has.  Once, for one that was submitted without `then`."""
-        events = _events
-        if lib.tally_op_watch(self._op) == 0:
+        events = _events  # still there, while operations may be under way
+        status = lib.tally_op_watch(self._op)
+        if status == 0:
             events.expect(self._op, then, self)
+        elif status == -errno.EINVAL:
+            raise _failed(status, "watch")
         else:
             then(self)
 

@@ -36,7 +36,7 @@ class Events:
         self._waiting = 0    # threads in tally_comm_next(), or on their way there
         self._living = 0
         self._running = 0    # calls
-        self._closed = False
+        self._closed = self._finished = False
         lib.tally_comm_watch_log(comm, 1)
         with self._changed:
             self._start()
@@ -52,7 +52,7 @@ class Events:
         """Run call(operation) once the queued operation at `address` has ended: in a thread of ours, or here and
         now if it has.  For every queued operation, once.  A call must not raise."""
         with self._changed:
-            if address not in self._early:
+            if address not in self._early and not self._finished:
                 self._calls[address] = (call, operation)
                 return
             self._early.discard(address)
@@ -117,7 +117,7 @@ class Events:
         """After the communicator's closing: all operations have ended, run what calls are left.  Each in a thread, for
         they may wait for each other."""
         with self._changed:
-            entries, self._calls = list(self._calls.values()), {}
+            entries, self._calls, self._finished = list(self._calls.values()), {}, True
         threads = [threading.Thread(target=call, args=(operation,), name="tally-event", daemon=True)
                    for call, operation in entries]
         for thread in threads:

@@ -8,7 +8,7 @@
 
 /* 0: not set; 1: set; 2: not set, somebody sleeps on it. */
 struct tly_event {
-    _Atomic uint32_t state; /* seq_cst in set, acquire in is_set and wait */
+    _Atomic uint32_t state; /* seq_cst in set and is_set, acquire in wait */
 };
 
 static inline bool tly_event_is_set(const struct tly_event *e)

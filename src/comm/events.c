@@ -112,8 +112,6 @@ static bool take(tally_comm *c, struct tally_event *e)
     if (!tly_list_empty(&c->events)) {
         struct tally_op *op = tly_list_entry(c->events.next, struct tally_op, event);
         tly_list_remove(&op->event);
-        /* Queued before `done` is set, by a hair: what the event says must hold. */
-        tly_event_wait(&op->done, -1);
         e->kind = TALLY_EVENT_OP;
         e->status = op->status;
         e->op = op;

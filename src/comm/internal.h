@@ -349,9 +349,8 @@ struct tally_comm {
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
-    uint32_t straggler;     /* who was named last, */
-    bool straggler_network; /* for its network, else for what it computes, */
-    int64_t named_at;       /* and when, on the awake clock; 0: nobody */
+    uint32_t straggler; /* who was named last, */
+    int64_t named_at;   /* and when, on the awake clock; 0: nobody */
     uint32_t reports_missing;
     struct tly_event *report_done;
     _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */

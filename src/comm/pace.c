@@ -167,8 +167,7 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         snprintf(who, sizeof who, ", held up by ");
         machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));
     } else if (ratio < SLOW && c->named_at)
-        snprintf(who, sizeof who, ", held up by rank %u: %s", c->straggler,
-                 c->straggler_network ? "its network is slow" : "it computes longer");
+        snprintf(who, sizeof who, ", held up by rank %u", c->straggler); /* a warning has said why */
     else if (ratio < SLOW)
         snprintf(who, sizeof who, ", by which machine is not known");
     snprintf(out, len, "; large tensors at %.3g Gbit/s, predicted %.3g%s", gbits(reached),

@@ -311,7 +311,6 @@ static void on_straggler(struct peer *peer, const struct tly_frame *f, const voi
     if (c->named_at && rank == c->straggler && c->loop.awake - c->named_at < REPEAT_S * TLY_SEC)
         return;
     c->straggler = rank;
-    c->straggler_network = network;
     c->named_at = c->loop.awake;
     tly_warn("comm", "%s", text);
 }

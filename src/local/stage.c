@@ -2,12 +2,12 @@
  *
  * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
  * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
- * goes: it puts blocks of its input in, each block's owner sums it (blocks go round the ranks) and writes the sum into all
- * windows, and the owner takes it out.  What lies in the pool is read and written where it lies.
+ * goes: it puts blocks of its input in, each block's owner (blocks go round the ranks) sums it and writes the sum into all
+ * windows, and each rank takes its own out.  What lies in the pool is read and written where it lies.
  *
  * A rank's work entry says how far it is, in blocks: `next` those that can be read of its input, `done` those of its own
- * that are summed.  Only the rank itself writes them.  A slot of the window is free again once its owner has taken out
- * what lay there, and nobody else has to be asked. */
+ * that are summed.  Only the rank itself writes them.  A slot of a window is free again once its rank has taken out what
+ * lay there, and nobody else has to be asked. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -116,7 +116,7 @@ static bool can_sum(const struct tly_local *l, const struct tly_round *r)
 static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return r->staged < r->parts && r->staged < r->copied + slots(r) &&
-           (r->op->borrowed || first || l->windows < MOST_WINDOWS);
+           (r->op->borrowed || first || (l->windows < MOST_WINDOWS && (!l->no_more || l->window[0].is_free)));
 }
 
 static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
@@ -147,11 +147,11 @@ bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r)
 
 /* Where in this process a block of a rank's input or output can be read and written, or its sum put; NULL: it says what
  * cannot be. */
-static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block,
-                     uint64_t at, uint64_t length)
+static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block)
 {
     uint64_t window = atomic_load_explicit(&work_of(l, r, rank)->window, memory_order_relaxed);
-    uint64_t place = window + (uint64_t)(block % slots(r)) * r->part_bytes + at, all = l->at[rank].bytes;
+    uint64_t place = window + (uint64_t)(block % slots(r)) * r->part_bytes, all = l->at[rank].bytes;
+    uint64_t length = length_of(r, block);
     if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
         return l->at[rank].base + place;
     char sentence[100];
@@ -175,7 +175,7 @@ static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t b
         } else if (is_pooled(p)) {
             in[i] = l->at[i].base + p->input + from;
             out[i] = l->at[i].base + p->output + from;
-        } else if (!(in[i] = out[i] = seen(l, r, i, block, 0, len))) {
+        } else if (!(in[i] = out[i] = seen(l, r, i, block))) {
             return false;
         }
     }

@@ -570,6 +570,14 @@ def follow(path):
             time.sleep(0.3)
         first.get_future().then(lambda _: dist.all_reduce(y)).wait()
         assert y.tolist() == [2] * 4
+        # What nobody waits for arrives, in memory of any order.
+        strided, plain = torch.ones(3, 4).t(), torch.ones(3)
+        kept = [dist.all_reduce(one, async_op=True) for one in (strided, plain)]
+        dist.barrier()
+        deadline = time.monotonic() + 20
+        while not (strided == 2).all() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert strided.tolist() == [[2] * 3] * 4 and plain.tolist() == [2] * 3 and len(kept) == 2
         # While another thread would begin one.
         look = module.Group._look_at
 

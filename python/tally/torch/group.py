@@ -381,7 +381,9 @@ class Group(dist.ProcessGroup):
         self._look_at(work, tensor)
         source, reduction = self._reduction(tensor, operator)
         if root is None:
-            work.add(self._ranks.reduce, source, source, reduction, in_place=True)
+            # Else it is summed in a copy, which is to be copied back.
+            in_place = source.is_contiguous() and not source.is_neg()
+            work.add(self._ranks.reduce, source, source, reduction, in_place=in_place)
             return
         packed = source.resolve_neg().contiguous()
         work.add(self._ranks.reduce_to, packed, reduction, root)
