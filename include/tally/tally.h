@@ -285,7 +285,7 @@ enum tally_kind {
 TALLY_API int tally_op_poll(const tally_op *op);
 
 /* Have the end announced by tally_comm_next() after all, as options.queued does from the beginning.  0: it will be, once;
- * 1: the operation has ended already, and nothing is announced.  -EINVAL: it is announced anyway; -ECHILD. */
+ * 1: the operation has ended already, and nothing is announced.  -EINVAL: that was asked for before; -ECHILD. */
 TALLY_API int tally_op_watch(tally_op *op);
 
 /* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;

@@ -83,7 +83,7 @@ int tally_op_watch(tally_op *op)
     atomic_fetch_add(&op->references, 1); /* the completion queue's */
     if (atomic_exchange(&op->queued, true)) {
         tly_op_unref(op);
-        return tly_fail(EINVAL, "the operation's end is announced anyway");
+        return tly_fail(EINVAL, "the operation's end was asked for before");
     }
     if (!tly_event_is_set(&op->done) || atomic_exchange(&op->announced, true))
         return 0;
