@@ -144,6 +144,8 @@ static void measure(enum way way, bool hot, float *data, size_t count, double se
         for (int j = 0; j < batch; j++)
             call(way, data, count);
         mine[i] = (now() - begin) / batch;
+        if (!hot)
+            barrier(way); /* or who shares a core refills while the other is still in the call */
     }
     push_pull("slowest", mine, (size_t)samples, TALLY_FLOAT64, TALLY_MAX);
     memcpy(s->samples + s->count, mine, (size_t)samples * sizeof *mine);
