@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """push_pull of one tensor beside what the same connections carry, over sizes and layouts of a job on this machine.
 
-    bench/push_pull.py [--quick] [--json FILE] [--layouts 2x2,4x2] [--checksum] [--build DIR] [-- options of push_pull.c]
+    bench/push_pull.py [--quick] [--json FILE] [--layouts 2x2,4x2,2x0,4x0] [--checksum] [--build DIR] [-- options of push_pull.c]
 
 A layout is ranks x tallyd; 2x0 is two ranks on one machine.  push_pull.c does the work, and says what is measured.
 Settings of Tally are taken from the environment: TALLY_PART_BYTES=512K bench/push_pull.py

@@ -113,7 +113,7 @@ TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 
 /* --- communicators ------------------------------------------------------------------------------ */
 
-/* Join the job and wait until all ranks and services have.  `settings` is NULL or a NULL-terminated list
+/* Join the job and wait until all ranks have, and tallyd for TALLY_SERVERS_TIMEOUT longer.  `settings` is NULL or a NULL-terminated list
  * of "NAME=value" that go before the environment and the configuration file (`tally params` lists the
  * names).  Errors: -EINVAL a setting or variable is unknown, out of range or missing; -ETIMEDOUT no
  * coordinator, or a rank is missing (named); -EACCES the secret differs or is needed; -EADDRINUSE; -EEXIST
@@ -171,11 +171,12 @@ TALLY_API int tally_group_size(const tally_group *group); /* number of its ranks
 
 /* `bytes` bytes (0 counts as 1) of zeros at a page's beginning, where the other ranks of this machine can read and
  * write them too: tensors there are reduced without being copied first.  Where this machine's ranks do not
- * share memory (TALLY_LOCAL=off, one rank on each of several machines, no room) it is ordinary memory.  After a failure of the job its contents are undefined.
- * A forked child does not have it.  -ENOMEM: tally_error() names the limit. */
+ * sum in shared memory (TALLY_LOCAL=off; one machine with a tallyd; one rank on each of several machines, or ranks placed
+ * so that it would change sums; more than 64 ranks on it; no room) it is ordinary memory.  After a failure of the job its
+ * contents are undefined.  A forked child does not have it.  -ENOMEM: tally_error() names the limit. */
 TALLY_API int tally_alloc(tally_comm *comm, size_t bytes, void **memory);
 
-/* 1 where tally_alloc() gives memory that the ranks of the job share, so that it pays to have tensors there; else 0. */
+/* 1 where tally_alloc() gives memory that the ranks of this machine share, so that it pays to have tensors there; else 0. */
 TALLY_API int tally_comm_has_pool(const tally_comm *comm);
 
 /* Give it back, before or after the communicator is closed; no operation may use it.  NULL is accepted.
@@ -290,7 +291,7 @@ TALLY_API int tally_op_watch(tally_op *op);
 
 /* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;
  * -ETIMEDOUT: the waiting ended, not the operation; else the operation's own -errno: -EINVAL the ranks
- * disagree, -ECONNRESET a rank or service is gone, -ETIME a rank was late for longer than TALLY_TIMEOUT,
+ * disagree, -ECONNRESET a rank is gone, -ETIME a rank was late for longer than TALLY_TIMEOUT,
  * -ESHUTDOWN closed. */
 TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 

@@ -152,8 +152,8 @@ def alloc(shape, dtype="float32"):
     """A NumPy array of zeros, in memory that the ranks of this machine share: there push_pull() copies nothing.
 
     shape: a number or a tuple; dtype: what numpy.dtype() takes.  Contiguous, at a page's beginning; its memory is given
-    back with the last view of it.  Where ranks share no memory (several machines, TALLY_LOCAL=off) it is ordinary
-    memory.  A forked process does not have it and must not look at it.  MemoryError says which limit was met."""
+    back with the last view of it.  Where this machine's ranks do not sum in shared memory (tally.h, tally_alloc(), says
+    where) it is ordinary memory.  A forked process does not have it and must not look at it.  MemoryError says which limit was met."""
     numpy = _numpy("alloc()")
     dtype = numpy.dtype(dtype)
     shape = tuple(shape) if hasattr(shape, "__len__") else (shape,)

@@ -30,12 +30,12 @@
     X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "a rank silent for so long is dead") \
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "largest part of a tensor that is sent as one; default what the slowest network card sends in 0.4 ms, 32K to 512K") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "largest part of a tensor that is sent as one; default what the slowest network card sends in 0.5 ms, 32K to 512K") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on; default half a part, from 64K to 128K") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
-    X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload carries a checksum, and what was altered on its way is found") \
+    X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload that goes over TCP carries a checksum, and what was altered on its way is found") \
     X(TALLY_RETAIN_BYTES, SIZE, retain_bytes, 4194304, 0, 1ull << 40, 0, "of an operation, what may be copied aside at its end until all ranks have it, where a tallyd summed it") \
     X(TALLY_RETAIN_MEMORY, SIZE, retain_memory, 67108864, 0, 1ull << 40, 0, "memory for such copies, on each machine") \
     X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says, else it is measured") \

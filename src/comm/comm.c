@@ -52,7 +52,7 @@ int tally_comm_machine_count(const tally_comm *c)
 }
 int tally_comm_service_count(const tally_comm *c)
 {
-    tally_comm *lockable = (tally_comm *)c; /* as far as its caller can see nothing changes */
+    tally_comm *lockable = (tally_comm *)c; /* the lock is no part of what its caller sees */
     int count = 0;
     pthread_mutex_lock(&lockable->names_lock);
     for (int i = 0; i < c->epoch->services; i++)

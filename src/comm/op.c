@@ -1,6 +1,6 @@
 /* op.c - operations from submission to completion.
  *
- * Submission checks, names and cuts in the caller's thread, then hands over through the inbox.  A small
+ * Submission checks and names in the caller's thread, then hands over through the inbox; the loop cuts.  A small
  * operation is sent by the caller itself if the loop is asleep: that saves a change of threads. */
 #include <errno.h>
 #include <stdio.h>

@@ -54,7 +54,7 @@ struct tly_roster_service {
     uint32_t rank;  /* embedded: its rank */
     uint32_t port;
     uint64_t incarnation;
-    uint64_t bandwidth, sum_rate, memory; /* as its member has said */
+    uint64_t bandwidth, sum_rate, memory; /* as its member has said, or was measured */
     uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
     uint32_t weight; /* its share of all bytes, over the sum of weights */
     char address[64], host[64];
@@ -98,9 +98,9 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
 /* Bandwidth of the slowest card that is known, bytes/s; 0: none is. */
 double tly_roster_slowest(const struct tly_roster *r);
 
-/* How sums are nested (design decision 1): sizes of the groups of leaves, and order[] the ranks in the order
+/* How sums are nested (RATIONALE, "Sums follow a balanced tree"): sizes of the groups of leaves, and order[] the ranks in the order
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in
- * their order ("flat", return true); else a group for each machine.  `once` rounded types (16 bit) are flat
+ * their order ("flat", return true); else a group for each machine.  16-bit types, which are rounded once, are flat
  * only with one rank a machine.  group_size and order have room for rank_count; *groups is set. */
 bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
                      uint32_t *order);

@@ -1,5 +1,5 @@
 /* control.h - what lies at the head of each rank's segment, and the engine that works on it; shared by meet.c,
- * local.c, posts.c, work.c and team.c.
+ * local.c, posts.c, work.c, stage.c and team.c.
  *
  * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
  * What is small travels in the post itself; a larger tensor's post says where it lies. */
@@ -74,7 +74,8 @@ struct tly_control {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
-    struct tly_work work[TLY_WORKS]; /* rank 0's are used, or of a team's ranks all */
+    struct tly_work
+        work[TLY_WORKS]; /* rank 0's are used; of a team, and of what goes through windows, all ranks' */
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 

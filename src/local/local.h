@@ -7,10 +7,11 @@
  * (tly_local_enter) and what has landed.  What cannot be done here, because ranks disagree or
  * refuse or memory is short, is given back (`divert`) on all ranks, and takes the way through the service.
  *
- *   meet.c     the start: segments change hands        local.c   operations: posts, rounds, waiting
- *   work.c     moving and reducing the data            control.h what lies in shared memory
- *   team.c     the same for a team                     segment.c the memory, and the pool for tensors
- *   process.c  whether another rank still lives */
+ *   meet.c     the start: segments change hands        local.c   who drives the engine, and waiting
+ *   posts.c    posts out and in, rounds                control.h what lies in shared memory
+ *   work.c     moving and reducing the data            segment.c the memory, and the pool for tensors
+ *   stage.c    reductions through windows              process.c whether another rank still lives
+ *   team.c     what a team does */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 
@@ -70,8 +71,8 @@ struct tly_local_user {
     void (*divert)(void *user, struct tly_local_op *op);
     /* Of a team: the sum lies at op->sums + place.  Its result is to land there, then: tly_local_landed(). */
     void (*summed)(void *user, struct tly_local_piece *piece);
-    /* An allgather's first dimensions are known: room for `count` elements in all, whose ranks' parts are count[i]
-     * elements; NULL: cannot be had. */
+    /* An allgather's first dimensions are known: room for all ranks' parts, of bytes[i] bytes each; NULL: cannot
+     * be had. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
     /* The job cannot go on.  From any thread; must not call back. */
     void (*broken)(void *user, int err, const char *sentence);

@@ -7,7 +7,7 @@
  *     16 | key             | spec hash       |
  *     32 | element count   |k d o - | part   |      k kind, d dtype, o op
  *     48 | place in tensor | length | offset |      the part's place and length; the fragment's offset in it
- *     64 | payload| round  | group  | rank   |      payload bytes that follow; rank: lowest of the pushing unit
+ *     64 | payload| round  | group  | rank   |      payload bytes that follow; rank: who sends
  *     80 | root   |priority| prescale        |
  *     96 | postscale       |accepted|granted |      cumulative counts, modulo 2^32
  *    112 |received| stable | check           |      SipHash-2-4 of bytes 0..119 under the direction's key
@@ -42,7 +42,7 @@ enum tly_frame_type {
     TLY_PREPARE,   /* change of epoch: begin no new rounds */
     TLY_BEGUN,     /* member -> coordinator: connected; rounds begun */
     TLY_COMMIT,    /* coordinator -> member: the epoch holds from here */
-    TLY_COMPLAIN,  /* member -> coordinator: sentence that fails the job */
+    TLY_COMPLAIN,  /* rank -> coordinator: why the job cannot go on, or which service cannot be reached */
     TLY_PUSH,      /* worker -> service: input, request or error mark */
     TLY_RESULT,    /* service -> worker */
     TLY_SPEC,      /* home -> worker: tell your spec; back: its text */

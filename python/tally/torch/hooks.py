@@ -3,8 +3,8 @@
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
 
-Flow: backward fills a bucket -> the hook submits its average over the ranks, in place -> a thread on the completion
-queue completes the future that backward's end waits for.
+Flow: backward fills a bucket -> the hook submits its average over the ranks, in place -> the hook, if the sum has
+ended by then, or a thread on the completion queue completes the future that backward's end waits for.
 
 SPDX-License-Identifier: Apache-2.0
 """

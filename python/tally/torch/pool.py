@@ -13,8 +13,8 @@ from .. import _core
 def alloc(*size, dtype=None):
     """A tensor of zeros for gradients and the like; its memory is given back with the last tensor that uses it.
 
-    size: as for torch.zeros(); dtype: torch's default where None.  Contiguous, at a page's beginning.  Where ranks share
-    no memory (several machines, TALLY_LOCAL=off) it is ordinary memory, and all is as with torch.zeros().  A forked
+    size: as for torch.zeros(); dtype: torch's default where None.  Contiguous, at a page's beginning.  Where this
+    machine's ranks do not sum in shared memory (tally.h, tally_alloc(), says where) it is ordinary memory, and all is as with torch.zeros().  A forked
     process (a DataLoader's worker) does not have it and must not look at it.  MemoryError says which limit was met."""
     if len(size) == 1 and not isinstance(size[0], int):
         size = tuple(size[0])
