@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -26,6 +27,14 @@
 
 #define LEAST_BYTES (64ull << 20)
 #define HUGE_PAGE (2ull << 20)
+#define UNASKED (2ull << 20)      /* that may be taken before the cgroup is asked */
+#define SLICE (4ull << 20)        /* of pages that are had before it is asked again */
+#define MARGIN (16ull << 20)      /* for what others take meanwhile */
+#define MOST_DIRTY (256ull << 20) /* staging that is given back keeps its pages up to so many bytes */
+
+#ifndef HUGETLBFS_MAGIC
+#define HUGETLBFS_MAGIC 0x958458f6
+#endif
 
 /* A stretch of a pool, or memory of this process alone. */
 struct block {
@@ -39,7 +48,7 @@ struct block {
 struct tly_segment {
     atomic_int references; /* who uses it, and each block in use */
     uint8_t *base;
-    uint64_t bytes, head;
+    uint64_t bytes, head, dirty; /* dirty: bytes of free blocks that are; under `lock` */
     int fd;
     unsigned generation;    /* of forks */
     struct tly_list blocks; /* under `lock` */
@@ -93,8 +102,11 @@ int tly_segment_map(int fd, uint64_t bytes, uint8_t **base)
 bool tly_segment_is_sound(int fd, uint64_t bytes)
 {
     struct stat st;
+    struct statfs fs;
     int seals = fcntl(fd, F_GET_SEALS);
-    return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && (uint64_t)st.st_size >= bytes;
+    /* Of huge pages there may be none when one is touched. */
+    return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && (uint64_t)st.st_size >= bytes &&
+           fstatfs(fd, &fs) == 0 && (unsigned long)fs.f_type != HUGETLBFS_MAGIC;
 }
 
 void tly_segment_unmap(uint8_t *base, uint64_t bytes)
@@ -114,34 +126,51 @@ static uint64_t wanted_bytes(void)
     return bytes / HUGE_PAGE * HUGE_PAGE;
 }
 
-/* Have all pages now: one that cannot be had later is a SIGBUS. */
-static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
-{
-    if (bytes >= HUGE_PAGE)
-        madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
-    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
-        return 0;
-    if (errno != EINVAL)
-        return -ENOMEM;
-    if (fd < 0) /* before Linux 5.14 */
-        return 0;
-    int err = posix_fallocate(fd, at - base, (off_t)bytes);
-    return err ? -ENOMEM : 0;
-}
-
 static int too_much(uint64_t bytes)
 {
     return tly_fail(ENOMEM, "no %llu MB of memory (the machine's, the cgroup's or ulimit's)",
                     (unsigned long long)bytes >> 20);
 }
 
-/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before. */
+/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before.  Not each time for a little. */
 static int ask_cgroup(uint64_t bytes)
 {
-    uint64_t room = bytes >= HUGE_PAGE ? tly_topo_memory("") : UINT64_MAX;
-    return bytes <= room ? 0
-                         : tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
-                                    (unsigned long long)bytes >> 20, (unsigned long long)room >> 20);
+    static atomic_ullong unasked;
+    if (atomic_fetch_add(&unasked, bytes) + bytes < UNASKED)
+        return 0;
+    uint64_t room = tly_topo_memory("");
+    if (room >= MARGIN && bytes <= room - MARGIN) {
+        atomic_store(&unasked, 0);
+        return 0;
+    }
+    return tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
+                    (unsigned long long)(bytes + (1 << 20) - 1) >> 20, (unsigned long long)room >> 20);
+}
+
+static int populate_slice(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+{
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL)
+        return too_much(bytes);
+    if (fd < 0) /* before Linux 5.14 */
+        return 0;
+    return posix_fallocate(fd, at - base, (off_t)bytes) == 0 ? 0 : too_much(bytes);
+}
+
+/* Have all pages now: one that cannot be had later is a SIGBUS.  Other ranks do the same meanwhile, and all count
+ * against the cgroup's limit. */
+static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+{
+    if (bytes >= HUGE_PAGE)
+        madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
+    int err = 0;
+    for (uint64_t done = 0; done < bytes && !err; done += SLICE) {
+        uint64_t slice = bytes - done < SLICE ? bytes - done : SLICE;
+        err = ask_cgroup(slice);
+        err = err ? err : populate_slice(fd, base, at + done, slice);
+    }
+    return err;
 }
 
 int tly_segment_create(size_t head, struct tly_segment **segment)
@@ -269,6 +298,7 @@ static struct block *take(struct tly_segment *s, uint64_t bytes, bool dirty)
             b->bytes = bytes;
         }
         b->used = true;
+        s->dirty -= dirty ? bytes : 0;
         tly_segment_ref(s);
         return b;
     }
@@ -292,8 +322,10 @@ static void clean(struct tly_segment *s)
         struct block *b = tly_list_entry(n, struct block, node);
         if (b->used)
             continue;
-        if (b->dirty)
+        if (b->dirty) {
             wipe(s, b->at, b->bytes);
+            s->dirty -= b->bytes;
+        }
         b->dirty = false;
         struct block *before = tly_list_entry(n->prev, struct block, node);
         if (n->prev != &s->blocks && !before->used) {
@@ -306,10 +338,14 @@ static void clean(struct tly_segment *s)
 static void give(struct block *b)
 {
     struct tly_segment *s = b->segment;
-    if (!b->borrowed)
+    pthread_mutex_lock(&lock);
+    bool keep = b->borrowed && s->dirty + b->bytes <= MOST_DIRTY;
+    s->dirty += keep ? b->bytes : 0;
+    pthread_mutex_unlock(&lock);
+    if (!keep)
         wipe(s, b->at, b->bytes);
     pthread_mutex_lock(&lock);
-    b->dirty = b->borrowed;
+    b->dirty = keep;
     b->used = b->borrowed = false;
     join_with_next(s, b);
     if (b->node.prev != &s->blocks)
@@ -345,10 +381,8 @@ static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, vo
         return tly_fail(ENOMEM, "%llu MB are more than what is left of %llu MB of shared memory",
                         (unsigned long long)bytes >> 20, (unsigned long long)s->bytes >> 20);
     int err = 0;
-    if (!b->dirty && !has_room(s, bytes))
-        err = -ENOMEM; /* it says why */
-    else if (!b->dirty && populate(s->fd, s->base, b->at, bytes) != 0)
-        err = too_much(bytes);
+    if (!b->dirty)
+        err = has_room(s, bytes) ? populate(s->fd, s->base, b->at, bytes) : -ENOMEM; /* they say why */
     if (err) {
         b->borrowed = false;
         give(b);
@@ -362,11 +396,12 @@ static int alloc_stray(uint64_t bytes, void **out)
 {
     struct block *b = calloc(1, sizeof *b);
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!b || p == MAP_FAILED || populate(-1, p, p, bytes) != 0) {
+    int err = !b || p == MAP_FAILED ? too_much(bytes) : populate(-1, p, p, bytes);
+    if (err) {
         if (p != MAP_FAILED)
             munmap(p, bytes);
         free(b);
-        return too_much(bytes);
+        return err;
     }
     *b = (struct block){.at = p, .bytes = bytes, .used = true};
     pthread_mutex_lock(&lock);

@@ -1,4 +1,5 @@
 /* segment_test.c - memory that ranks share: what is handed out is zero, whatever was there before. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -73,6 +74,25 @@ static void test_pages_of_staging(void **state)
     tly_segment_unref(s);
 }
 
+/* ... but not all that there ever was. */
+static void test_most_pages_of_staging(void **state)
+{
+    enum { COUNT = 5, EACH = 64 << 20 };
+    struct tly_segment *s;
+    void *staged[COUNT];
+    assert_int_equal(tly_segment_create(HEAD, &s), 0);
+    size_t head = pages(s);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < COUNT; i++)
+            assert_int_equal(tly_pool_borrow(s, EACH, &staged[i]), 0);
+        assert_true(pages(s) >= head + (size_t)COUNT * EACH);
+        for (int i = 0; i < COUNT; i++)
+            assert_int_equal(tly_pool_free(staged[i]), 0);
+        assert_int_equal(pages(s), head + (size_t)4 * EACH);
+    }
+    tly_segment_unref(s);
+}
+
 /* What is locked is zero and gives its pages back all the same; and a segment is not there as a whole at once. */
 static void test_locked(void **state)
 {
@@ -105,13 +125,22 @@ static void test_sound(void **state)
     assert_int_equal(ftruncate(other, 1 << 20), 0);
     assert_false(tly_segment_is_sound(other, 1 << 20));
     close(other);
+    /* Its pages may not be there when they are touched. */
+    other = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (other >= 0) {
+        assert_int_equal(ftruncate(other, 64 << 20), 0);
+        assert_int_equal(fcntl(other, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+        assert_false(tly_segment_is_sound(other, 64 << 20));
+        close(other);
+    }
     tly_segment_unref(s);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_after_staging),
-                                       cmocka_unit_test(test_pages_of_staging), cmocka_unit_test(test_locked),
-                                       cmocka_unit_test(test_sound)};
+                                       cmocka_unit_test(test_pages_of_staging),
+                                       cmocka_unit_test(test_most_pages_of_staging),
+                                       cmocka_unit_test(test_locked), cmocka_unit_test(test_sound)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,17 +166,35 @@ def memory_group():
     return None
 
 
-def test_limit_of_a_cgroup():
-    """More than the group's limit leaves is refused with a sentence that names it, and nobody is killed."""
+@pytest.fixture
+def limited_group():
+    """A control group with a limit of 1 GB."""
     found = memory_group()
     if found is None:
         pytest.skip("no control group with a limit of memory can be made here")
     group, name = found
-    code = textwrap.dedent("""
-        import sys, tally, tally.torch as hvd
+    with open(os.path.join(group, name), "w", encoding="ascii") as limit:
+        limit.write(str(1 << 30))
+    yield group
+    os.rmdir(group)
+
+
+def start_in(group, code):
+    """A job of one rank in the control group, that goes on with `code`."""
+    begin = """
+        import os, sys, time, tally, tally.torch as hvd
         with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
             procs.write("0")
         hvd.init()
+    """
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code), group],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env=jobs.environment({"RANK": "0", "WORLD_SIZE": "1", "TALLY_PORT": str(free_port())}))
+
+
+def test_limit_of_a_cgroup(limited_group):
+    """More than the group's limit leaves is refused with a sentence that names it, and nobody is killed."""
+    process = start_in(limited_group, """
         kept = hvd.alloc(32 << 20)
         try:
             hvd.alloc(1 << 30)
@@ -187,12 +205,41 @@ def test_limit_of_a_cgroup():
         assert tally.push_pull(kept.numpy()[:10], "a")[0] == 1
         print("good")
     """)
-    try:
-        with open(os.path.join(group, name), "w", encoding="ascii") as limit:
-            limit.write(str(1 << 30))
-        done = subprocess.run([sys.executable, "-c", code, group], capture_output=True, text=True, timeout=120,
-                              env=jobs.environment({"RANK": "0", "WORLD_SIZE": "1", "TALLY_PORT": str(free_port())}))
-        assert done.returncode == 0 and "good" in done.stdout, done.stdout + done.stderr
-        assert "refused: no 4096 MB of memory: the cgroup's limit leaves" in done.stdout, done.stdout
-    finally:
-        os.rmdir(group)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "good" in said, said
+    assert "refused: no 4096 MB of memory: the cgroup's limit leaves" in said, said
+
+
+def test_limit_of_a_cgroup_little_by_little(limited_group):
+    process = start_in(limited_group, """
+        kept = []
+        try:
+            for _ in range(1100):
+                kept.append(hvd.alloc(250000))
+        except MemoryError as error:
+            print("refused:", error)
+    """)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, (process.returncode, said)
+    assert "refused: no 1 MB of memory: the cgroup's limit leaves" in said, said
+
+
+def test_limit_of_a_cgroup_at_once(limited_group, tmp_path):
+    """Each of some processes asks for more than half of what is left, at the same moment."""
+    processes = [start_in(limited_group, """
+        folder = %r
+        open(os.path.join(folder, str(os.getpid())), "w").close()
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.001)
+        try:
+            kept = hvd.alloc(100 << 20)
+            print("not refused")
+        except MemoryError as error:
+            print("refused:", error)
+        open(os.path.join(folder, str(os.getpid()) + "-done"), "w").close()
+        while len(os.listdir(folder)) < 6:
+            time.sleep(0.001)
+    """ % str(tmp_path)) for _ in range(3)]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 3, said
+    assert "refused: no" in "".join(said), said
