@@ -319,6 +319,8 @@ struct tally_comm {
 
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
     struct lateness lateness;
+    uint64_t stuck_key; /* of the operation in shared memory that was the oldest at the last tick */
+    uint32_t stuck_round;
 
     uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
 

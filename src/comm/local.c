@@ -205,6 +205,26 @@ static void watch_oldest(tally_comm *c)
     }
 }
 
+/* A rank of this machine that has died while an operation waits: its sockets tell of it only once it has given its memory
+ * back, seconds later if that is much, and to a coordinator that is away they do not. */
+static void look_for_dead(tally_comm *c)
+{
+    struct tly_local_late oldest = {0};
+    bool any = tly_local_late(c->local, &oldest) > 0;
+    bool stuck = any && oldest.key == c->stuck_key && oldest.round == c->stuck_round;
+    c->stuck_key = oldest.key;
+    c->stuck_round = oldest.round;
+    int dead = stuck ? tly_local_dead(c->local) : -1;
+    if (dead < 0)
+        return;
+    const struct tly_roster *r = &c->member.roster;
+    uint32_t rank = c->neighbours[dead];
+    snprintf(c->doom, sizeof c->doom, "rank %u on %s has died", rank,
+             r->services[r->ranks[rank].machine].host);
+    tly_member_complain(&c->member, ECONNRESET, c->doom);
+    c->doom_at = c->loop.awake + TLY_SEC;
+}
+
 void tly_comm_tick_local(tally_comm *c)
 {
     if (!c->local || c->doom_at || atomic_load_explicit(&c->failed, memory_order_relaxed))
@@ -218,7 +238,8 @@ void tly_comm_tick_local(tally_comm *c)
         return;
     }
     tly_team_tick(c);
-    if (c->machines == 1)
+    look_for_dead(c);
+    if (c->machines == 1 && !c->doom_at)
         watch_oldest(c); /* else the home of each does */
 }
 

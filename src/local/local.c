@@ -19,6 +19,7 @@
 #include "base/fork.h"
 #include "base/thread.h"
 #include "local/control.h"
+#include "local/process.h"
 #include "tally/tally.h"
 #include "topo/topo.h"
 
@@ -660,6 +661,18 @@ int tly_local_late(struct tly_local *l, struct tly_local_late *out)
     }
     pthread_mutex_unlock(&l->lock);
     return any;
+}
+
+int tly_local_dead(struct tly_local *l)
+{
+    int dead = -1;
+    if (pthread_mutex_trylock(&l->lock) != 0)
+        return -1;
+    for (uint32_t i = 0; i < l->count && dead < 0; i++)
+        if (l->at[i].pidfd >= 0 && !atomic_load(&l->at[i].control->left) && tly_process_dies(l->at[i].pidfd))
+            dead = (int)i;
+    pthread_mutex_unlock(&l->lock);
+    return dead;
 }
 
 struct tly_segment *tly_local_segment(struct tly_local *l)

@@ -135,6 +135,9 @@ struct tly_local_late {
 /* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any. */
 int tly_local_late(struct tly_local *l, struct tly_local_late *out);
 
+/* A rank, of the machine's, that has died and not left before; -1: none is seen to have, or somebody is just at work. */
+int tly_local_dead(struct tly_local *l);
+
 struct tly_segment *tly_local_segment(struct tly_local *l);
 /* Between processes' private memory directly, or staged in the pool. */
 bool tly_local_direct(const struct tly_local *l);

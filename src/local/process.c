@@ -99,6 +99,11 @@ static bool is_gone(int pidfd, int ms)
     return n > 0;
 }
 
+bool tly_process_dies(int pidfd)
+{
+    return look(pidfd) == TLY_DIES || is_gone(pidfd, 0);
+}
+
 bool tly_process_has_died(int pidfd)
 {
     int64_t patience = tly_now() + DYING_MS * TLY_MS;

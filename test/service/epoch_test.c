@@ -375,6 +375,51 @@ static void test_rank_leaves_without_coordinator(void **state)
     waitpid(coordinator, NULL, 0);
 }
 
+static int goes_on_until_told(int rank, void *arg)
+{
+    struct board *b = arg;
+    const char *why;
+    tally_comm *c;
+    float x = 1;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    if (rank == 0)
+        atomic_store(&b->stage, 1);
+    job_await(&b->stage, 2);
+    for (int err = 0; !err;) {
+        tally_op *op;
+        CHECK(tally_push_pull(c, "x", &x, &x, 1, TALLY_FLOAT32, TALLY_MAX, NULL, &op) == 0);
+        err = tally_op_wait(op, -1);
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_status(c, &why) == -ECONNRESET);
+    CHECK(strstr(why, "rank 1 on ") && strstr(why, " has died"));
+    tally_comm_close(c);
+    return 0;
+}
+
+/* There is nobody whom its sockets would tell, but its neighbours see it. */
+static void test_rank_killed_without_coordinator(void **state)
+{
+    struct board *b = new_board();
+    static const int machine[3] = {0};
+    struct job j = {.ranks = 3, .main = goes_on_until_told, .arg = b, .machine = machine};
+    j.port = job_free_port();
+    pid_t coordinator = start_coordinator(j.port);
+    job_start(&j);
+    job_await(&b->stage, 1);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+    await_log(&j, 0, "the job goes on, and looks for it");
+    atomic_store(&b->stage, 2);
+    job_sleep_ms(20);
+    kill(j.rank_pid[1], SIGKILL);
+    assert_int_not_equal(job_wait_rank(&j, 1), 0);
+    for (int rank = 0; rank < 3; rank += 2)
+        if (job_wait_rank(&j, rank) != 0)
+            job_finish(&j);
+    job_clear(&j);
+}
+
 /* Some of many are killed, and all start again at once: until the coordinator is done with the first start they stand at
  * its door and knock. */
 static void test_coordinator_serves_the_restarted_job(void **state)
@@ -412,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_coordinator_killed),
         cmocka_unit_test(test_rank_leaves_without_coordinator),
+        cmocka_unit_test(test_rank_killed_without_coordinator),
         cmocka_unit_test(test_coordinator_serves_the_restarted_job),
     };
     return cmocka_run_group_tests_name("epoch", tests, NULL, NULL);
