@@ -180,6 +180,8 @@ static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t b
         }
     }
     for (uint64_t at = 0; at < len; at += SUMMED) {
+        if (tly_work_is_given_up(l))
+            return false;
         size_t n = len - at < SUMMED ? len - at : SUMMED;
         const void *rows[TLY_LOCAL_RANKS];
         for (uint32_t i = 0; i < l->count; i++)

@@ -120,6 +120,8 @@ static bool spread_piece(struct tly_local *l, const struct tly_round *r, const s
         uint8_t *to = output_of(l, r, i, piece->place);
         if (i == l->me)
             continue;
+        if (tly_work_is_given_up(l))
+            return false;
         if (to)
             memcpy(to, from, piece->length);
         else if (!tly_work_write(l, i, r->posts[i].output + piece->place, from, piece->length))

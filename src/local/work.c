@@ -178,8 +178,8 @@ static bool reduce_range(struct tly_local *l, struct tly_round *r, uint64_t from
 {
     struct tly_reduction h = tly_work_how(l, r->op);
     for (; from < to; from += BLOCK) {
-        if (atomic_load_explicit(&l->failed, memory_order_relaxed))
-            return false; /* the communicator fails */
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l))
+            return false; /* the communicator fails: the memory is its user's again */
         reduce_block(l, r, &h, from, to - from < BLOCK ? to - from : BLOCK);
     }
     return true;
