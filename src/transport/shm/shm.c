@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/shared.h"
+#include "topo/topo.h"
 #include "wire/pack.h"
 
 enum {
@@ -341,7 +342,12 @@ static bool make_copies(struct tly_shm *s, uint32_t length)
     if (s->copies || s->no_copies)
         return s->copies != NULL;
     uint64_t size = 4ull * length > COPIES_BYTES ? 4ull * length : COPIES_BYTES;
-    if (tly_shared_create(size, false, &s->copies) != 0) {
+    /* Beyond its limit the cgroup has somebody killed; 16 MB of it are others'. */
+    int err = tly_topo_memory("") < size + COPIES_BYTES
+                  ? tly_fail(ENOMEM, "the cgroup's limit leaves no %llu MB of memory to share",
+                             (unsigned long long)size >> 20)
+                  : tly_shared_create(size, false, &s->copies);
+    if (err) {
         tly_log(TALLY_LOG_WARNING, "transport", "%s: payloads go through a socket", tly_error());
         s->no_copies = true;
     }
