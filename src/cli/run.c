@@ -37,6 +37,7 @@
 
 #include "base/clock.h"
 #include "base/param.h"
+#include "topo/topo.h"
 
 const char tly_cli_run_usage[] =
     "usage: tally run -n N [OPTION...] -- COMMAND [ARGUMENT...]\n"
@@ -414,7 +415,8 @@ static void set_number(const char *name, int value)
 static int core_count(void)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1, quota = tly_topo_quota("");
+    return quota && quota < cores ? quota : cores;
 }
 
 /* What all processes of the job share. */

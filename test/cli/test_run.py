@@ -137,6 +137,38 @@ def test_variables_of_one_machine():
         assert len({v[shared] for v in ranks.values()}) == 1
 
 
+def cpu_group():
+    """A control group of version 1 or 2 in which no more than one core may be used; None: cannot be made here."""
+    for root, name, one_core in (("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"),
+                                 ("/sys/fs/cgroup", "cpu.max", "100000 100000")):
+        group = f"{root}/tally-test-{os.getpid()}"
+        try:
+            os.mkdir(group)
+        except OSError:
+            continue
+        try:
+            with open(f"{group}/{name}", "r+", encoding="ascii") as quota:
+                quota.write(one_core)
+            return group
+        except OSError:
+            os.rmdir(group)
+    return None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: a quota changes nothing")
+def test_threads_within_a_quota():
+    group = cpu_group()
+    if group is None:
+        pytest.skip("no control group with a quota of CPU time can be made here")
+    try:
+        enter = ["sh", "-c", f'echo 0 > {group}/cgroup.procs; exec "$@"', "sh"]
+        done = subprocess.run([*enter, TALLY, "run", "-n", "1", "--", "sh", "-c", PRINT], env=environment(),
+                              capture_output=True, text=True, timeout=60)
+        assert by_rank(done.stdout)[0]["OMP_NUM_THREADS"] == "1", done
+    finally:
+        os.rmdir(group)
+
+
 def test_ports_are_free_and_none_that_connections_get():
     v = by_rank(run("-n", 1, script=PRINT).stdout)[0]
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
