@@ -5,8 +5,8 @@
  *
  * When they take much longer than predicted, each rank tells the coordinator once how full its credit was on average,
  * and which service's parts took by far the longest, if one's did.  A card that is slower than the plan has it shows
- * so: a rank behind it has its credit handed over all the time, while the others wait for it with theirs given back;
- * a service behind it keeps all ranks' alike, and their parts.  The coordinator compares (src/join/coordinator.c,
+ * so: the ranks behind it have their credit handed over all the time, while the others wait for them with theirs given
+ * back; a service behind it keeps all ranks' alike, and their parts.  The coordinator compares (src/join/coordinator.c,
  * judge) and tells all. */
 #include <errno.h>
 #include <math.h>

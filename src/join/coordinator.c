@@ -313,32 +313,29 @@ static void answer(struct member *watcher)
 
 /* --- who holds the job up -------------------------------------------------------------------------- */
 
-/* All ranks say that it goes slower than predicted.  If one alone has its credit out, the others wait for what it
- * sends: its machine.  Else the service that most of them point at. */
+/* All ranks say that it goes slower than predicted.  If those behind one card alone have their credit out, the others
+ * wait for what they send: its (first) machine.  Else the service that most of them point at. */
 static void judge(struct tly_coordinator *c)
 {
-    double *held = calloc(c->size, sizeof *held);
-    uint32_t machine = TLY_NO_SERVICE;
+    const struct tly_roster *r = &c->roster;
+    double *held = calloc(r->machine_count, sizeof *held); /* the most, of the ranks behind each card */
     for (uint32_t i = 0; held && i < c->size; i++) {
         if (!c->ranks[i] || !c->ranks[i]->told)
             goto out; /* not all yet */
-        held[i] = c->ranks[i]->held;
+        double *most = &held[r->services[r->ranks[i].machine].card];
+        if (c->ranks[i]->held > *most)
+            *most = c->ranks[i]->held;
     }
     if (!held)
         return;
-    int one = tly_plan_standout((int)c->size, held);
-    if (one >= 0 && held[one] < LEAST_HELD)
-        one = -1;
-    if (one >= 0)
-        machine = c->roster.ranks[one].machine;
-    for (uint32_t i = 0; i < c->size && one < 0; i++) {
+    int one = tly_plan_standout((int)r->machine_count, held);
+    uint32_t machine = one < 0 || held[one] < LEAST_HELD ? TLY_NO_SERVICE : (uint32_t)one;
+    for (uint32_t i = 0; i < c->size && machine == TLY_NO_SERVICE; i++) {
         uint32_t votes = 0;
         for (uint32_t j = 0; j < c->size; j++)
             votes += c->ranks[j]->suspect == c->ranks[i]->suspect;
-        if (2 * votes > c->size) {
+        if (2 * votes > c->size)
             machine = c->ranks[i]->suspect;
-            break;
-        }
     }
     struct tly_writer w = {0};
     tly_write32(&w, machine);

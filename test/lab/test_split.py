@@ -66,13 +66,12 @@ def test_bytes_on_every_link_of_unequal_machines():
             assert 0.985 * due < measured < 1.08 * due, f"{host} {way} {measured} bytes, the plan says {due:.0f}"
 
 
-@pytest.mark.parametrize(
-    "slow, name",
-    [("c1", r"tallyd [01] on c1"), ("w2", r"the machine of rank 2 \(w2\)"), ("w0", r"the machine of rank 0 \(w0\)")],
-)
-def test_who_is_slower_than_it_said_is_named(slow, name, tmp_path):
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+@pytest.mark.parametrize("slow", ["c1", "w2", "w0"])
+def test_who_is_slower_than_it_said_is_named(slow, ranks_per_host, tmp_path):
     """One card carries a quarter of what its machine says; what that does to the others names it, however busy the
     test's own machine is."""
+    name = r"tallyd [01] on c1" if slow == "c1" else rf"the machine of rank {int(slow[1]) * ranks_per_host} \({slow}\)"
     tensors = tmp_path / "list"
     tensors.write_text("1500000 x\n", encoding="ascii")
     hosts = [Host(h, rate="25mbit") if h == slow else h for h in ("w0", "w1", "w2", "w3", "c0", "c1")]
@@ -82,6 +81,7 @@ def test_who_is_slower_than_it_said_is_named(slow, name, tmp_path):
             ["w0", "w1", "w2", "w3"],
             ["c0", "c1"],
             tallyd(),
+            ranks_per_host,
             env={"TALLY_PART_BYTES": "48K", "TALLY_FRAGMENT_BYTES": "24K", "TALLY_BANDWIDTH": "100M"},
             timeout_s=2 * PATIENCE_S,
         )

@@ -48,6 +48,9 @@ static struct {
     struct tly_place place;
     struct tly_coordinator *coordinator;
     struct member member[MEMBERS];
+    uint32_t ranks;         /* the first so many members; RANKS unless a test has more */
+    uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
+    bool contained;         /* each in a container: not one machine with others of its host */
 } x;
 
 static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
@@ -85,9 +88,11 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     struct tly_reader r = {data, f->payload, false};
     struct tly_writer w = {0};
     struct tly_frame answer = {.type = TLY_ROSTER, .flags = TLY_REQUEST};
+    char door[64];
     switch (f->type) {
-    case TLY_ROSTER: /* there is nobody else on its machine */
-        tly_write64(&w, 0);
+    case TLY_ROSTER: /* whose door it is shown opens to it: the nonce behind it is the door's name */
+        tly_read_text(&r, door, sizeof door);
+        tly_write64(&w, strtoull(door, NULL, 10));
         tly_outbox_post(&m->outbox, &answer, w.data, w.len, NULL);
         free(w.data);
         break;
@@ -154,7 +159,7 @@ static void turn_until(const int *what, int value)
 
 static bool is_rank(const struct member *m)
 {
-    return m->number < RANKS;
+    return m->number < x.ranks;
 }
 
 /* Connect as number `i`, and wait for no answer. */
@@ -190,12 +195,15 @@ static void write_info(const struct member *m, struct tly_writer *w)
     struct tly_member_info info = {
         .role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
         .rank = is_rank(m) ? m->number : TLY_NO_RANK,
-        .size = is_rank(m) ? RANKS : 0,
+        .size = is_rank(m) ? x.ranks : 0,
         .port = 1000 + m->number,
+        .netns = x.contained ? m->number : 0,
+        .nonce = 100 + m->number,
         .incarnation = 100 + m->number,
         .address = "127.0.0.1",
         .host = "host"};
-    snprintf(info.host_id, sizeof info.host_id, "host %u", m->number);
+    snprintf(info.door, sizeof info.door, "%u", 100 + m->number);
+    snprintf(info.host_id, sizeof info.host_id, "host %u", x.host[m->number]);
     tly_member_write(w, &info);
 }
 
@@ -243,6 +251,9 @@ static int set_up_with(const char *setting)
     struct sockaddr_storage at;
     tally_log_redirect(NULL, NULL);
     memset(&x, 0, sizeof x);
+    x.ranks = RANKS;
+    for (uint32_t i = 0; i < MEMBERS; i++)
+        x.host[i] = i;
     snprintf(x.place.job, sizeof x.place.job, "j");
     tly_hello_secret(NULL, x.place.secret);
     assert_int_equal(tly_params_load(&x.params, (const char *const[]){setting, NULL}, why, sizeof why), 0);
@@ -257,19 +268,25 @@ static int set_up(void **state)
     return set_up_with("TALLY_SERVERS=1");
 }
 
-/* Two ranks and a tallyd are all connected: the job runs. */
+/* The first so many members are all connected: the job runs. */
+static void run(uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        join(i);
+    for (uint32_t i = 0; i < count; i++) {
+        turn_until(&x.member[i].invited, 1);
+        post(&x.member[i], TLY_BEGUN, 0, NULL);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        turn_until(&x.member[i].committed, 1);
+}
+
+/* With two ranks and a tallyd. */
 static int start(void **state)
 {
     if (set_up(state) != 0)
         return -1;
-    for (uint32_t i = 0; i <= FIRST; i++)
-        join(i);
-    for (uint32_t i = 0; i <= FIRST; i++) {
-        turn_until(&x.member[i].invited, 1);
-        post(&x.member[i], TLY_BEGUN, 0, NULL);
-    }
-    for (uint32_t i = 0; i <= FIRST; i++)
-        turn_until(&x.member[i].committed, 1);
+    run(FIRST + 1);
     return 0;
 }
 
@@ -374,6 +391,37 @@ static void test_who_holds_all_up(void **state)
     turn_until(&a->judged, 1);
     assert_int_equal(a->slow, a->roster.ranks[1].machine);
     assert_int_equal(a->judged, 1);
+}
+
+static int set_up_without_tallyd(void **state)
+{
+    return set_up_with(NULL);
+}
+
+/* Ranks of one machine, or of one host's containers, send through one card, and all have their credit out. */
+static void a_card_of_several_ranks_holds_all_up(bool contained)
+{
+    enum { THREE = 3 };
+    static const uint32_t held[THREE] = {100, 900, 880};
+    x.ranks = THREE;
+    x.host[2] = x.host[1];
+    x.contained = contained;
+    run(THREE);
+    assert_int_equal(x.member[0].roster.machine_count, contained ? 3 : 2);
+    for (uint32_t i = 0; i < THREE; i++)
+        tell_pace(&x.member[i], x.member[i].roster.epoch, held[i]);
+    turn_until(&x.member[0].judged, 1);
+    assert_int_equal(x.member[0].slow, 1);
+}
+
+static void test_a_machine_of_several_ranks_holds_all_up(void **state)
+{
+    a_card_of_several_ranks_holds_all_up(false);
+}
+
+static void test_a_host_of_several_containers_holds_all_up(void **state)
+{
+    a_card_of_several_ranks_holds_all_up(true);
 }
 
 /* A rank says without end what it has begun: the job ends, and the others hear why. */
@@ -643,6 +691,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_who_holds_all_up, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_machine_of_several_ranks_holds_all_up, set_up_without_tallyd,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_a_host_of_several_containers_holds_all_up, set_up_without_tallyd,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
