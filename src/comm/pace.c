@@ -20,9 +20,9 @@
 
 enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
 
-/* Reached and predicted within these are the same. */
-#define SLOW 0.8
+/* Times predicted, over reached: what is between these goes as predicted. */
 #define FAST 1.2
+#define SLOW (1 / FAST)
 
 int tly_pace_init(tally_comm *c)
 {
@@ -170,6 +170,6 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         snprintf(who, sizeof who, ", held up by rank %u", c->straggler); /* a warning has said why */
     else if (ratio < SLOW)
         snprintf(who, sizeof who, ", by which machine is not known");
-    snprintf(out, len, "; large tensors at %.3g Gbit/s, predicted %.3g%s", gbits(reached),
-             gbits(p->predicted), who);
+    snprintf(out, len, "; large tensors at %.3g s for 1 GB, %.3g Gbit/s (predicted %.3g s, %.3g Gbit/s)%s",
+             reached * 1e9, gbits(reached), p->predicted * 1e9, gbits(p->predicted), who);
 }

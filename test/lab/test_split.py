@@ -90,7 +90,7 @@ def test_who_is_slower_than_it_said_is_named(slow, ranks_per_host, tmp_path):
     warnings = [line for line in said.splitlines() if "is slower than it said" in line]
     assert len(warnings) == 1 and re.search(f"{name} is slower", warnings[0]), said
     assert "of 0.1 Gbit/s each way it carries 0.0" in warnings[0]
-    assert re.search(f"predicted [0-9.]+, held up by {name}", said), said
+    assert re.search(rf"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by {name}", said), said
     for rank in done.ranks[1:]:
         assert "is slower than it said" not in rank.output, "said once"
 
@@ -119,4 +119,4 @@ def test_who_computes_longer_is_named_at_the_end():
         )
     assert done.ok, str(done)
     said = done.ranks[0].output
-    assert re.search("predicted [0-9.]+, held up by rank 2$", said, re.MULTILINE), said
+    assert re.search(r"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by rank 2$", said, re.MULTILINE), said
