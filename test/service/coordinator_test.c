@@ -424,6 +424,23 @@ static void test_a_host_of_several_containers_holds_all_up(void **state)
     a_card_of_several_ranks_holds_all_up(true);
 }
 
+/* Two containers of one host and a machine: over the host's card go its two ranks' pushes, 2, less X for what it sums
+ * itself, over the other 1 + (1 - X).  The more the host sums, the less they carry: it sums all, each container half. */
+static void test_containers_of_a_host_share_its_card(void **state)
+{
+    x.ranks = 3;
+    x.host[1] = x.host[0];
+    x.contained = true;
+    run(x.ranks);
+    const struct tly_roster *r = &x.member[0].roster;
+    assert_int_equal(r->machine_count, 3);
+    assert_int_equal(r->services[1].card, 0);
+    assert_int_equal(r->services[2].card, 2);
+    assert_true(r->services[0].weight > 0);
+    assert_int_equal(r->services[0].weight, r->services[1].weight);
+    assert_int_equal(r->services[2].weight, 0);
+}
+
 /* A rank says without end what it has begun: the job ends, and the others hear why. */
 static void test_begun_without_end(void **state)
 {
@@ -694,6 +711,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_machine_of_several_ranks_holds_all_up, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_host_of_several_containers_holds_all_up, set_up_without_tallyd,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),

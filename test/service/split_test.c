@@ -40,12 +40,14 @@ static int sums(int rank, void *arg)
     const struct expectation *e = arg;
     enum { COUNT = PART / 4 * PARTS };
     static float x[COUNT];
-    char *json;
+    char *json, host[16];
     tally_comm *c;
     tally_op *op;
     if (e->bandwidth[rank])
         setenv("TALLY_BANDWIDTH", e->bandwidth[rank], 1);
-    setenv("TALLY_SUM_RATE", "", 1); /* that is tallyd's */
+    snprintf(host, sizeof host, "m%d", rank);
+    setenv("TALLY_HOST_ID", host, 1); /* what a job sets of this one and the next is for tallyd */
+    setenv("TALLY_SUM_RATE", "", 1);
     CHECK(tally_comm_open(NULL, &c) == 0);
     for (int i = 0; i < COUNT; i++)
         x[i] = (float)rank;
@@ -118,6 +120,16 @@ static void an_unknown_machine_is_a_slow_one(void **state)
 {
     run((struct expectation){.bandwidth = {"10G", NULL, "5G"}, .share = {1}},
         (struct job){.ranks = 3, .settings = SETTINGS(NULL)});
+}
+
+/* A tallyd on the host of the second of R = 3 ranks is behind its card, which carries 1 + (R - 2) X for both.  Cards alike
+ * sum alike: a third each, and who share one half of that each. */
+static void hosts_of_one_id_share_a_card(void **state)
+{
+    run((struct expectation){.share = {1. / 3, 1. / 6, 1. / 3, 1. / 6}, .seconds = 8 * 4. / 3},
+        (struct job){.ranks = 3,
+                     .tallyds = 1,
+                     .settings = SETTINGS("TALLY_BANDWIDTH=1G", "TALLY_HOST_ID=m1")});
 }
 
 /* A service that adds slowly: n x / rate <= T.  Two tallyd of 10G, four machines of 10G: T of Eq. 6 would give each
@@ -236,6 +248,7 @@ int main(void)
         cmocka_unit_test(machines_sum_by_bandwidth),
         cmocka_unit_test(machines_alike_sum_as_ever),
         cmocka_unit_test(an_unknown_machine_is_a_slow_one),
+        cmocka_unit_test(hosts_of_one_id_share_a_card),
         cmocka_unit_test(slow_sums_get_less),
         cmocka_unit_test(splits_for_comparison),
         cmocka_unit_test(cards_are_measured_where_that_makes_sense),
