@@ -39,6 +39,12 @@ static void finish(struct input *in)
     free(in->file);
 }
 
+static void say_left_out(const char *file, const char *why)
+{
+    fprintf(stderr, "tally trace: %s is left out: it %s\n", file, why);
+}
+
+/* A file without a byte is that of a process that was killed, as the others' tell as well. */
 static int read_files(struct input *in, int count, char **names)
 {
     char why[256];
@@ -49,6 +55,10 @@ static int read_files(struct input *in, int count, char **names)
         size_t before = in->t.count;
         int err = tly_timeline_read(file, &in->t, why, sizeof why);
         fclose(file);
+        if (err == -ENODATA) {
+            say_left_out(names[i], why);
+            continue;
+        }
         if (err)
             return tly_cli_fail("trace", "%s %s", names[i], why);
         const char **more = reallocarray(in->file, in->t.count, sizeof *more);
@@ -58,7 +68,7 @@ static int read_files(struct input *in, int count, char **names)
         for (size_t p = before; p < in->t.count; p++)
             more[p] = names[i];
     }
-    return 0;
+    return in->t.count ? 0 : tly_cli_fail("trace", "no file is left");
 }
 
 /* --- merge --------------------------------------------------------------------------------------- */
@@ -90,8 +100,7 @@ static void leave_out_idle(struct input *in)
             i++;
             continue;
         }
-        fprintf(stderr, "tally trace: %s is left out: it holds nothing that its process has exchanged\n",
-                in->file[i]);
+        say_left_out(in->file[i], "holds nothing that its process has exchanged");
         tly_timeline_leave_out(t, i);
         memmove(&in->file[i], &in->file[i + 1], (t->count - i) * sizeof *in->file);
     }

@@ -642,7 +642,7 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
     }
     free(line);
     if (!err && (ferror(in) || !ended || t->count == before)) {
-        err = -EINVAL;
+        err = count || ferror(in) ? -EINVAL : -ENODATA;
         snprintf(why, why_len, "%s",
                  ferror(in)   ? "cannot be read"
                  : count == 0 ? "is empty: its process ended before it could write"

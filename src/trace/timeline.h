@@ -87,8 +87,8 @@ void tly_process_sort(struct tly_process *p, bool by_time);
 
 /* Sorts slices by time.  -EIO as the stream has it. */
 int tly_timeline_write(FILE *out, struct tly_timeline *t);
-/* Adds the file's processes to *t. -EINVAL and a sentence in `why` (without the file's name), -ENOMEM; *t may
- * then hold some of it. */
+/* Adds the file's processes to *t. -EINVAL, or -ENODATA if it is empty, and a sentence in `why` (without the
+ * file's name), -ENOMEM; *t may then hold some of it. */
 int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_len);
 
 /* Are all processes of one job, and each there once?  -EINVAL and a sentence in `why`; *which is the process that it is

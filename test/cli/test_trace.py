@@ -190,6 +190,19 @@ def test_who_has_exchanged_nothing_is_left_out(tmp_path):
     assert json.loads((tmp_path / "all").read_text())
 
 
+def test_who_was_killed_is_left_out(tmp_path, files):
+    """Its file has been empty since it was made; what the others have written says what it kept waiting."""
+    empty = tmp_path / "empty"
+    empty.write_text("", encoding="utf-8")
+    others = [file for file in files if "service-%d" % RANKS not in file]
+    for command in (["merge", "-o", tmp_path / "all"], ["summary"]):
+        done = tally("trace", *command, *others[:1], empty, *others[1:])
+        assert done.returncode == 0 and "rank 1" in done.stdout
+        assert done.stderr == (
+            f"tally trace: {empty} is left out: it is empty: its process ended before it could write\n"
+        )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 def test_a_device_that_is_full_stays(tmp_path, files):
     device = tmp_path / "full"
@@ -208,12 +221,13 @@ def test_what_is_refused(tmp_path, files):
     for command in ("merge", "summary"):
         for file, word in [
             (cut, "the file is not whole"),
-            (empty, "is empty: its process ended before it could write"),
             (other, "is no trace of Tally's"),
         ]:
             done = tally("trace", command, files[0], file)
             assert done.returncode == 1 and done.stdout == ""
             assert str(file) in done.stderr and word in done.stderr
+        done = tally("trace", command, empty, empty)
+        assert done.returncode == 1 and done.stdout == "" and "no file is left" in done.stderr
         done = tally("trace", command, tmp_path / "missing")
         assert done.returncode == 1 and f"cannot open {tmp_path}/missing" in done.stderr
     ranks = tally("trace", "merge", *files[:RANKS])
