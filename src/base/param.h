@@ -45,7 +45,7 @@
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
     X(TALLY_SHM, INT, shm, 1, 0, 1, 0, "1: between processes of one machine payloads lie in shared memory; 0: they go over TCP") \
     X(TALLY_LOCAL, STR, local, "on", 0, 0, 1, "ranks of one machine sum in shared memory: on or off") \
-    X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (of a folder, FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I.json; see docs/trace.md") \
+    X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (of a folder, FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I-LIFE.json; see docs/trace.md") \
     X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; the oldest are overwritten") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")

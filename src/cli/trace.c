@@ -18,7 +18,7 @@ const char tly_cli_trace_usage[] =
     "       tally trace summary FILE...\n"
     "\n"
     "The files are those that the processes of one job leave with TALLY_TRACE=NAME:\n"
-    "NAME.START.rank-I.json and NAME.START.service-I.json.  Each opens in Perfetto by itself.\n"
+    "NAME.START.rank-I.json and NAME.START.service-I-LIFE.json.  Each opens in Perfetto by itself.\n"
     "\n"
     "merge    puts all on one clock, rank 0's, by the messages that they exchanged, and makes one\n"
     "         file for Perfetto of them; says by how much each clock was ahead, and how uncertain\n"

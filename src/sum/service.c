@@ -609,8 +609,11 @@ static uint32_t find_own(const struct tly_service *s, const struct tly_roster *r
 
 static void start_trace(struct tly_service *s, const struct tly_roster *roster)
 {
-    struct tly_process who = {
-        .service = true, .index = find_own(s, roster), .rank = TLY_NO_PEER, .start = s->identity.incarnation};
+    struct tly_process who = {.service = true,
+                              .index = find_own(s, roster),
+                              .rank = TLY_NO_PEER,
+                              .start = s->identity.incarnation,
+                              .incarnation = s->incarnation};
     if (!s->params->trace || who.index == roster->service_count)
         return;
     const struct tly_roster_service *me = &roster->services[who.index];

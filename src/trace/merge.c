@@ -13,7 +13,9 @@
  * Clocks that do not run alike contradict themselves in long traces. Then all constraints are loosened by the
  * least slack with which they can be met.
  *
- * Messages are the first bytes of pushes and of results. A rank and the service in it have one clock. */
+ * Messages are the first bytes of pushes and of results. A rank and the service in it have one clock. A rank's slices
+ * do not say which of two services it was that had one place, one after the other; but no part of a round goes to both,
+ * so the one that has the other end of it is meant. */
 #include "trace/timeline.h"
 
 #include <errno.h>
@@ -101,7 +103,8 @@ int tly_timeline_check(const struct tly_timeline *t, size_t *which, char *why, s
             return -EINVAL;
         }
         for (size_t j = 0; j < i; j++)
-            if (t->processes[j].service == b->service && t->processes[j].index == b->index) {
+            if (t->processes[j].service == b->service && t->processes[j].index == b->index &&
+                t->processes[j].incarnation == b->incarnation) {
                 snprintf(why, why_len, "has %s %u, and so has another file", b->service ? "service" : "rank",
                          b->index);
                 return -EINVAL;

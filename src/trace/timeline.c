@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 1, LANES = 64, SERVICE_PID = 1000001, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
+enum { FORMAT = 2, LANES = 64, LIFE_PID = 1000000, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
 
 static const struct {
     const char *name, *title; /* %u: the peer */
@@ -121,7 +121,8 @@ void tly_process_title(const struct tly_process *p, char *out, size_t len)
     if (!p->service)
         snprintf(out, len, "rank %u on %s", p->index, p->host);
     else if (p->rank == TLY_NO_PEER)
-        snprintf(out, len, "service %u (tallyd) on %s", p->index, p->host);
+        snprintf(out, len, "service %u (tallyd %08x) on %s", p->index, (unsigned)(p->incarnation >> 32),
+                 p->host);
     else
         snprintf(out, len, "service %u (in rank %u) on %s", p->index, p->rank, p->host);
 }
@@ -226,14 +227,19 @@ static void write_time(FILE *out, const char *field, int64_t ns)
     fprintf(out, ",\"%s\":%" PRId64 ".%03d", field, ns / 1000, (int)(ns % 1000));
 }
 
-static uint32_t pid_of(const struct tly_process *p)
+/* One for each rank, service, and service that has had the same place before. */
+static uint32_t find_pid(const struct tly_timeline *t, size_t i)
 {
-    return (p->service ? SERVICE_PID : 1) + p->index;
+    const struct tly_process *p = &t->processes[i], *q = t->processes;
+    uint32_t life = p->service;
+    for (; q < p; q++)
+        life += q->service == p->service && q->index == p->index;
+    return 1 + p->index + life * LIFE_PID;
 }
 
 static void write_meta(FILE *out, const struct tly_process *p, const char *name)
 {
-    fprintf(out, "{\"ph\":\"M\",\"pid\":%u,\"name\":\"%s\"", pid_of(p), name);
+    fprintf(out, "{\"ph\":\"M\",\"pid\":%u,\"name\":\"%s\"", p->pid, name);
 }
 
 static void write_head(FILE *out, const struct tly_process *p)
@@ -246,16 +252,16 @@ static void write_head(FILE *out, const struct tly_process *p)
     fprintf(out, ",\"host\":");
     write_text(out, p->host);
     fprintf(out,
-            ",\"start\":\"%016" PRIx64 "\",\"lost\":%" PRIu64 ",\"offset_ns\":%" PRId64
-            ",\"error_ns\":%" PRId64 "}},\n",
-            p->start, p->lost, p->offset, p->error);
+            ",\"start\":\"%016" PRIx64 "\",\"incarnation\":\"%016" PRIx64 "\",\"lost\":%" PRIu64
+            ",\"offset_ns\":%" PRId64 ",\"error_ns\":%" PRId64 "}},\n",
+            p->start, p->incarnation, p->lost, p->offset, p->error);
     tly_process_title(p, title, sizeof title);
     write_meta(out, p, "process_name");
     fprintf(out, ",\"args\":{\"name\":");
     write_text(out, title);
     fprintf(out, "}},\n");
     write_meta(out, p, "process_sort_index");
-    fprintf(out, ",\"args\":{\"sort_index\":%u}},\n", pid_of(p));
+    fprintf(out, ",\"args\":{\"sort_index\":%u}},\n", p->pid);
 }
 
 static void label(const struct tly_timeline *t, const struct tly_slice *s, char *out, size_t len)
@@ -302,7 +308,7 @@ static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_
         lane = lane < LANES ? lane : LANES - 1;
         end[lane] = s->to;
         label(t, s, text, sizeof text);
-        fprintf(out, "{\"ph\":\"%c\",\"pid\":%u,\"tid\":%u", waits ? 'b' : 'X', pid_of(p),
+        fprintf(out, "{\"ph\":\"%c\",\"pid\":%u,\"tid\":%u", waits ? 'b' : 'X', p->pid,
                 waits ? 0 : first + lane);
         write_time(out, "ts", s->from);
         write_time(out, "dur", s->to - s->from);
@@ -322,7 +328,7 @@ static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_
             continue;
         }
         fprintf(out, ",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", ++*id);
-        fprintf(out, "{\"ph\":\"e\",\"pid\":%u,\"tid\":0", pid_of(p));
+        fprintf(out, "{\"ph\":\"e\",\"pid\":%u,\"tid\":0", p->pid);
         write_time(out, "ts", s->to);
         fprintf(out, ",\"name\":\"%s\",\"cat\":\"%s\",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", title,
                 rows[s[0].row].name, *id);
@@ -338,6 +344,7 @@ int tly_timeline_write(FILE *out, struct tly_timeline *t)
         struct tly_process *p = &t->processes[i];
         uint32_t row_number = 1;
         uint64_t id = 0;
+        p->pid = find_pid(t, i);
         write_head(out, p);
         for (size_t n = 0; n < t->name_count && i == 0; n++) {
             write_meta(out, p, "tally_tensor");
@@ -354,7 +361,7 @@ int tly_timeline_write(FILE *out, struct tly_timeline *t)
             write_row(out, t, p, s, to - from, &row_number, &id);
         }
         for (size_t n = 0; n < p->sample_count; n++) {
-            fprintf(out, "{\"ph\":\"C\",\"pid\":%u", pid_of(p));
+            fprintf(out, "{\"ph\":\"C\",\"pid\":%u", p->pid);
             write_time(out, "ts", p->samples[n].at);
             fprintf(out, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":%" PRIu64 "}},\n",
                     p->samples[n].bytes);
@@ -477,6 +484,8 @@ static void read_process(struct scan *s, struct tly_process *p)
     text(s, p->host, sizeof p->host);
     expect(s, ",\"start\":\"");
     p->start = hex(s, 16);
+    expect(s, "\",\"incarnation\":\"");
+    p->incarnation = hex(s, 16);
     expect(s, "\",\"lost\":");
     p->lost = number(s, UINT64_MAX);
     expect(s, ",\"offset_ns\":");
@@ -561,8 +570,10 @@ static void read_line(struct scan *s, struct reading *r)
         }
         r->p = p = tly_timeline_add(r->t);
         r->out_of_memory |= !p;
-        if (p)
+        if (p) {
+            p->pid = pid;
             read_process(s, p);
+        }
     } else if (type == 'M' && p && starts(s, ",\"name\":\"tally_tensor\",\"args\":{\"key\":\"")) {
         uint64_t key = hex(s, 16);
         expect(s, "\",\"name\":");
@@ -596,7 +607,7 @@ static void read_line(struct scan *s, struct reading *r)
     } else {
         s->failed = true;
     }
-    if (p && pid != pid_of(p))
+    if (p && pid != p->pid)
         s->failed = true;
 }
 

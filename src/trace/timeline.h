@@ -49,9 +49,11 @@ struct tly_process {
     bool service;
     uint32_t index; /* of the rank or the service */
     uint32_t rank;  /* in whose process it runs; TLY_NO_PEER: a tallyd */
+    uint32_t pid;   /* in the file; of the last that was written or read */
     char job[64], host[64];
-    uint64_t start; /* the number of this start of the job */
-    uint64_t lost;  /* stamps that were overwritten */
+    uint64_t start;       /* the number of this start of the job */
+    uint64_t incarnation; /* of a service: another one may have had its place before; a rank's is 0 */
+    uint64_t lost;        /* stamps that were overwritten */
     int64_t offset,
         error; /* by how much its clock was ahead of the first one's, give or take; 0: not merged */
     struct tly_slice *slices; /* owned */
@@ -79,7 +81,7 @@ void tly_timeline_leave_out(struct tly_timeline *t, size_t i);
 int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s); /* -ENOMEM */
 int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s);
 int tly_timeline_name(struct tly_timeline *t, uint64_t key, const char *name);
-/* "rank 3 on host", "service 5 (tallyd) on host". */
+/* "rank 3 on host", "service 5 (tallyd 1a2b3c4d) on host". */
 void tly_process_title(const struct tly_process *p, char *out, size_t len);
 
 /* By row, peer, tensor, round, part and time; or by row, peer and time. */

@@ -63,8 +63,11 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
     if (len > 5 && strcmp(prefix + len - 5, ".json") == 0)
         len -= 5;
     const char *name = len && prefix[len - 1] == '/' ? "tally" : ""; /* a folder */
-    int n = snprintf(t->path, sizeof t->path, "%.*s%s.%08x.%s-%u.json", (int)len, prefix, name,
-                     (unsigned)(who->start >> 32), who->service ? "service" : "rank", who->index);
+    char life[16] = "";
+    if (who->service)
+        snprintf(life, sizeof life, "-%08x", (unsigned)(who->incarnation >> 32));
+    int n = snprintf(t->path, sizeof t->path, "%.*s%s.%08x.%s-%u%s.json", (int)len, prefix, name,
+                     (unsigned)(who->start >> 32), who->service ? "service" : "rank", who->index, life);
     /* Now, not when the job has ended: the mistake can still be mended. */
     FILE *out = n < (int)sizeof t->path ? fopen(t->path, "we") : NULL;
     if (!out) {

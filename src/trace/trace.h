@@ -50,9 +50,10 @@ struct tly_trace {
 };
 
 /* A ring of at most `bytes` for the process `who` (its name, job and start), whose file's name will be
- * PREFIX.START.rank-INDEX.json or PREFIX.START.service-INDEX.json: START, the first half of the job's start,
- * keeps runs apart. A `.json` at the prefix's end is cut off. NULL, and a warning that says why, if there can
- * be no ring or no such file: the job goes on without. */
+ * PREFIX.START.rank-INDEX.json or PREFIX.START.service-INDEX-LIFE.json: START, the first half of the job's start,
+ * keeps runs apart, and LIFE, that of the incarnation, services that have one place one after the other. A `.json` at
+ * the prefix's end is cut off. NULL, and a warning that says why, if there can be no ring or no such file: the job
+ * goes on without. */
 struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const struct tly_process *who);
 
 /* Write the file, once; stamps that come later are not kept. name() puts the name of a tensor into out, or

@@ -222,12 +222,13 @@ static void test_the_file_and_its_name(void **state)
     struct tly_process service = rank_0();
     service.service = true;
     service.index = 5;
+    service.incarnation = 0xfedcba9876543210;
     f = make_folder();
     char prefix[80];
     snprintf(prefix, sizeof prefix, "%s.json", f.prefix);
     t = tly_trace_create(prefix, 65536, &service);
     assert_non_null(t);
-    snprintf(want, sizeof want, "%s.12345678.service-5.json", f.prefix);
+    snprintf(want, sizeof want, "%s.12345678.service-5-fedcba98.json", f.prefix);
     assert_string_equal(t->path, want);
     end_trace(t, &f);
 }
@@ -286,8 +287,11 @@ static struct tly_timeline example(void)
     struct tly_timeline t = {0};
     for (int i = 0; i < 2; i++) {
         struct tly_process *p = tly_timeline_add(&t);
-        *p = (struct tly_process){
-            .service = i, .index = 3, .rank = i ? TLY_NO_PEER : 3, .start = 0xfedcba9876543210};
+        *p = (struct tly_process){.service = i,
+                                  .index = 3,
+                                  .rank = i ? TLY_NO_PEER : 3,
+                                  .start = 0xfedcba9876543210,
+                                  .incarnation = (uint64_t)i << 40};
         snprintf(p->job, sizeof p->job, "a \"job\"");
         snprintf(p->host, sizeof p->host, "h\\");
         p->offset = -12345;
@@ -325,8 +329,8 @@ static void test_written_and_read_again(void **state)
         assert_string_equal(p->job, q->job);
         assert_string_equal(p->host, q->host);
         assert_true(p->service == q->service && p->index == q->index && p->rank == q->rank &&
-                    p->start == q->start && p->lost == q->lost && p->offset == q->offset &&
-                    p->error == q->error);
+                    p->pid == q->pid && p->start == q->start && p->incarnation == q->incarnation &&
+                    p->lost == q->lost && p->offset == q->offset && p->error == q->error);
         assert_int_equal(q->slice_count, 40);
         for (int n = 0; n < 40; n++) {
             const struct tly_slice *s = &p->slices[n], *r = &q->slices[n];
@@ -388,8 +392,8 @@ enum { RANKS = 3, SERVICES = 4, PARTS = 200, PROCESSES = RANKS + SERVICES };
 
 struct world {
     struct tly_timeline t;
-    int64_t ahead[PROCESSES]; /* what the merge is to find */
-    double drift[PROCESSES];
+    int64_t ahead[PROCESSES + 1]; /* what the merge is to find; with room for one more */
+    double drift[PROCESSES + 1];
 };
 
 static int64_t clock_of(const struct world *w, int process, int64_t now)
@@ -408,6 +412,16 @@ static void add(struct world *w, int process, enum tly_row row, uint32_t peer, u
                           .peer = peer,
                           .row = (uint8_t)row};
     assert_int_equal(tly_timeline_slice(&w->t.processes[process], &s), 0);
+}
+
+/* A part of rank r's goes to a service and comes back. */
+static void exchange(struct world *w, int r, int process, int place, int part, int64_t now, int64_t came,
+                     int64_t answered, int64_t back)
+{
+    add(w, r, TLY_ROW_SEND, (uint32_t)place, (uint32_t)part, now, now + 1000);
+    add(w, process, TLY_ROW_PUSH, (uint32_t)r, (uint32_t)part, came, came + 1000);
+    add(w, process, TLY_ROW_ANSWER, (uint32_t)r, (uint32_t)part, answered, answered + 1000);
+    add(w, r, TLY_ROW_RESULT, (uint32_t)place, (uint32_t)part, back, back + 1000);
 }
 
 static int64_t some(int64_t most)
@@ -442,10 +456,7 @@ static struct world make_world(double drift, bool connected)
             int64_t now = 1 + (int64_t)part * TLY_SEC / 20 + some(TLY_MS);
             int64_t came = now + 20000 + some(TLY_MS), answered = came + 100000,
                     back = answered + 20000 + some(TLY_MS);
-            add(&w, r, TLY_ROW_SEND, (uint32_t)s, (uint32_t)part, now, now + 1000);
-            add(&w, service, TLY_ROW_PUSH, (uint32_t)r, (uint32_t)part, came, came + 1000);
-            add(&w, service, TLY_ROW_ANSWER, (uint32_t)r, (uint32_t)part, answered, answered + 1000);
-            add(&w, r, TLY_ROW_RESULT, (uint32_t)s, (uint32_t)part, back, back + 1000);
+            exchange(&w, r, service, s, part, now, came, answered, back);
         }
     return w;
 }
@@ -521,6 +532,44 @@ static void test_a_part_sent_again_is_no_witness(void **state)
     tly_timeline_finish(&w.t);
 }
 
+/* Service 3 goes, and another comes in its place, on another machine: what a rank sent to each is told apart by its
+ * rounds, and so are the two in the file. */
+static void test_a_place_that_two_have_had(void **state)
+{
+    struct world w = make_world(0, true);
+    const int old = PROCESSES - 1, late = PROCESSES;
+    struct tly_process *p = tly_timeline_add(&w.t);
+    assert_non_null(p);
+    *p = w.t.processes[old];
+    p->incarnation = 5;
+    p->slices = NULL;
+    p->slice_count = p->slice_room = 0;
+    w.ahead[late] = w.ahead[old] + 3 * TLY_SEC;
+    for (int part = PARTS; part < 2 * PARTS; part++)
+        for (int r = 1; r < RANKS; r++) {
+            int64_t now = 1 + (int64_t)part * TLY_SEC / 20 + some(TLY_MS), came = now + 20000 + some(TLY_MS);
+            exchange(&w, r, late, SERVICES - 1, part, now, came, came + 100000, came + 120000 + some(TLY_MS));
+        }
+    int64_t slack = -1;
+    size_t which, len;
+    char why[256] = "";
+    assert_int_equal(tly_timeline_merge(&w.t, &slack, &which, why, sizeof why), 0);
+    assert_int_equal(slack, 0);
+    for (int i = 0; i <= PROCESSES; i++) {
+        assert_true(llabs(w.t.processes[i].offset - (w.ahead[i] - w.ahead[0])) <= w.t.processes[i].error);
+        assert_true(w.t.processes[i].error < 200000);
+    }
+    struct tly_timeline again = {0};
+    char *text = write_all(&w.t, &len);
+    assert_int_equal(read_all(text, len, &again, why, sizeof why), 0);
+    for (int i = 0; i <= PROCESSES; i++)
+        for (int j = 0; j < i; j++)
+            assert_int_not_equal(again.processes[i].pid, again.processes[j].pid);
+    free(text);
+    tly_timeline_finish(&again);
+    tly_timeline_finish(&w.t);
+}
+
 static void test_what_cannot_be_merged(void **state)
 {
     int64_t slack;
@@ -557,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_clocks_are_found),
         cmocka_unit_test(test_clocks_that_run_apart),
         cmocka_unit_test(test_a_part_sent_again_is_no_witness),
+        cmocka_unit_test(test_a_place_that_two_have_had),
         cmocka_unit_test(test_what_cannot_be_merged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

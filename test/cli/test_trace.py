@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import stat
 
 import pytest
@@ -55,9 +56,9 @@ def end(event):
 
 
 def test_each_process_has_a_file_of_its_own(files):
-    assert [f.split(".", 2)[2] for f in files] == [
+    assert [re.sub("-[0-9a-f]{8}[.]", "-L.", f.split(".", 2)[2]) for f in files] == [
         *(f"rank-{i}.json" for i in range(RANKS)),
-        *(f"service-{i}.json" for i in range(RANKS + TALLYD)),
+        *(f"service-{i}-L.json" for i in range(RANKS + TALLYD)),
     ]
     assert len({f.split(".")[1] for f in files}) == 1
     for file in files:

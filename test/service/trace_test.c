@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 struct board {
-    atomic_int stage;
+    atomic_int stage, services, stop;
 };
 
 static tally_op *submit(tally_comm *c, const char *name)
@@ -42,18 +42,49 @@ static int half_a_job(int rank, void *arg)
     _exit(0);
 }
 
-static struct tly_timeline read_only_file(const char *pattern)
+/* Steps until all are told to stop. */
+static int many_steps(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    for (int64_t stop = 0; !stop; atomic_fetch_add(&b->stage, rank == 0)) {
+        tally_op *large = submit(c, "large"), *op;
+        stop = atomic_load(&b->stop);
+        CHECK(tally_push_pull(c, "stop", &stop, &stop, 1, TALLY_INT64, TALLY_MAX, NULL, &op) == 0);
+        CHECK(tally_op_wait(large, -1) == 0 && tally_op_wait(op, -1) == 0);
+        tally_op_free(large);
+        tally_op_free(op);
+        atomic_store(&b->services, tally_comm_service_count(c));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void await_services(struct board *b, int count)
+{
+    for (int i = 0; atomic_load(&b->services) != count; i++) {
+        if (i > 60000)
+            fail_msg("%d services, not %d", atomic_load(&b->services), count);
+        job_sleep_ms(2);
+    }
+    job_await(&b->stage, atomic_load(&b->stage) + 5);
+}
+
+static struct tly_timeline read_files(const char *pattern, size_t count)
 {
     struct tly_timeline t = {0};
     char why[256];
     glob_t found;
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-    assert_int_equal(found.gl_pathc, 1);
-    FILE *in = fopen(found.gl_pathv[0], "re");
-    assert_non_null(in);
-    if (tly_timeline_read(in, &t, why, sizeof why) != 0)
-        fail_msg("%s %s", found.gl_pathv[0], why);
-    fclose(in);
+    assert_int_equal(found.gl_pathc, count);
+    for (size_t i = 0; i < count; i++) {
+        FILE *in = fopen(found.gl_pathv[i], "re");
+        assert_non_null(in);
+        if (tly_timeline_read(in, &t, why, sizeof why) != 0)
+            fail_msg("%s %s", found.gl_pathv[i], why);
+        fclose(in);
+    }
     globfree(&found);
     return t;
 }
@@ -71,7 +102,7 @@ static void test_a_failed_job_leaves_what_was_open(void **state)
     assert_int_equal(job_wait_rank(&j, 0), 0);
     assert_int_equal(job_wait_rank(&j, 1), 128 + SIGKILL);
     snprintf(pattern, sizeof pattern, "%s/t.*.rank-0.json", folder);
-    struct tly_timeline t = read_only_file(pattern);
+    struct tly_timeline t = read_files(pattern, 1);
     struct tly_process *p = &t.processes[0];
     assert_int_equal(t.name_count, 2);
     size_t open = 0, ended = 0;
@@ -93,9 +124,47 @@ static void test_a_failed_job_leaves_what_was_open(void **state)
     job_clear(&j);
 }
 
+/* One tallyd leaves and another gets its place: both have written what they did, and nothing of it is the other's. */
+static void test_a_place_that_two_have_had(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    char folder[] = "/tmp/trace-job-XXXXXX", setting[64], pattern[64], command[64], why[256];
+    assert_non_null(mkdtemp(folder));
+    snprintf(setting, sizeof setting, "TALLY_TRACE=%s/t", folder);
+    struct job j = {.ranks = 2, .tallyds = 1, .main = many_steps, .arg = b, .settings = {setting}};
+    job_start(&j);
+    await_services(b, 3);
+    kill(j.tallyd_pid[0], SIGTERM);
+    assert_int_equal(job_wait_tallyd(&j, 0), 0);
+    await_services(b, 2);
+    job_start_tallyd(&j, 0);
+    await_services(b, 3);
+    atomic_store(&b->stop, 1);
+    job_finish(&j);
+    snprintf(pattern, sizeof pattern, "%s/t.*.service-2-*.json", folder);
+    struct tly_timeline t = read_files(pattern, 2);
+    for (int i = 0; i < 2; i++)
+        assert_true(t.processes[i].index == 2 && t.processes[i].slice_count > 0);
+    assert_true(t.processes[0].incarnation != t.processes[1].incarnation);
+    tly_timeline_finish(&t);
+    snprintf(pattern, sizeof pattern, "%s/t.*.json", folder);
+    t = read_files(pattern, 6);
+    int64_t slack;
+    size_t which;
+    if (tly_timeline_merge(&t, &slack, &which, why, sizeof why) != 0)
+        fail_msg("%zu %s", which, why);
+    for (size_t i = 0; i < t.count; i++) /* they all have one clock */
+        assert_true(llabs(t.processes[i].offset) <= t.processes[i].error);
+    tly_timeline_finish(&t);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_place_that_two_have_had),
         cmocka_unit_test(test_a_failed_job_leaves_what_was_open),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
