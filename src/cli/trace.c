@@ -185,18 +185,37 @@ static int print_stages(struct tly_process *p)
     return 0;
 }
 
-/* Is the other end of the slice on the same machine?  Known for the rank that holds the service. */
+static bool is_neighbour(const struct tly_process *p, const struct tly_process *q)
+{
+    return strcmp(p->machine, q->machine) == 0;
+}
+
+/* Is the other end of the slice on the same machine?  There all have one clock, which tells services apart that have
+ * had one place. */
 static bool stays_home(const struct tly_timeline *t, const struct tly_process *p, const struct tly_slice *s)
 {
-    if (p->service)
-        return p->rank != TLY_NO_PEER && s->peer == p->rank;
-    for (size_t i = 0; i < t->count; i++)
-        if (t->processes[i].service && t->processes[i].index == s->peer)
-            return t->processes[i].rank == p->index;
+    for (size_t i = 0; i < t->count; i++) {
+        const struct tly_process *q = &t->processes[i];
+        if (q->service != p->service && q->index == s->peer && is_neighbour(p, q) && q->from <= s->from &&
+            s->from <= q->to)
+            return true;
+    }
     return false;
 }
 
-/* The rank and the service in it share a network card. */
+static void machine_title(const struct tly_timeline *t, const struct tly_process *p, char *out, size_t len)
+{
+    char first[128], more[32] = "";
+    int others = -1;
+    for (size_t i = 0; i < t->count; i++)
+        others += is_neighbour(p, &t->processes[i]);
+    if (others)
+        snprintf(more, sizeof more, " and %d more", others);
+    tly_process_title(p, first, sizeof first);
+    snprintf(out, len, "%s%s", first, more);
+}
+
+/* Ranks, services and tallyd of one machine share a network card. */
 static int print_idle(const struct tly_timeline *t, size_t first)
 {
     const struct tly_process *p = &t->processes[first];
@@ -208,7 +227,7 @@ static int print_idle(const struct tly_timeline *t, size_t first)
                               malloc((most + 1) * sizeof(struct range))};
     for (size_t i = first; i < t->count && range[0] && range[1]; i++) {
         const struct tly_process *q = &t->processes[i];
-        if (i != first && (p->rank == TLY_NO_PEER || q->rank != p->rank))
+        if (!is_neighbour(p, q))
             continue;
         for (size_t n = 0; n < q->slice_count; n++) {
             const struct tly_slice *s = &q->slices[n];
@@ -221,9 +240,9 @@ static int print_idle(const struct tly_timeline *t, size_t first)
         }
     }
     if (to > from && range[0] && range[1]) {
-        char title[128];
+        char title[160];
         double wall = (double)(to - from);
-        tly_process_title(p, title, sizeof title);
+        machine_title(t, p, title, sizeof title);
         printf("%-40s %9.1f%% %9.1f%% %12.6f\n", title,
                100 * (1 - (double)covered(range[0], count[0]) / wall),
                100 * (1 - (double)covered(range[1], count[1]) / wall), wall / 1e9);
@@ -249,7 +268,7 @@ static int summary(struct input *in)
     for (size_t i = 0; i < t->count && !status; i++) {
         bool seen = false;
         for (size_t j = 0; j < i; j++)
-            seen |= t->processes[j].rank != TLY_NO_PEER && t->processes[j].rank == t->processes[i].rank;
+            seen |= is_neighbour(&t->processes[i], &t->processes[j]);
         if (!seen)
             status = print_idle(t, i);
     }

@@ -91,6 +91,7 @@ static void start_trace(tally_comm *c)
                               .start = c->member.identity.incarnation};
     snprintf(who.job, sizeof who.job, "%s", c->member.identity.job);
     snprintf(who.host, sizeof who.host, "%s", c->place.host);
+    snprintf(who.machine, sizeof who.machine, "%s", c->place.host_id);
     c->trace = tly_trace_create(c->params.trace, c->params.trace_bytes, &who);
 }
 

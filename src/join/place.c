@@ -91,7 +91,7 @@ static void copy_name(char *out, size_t len, const char *name)
                  (unsigned long long)XXH3_64bits(name, strlen(name)));
 }
 
-static void find_machine(struct tly_place *p, const struct tly_params *params)
+void tly_place_machine(struct tly_place *p, const struct tly_params *params)
 {
     struct stat st;
     gethostname(p->host, sizeof p->host - 1);
@@ -288,7 +288,7 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
         return has;
     if (has && is_rank)
         p->restart = (int)restart;
-    find_machine(p, params);
+    tly_place_machine(p, params);
     find_job(p, params, is_rank);
     if (!err)
         err = find_secret(p, params);

@@ -619,6 +619,9 @@ static void start_trace(struct tly_service *s, const struct tly_roster *roster)
     const struct tly_roster_service *me = &roster->services[who.index];
     if (me->role == TLY_ROLE_RANK)
         who.rank = me->rank;
+    struct tly_place here = {0};
+    tly_place_machine(&here, s->params);
+    snprintf(who.machine, sizeof who.machine, "%s", here.host_id);
     snprintf(who.job, sizeof who.job, "%s", s->identity.job);
     snprintf(who.host, sizeof who.host, "%s", me->host);
     s->trace = tly_trace_create(s->params->trace, s->params->trace_bytes, &who);

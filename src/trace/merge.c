@@ -198,6 +198,8 @@ static int64_t find_slack(const struct graph *g, size_t root, length *from)
 
 static void shift(struct tly_process *p, int64_t by)
 {
+    p->from += by;
+    p->to += by;
     for (size_t i = 0; i < p->slice_count; i++) {
         p->slices[i].from += by;
         p->slices[i].to += by;

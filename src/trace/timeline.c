@@ -251,10 +251,13 @@ static void write_head(FILE *out, const struct tly_process *p)
     write_text(out, p->job);
     fprintf(out, ",\"host\":");
     write_text(out, p->host);
+    fprintf(out, ",\"machine\":");
+    write_text(out, p->machine);
     fprintf(out,
-            ",\"start\":\"%016" PRIx64 "\",\"incarnation\":\"%016" PRIx64 "\",\"lost\":%" PRIu64
-            ",\"offset_ns\":%" PRId64 ",\"error_ns\":%" PRId64 "}},\n",
-            p->start, p->incarnation, p->lost, p->offset, p->error);
+            ",\"start\":\"%016" PRIx64 "\",\"incarnation\":\"%016" PRIx64 "\",\"from_ns\":%" PRId64
+            ",\"to_ns\":%" PRId64 ",\"lost\":%" PRIu64 ",\"offset_ns\":%" PRId64 ",\"error_ns\":%" PRId64
+            "}},\n",
+            p->start, p->incarnation, p->from, p->to, p->lost, p->offset, p->error);
     tly_process_title(p, title, sizeof title);
     write_meta(out, p, "process_name");
     fprintf(out, ",\"args\":{\"name\":");
@@ -482,11 +485,17 @@ static void read_process(struct scan *s, struct tly_process *p)
     text(s, p->job, sizeof p->job);
     expect(s, ",\"host\":");
     text(s, p->host, sizeof p->host);
+    expect(s, ",\"machine\":");
+    text(s, p->machine, sizeof p->machine);
     expect(s, ",\"start\":\"");
     p->start = hex(s, 16);
     expect(s, "\",\"incarnation\":\"");
     p->incarnation = hex(s, 16);
-    expect(s, "\",\"lost\":");
+    expect(s, "\",\"from_ns\":");
+    p->from = signed_number(s);
+    expect(s, ",\"to_ns\":");
+    p->to = signed_number(s);
+    expect(s, ",\"lost\":");
     p->lost = number(s, UINT64_MAX);
     expect(s, ",\"offset_ns\":");
     p->offset = signed_number(s);

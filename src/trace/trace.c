@@ -59,6 +59,7 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
     }
     t->mask = room - 1;
     t->who = *who;
+    t->who.from = tly_now();
     size_t len = strlen(prefix);
     if (len > 5 && strcmp(prefix + len - 5, ".json") == 0)
         len -= 5;
@@ -210,7 +211,8 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
     int err = p ? 0 : -ENOMEM;
     if (p) {
         *p = t->who;
-        err = tly_trace_slices(t, tly_now(), p);
+        p->to = tly_now();
+        err = tly_trace_slices(t, p->to, p);
     }
     if (!err && name)
         err = add_names(&line, name, user);

@@ -49,7 +49,7 @@ struct tly_trace {
     char path[1024];
 };
 
-/* A ring of at most `bytes` for the process `who` (its name, job and start), whose file's name will be
+/* A ring of at most `bytes` for the process `who` (its name, job, machine and start), whose file's name will be
  * PREFIX.START.rank-INDEX.json or PREFIX.START.service-INDEX-LIFE.json: START, the first half of the job's start,
  * keeps runs apart, and LIFE, that of the incarnation, services that have one place one after the other. A `.json` at
  * the prefix's end is cut off. NULL, and a warning that says why, if there can be no ring or no such file: the job

@@ -294,6 +294,9 @@ static struct tly_timeline example(void)
                                   .incarnation = (uint64_t)i << 40};
         snprintf(p->job, sizeof p->job, "a \"job\"");
         snprintf(p->host, sizeof p->host, "h\\");
+        snprintf(p->machine, sizeof p->machine, "machine \"%d\"", i);
+        p->from = -7;
+        p->to = 1ll << 50;
         p->offset = -12345;
         p->error = 678;
         p->lost = 9;
@@ -328,9 +331,11 @@ static void test_written_and_read_again(void **state)
         struct tly_process *p = &a.processes[i], *q = &b.processes[i];
         assert_string_equal(p->job, q->job);
         assert_string_equal(p->host, q->host);
+        assert_string_equal(p->machine, q->machine);
         assert_true(p->service == q->service && p->index == q->index && p->rank == q->rank &&
                     p->pid == q->pid && p->start == q->start && p->incarnation == q->incarnation &&
-                    p->lost == q->lost && p->offset == q->offset && p->error == q->error);
+                    p->lost == q->lost && p->from == q->from && p->to == q->to && p->offset == q->offset &&
+                    p->error == q->error);
         assert_int_equal(q->slice_count, 40);
         for (int n = 0; n < 40; n++) {
             const struct tly_slice *s = &p->slices[n], *r = &q->slices[n];

@@ -14,8 +14,9 @@ RANKS, TALLYD = 2, 1
 WHOLE = 2**32 - 1
 
 
-def run(folder, **env):
-    done = tally("run", "-n", RANKS, "-k", TALLYD, "--", PROGRAM, env={"TALLY_TRACE": str(folder / "t"), **env})
+def run(folder, *how, **env):
+    how = how or ("-n", RANKS, "-k", TALLYD)
+    done = tally("run", *how, "--", PROGRAM, env={"TALLY_TRACE": str(folder / "t"), **env})
     assert done.returncode == 0, done.stderr
     return done, sorted(map(str, folder.glob("t.*.json")))
 
@@ -149,6 +150,68 @@ def test_summary(files):
     assert len(machines) == RANKS + TALLYD
     for line in machines:
         assert all(0 < float(share.rstrip("%")) < 100 for share in line.split()[-3:-1])
+
+
+def read(file):
+    with open(file, encoding="utf-8") as text:
+        events = json.load(text)["traceEvents"]
+    return events[0]["args"], [e for e in events if e["ph"] in "Xb"]
+
+
+def idle_shares(files):
+    """{machine: (sends not, receives not)}, in percent."""
+    processes = [read(file) for file in files]
+    machine = {(head["service"], head["index"]): head["machine"] for head, _ in processes}
+    shares = {}
+    for home in set(machine.values()):
+        mine = [(head, e) for head, events in processes if head["machine"] == home for e in events]
+        wall = max(end(e) for _, e in mine) - min(e["ts"] for _, e in mine)
+        busy = []
+        for rows in (("send", "answer"), ("result", "push")):
+            busy.append(0)
+            last = 0
+            for e in sorted((e for head, e in mine if e["cat"] in rows
+                             and machine[1 - head["service"], e["args"]["peer"]] != home), key=lambda e: e["ts"]):
+                busy[-1] += max(0, end(e) - max(last, e["ts"]))
+                last = max(last, end(e))
+        shares[home] = tuple(100 * (1 - b / wall) for b in busy)
+    return shares
+
+
+def machine_rows(files):
+    done = tally("trace", "summary", *files)
+    assert done.returncode == 0, done.stderr
+    return [line.rsplit(maxsplit=3) for line in done.stdout.split("machine ")[1].splitlines()[1:]]
+
+
+@pytest.mark.parametrize("teams", ["on", "off"])
+def test_summary_of_machines_with_several_ranks(tmp_path, teams):
+    """What the ranks of a machine exchange with its service does not pass its card, and they have one."""
+    _, files = run(tmp_path, "-n", 4, "--machines", 2, TALLY_LOCAL=teams)
+    assert len(files) == 4 + 2
+    rows = machine_rows(files)
+    assert [row[0].split()[:2] + row[0].split()[-3:] for row in rows] == [
+        ["rank", "0", "and", "2", "more"], ["rank", "2", "and", "2", "more"]
+    ]
+    shares = sorted(idle_shares(files).values())
+    for row, share in zip(sorted(rows, key=lambda row: float(row[1].rstrip("%"))), shares):
+        assert all(abs(float(text.rstrip("%")) - value) < 0.11 for text, value in zip(row[1:3], share))
+
+
+def test_summary_where_two_have_had_a_place(tmp_path, files):
+    """A tallyd that was on rank 0's machine before another came into its place, on another machine."""
+    with open(next(file for file in files if f"service-{RANKS}-" in file), encoding="utf-8") as text:
+        lines = text.read().splitlines()
+    last = lines[-2].split('"args"')[0] + '"args":{"slices":0,"samples":0}}'
+    head = re.sub('"machine":"[^"]*"', '"machine":"%s"' % read(files[0])[0]["machine"], lines[1])
+    before = tmp_path / "before"
+    for to, same in ((2, True), (2 * 10**18, False)):
+        life = '"incarnation":"%016x","from_ns":1,"to_ns":%d' % (5, to)
+        changed = re.sub('"incarnation":"[0-9a-f]*","from_ns":[0-9]*,"to_ns":[0-9]*', life, head)
+        before.write_text("\n".join([lines[0], changed, last, "]}"]) + "\n", encoding="utf-8")
+        rows, more = machine_rows(files), machine_rows([*files, before])
+        assert len(rows) == len(more) and rows[1:] == more[1:]
+        assert (rows[0][1:] == more[0][1:]) == same
 
 
 def test_a_small_ring_keeps_the_end(tmp_path):
