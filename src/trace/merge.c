@@ -13,7 +13,7 @@
  * Clocks that do not run alike contradict themselves in long traces. Then all constraints are loosened by the
  * least slack with which they can be met.
  *
- * Messages are the first bytes of pushes and of results. A rank and the service in it have one clock. A rank's slices
+ * Messages are the first bytes of pushes and of results. Processes of one kernel have one clock. A rank's slices
  * do not say which of two services it was that had one place, one after the other; but no part of a round goes to both,
  * so the one that has the other end of it is meant. */
 #include "trace/timeline.h"
@@ -113,11 +113,6 @@ int tly_timeline_check(const struct tly_timeline *t, size_t *which, char *why, s
     return 0;
 }
 
-static bool shares_clock(const struct tly_process *a, const struct tly_process *b)
-{
-    return a->rank != TLY_NO_PEER && a->rank == b->rank;
-}
-
 static void note(struct graph *g, size_t u, size_t v, int64_t delay)
 {
     int64_t *w = &g->least[g->clock[u] * g->count + g->clock[v]];
@@ -137,7 +132,7 @@ static int make_graph(struct graph *g, struct tly_timeline *t)
     for (size_t i = 0; i < t->count; i++) {
         g->clock[i] = i;
         for (size_t j = 0; j < i && g->clock[i] == i; j++)
-            if (shares_clock(&t->processes[i], &t->processes[j]))
+            if (strcmp(t->processes[i].clock, t->processes[j].clock) == 0)
                 g->clock[i] = g->clock[j];
         tly_process_sort(&t->processes[i], false);
     }

@@ -253,6 +253,8 @@ static void write_head(FILE *out, const struct tly_process *p)
     write_text(out, p->host);
     fprintf(out, ",\"machine\":");
     write_text(out, p->machine);
+    fprintf(out, ",\"clock\":");
+    write_text(out, p->clock);
     fprintf(out,
             ",\"start\":\"%016" PRIx64 "\",\"incarnation\":\"%016" PRIx64 "\",\"from_ns\":%" PRId64
             ",\"to_ns\":%" PRId64 ",\"lost\":%" PRIu64 ",\"offset_ns\":%" PRId64 ",\"error_ns\":%" PRId64
@@ -487,6 +489,8 @@ static void read_process(struct scan *s, struct tly_process *p)
     text(s, p->host, sizeof p->host);
     expect(s, ",\"machine\":");
     text(s, p->machine, sizeof p->machine);
+    expect(s, ",\"clock\":");
+    text(s, p->clock, sizeof p->clock);
     expect(s, ",\"start\":\"");
     p->start = hex(s, 16);
     expect(s, "\",\"incarnation\":\"");

@@ -51,6 +51,7 @@ struct tly_process {
     uint32_t rank;  /* in whose process it runs; TLY_NO_PEER: a tallyd */
     uint32_t pid;   /* in the file; of the last that was written or read */
     char job[64], host[64];
+    char clock[64];       /* what tells its monotonic clock from others: kernel and time namespace */
     char machine[64];     /* what tells its machine from others: the host id */
     int64_t from, to;     /* ns, on its clock: since when it has stamped, and when it wrote this */
     uint64_t start;       /* the number of this start of the job */

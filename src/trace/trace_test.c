@@ -215,6 +215,7 @@ static void test_the_file_and_its_name(void **state)
     fclose(in);
     assert_int_equal(line.count, 1);
     assert_int_equal(line.processes[0].slice_count, 1);
+    assert_true(strlen(line.processes[0].clock) > 8);
     assert_string_equal(line.names[0].name, "tensor 7");
     tly_timeline_finish(&line);
     end_trace(t, &f);
@@ -295,6 +296,7 @@ static struct tly_timeline example(void)
         snprintf(p->job, sizeof p->job, "a \"job\"");
         snprintf(p->host, sizeof p->host, "h\\");
         snprintf(p->machine, sizeof p->machine, "machine \"%d\"", i);
+        snprintf(p->clock, sizeof p->clock, "clock %d", i);
         p->from = -7;
         p->to = 1ll << 50;
         p->offset = -12345;
@@ -332,6 +334,7 @@ static void test_written_and_read_again(void **state)
         assert_string_equal(p->job, q->job);
         assert_string_equal(p->host, q->host);
         assert_string_equal(p->machine, q->machine);
+        assert_string_equal(p->clock, q->clock);
         assert_true(p->service == q->service && p->index == q->index && p->rank == q->rank &&
                     p->pid == q->pid && p->start == q->start && p->incarnation == q->incarnation &&
                     p->lost == q->lost && p->from == q->from && p->to == q->to && p->offset == q->offset &&
@@ -448,6 +451,7 @@ static struct world make_world(double drift, bool connected)
         p->rank = i < RANKS ? p->index : i == RANKS ? 0 : TLY_NO_PEER;
         p->start = 77;
         snprintf(p->host, sizeof p->host, "h%d", i);
+        snprintf(p->clock, sizeof p->clock, "c%d", i == RANKS ? 0 : i);
         w.ahead[i] = i == RANKS ? w.ahead[0] : some(1000 * TLY_SEC) + TLY_SEC;
         w.drift[i] = i == RANKS ? w.drift[0] : drift * (i - 2);
     }
@@ -547,6 +551,7 @@ static void test_a_place_that_two_have_had(void **state)
     assert_non_null(p);
     *p = w.t.processes[old];
     p->incarnation = 5;
+    snprintf(p->clock, sizeof p->clock, "late");
     p->slices = NULL;
     p->slice_count = p->slice_room = 0;
     w.ahead[late] = w.ahead[old] + 3 * TLY_SEC;
@@ -583,6 +588,9 @@ static void test_what_cannot_be_merged(void **state)
     struct world w = make_world(0, false);
     assert_int_equal(tly_timeline_merge(&w.t, &slack, &which, why, sizeof why), -EINVAL);
     assert_true(which == 2 && strstr(why, "no messages in common, both ways, with rank 0 on h0"));
+    snprintf(w.t.processes[2].clock, sizeof w.t.processes[2].clock, "c1"); /* then it needs none */
+    assert_int_equal(tly_timeline_merge(&w.t, &slack, &which, why, sizeof why), 0);
+    assert_int_equal(w.t.processes[2].offset, w.t.processes[1].offset);
     tly_timeline_finish(&w.t);
     w = make_world(0, true);
     w.t.processes[4].start++;

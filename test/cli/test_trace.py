@@ -26,9 +26,25 @@ def files(tmp_path_factory):
     return run(tmp_path_factory.mktemp("trace"))[1]
 
 
-@pytest.fixture(scope="module")
-def merged(files, tmp_path_factory):
-    out = tmp_path_factory.mktemp("merged") / "all.json"
+def with_clocks(folder, files, clock):
+    """Copies of the files that say they have the clock that clock(machine) names."""
+    folder.mkdir(exist_ok=True)
+    copies = [folder / os.path.basename(file) for file in files]
+    for file, copy in zip(files, copies):
+        with open(file, encoding="utf-8") as text:
+            whole = text.read()
+        machine = re.search('"machine":"([^"]*)"', whole)[1]
+        copy.write_text(re.sub('"clock":"[^"]*"', f'"clock":"{clock(machine)}"', whole, count=1), encoding="utf-8")
+    return copies
+
+
+@pytest.fixture(scope="module", params=["one clock", "many clocks"])
+def merged(request, files, tmp_path_factory):
+    """By the clock that all have; and as if each machine had one of its own, by the messages."""
+    folder = tmp_path_factory.mktemp("merged")
+    out = folder / "all.json"
+    if request.param == "many clocks":
+        files = with_clocks(folder, files, lambda machine: machine)
     done = tally("trace", "merge", "-o", out, *files)
     assert done.returncode == 0, done.stderr
     events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
@@ -67,7 +83,7 @@ def test_each_process_has_a_file_of_its_own(files):
             assert len(json.load(text)["traceEvents"]) > 100
 
 
-def test_merging_says_how_sure_it_is(merged):
+def test_merging_says_how_sure_it_is(merged, request):
     lines = merged[0].splitlines()
     assert len(lines) == 1 + RANKS + RANKS + TALLYD
     assert [line.split()[:2] for line in lines[1:]] == [
@@ -76,8 +92,10 @@ def test_merging_says_how_sure_it_is(merged):
     ]
     for line in lines[1:]:
         ahead, error, slices, lost = line.split()[-4:]
-        # All run on one clock.
         assert abs(float(ahead)) <= float(error) + 0.001 and int(slices) > 100 and lost == "0"
+    # Whoever has rank 0's clock, as here all have in truth, is known exactly.
+    exact = sum(line.split()[-3] == "0.000" for line in lines[1:])
+    assert exact == (2 if "many" in request.node.name else len(lines) - 1)
 
 
 def test_stages_are_in_causal_order(merged):
@@ -294,8 +312,9 @@ def test_what_is_refused(tmp_path, files):
         assert done.returncode == 1 and done.stdout == "" and "no file is left" in done.stderr
         done = tally("trace", command, tmp_path / "missing")
         assert done.returncode == 1 and f"cannot open {tmp_path}/missing" in done.stderr
-    ranks = tally("trace", "merge", *files[:RANKS])
-    assert ranks.returncode == 1 and f"{files[1]} has no messages in common" in ranks.stderr
+    apart = with_clocks(tmp_path / "apart", files[:RANKS], lambda machine: machine)
+    ranks = tally("trace", "merge", *apart)
+    assert ranks.returncode == 1 and f"{apart[1]} has no messages in common" in ranks.stderr
     twice = tally("trace", "merge", files[0], files[0])
     assert twice.returncode == 1 and f"{files[0]} has rank 0, and so has another file" in twice.stderr
     unwritable = tally("trace", "merge", "-o", tmp_path / "no" / "folder", *files)
