@@ -34,6 +34,7 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
         op->status = -err;
         op->sentence = strdup(text);
     }
+    tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     atomic_fetch_add_explicit(&c->ops_done, 1, memory_order_relaxed);

@@ -272,8 +272,6 @@ void tly_op_drain(tally_comm *c)
         tly_list_append(&c->active_ops, &op->node);
         tly_pace_enters(c, op);
         op->born = c->loop.awake;
-        tly_stamp_at(c->trace, op->submitted, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART,
-                     (uint32_t)op->bytes);
         if (failed) {
             tly_op_end(c, op, failed, c->sentence);
         } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || begin(c, op) != 0) {
@@ -586,6 +584,8 @@ static int submit(tally_comm *c, struct request *r, const struct tally_options *
     err = name_op(c, r, op);
     uint64_t bytes = op->bytes;
     bool local = op->engine && !op->team;
+    if (!err)
+        tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
     if (!err && !local) { /* before anybody can ask how far the name has come */
         op->submitted = tly_now();
         pthread_mutex_lock(&c->inbox_lock);

@@ -66,8 +66,10 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
     uint64_t room = 1024;
     while (room * 2 * sizeof *t->ring <= bytes)
         room *= 2;
-    if (t)
+    if (t) {
+        pthread_mutex_init(&t->lock, NULL);
         t->ring = malloc(room * sizeof *t->ring);
+    }
     if (!t || !t->ring) {
         tly_warn("trace", "no trace of this process: no memory for %" PRIu64 " bytes (TALLY_TRACE_BYTES)",
                  room * sizeof *t->ring);
@@ -101,9 +103,18 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
 
 void tly_trace_destroy(struct tly_trace *t)
 {
-    if (t)
-        free(t->ring);
+    if (!t)
+        return;
+    pthread_mutex_destroy(&t->lock);
+    free(t->ring);
     free(t);
+}
+
+void tly_trace_put(struct tly_trace *t, const struct tly_stamp *s)
+{
+    pthread_mutex_lock(&t->lock);
+    t->ring[t->count++ & t->mask] = *s;
+    pthread_mutex_unlock(&t->lock);
 }
 
 #define ORDER(a, b) \
@@ -164,21 +175,25 @@ static int add_slices(struct tly_process *p, const struct tly_stamp *s, const in
     return 0;
 }
 
-int tly_trace_slices(const struct tly_trace *t, int64_t end, struct tly_process *out)
+int tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out)
 {
+    pthread_mutex_lock(&t->lock);
     uint64_t room = t->mask + 1, kept = t->count < room ? t->count : room;
-    out->lost = t->count - kept;
-    size_t n = 0;
     struct tly_stamp *sorted = malloc((kept ? kept : 1) * sizeof *sorted);
+    if (sorted)
+        memcpy(sorted, t->ring, kept * sizeof *sorted);
+    out->lost = t->count - kept;
+    pthread_mutex_unlock(&t->lock);
     if (!sorted)
         return -ENOMEM;
+    size_t n = 0;
     int err = 0;
     for (uint64_t i = 0; i < kept && !err; i++) {
-        const struct tly_stamp *s = &t->ring[i];
-        if (s->stage == TLY_IN_FLIGHT)
-            err = tly_timeline_sample(out, &(struct tly_sample){s->at, s->key});
+        struct tly_stamp s = sorted[i];
+        if (s.stage == TLY_IN_FLIGHT)
+            err = tly_timeline_sample(out, &(struct tly_sample){s.at, s.key});
         else
-            sorted[n++] = *s;
+            sorted[n++] = s;
     }
     qsort(sorted, n, sizeof *sorted, by_part);
     if (out->sample_count)

@@ -1,10 +1,13 @@
 /* trace.h - stamps of what a process does with each part, in a ring; at the end it becomes a file
  * (TALLY_TRACE).
  *
- * Owner: the loop of the communicator or of the service. Without TALLY_TRACE there is no ring, and a stamp
- * costs a branch; with it a look at the clock and 32 bytes. */
+ * Stamps may come from any thread: nearly all are of the loop of the communicator or of the service, but operations
+ * are submitted, and end in shared memory, in the application's threads. Without TALLY_TRACE there is no ring, and a
+ * stamp costs a branch; with it a look at the clock, a lock that is rarely taken, and 32 bytes. */
 #ifndef TLY_TRACE_H
 #define TLY_TRACE_H
+
+#include <pthread.h>
 
 #include "base/clock.h"
 #include "trace/timeline.h"
@@ -42,6 +45,7 @@ struct tly_stamp {
 };
 
 struct tly_trace {
+    pthread_mutex_t lock;   /* guards ring and count */
     struct tly_stamp *ring; /* owned; a power of two of them */
     uint64_t mask, count;   /* count: all stamps ever, the last mask + 1 are there */
     struct tly_process who;
@@ -65,14 +69,15 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
 void tly_trace_destroy(struct tly_trace *t);
 
 /* The file's content: what becomes of stamps, for tests.  `end`: when what is still open ends. */
-int tly_trace_slices(const struct tly_trace *t, int64_t end, struct tly_process *out);
+int tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out);
+
+void tly_trace_put(struct tly_trace *t, const struct tly_stamp *s);
 
 static inline void tly_stamp_at(struct tly_trace *t, int64_t at, enum tly_stage stage, uint32_t peer,
                                 uint64_t key, uint32_t round, uint32_t part, uint32_t bytes)
 {
     if (__builtin_expect(t != NULL, 0))
-        t->ring[t->count++ & t->mask] =
-            (struct tly_stamp){at, key, round, part, bytes, (uint16_t)peer, (uint8_t)stage};
+        tly_trace_put(t, &(struct tly_stamp){at, key, round, part, bytes, (uint16_t)peer, (uint8_t)stage});
 }
 
 static inline void tly_stamp(struct tly_trace *t, enum tly_stage stage, uint32_t peer, uint64_t key,

@@ -57,7 +57,7 @@ static struct tly_slice only(const struct tly_process *p, enum tly_row row)
     return *found;
 }
 
-static struct tly_process slices_of(const struct tly_trace *t, int64_t end)
+static struct tly_process slices_of(struct tly_trace *t, int64_t end)
 {
     struct tly_process p = {0};
     assert_int_equal(tly_trace_slices(t, end, &p), 0);

@@ -232,6 +232,28 @@ def test_summary_where_two_have_had_a_place(tmp_path, files):
         assert (rows[0][1:] == more[0][1:]) == same
 
 
+def test_ranks_that_share_memory(tmp_path):
+    """No messages: their operations are seen, on the clock that they share."""
+    _, files = run(tmp_path, "-n", RANKS)
+    out = tmp_path / "all"
+    merging = tally("trace", "merge", "-o", out, *files)
+    assert merging.returncode == 0, merging.stderr
+    events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
+    rows = Slices(events).rows
+    operations = [rows[("rank", r), "operation"] for r in range(RANKS)]
+    assert operations[0].keys() == operations[1].keys()
+    layers = [key for key, e in operations[0].items() if e["args"]["tensor"].startswith("layer ")]
+    assert len(layers) >= 100 and not any(key in rows[("rank", 0), "send"] for key in layers)
+    for key in layers:
+        mine = [operation[key] for operation in operations]
+        assert max(e["ts"] for e in mine) <= min(end(e) for e in mine) + 0.0021
+        assert not any(e["args"]["open"] for e in mine)
+    # One goes to the service after all, for the ranks disagree: it is seen once.
+    assert len([e for e in events if e.get("cat") == "operation" and e["ph"] == "b"]) == sum(map(len, operations))
+    assert not any(e["args"]["open"] for operation in operations for e in operation.values())
+    assert [row[1:3] for row in machine_rows(files)] == [["100.0%", "100.0%"]]
+
+
 def test_a_small_ring_keeps_the_end(tmp_path):
     done, small = run(tmp_path, TALLY_TRACE_BYTES="64K")
     assert "older ones are lost (TALLY_TRACE_BYTES)" in done.stderr

@@ -89,13 +89,13 @@ static struct tly_timeline read_files(const char *pattern, size_t count)
     return t;
 }
 
-static void test_a_failed_job_leaves_what_was_open(void **state)
+static void leaves_what_was_open(const int *machine)
 {
     struct board *b = job_shared(sizeof *b);
     char folder[] = "/tmp/trace-job-XXXXXX", setting[64], pattern[64], command[64];
     assert_non_null(mkdtemp(folder));
     snprintf(setting, sizeof setting, "TALLY_TRACE=%s/t", folder);
-    struct job j = {.ranks = 2, .main = half_a_job, .arg = b, .settings = {setting}};
+    struct job j = {.ranks = 2, .machine = machine, .main = half_a_job, .arg = b, .settings = {setting}};
     job_start(&j);
     job_await(&b->stage, 3);
     kill(j.rank_pid[1], SIGKILL);
@@ -122,6 +122,16 @@ static void test_a_failed_job_leaves_what_was_open(void **state)
     snprintf(command, sizeof command, "rm -r %s", folder);
     assert_int_equal(system(command), 0);
     job_clear(&j);
+}
+
+static void test_a_failed_job_leaves_what_was_open(void **state)
+{
+    leaves_what_was_open(NULL);
+}
+
+static void test_so_it_does_in_shared_memory(void **state)
+{
+    leaves_what_was_open((int[]){0, 0});
 }
 
 /* One tallyd leaves and another gets its place: both have written what they did, and nothing of it is the other's. */
@@ -166,6 +176,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_place_that_two_have_had),
         cmocka_unit_test(test_a_failed_job_leaves_what_was_open),
+        cmocka_unit_test(test_so_it_does_in_shared_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
