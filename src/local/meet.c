@@ -247,14 +247,20 @@ static int exchange(struct meeting *m, int door)
     }
     while (!err && awaited(m) < l->count) {
         int fd = tly_fd_own(accept4(door, NULL, NULL, SOCK_CLOEXEC));
-        if (fd >= 0) {
+        struct ucred who;
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            err = cannot(m, "rank %u cannot let rank %u in: %s (ulimit -n)", tly_local_number(l, l->me),
+                         tly_local_number(l, awaited(m)), strerror(errno));
+            break;
+        }
+        if (fd >= 0 && is_ours(fd, &who)) { /* a stranger's silence is not waited for */
             struct timeval patience = {.tv_sec = 1};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
             int got = take_greeting(m, fd, l->me + 1, l->count - 1, &from);
             if (got == 0 || got == -EOPNOTSUPP)
                 greet(m, fd, from);
-            tly_fd_close(fd);
         }
+        tly_fd_close(fd);
         if (awaited(m) < l->count)
             err = go_on(m, 0, awaited(m));
     }

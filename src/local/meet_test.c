@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -248,6 +250,56 @@ static void test_small_files(void **state)
     close(fd);
 }
 
+static void test_no_descriptors(void **state)
+{
+    enum { MOST = 64 };
+    struct rlimit all, few;
+    int taken[MOST], count = 0, fd;
+    start(2, ENDLESS_MS);
+    close(knock()); /* so its door is there */
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = (struct rlimit){MOST, all.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int i = 0; i < 100; i++, usleep(1000)) /* accept() has one for as long as it waits */
+        while (count < MOST && (fd = dup(0)) >= 0)
+            taken[count++] = fd;
+    end("rank 4 cannot let rank 5 in: Too many open files (ulimit -n)");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    while (count)
+        close(taken[--count]);
+}
+
+/* Other users' processes come and say nothing. */
+static void test_silent_strangers(void **state)
+{
+    enum { COUNT = 20 };
+    int told[2];
+    char done;
+    if (geteuid() != 0)
+        skip(); /* there is no other user to be */
+    start(2, 10000);
+    assert_int_equal(pipe(told), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (setuid(65534) != 0)
+            _exit(1);
+        for (int i = 0; i < COUNT; i++)
+            knock();
+        if (write(told[1], "", 1) != 1)
+            _exit(1);
+        pause();
+    }
+    assert_int_equal(read(told[0], &done, 1), 1);
+    struct greeting g = greeting_of(1);
+    g.able = 0;
+    meet_one(g, "rank 5 cannot");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(told[0]);
+    close(told[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +307,7 @@ int main(void)
         cmocka_unit_test(test_it_cannot),          cmocka_unit_test(test_another_build),
         cmocka_unit_test(test_more_than_there_is), cmocka_unit_test(test_it_does_not_listen),
         cmocka_unit_test(test_name_is_taken),      cmocka_unit_test(test_small_files),
+        cmocka_unit_test(test_no_descriptors),     cmocka_unit_test(test_silent_strangers),
     };
     if (sodium_init() < 0)
         return 1;
