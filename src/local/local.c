@@ -487,6 +487,7 @@ static void *run(void *arg)
 {
     static const struct errand all = {0};
     struct tly_local *l = arg;
+    tly_topo_place(l->home, 0);
     while (!atomic_load(&l->stopping)) {
         uint32_t bell = atomic_load(&l->own->bell);
         bool looked = true; /* while others spin, they look */
@@ -736,6 +737,7 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     int err = tly_local_meet(l);
     if (!err) {
         l->crowded = is_crowded(l);
+        l->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&l->thread, "tally-local", run, l);
     }
     if (!err) {
