@@ -71,6 +71,7 @@ static int find_rank(struct tly_place *p)
                             size);
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
+        p->in_step = getenv("SLURM_STEP_ID") != NULL;
         const char *local = launchers[i].local_size ? getenv(launchers[i].local_size) : NULL;
         const char *nodes = launchers[i].only_with ? getenv("SLURM_STEP_NUM_NODES") : NULL;
         p->together = local ? strtol(local, NULL, 10) == size : nodes && strtol(nodes, NULL, 10) == 1;
@@ -258,7 +259,7 @@ static int find_coordinator(struct tly_place *p, const struct tly_params *params
             return tly_fail(EINVAL, "MASTER_ADDR=%s is no host", master);
         return 0;
     }
-    if (nodes && *nodes && getenv("SLURM_STEP_ID")) {
+    if (p->in_step && nodes && *nodes) {
         p->coord_from = "SLURM_STEP_NODELIST";
         if (tly_place_first_host(nodes, p->coord_host, sizeof p->coord_host) != 0)
             return tly_fail(EINVAL, "SLURM_STEP_NODELIST=%s cannot be read: set TALLY_COORD=HOST", nodes);

@@ -32,6 +32,7 @@ static const char *const variables[] = {
     "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_NODES",
     "SLURM_JOB_ID",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
@@ -264,6 +265,10 @@ static void coordinator_addresses(void **state)
     }
     struct tly_place p;
     assert_int_equal(find(&p, NULL, false), -EINVAL); /* a tallyd must be told */
+    setenv("SLURM_STEP_ID", "1", 1);                  /* its step need not be the ranks' */
+    setenv("SLURM_STEP_NODELIST", "c[1-2]", 1);
+    assert_int_equal(find(&p, NULL, false), -EINVAL);
+    assert_non_null(strstr(tly_error(), "give --coord"));
 }
 
 static void node_lists(void **state)
