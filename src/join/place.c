@@ -42,12 +42,13 @@ static int find_rank(struct tly_place *p)
 {
     static const struct {
         const char *rank, *size, *local_size, *only_with;
+        bool step_is_another; /* mpirun starts its daemons in one, on all nodes but its own */
     } launchers[] = {
-        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", NULL},
-        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
-        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL},
+        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", NULL, false},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL, true},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL, false},
         /* A batch shell is one process: it has SLURM_PROCID, but no step. */
-        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID"},
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID", false},
     };
     p->rank = 0;
     p->size = 1;
@@ -71,7 +72,7 @@ static int find_rank(struct tly_place *p)
                             size);
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
-        p->in_step = getenv("SLURM_STEP_ID") != NULL;
+        p->in_step = !launchers[i].step_is_another && getenv("SLURM_STEP_ID");
         const char *local = launchers[i].local_size ? getenv(launchers[i].local_size) : NULL;
         const char *nodes = launchers[i].only_with ? getenv("SLURM_STEP_NUM_NODES") : NULL;
         p->together = local ? strtol(local, NULL, 10) == size : nodes && strtol(nodes, NULL, 10) == 1;

@@ -70,6 +70,14 @@ static void assert_rank(uint32_t rank, uint32_t size, const char *coordinator)
     assert_string_equal(p.coord_host, coordinator);
 }
 
+static void assert_refused(const char *named)
+{
+    struct tly_place p;
+    assert_int_equal(find(&p, NULL, true), -EINVAL);
+    if (!strstr(tly_error(), named))
+        fail_msg("'%s' does not name %s", tly_error(), named);
+}
+
 static void launchers(void **state)
 {
     assert_rank(0, 1, ""); /* started by nobody */
@@ -86,6 +94,9 @@ static void launchers(void **state)
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
     assert_rank(1, 5, "10.0.0.1");
+    unsetenv("MASTER_ADDR");
+    assert_refused("mpirun -x MASTER_ADDR"); /* the step is that of mpirun's daemons */
+    setenv("MASTER_ADDR", "10.0.0.1", 1);
     setenv("RANK", "6", 1);
     setenv("WORLD_SIZE", "7", 1);
     assert_rank(6, 7, "10.0.0.1");
@@ -154,14 +165,6 @@ static void resolving(void **state)
     assert_int_equal(resolve("no-such-host.invalid", true, &to), -EAGAIN); /* reserved: RFC 6761 */
     assert_non_null(strstr(tly_error(), "no-such-host.invalid"));
     assert_non_null(strstr(tly_error(), "TALLY_COORD"));
-}
-
-static void assert_refused(const char *named)
-{
-    struct tly_place p;
-    assert_int_equal(find(&p, NULL, true), -EINVAL);
-    if (!strstr(tly_error(), named))
-        fail_msg("'%s' does not name %s", tly_error(), named);
 }
 
 static void nonsense_is_refused_by_name(void **state)
