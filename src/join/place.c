@@ -38,6 +38,25 @@ static int read_number(const char *name, long max, long *out)
     return 1;
 }
 
+/* Whose launcher says which rank it is, but not of how many, is not to train alone. */
+static int refuse_one_of_many(void)
+{
+    const char *pmix = getenv("PMIX_RANK");
+    long proc = 0;
+    if (pmix && *pmix)
+        return tly_fail(EINVAL,
+                        "PMIX_RANK is set, but not how many ranks there are: set RANK and WORLD_SIZE");
+    if (read_number("SLURM_PROCID", INT_MAX, &proc) < 0)
+        return -EINVAL;
+    /* 0 without a step is the batch shell, which is one process. */
+    return proc > 0
+               ? tly_fail(EINVAL,
+                          "SLURM_PROCID=%ld, but there is no SLURM_STEP_ID: start ranks with srun, or set "
+                          "RANK and WORLD_SIZE",
+                          proc)
+               : 0;
+}
+
 static int find_rank(struct tly_place *p)
 {
     static const struct {
@@ -47,7 +66,6 @@ static int find_rank(struct tly_place *p)
         {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", NULL, false},
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL, true},
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL, false},
-        /* A batch shell is one process: it has SLURM_PROCID, but no step. */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID", false},
     };
     p->rank = 0;
@@ -78,7 +96,7 @@ static int find_rank(struct tly_place *p)
         p->together = local ? strtol(local, NULL, 10) == size : nodes && strtol(nodes, NULL, 10) == 1;
         return 0;
     }
-    return 0;
+    return refuse_one_of_many();
 }
 
 /* --- machine ------------------------------------------------------------------------------------- */

@@ -28,6 +28,7 @@ static const char *const variables[] = {
     "MPI_LOCALNRANKS",
     "PMI_RANK",
     "PMI_SIZE",
+    "PMIX_RANK",
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_ID",
@@ -81,9 +82,13 @@ static void assert_refused(const char *named)
 static void launchers(void **state)
 {
     assert_rank(0, 1, ""); /* started by nobody */
-    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_PROCID", "0", 1);
     setenv("SLURM_STEP_NUM_TASKS", "8", 1);
     assert_rank(0, 1, ""); /* a batch shell, no step */
+    setenv("SLURM_PROCID", "3", 1);
+    assert_refused("SLURM_PROCID=3"); /* one of many, nobody knows of how many */
+    setenv("PMIX_RANK", "0", 1);
+    assert_refused("PMIX_RANK");
     setenv("SLURM_STEP_ID", "0", 1);
     setenv("SLURM_STEP_NODELIST", "gpu[07-09,12]", 1);
     assert_rank(3, 8, "gpu07");
