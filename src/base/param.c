@@ -227,29 +227,24 @@ static const char *valid_text(const struct row *row, char *buf, size_t len)
     return buf;
 }
 
-/* Digits, for SECS and RATE with a decimal point; strtod would follow the application's locale. */
-static bool parse_digits(const char **text, bool point, double *number, uint64_t *whole)
+bool tly_digits(const char **text, bool point, double *number)
 {
     const char *s = *text;
     double x = 0, place = 1;
-    uint64_t w = 0;
-    bool any = false, overflow = false;
-    for (; *s >= '0' && *s <= '9'; s++, any = true) {
-        overflow |= __builtin_mul_overflow(w, 10u, &w) || __builtin_add_overflow(w, (uint64_t)(*s - '0'), &w);
+    bool any = false;
+    for (; *s >= '0' && *s <= '9'; s++, any = true)
         x = x * 10 + (*s - '0');
-    }
     if (point && *s == '.')
         for (s++; *s >= '0' && *s <= '9'; s++, any = true)
             x += (*s - '0') * (place /= 10);
     *text = s;
     *number = x;
-    *whole = overflow ? UINT64_MAX : w;
     return any;
 }
 
-static bool parse_number(enum kind kind, const char *text, double *number, uint64_t *whole)
+static bool parse_number(enum kind kind, const char *text, double *number)
 {
-    if (!parse_digits(&text, kind == SECS || kind == RATE, number, whole))
+    if (!tly_digits(&text, kind == SECS || kind == RATE, number))
         return false;
     if (kind == RATE) {
         static const char unit[] = "kmgt";
@@ -257,15 +252,12 @@ static bool parse_number(enum kind kind, const char *text, double *number, uint6
         for (const char *at = unit; u && at <= u; at++)
             *number *= 1000;
         text += u != NULL;
-        *whole = *number < 1e18 ? (uint64_t)(*number + 0.5) : UINT64_MAX;
     }
     if (kind == SIZE && *text) {
         static const char unit[] = "KMGT";
         const char *u = strchr(unit, *text >= 'a' && *text <= 'z' ? *text - 32 : *text);
         if (u) {
-            int shift = 10 * (int)(u - unit + 1);
-            *number *= (double)(1ull << shift);
-            *whole = *whole > UINT64_MAX >> shift ? UINT64_MAX : *whole << shift;
+            *number *= (double)(1ull << 10 * (u - unit + 1));
             text++;
             text += *text == 'i' && (text[1] == 'B' || text[1] == 'b');
         }
@@ -324,22 +316,21 @@ static int set_value(struct reader *r, const struct row *row, const char *text)
                           valid_text(row, valid, sizeof valid));
         return set_text(row, r->p, word) ? refuse(r, ENOMEM, "out of memory") : 0;
     }
-    double number;
-    uint64_t whole;
-    if (!parse_number(row->kind, text, &number, &whole))
+    double number; /* exact: no row goes as far as 2^53 */
+    if (!parse_number(row->kind, text, &number))
         return refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
                       row->kind == SIZE   ? "size"
                       : row->kind == RATE ? "rate"
                       : row->kind == SECS ? "time"
                                           : "number",
                       valid_text(row, valid, sizeof valid));
-    if (number < row->min || number > row->max || (rule->multiple && whole % rule->multiple))
+    if (number < row->min || number > row->max || (rule->multiple && (uint64_t)number % rule->multiple))
         return refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
                       valid_text(row, valid, sizeof valid));
     if (row->kind == INT)
-        *(int64_t *)field(r->p, row) = (int64_t)whole;
+        *(int64_t *)field(r->p, row) = (int64_t)number;
     else if (row->kind == SIZE || row->kind == RATE)
-        *(uint64_t *)field(r->p, row) = whole;
+        *(uint64_t *)field(r->p, row) = (uint64_t)(number + 0.5);
     else
         *(double *)field(r->p, row) = number;
     return 0;

@@ -42,11 +42,9 @@ int tly_cli_fail(const char *command, const char *format, ...)
 
 long tly_cli_number(const char *text, long lowest, long highest)
 {
-    size_t len = strlen(text);
-    if (len < 1 || len > 9 || strspn(text, "0123456789") != len)
-        return -1;
-    long number = atol(text);
-    return number >= lowest && number <= highest ? number : -1;
+    double number;
+    bool digits = tly_digits(&text, false, &number) && !*text;
+    return digits && number >= (double)lowest && number <= (double)highest ? (long)number : -1;
 }
 
 /* --- params ---------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/param.h"
 #include "plan/plan.h"
 
 const char tly_cli_plan_usage[] =
@@ -54,10 +55,10 @@ struct plan {
 /* A positive number and one of the letters, each worth `unit` times the last; sizes (1024) also as 100MB and 100MiB. */
 static double quantity(const char *text, double unit)
 {
-    if (*text < '0' || *text > '9') /* strtod would take blanks, signs and words */
+    const char *end = text;
+    double x;
+    if (!tly_digits(&end, true, &x))
         return -1;
-    char *end = NULL;
-    double x = strtod(text, &end);
     const char *letters = "kmgt", *at = *end ? strchr(letters, *end | 32) : NULL;
     if (at) {
         x *= pow(unit, (double)(at - letters) + 1);
@@ -71,7 +72,7 @@ static double quantity(const char *text, double unit)
 /* Of a card, in bit/s, as TALLY_BANDWIDTH has it; -1: none. */
 static double card_rate(const char *text)
 {
-    double x = strncasecmp(text, "0x", 2) == 0 ? -1 : quantity(text, 1000);
+    double x = quantity(text, 1000);
     return x >= 1e3 && x <= 1e15 ? x : -1;
 }
 

@@ -29,12 +29,11 @@ static int read_number(const char *name, long max, long *out)
     const char *text = getenv(name);
     if (!text || !*text)
         return 0;
-    char *end;
-    errno = 0;
-    long v = strtol(text, &end, 10);
-    if (*end || errno || v < 0 || v > max)
+    const char *end = text;
+    double v;
+    if (!tly_digits(&end, false, &v) || *end || v > (double)max)
         return tly_fail(EINVAL, "%s=%s is no number from 0 to %ld", name, text, max);
-    *out = v;
+    *out = (long)v;
     return 1;
 }
 
@@ -91,10 +90,11 @@ static int find_rank(struct tly_place *p)
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
         p->in_step = !launchers[i].step_is_another && getenv("SLURM_STEP_ID");
-        const char *local = launchers[i].local_size ? getenv(launchers[i].local_size) : NULL;
-        const char *nodes = launchers[i].only_with ? getenv("SLURM_STEP_NUM_NODES") : NULL;
-        p->together = local ? strtol(local, NULL, 10) == size : nodes && strtol(nodes, NULL, 10) == 1;
-        return 0;
+        const char *local = launchers[i].local_size;
+        long count = 0;
+        int has_count = read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
+        p->together = has_count > 0 && count == (local ? size : 1);
+        return has_count < 0 ? has_count : 0;
     }
     return refuse_one_of_many();
 }
@@ -250,9 +250,9 @@ static int split_address(const char *text, char *host, size_t len, uint16_t *por
     if (end == begin || (size_t)(end - begin) >= len)
         return -EINVAL;
     if (colon) {
-        char *stop;
-        long v = strtol(colon + 1, &stop, 10);
-        if (*stop || stop == colon + 1 || v < 1 || v > 65535)
+        const char *stop = colon + 1;
+        double v;
+        if (!tly_digits(&stop, false, &v) || *stop || v < 1 || v > 65535)
             return -EINVAL;
         *port = (uint16_t)v;
     }
@@ -415,9 +415,9 @@ static int in_cidr(const char *cidr, const struct sockaddr_storage *a)
     struct sockaddr_storage net;
     int bits;
     size_t n = strcspn(cidr, "/");
-    char *end;
-    long prefix = cidr[n] && cidr[n + 1] ? strtol(cidr + n + 1, &end, 10) : -1;
-    if (n >= sizeof host || prefix < 0 || *end)
+    const char *end = cidr + n + (cidr[n] == '/');
+    double prefix;
+    if (n >= sizeof host || !tly_digits(&end, false, &prefix) || *end)
         return -EINVAL;
     memcpy(host, cidr, n);
     host[n] = '\0';
@@ -512,12 +512,13 @@ int tly_place_iface(const char *iface, const struct sockaddr_storage *like, stru
 
 int tly_place_ports(const char *range, uint16_t *first, uint16_t *last)
 {
-    unsigned a, b;
-    int n = 0;
+    const char *at = range;
+    double a, b;
     *first = *last = 0;
     if (!range)
         return 0;
-    if (sscanf(range, "%u-%u%n", &a, &b, &n) != 2 || range[n] || a < 1 || b > 65535 || a > b)
+    if (!tly_digits(&at, false, &a) || *at++ != '-' || !tly_digits(&at, false, &b) || *at || a < 1 ||
+        b > 65535 || a > b)
         return tly_fail(EINVAL, "TALLY_PORTS=%s is no range A-B within 1-65535", range);
     *first = (uint16_t)a;
     *last = (uint16_t)b;

@@ -171,7 +171,7 @@ def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
 
 
 def test_plan_writes_sizes_as_settings_do():
-    sizes = {plan("-n", 4, "-M", size)["bytes"] for size in ("100M", "100MB", "100mib", 100 << 20)}
+    sizes = {plan("-n", 4, "-M", size)["bytes"] for size in ("100M", "100MB", "100mib", 100 << 20, "102400.0K")}
     assert sizes == {100 << 20}
 
 
@@ -196,9 +196,15 @@ def test_plan_knows_where_its_own_limit_is():
         (["-n", "8", "-B", "inf"], "-B inf"),
         (["-n", "8", "-B", "1e-300"], "-B 1e-300"),
         (["-n", "8", "-B", "0x10"], "-B 0x10"),
+        (["-n", "8", "-B", "1e9"], "-B 1e9"),
+        (["-n", "8", "-B", " 1G"], "-B  1G"),
         (["-n", "8", "-B", "999"], "from 1k on"),
         (["-n", "8", "-M", "-5"], "-M -5"),
         (["-n", "8", "-M", "1X"], "-M 1X"),
+        (["-n", "8", "-M", "0x10"], "-M 0x10"),
+        (["-n", "8", "-M", "0x1p3G"], "-M 0x1p3G"),
+        (["-n", "8", "-M", "1e2K"], "-M 1e2K"),
+        (["-n", "8", "-M", "9" * 400], "-M 999"),
         (["-n", "8", "more"], "unexpected argument more"),
         (["-n", "8", "--machines", "x"], "-n and --machines exclude each other"),
     ],
