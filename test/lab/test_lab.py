@@ -147,9 +147,13 @@ def test_rates_hold_both_ways():
             )
             assert lab.run(sender, [sys.executable, "-c", send]).status == 0
             assert sink.wait(PATIENCE_S).status == 0
-        delayed = lab.run("b", ["tc", "-s", "qdisc", "show", "dev", "eth0"]).output
-        assert "tbf" in delayed and "rate 20Mbit" in delayed
-        assert int(re.search(r"overlimits (\d+)", delayed)[1]) > 10
+        account = ["tc", "-s", "qdisc", "show", "dev"]
+        sends = lab.run("b", [*account, "eth0"]).output
+        switch = ["nsenter", f"--target={lab._keeper.pid}", "--net", "--"]
+        gets = subprocess.run([*switch, *account, "p2.0"], capture_output=True, text=True, check=True).stdout
+        for delayed in (sends, gets):
+            assert "tbf" in delayed and "rate 20Mbit" in delayed
+            assert int(re.search(r"overlimits (\d+)", delayed)[1]) > 10, delayed
         sent, received = lab.counters()["b"]
         assert sent > 3 << 20 and received > 3 << 20
         assert lab.rate("a") == 100e6 and lab.rate("b") == 20e6
