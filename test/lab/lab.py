@@ -439,7 +439,7 @@ class Lab:
                 {
                     **dataclasses.asdict(h),
                     "index": i,
-                    "rate": parse_rate(h.rate or rate),
+                    "rate": parse_rate(rate if h.rate is None else h.rate),
                     "address": f"10.77.{i >> 8}.{i & 255}",
                     "address6": f"fd77::{i:x}",
                 }
@@ -637,6 +637,11 @@ def add_shape(parser):
 
 
 def lab_of(arguments):
+    if arguments.workers < 1 or arguments.services < 0:
+        raise LabError(f"-n {arguments.workers} -k {arguments.services}: there is one worker machine at least")
+    without = [word for word in arguments.rate_of if "=" not in word]
+    if without:
+        raise LabError(f"--rate-of {without[0]}: HOST=RATE is needed")
     rates = dict(word.split("=", 1) for word in arguments.rate_of)
     workers = [f"w{i}" for i in range(arguments.workers)]
     services = [f"c{i}" for i in range(arguments.services)]

@@ -225,7 +225,7 @@ def test_what_cannot_be_built_says_why():
     with pytest.raises(ValueError, match="no rate"):
         Lab(["a"], rate="fast")
     with pytest.raises(ValueError, match="no rate"):
-        Lab([Host("a", rate=0)], rate="0mbit")
+        Lab([Host("a", rate=0)], rate="1gbit")
     with pytest.raises(cluster.LabError, match="names"):
         Lab(["a", "a"])
     with pytest.raises(cluster.LabError, match="no host name"):
@@ -234,10 +234,16 @@ def test_what_cannot_be_built_says_why():
         Lab(["a"], queue_bytes="many").up()
     with pytest.raises(cluster.LabError, match="no host x"):
         Lab(["a"]).start("x", ["true"])
-    none = subprocess.run(
-        [sys.executable, cluster.__file__, "run", "--ranks", "0", "--", "true"], capture_output=True, text=True, check=False
-    )
-    assert none.returncode == 2 and "--ranks 0: at least one" in none.stderr
+    for arguments, word in (
+        (["--ranks", "0"], "--ranks 0: at least one"),
+        (["-n", "0", "-k", "1"], "-n 0 -k 1: there is one worker machine at least"),
+        (["-n", "1", "-k", "-1"], "-n 1 -k -1"),
+        (["-n", "1", "--rate-of", "w0"], "--rate-of w0: HOST=RATE"),
+    ):
+        none = subprocess.run(
+            [sys.executable, cluster.__file__, "run", *arguments, "--", "true"], capture_output=True, text=True, check=False
+        )
+        assert none.returncode == 2 and none.stderr.startswith("lab: ") and word in none.stderr, none.stderr
 
 
 def test_without_root_it_says_so():
