@@ -177,8 +177,6 @@ def configure_host(plan, host):
     write_sysctl("net.ipv6.conf.all.accept_dad", 0)
     write_sysctl("net.ipv6.conf.default.accept_dad", 0)
     write_sysctl("net.ipv6.conf.default.router_solicitations", 0)
-    if plan["congestion"]:
-        write_sysctl("net.ipv4.tcp_congestion_control", plan["congestion"])
     index, links, queues = host["index"], ["link set dev lo up"], []
     for card in range(2 if host["second_card"] else 1):
         device = f"eth{card}"
@@ -190,6 +188,12 @@ def configure_host(plan, host):
             f"addr add 10.{77 + card}.{index >> 8}.{index & 255}/16 dev {device}",
             f"addr add fd77:{card}::{index:x}/64 dev {device} nodad",
         ]
+        if plan["congestion"]:
+            # Of the routes, because the kernel lets a namespace choose its default only among what the machine allows.
+            links += [
+                f"route change 10.{77 + card}.0.0/16 dev {device} scope link congctl {plan['congestion']}",
+                f"route change fd77:{card}::/64 dev {device} metric 256 congctl {plan['congestion']}",
+            ]
     if host["docker0"]:
         links += ["link add name docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set dev docker0 up"]
     # Neighbours are known beforehand: the kernel's table of learnt ones is one for all namespaces, and small.
@@ -418,7 +422,7 @@ class Job:
 
 class Lab:
     """The cluster.  `hosts`: Host objects or names; `rate`: of the cards that have none of their own.  congestion:
-    the hosts' default congestion control, else this machine's.  queue_bytes: what a port holds, else 16 ms' worth and
+    control of what goes over the cards, unless a socket asks for another, else this machine's default.  queue_bytes: what a port holds, else 16 ms' worth and
     at least 2 MB.  burst_bytes: of the token buckets, else 96 KB at 1 Gbit/s and less in proportion.
     Hosts are numbered from 1 in the addresses 10.77.0.x and fd77::x; second cards are in 10.78.0.x and fd77:1::x.
     Raises LabError."""
@@ -633,7 +637,7 @@ def add_shape(parser):
     parser.add_argument("--rate", default="1gbit", help="of each card, both ways (1gbit)")
     parser.add_argument("--rate-of", metavar="HOST=RATE", action="append", default=[], help="another for one host")
     parser.add_argument("--odd", metavar="HOST", action="append", default=[], help="has docker0, a wrong name, 2 cards")
-    parser.add_argument("--congestion", help="the hosts' default congestion control, such as cubic")
+    parser.add_argument("--congestion", help="control of what goes over the cards, such as cubic")
 
 
 def lab_of(arguments):

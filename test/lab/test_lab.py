@@ -159,6 +159,23 @@ def test_rates_hold_both_ways():
         assert lab.rate("a") == 100e6 and lab.rate("b") == 20e6
 
 
+def test_congestion_control_is_what_was_asked_for():
+    """One that is not this machine's default, at both ends, also where the machine does not allow it to all."""
+    settings = pathlib.Path("/proc/sys/net/ipv4")
+    default = (settings / "tcp_congestion_control").read_text().strip()
+    others = set((settings / "tcp_available_congestion_control").read_text().split()) - {default}
+    name = "import socket; name = lambda s: s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode()\n"
+    accept = "s = socket.create_server(('::', 5000), family=socket.AF_INET6, dualstack_ipv6=True)\nprint('listening', flush=True)\n"
+    for other in others:
+        with Lab(["a", "b"], congestion=other) as lab:
+            getter = lab.start("b", [sys.executable, "-c", name + accept + "print(*(name(s.accept()[0]) for _ in range(2)))"])
+            eventually(lambda: "listening" in getter.output())
+            for family in (4, 6):
+                connect = f"print(name(socket.create_connection(('{lab.address('b', family)}', 5000))))"
+                assert lab.run("a", [sys.executable, "-c", name + connect]).output == other + "\n"
+            assert getter.wait(PATIENCE_S).output == f"listening\n{other} {other}\n"
+
+
 def alive(pid):
     try:
         return pathlib.Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
@@ -239,6 +256,7 @@ def test_what_cannot_be_built_says_why():
         (["-n", "0", "-k", "1"], "-n 0 -k 1: there is one worker machine at least"),
         (["-n", "1", "-k", "-1"], "-n 1 -k -1"),
         (["-n", "1", "--rate-of", "w0"], "--rate-of w0: HOST=RATE"),
+        (["-n", "1", "--congestion", "nope"], "congestion"),
     ):
         none = subprocess.run(
             [sys.executable, cluster.__file__, "run", *arguments, "--", "true"], capture_output=True, text=True, check=False
