@@ -24,6 +24,7 @@ import stream
 import systems
 from systems import Lab, LabError, why_not
 
+SLOW_BURST_BYTES = 96 << 10  # of the series with slow cards: with less, packets are cut up on their way (README.md)
 WHOLE_BYTES = 128 << 20  # models of more gradients are scaled down to so much, unless --scale says otherwise
 
 
@@ -49,6 +50,7 @@ class Cluster:
     rate: str
     works: list
     rate_of: dict = dataclasses.field(default_factory=dict)
+    burst: int = None  # bytes, of the cards' token buckets; None: the lab's
 
     @property
     def hosts(self):
@@ -56,7 +58,8 @@ class Cluster:
 
     def __str__(self):
         others = "".join(f", {host} {rate}" for host, rate in self.rate_of.items())
-        return f"{self.n} workers, up to {max(self.ks)} CPU machines, {self.rate}{others}"
+        burst = f", bursts of {self.burst} bytes" if self.burst else ""
+        return f"{self.n} workers, up to {max(self.ks)} CPU machines, {self.rate}{others}{burst}"
 
 
 def one_tensor(count_bytes):
@@ -72,7 +75,8 @@ def model(name, scale=None):
 def unequal(rate, workers, services, works):
     """A cluster whose cards differ, with all its CPU machines."""
     rates = {f"w{i}": r for i, r in enumerate(workers)} | {f"c{i}": r for i, r in enumerate(services)}
-    return Cluster(len(workers), [len(services)], rate, works, {h: f"{r}mbit" for h, r in rates.items()})
+    rate_of = {h: f"{r}mbit" for h, r in rates.items()}
+    return Cluster(len(workers), [len(services)], rate, works, rate_of, SLOW_BURST_BYTES)
 
 
 def series(name, scale):
@@ -88,8 +92,8 @@ def series(name, scale):
         ],
         "small": lambda: [
             *(Cluster(n, list(range(n + 1)), "1gbit", [large]) for n in (2, 3, 5)),
-            Cluster(16, [0, 8, 16], "500mbit", [large]),
-            Cluster(32, [0, 16, 32], "200mbit", [one_tensor(64 << 20)]),
+            Cluster(16, [0, 8, 16], "500mbit", [large], burst=SLOW_BURST_BYTES),
+            Cluster(32, [0, 16, 32], "200mbit", [one_tensor(64 << 20)], burst=SLOW_BURST_BYTES),
             *series("unequal", scale),
         ],
     }[name]()
@@ -131,7 +135,7 @@ class Table:
     def cluster(self, cluster, found):
         """All works on one cluster.  `found`: {name: System}."""
         hosts = [systems.Host(h, cluster.rate_of.get(h)) for h in cluster.hosts]
-        with Lab(hosts, cluster.rate, congestion="cubic", burst_bytes=self.arguments.burst) as lab:
+        with Lab(hosts, cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
             bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if self.arguments.quick else 3)
             measured = {lab.rate(h): b for h, b in bandwidth.items()}
             print(f"\n{cluster}; {' '.join(self.arguments.set) or 'default settings'}")
@@ -182,7 +186,7 @@ class Table:
             "traffic": max(links, key=lambda r: abs(r - 1)),
             "rate": cluster.rate,
             "rate_of": cluster.rate_of,
-            "burst_bytes": self.arguments.burst,
+            "burst_bytes": cluster.burst,
             "b_bytes_per_s": bandwidth[workers[0]],
             "settings": self.settings if system.settings is not None else {},
         }
@@ -223,7 +227,7 @@ def parse():
     parser.add_argument("--ranks-per-machine", type=int, default=1, metavar="R", help="on every worker machine (1)")
     parser.add_argument("--rate", help="of every card (1gbit)")
     parser.add_argument("--rate-of", metavar="HOST=RATE", nargs="+", default=[], help="another for w0, w1 … c0, c1 …")
-    parser.add_argument("--burst", type=size, help="of the cards' token buckets (96K at 1 Gbit/s, less below)")
+    parser.add_argument("--burst", type=size, help="of the cards' token buckets (the series', else 96K at 1 Gbit/s, less below)")
     parser.add_argument("--bytes", type=size, nargs="+", default=[], help="of one tensor")
     parser.add_argument("--model", choices=list(models.MODELS), nargs="+", default=[], help="tensors like this model's")
     parser.add_argument("--scale", type=fraction, help="of the models' tensors (at most 128 MB in all)")
@@ -273,7 +277,7 @@ def main():
     found = systems.available(arguments, settings)
     table = Table(arguments, settings)
     for cluster in clusters:
-        table.cluster(cluster, found)
+        table.cluster(dataclasses.replace(cluster, burst=arguments.burst or cluster.burst), found)
     if arguments.plot:
         plot.draw(table.rows, arguments.plot)
     return 1 if table.failed else 0

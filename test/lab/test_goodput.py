@@ -18,6 +18,7 @@ PATIENCE_S = 240
 
 sys.path.insert(0, str(BENCHMARK))
 
+import goodput  # noqa: E402
 import models  # noqa: E402
 import optimum  # noqa: E402
 import plot  # noqa: E402
@@ -58,6 +59,13 @@ def test_buckets_are_those_of_distributed_data_parallel():
     assert [c for _, c in systems.buckets([("x", 40 * mega)])] == [40 * mega]
     tensors = models.backward("bert-large")
     assert sum(c for _, c in systems.buckets(tensors)) == sum(c for _, c in tensors)
+
+
+def test_series_of_slow_cards_have_the_burst_of_their_figures():
+    for name in ("main", "models", "unequal", "small"):
+        for one in goodput.series(name, None):
+            slow = any(cluster.parse_rate(rate) < 1e9 for rate in [one.rate, *one.rate_of.values()])
+            assert one.burst == (96 << 10 if slow else None), str(one)
 
 
 def seconds_are_enough(seconds, workers, services, total):
