@@ -244,8 +244,11 @@ bool tly_digits(const char **text, bool point, double *number)
 
 static bool parse_number(enum kind kind, const char *text, double *number)
 {
+    bool negative = kind == INT && *text == '-';
+    text += negative;
     if (!tly_digits(&text, kind == SECS || kind == RATE, number))
         return false;
+    *number = negative ? -*number : *number;
     if (kind == RATE) {
         static const char unit[] = "kmgt";
         const char *u = *text ? strchr(unit, *text | 32) : NULL;

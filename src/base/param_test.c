@@ -219,7 +219,12 @@ static void ranges_and_multiples(void **state)
     refused("TALLY_PORT=0", "TALLY_PORT=0 is out of range: 1 to 65535", NULL);
     refused("TALLY_PORT=65536", "out of range", NULL);
     refused("TALLY_PORT=80x", "is no number", NULL);
-    refused("TALLY_PORT=-1", "is no number", NULL);
+    refused("TALLY_PORT=-1", "TALLY_PORT=-1 is out of range: 1 to 65535", NULL);
+    refused("TALLY_SUM_THREADS=-2", "out of range: -1 to 1024", NULL);
+    refused("TALLY_SUM_THREADS=--1", "is no number", NULL);
+    assert_int_equal(load(&p, "TALLY_SUM_THREADS=-1", NULL), 0);
+    assert_int_equal(p.sum_threads, -1);
+    tly_params_finish(&p);
     refused("TALLY_PART_BYTES=5000", "4K to 64M, a multiple of 64", NULL);
     refused("TALLY_FRAGMENT_BYTES=5000", "a multiple of 64", NULL);
     refused("TALLY_PART_BYTES=128M", "out of range", NULL);
