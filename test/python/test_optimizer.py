@@ -475,3 +475,41 @@ def test_broadcast_optimizer_state(four, kind):
         for a, b in zip(state, results[0][0]):
             assert a[:2] == b[:2] and (isinstance(a, str) or reference.same(a[2], b[2]) == 0)
         assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))
+
+
+def schedules(way):
+    """A scheduler made before the DistributedOptimizer rules after its state has been loaded, too."""
+    import torch
+    t = hvd()
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = t.DistributedOptimizer(plain, model.named_parameters())
+    x, y = digits()
+
+    def step():
+        optimizer.zero_grad()
+        backward(model, x[:8], y[:8])
+        optimizer.step()
+        scheduler.step()
+
+    step()
+    held, groups = optimizer.state, optimizer.param_groups
+    if way == "load":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    elif way == "broadcast":
+        optimizer.param_groups[0]["lr"] *= 1 + t.rank()
+        t.broadcast_optimizer_state(optimizer, 0)
+    else:
+        state = t.elastic.TorchState(model, optimizer, scheduler=scheduler)
+        step()
+        state.restore()
+    assert optimizer.state is held is plain.state and optimizer.param_groups is groups is plain.param_groups
+    assert len(held) == 6 and all(entry["momentum_buffer"].any() for entry in held.values())
+    step()
+    return optimizer.param_groups[0]["lr"], scheduler.get_last_lr()[0]
+
+
+@pytest.mark.parametrize("way", ("load", "broadcast", "restore"))
+def test_a_scheduler_made_before(four, way):
+    assert four(schedules, way) == [(0.25, 0.25)] * 4

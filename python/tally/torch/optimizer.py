@@ -181,6 +181,22 @@ class _Distributed:
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(state_dict)
 
+    def __setstate__(self, state):
+        """As the optimizer's own, into the groups and the state that are there: a scheduler made before the
+        DistributedOptimizer holds the original, which shares them."""
+        groups, kept = self.__dict__.get("param_groups"), self.__dict__.get("state")
+        super().__setstate__(state)
+        if groups is None:
+            return
+        new = [dict(group) for group in self.param_groups]
+        for group, options in zip(groups, new):
+            group.clear()
+            group.update(options)
+        if kept is not self.state:
+            kept.clear()
+            kept.update(self.state)
+        self.param_groups, self.state = groups, kept
+
     def set_backward_passes_per_step(self, passes):
         """How many backward passes add to a gradient before it is reduced."""
         self.backward_passes_per_step = passes
@@ -397,8 +413,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("groups must be a positive number or a list of lists of parameters, not %r" % (groups,))
     kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped = kind.__new__(kind)
-    # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working; its
-    # wrapping of the instance's step is not ours.
+    # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
+    # so (__setstate__); its wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set)
