@@ -189,7 +189,7 @@ def manners():
     optimizer.zero_grad()
     backward(model, x, y)
     fails(AssertionError, lambda: backward(model, x, y), "backward_passes_per_step")
-    optimizer.step()
+    fails(RuntimeError, optimizer.step, "changed")
     t.broadcast_parameters(model.state_dict(), 0)  # what was added to gradients on their way is anybody's guess
     t.broadcast_optimizer_state(optimizer, 0)
     optimizer.zero_grad()
@@ -513,3 +513,73 @@ def schedules(way):
 @pytest.mark.parametrize("way", ("load", "broadcast", "restore"))
 def test_a_scheduler_made_before(four, way):
     assert four(schedules, way) == [(0.25, 0.25)] * 4
+
+
+def scaled(way, fused):
+    """GradScaler's usual loop, and those that see unscaled gradients: the ranks' mean is what the step takes."""
+    import torch
+    t = hvd()
+    p = torch.nn.Parameter(torch.zeros(200_000))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0, fused=fused), [("p", p)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    mean = (t.size() + 1) / 2
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        infinite = step == 2  # on one rank: all skip the step
+        scaler.scale((p * (float("inf") if infinite and t.rank() == 1 else t.rank() + 1.0)).sum()).backward()
+        before, want = p.detach().clone(), 0.0 if infinite else mean
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if way == "horovod":
+                optimizer.synchronize()
+            if way != "plain":
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_value_([p], 1.0)
+                want = min(want, 1.0)
+            if way == "horovod":
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+        assert (before - p.detach()).eq(want).all(), step
+    assert scaler.get_scale() == 32768.0
+
+
+@pytest.mark.parametrize("fused", (False, True))
+@pytest.mark.parametrize("way", ("plain", "unscaled", "horovod"))
+def test_grad_scaler(four, way, fused):
+    if not hasattr(pytest.importorskip("torch").amp, "GradScaler"):
+        pytest.skip("this PyTorch's GradScaler is for CUDA alone")
+    four(scaled, way, fused)
+
+
+def changed():
+    """Gradients that change on their way, or come behind the reduction, are refused by name; then all goes on."""
+    import torch
+    t = hvd()
+    model = make_model()
+    optimizer = t.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
+    x, y = digits()
+    x, y = x[t.rank() * 8:][:8], y[t.rank() * 8:][:8]
+    for clip in (lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 0.5),
+                 lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5),
+                 model.zero_grad):
+        backward(model, x, y)
+        clip()
+        fails(t.Error, optimizer.step, "the gradient of 4.", "optimizer.synchronize()", "skip_synchronize")
+        optimizer.zero_grad()
+    backward(model, x, y)
+    optimizer.synchronize()
+    backward(model, x, y)
+    with optimizer.skip_synchronize():
+        fails(AssertionError, optimizer.step, "4.", "after optimizer.synchronize()")
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return values(model)
+
+
+def test_gradients_that_change_on_their_way(four):
+    results = four(changed)
+    assert all(reference.same(a, b) == 0 for own in results for a, b in zip(own, results[0]))

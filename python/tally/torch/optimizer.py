@@ -6,6 +6,8 @@ those nearest the input first since the next forward needs them first -> step() 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import errno
+import functools
 import gc
 import warnings
 import weakref
@@ -82,10 +84,12 @@ class _Distributed:
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
+        self._sent = {}                                           # parameter -> its gradient on its way, and its version
         self._group_of = {}
         self._ready = {}                                          # group's number -> its parameters that are
         self._hooks = []
         self._synchronized = False
+        self._unscaled = False                                    # a GradScaler has, behind the reduction
         self._should_synchronize = True
         self._agreed = 0                                          # generation whose plan this optimizer is in
         self._prefix = ""
@@ -175,8 +179,9 @@ class _Distributed:
     def load_state_dict(self, state_dict):
         """As the optimizer's own; forgets what was under way."""
         self._handles = {}
+        self._sent = {}
         self._ready = {}
-        self._synchronized = False
+        self._synchronized = self._unscaled = False
         self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(state_dict)
@@ -210,6 +215,7 @@ class _Distributed:
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
         self._take_census()
+        self._synchronized = False
         self._delay[p] -= 1
         if self._delay[p] > 0:
             self._handles.setdefault(p, None)
@@ -245,7 +251,10 @@ class _Distributed:
             p.grad = p.grad.to_dense()
         if self._compression is Compression.none and self._process_set is global_process_set:
             self._places.place(p)
-        return self._start(p, p.grad)
+        gradient = p.grad
+        self._sent[p] = gradient, gradient._version
+        # What we write into it ourselves, through .data, its version does not count.
+        return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
     def _start(self, p, gradient, then=None):
         name = self._prefix + self._names[p]
@@ -286,14 +295,15 @@ class _Distributed:
             handles.append(handle)
             self._delay[p] = self.backward_passes_per_step
         self._handles.clear()
+        self._sent.clear()
         self._ready.clear()
         return Group([handle for handle in handles if handle is not None])
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
 
-        For what must see reduced gradients before the step (clipping, unscaling); call step() in
-        skip_synchronize() then.  Raises Error, after all have ended, if one failed."""
+        For what must see reduced gradients before the step, such as clipping; call step() in skip_synchronize() then.
+        Raises Error, after all have ended, if one failed, or was changed on its way."""
         failure = None
         if self._process_set.size() > 1:
             thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
@@ -309,6 +319,11 @@ class _Distributed:
                         failure = failure or error
         for p, handle in list(self._handles.items()):
             if handle is not None:
+                if self._is_changed(p):
+                    failure = failure or _core.Error(
+                        "the gradient of %s was changed between backward and the end of its reduction; call "
+                        "optimizer.synchronize() before what changes gradients, such as clipping, and step() in "
+                        "optimizer.skip_synchronize()" % self._names[p], errno.EINVAL)
                 try:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
@@ -323,10 +338,23 @@ class _Distributed:
                 failure = failure or error
             self._census = None
         self._handles.clear()
+        self._sent.clear()
         self._ready.clear()
-        self._synchronized = True
+        self._synchronized, self._unscaled = True, False
         if failure is not None:
             raise failure
+
+    def _is_changed(self, p):
+        """Whether somebody else has written to the gradient that is on its way, or put another in its place."""
+        gradient, version = self._sent[p]
+        return p.grad is not gradient or gradient._version != version
+
+    def before_unscaling(self):
+        """Have reduced gradients for a GradScaler, whose step() calls ours without another reduction then."""
+        if self._should_synchronize:
+            if not self._synchronized:
+                self.synchronize()
+            self._unscaled = True
 
     @contextmanager
     def skip_synchronize(self):
@@ -357,13 +385,17 @@ class _Distributed:
             try:
                 return super().step(reduced)
             finally:
-                self._synchronized = False
-        if self._should_synchronize:
+                self._synchronized = self._unscaled = False
+        if self._should_synchronize and not self._unscaled:
             if self._synchronized:
                 warnings.warn("optimizer.step() after optimizer.synchronize() reduces the gradients once more; call it "
                               "in `with optimizer.skip_synchronize():`", stacklevel=2)
             self.synchronize()
-        self._synchronized = False
+        elif self._handles:
+            raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as those of "
+                                 "%s: there was a backward after optimizer.synchronize() or unscale_()"
+                                 % self._names[next(iter(self._handles))])
+        self._synchronized = self._unscaled = False
         return super().step(closure)
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
@@ -374,7 +406,25 @@ class _Distributed:
         if self._handles:
             raise AssertionError("optimizer.zero_grad() between loss.backward() and optimizer.step() or "
                                  "optimizer.synchronize() would race with the gradients on their way")
+        self._synchronized = self._unscaled = False
         return super().zero_grad(*args, **kwargs)
+
+
+def _reduce_before_unscaling(scaler):
+    """Have the unscale_() of a GradScaler's class, which its step() calls, find reduced gradients: it changes them in
+    place, and no version tells."""
+    unscale = scaler.unscale_
+
+    @functools.wraps(unscale)
+    def unscale_(self, optimizer):
+        if isinstance(optimizer, _Distributed) and self.is_enabled():
+            optimizer.before_unscaling()
+        return unscale(self, optimizer)
+
+    scaler.unscale_ = unscale_
+
+
+_reduce_before_unscaling(getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler)
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
@@ -416,6 +466,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set)
     return wrapped
