@@ -227,8 +227,10 @@ def uneven(steps, passes):
     # A rank must have seen a sparse gradient once to know that it is one.
     models = [torch.nn.Linear(4, 2), torch.nn.Embedding(8, 4, sparse=min(steps) > 0)]
     singles = copy.deepcopy(models)
+    sets = [t.global_process_set, t.add_process_set(list(range(n)))]
     optimizers = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters(),
-                                         backward_passes_per_step=passes) for m in models]
+                                         backward_passes_per_step=passes, process_set=one)
+                  for m, one in zip(models, sets)]
     plain = [torch.optim.SGD(m.parameters(), lr=0.1) for m in singles]
 
     def loss(pair, step, rank):
@@ -278,6 +280,55 @@ def test_join(four, steps, passes, last):
     assert [one for one, _ in results] == [last] * 4
     for _, model in results:
         assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))
+
+
+def uneven_normalized():
+    """A rank in join() takes no part in SyncBatchNorm: the others are told; once all have joined it works again."""
+    import tally
+    import torch
+    t = hvd()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), t.SyncBatchNorm(3))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    if t.rank() != 1:
+        fails(tally.Error, step, "rank 1 has joined")
+    assert t.join() == t.size() - 1
+    t.broadcast_parameters(model.state_dict(), 0)
+    step()
+
+
+def test_join_with_sync_batch_norm(four):
+    four(uneven_normalized)
+
+
+def join_in_part(everywhere):
+    """An optimizer over some ranks: join() says so there, and the other ranks are told."""
+    import tally
+    import torch
+    t = hvd()
+    some, models = t.add_process_set([0, 1]), [torch.nn.Linear(2, 1) for _ in range(2)]
+    sets = [t.global_process_set] * everywhere + [some] * (t.rank() < 2)
+    optimizers = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters(), process_set=one)
+                  for m, one in zip(models, sets)]
+    fails(NotImplementedError if t.rank() < 2 else tally.Error, t.join, "process set")
+    del optimizers
+    if everywhere:
+        t.shutdown()  # the other ranks' zeros are still under way
+
+
+@pytest.mark.parametrize("everywhere", (False, True))
+def test_join_with_an_optimizer_over_some_ranks(everywhere):
+    job = jobs.Ranks(3, 0)
+    try:
+        job(join_in_part, everywhere)
+    finally:
+        job.close()
 
 
 # --- process sets ------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class _Distributed:
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
         self._places = Places(reversed(self._update))
         self._process_set = process_set
-        process_set.group()  # raises where this rank is not in it
+        self.of_all = process_set.group() is None                 # raises where this rank is not in it
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
@@ -99,8 +99,7 @@ class _Distributed:
         if process_set.size() > 1:
             self._register(list(self._update))
             self._agree()
-            if process_set is global_process_set:
-                uneven.register(self)
+            uneven.register(self)
 
     def _split(self, groups):
         """Lists of parameters that are submitted together."""
@@ -151,7 +150,7 @@ class _Distributed:
             for part, low, high in [(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on):
                 names.append(part)
                 sizes.append((high - low) * element)
-        if names and self._process_set.group() is None:
+        if names and self.of_all:
             _core.plan(names, sizes, GRADIENT)
 
     def add_param_group(self, param_group):
@@ -214,7 +213,7 @@ class _Distributed:
             raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
-        self._take_census()
+        self.take_census()
         self._synchronized = False
         self._delay[p] -= 1
         if self._delay[p] > 0:
@@ -232,13 +231,18 @@ class _Distributed:
             for member in ready:
                 self._handles[member] = self._submit(member)
 
-    def _take_census(self):
-        """Say once a step that this rank goes on, and hear who does not."""
+    def take_census(self):
+        """Say once a step that this rank goes on, and hear who does not: a handle of the census, None without one."""
         if self._census is None or self._census[1] != _core.generation():
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
-            if self._process_set is global_process_set:
+            if self.of_all:
                 self._census = uneven.count(self._prefix + "/census", 0), _core.generation()
+        return self._census and self._census[0]
+
+    def refuse_census(self, reason):
+        """Have the other ranks' next census fail with this rank's reason."""
+        _core.refuse(PUSH_PULL, self._prefix + "/census", GRADIENT, reason)
 
     def _submit(self, p):
         if self._agreed != _core.generation():
@@ -249,7 +253,7 @@ class _Distributed:
             p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if empty is None else empty.clone()
         if p.grad.is_sparse and self._sparse_as_dense:
             p.grad = p.grad.to_dense()
-        if self._compression is Compression.none and self._process_set is global_process_set:
+        if self._compression is Compression.none and self.of_all:
             self._places.place(p)
         gradient = p.grad
         self._sent[p] = gradient, gradient._version
@@ -310,7 +314,7 @@ class _Distributed:
             if thawed:
                 raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                                  "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
-            self._take_census()
+            self.take_census()
             for p in self._update:
                 if self._handles.get(p) is None and p.requires_grad:
                     try:

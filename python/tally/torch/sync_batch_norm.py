@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import _core
 from .._core import STATE
+from . import uneven
 from .ops import Sum, _allgather, _reduce
 
 _numbers = itertools.count()
@@ -35,6 +36,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if _core.size() == 1 or (not self.training and self.track_running_stats):
             return super().forward(input)
+        uneven.ask()  # a rank in join() takes no part
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._name)
         if self.training and self.track_running_stats:
             with torch.no_grad():
