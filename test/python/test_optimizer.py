@@ -303,6 +303,50 @@ def test_models_that_differ(four, what):
     assert len(set(four(models_differ, what))) == 1
 
 
+def options_differ(what, in_set):
+    """Told when the optimizer is made, on the ranks that it is over; the others are left alone."""
+    import torch
+    t = hvd()
+    odd = t.rank() == 1
+    some = t.add_process_set([0, 1, 3]) if in_set else t.global_process_set
+    if not some.included():
+        return None
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    options = {"op": {"op": t.Sum}, "compression": {"compression": t.Compression.fp16},
+               "backward_passes_per_step": {"backward_passes_per_step": 2},
+               "sparse_as_dense": {"sparse_as_dense": True}}.get(what, {})
+    sentence = fails(t.Error, lambda: t.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), [("odd" if what == "odd" and odd else "w", model.weight)],
+        process_set=some, **(options if odd else {})), what, "on rank 1", "on ranks 0, 3" if in_set else "on ranks 0, 2, 3")
+    assert t.allreduce(torch.ones(2), op=t.Sum, process_set=some).eq(some.size()).all()
+    return sentence
+
+
+@pytest.mark.parametrize("what, in_set", (("op", False), ("compression", False), ("backward_passes_per_step", False),
+                                          ("sparse_as_dense", False), ("sparse_as_dense", True), ("odd", True)))
+def test_options_that_differ(four, what, in_set):
+    assert len(set(four(options_differ, what, in_set)) - {None}) == 1
+
+
+def names_differ():
+    import torch
+    t = hvd()
+    model = make_model().state_dict()
+    if t.rank() == 2:
+        model["more"] = model.pop("0.bias")
+    sentence = fails(t.Error, lambda: t.broadcast_parameters(model, 0), "'0.bias' on ranks 0, 1, 3", "on rank 2")
+    odd = t.rank() == 1
+    fails(t.Error, lambda: t.broadcast_parameters([torch.ones(2)] * (2 if odd else 1), 0), "nothing on ranks 0, 2, 3")
+    fails(TypeError if odd else t.Error, lambda: t.broadcast_parameters({"a": 1 if odd else torch.ones(1)}, 0),
+          "parameter a is no tensor")
+    t.broadcast_parameters(make_model(t.rank()).state_dict(), 0)
+    return sentence
+
+
+def test_parameters_whose_names_differ(four):
+    assert len(set(four(names_differ))) == 1
+
+
 def bad_gradient():
     """One rank's gradient has another dtype than the others': step() says so on all ranks, and the next works."""
     import torch

@@ -4,6 +4,9 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
+import errno
+import hashlib
+import itertools
 import pickle
 
 import torch
@@ -19,6 +22,20 @@ try:
     from cloudpickle import dumps as _dumps
 except ImportError:
     from pickle import dumps as _dumps
+
+
+def compare(what, own, process_set=global_process_set):
+    """Raise Error on all ranks, the same sentence, unless the ranks' lists of strings `own` are alike.  Collective."""
+    digest = torch.frombuffer(bytearray(hashlib.sha256(repr(own).encode()).digest()), dtype=torch.uint8)
+    digests = _allgather(digest.unsqueeze(0), None, STATE, process_set=process_set).wait()
+    if digests.eq(digests[0]).all():
+        return
+    for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):
+        if len(set(entries)) > 1:
+            ranks = {entry: [rank for rank, one in zip(process_set.ranks, entries) if one == entry] for entry in entries}
+            raise _core.Error("ranks disagree on %s: %s" % (what, ", ".join(
+                "%s on rank%s %s" % (entry, "s" if len(those) > 1 else "", ", ".join(map(str, those)))
+                for entry, those in ranks.items())), errno.EINVAL)
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set):
@@ -43,8 +60,9 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set):
         if not isinstance(tensor, torch.Tensor):
             reason = TypeError("parameter %s is no tensor but of type %s; use broadcast_object for it"
                                % (name, type(tensor).__name__))
-            _core.refuse(BROADCAST, name, STATE, reason, process_set.group())
+            _core.refuse(ALLGATHER, None, STATE, reason, process_set.group())  # of compare()
             raise reason
+    compare("the parameters to broadcast", sorted("%r" % (name,) for name, _ in params), process_set)
     Group([_broadcast(tensor, tensor, root_rank, name, STATE, process_set) for name, tensor in params]).wait()
 
 

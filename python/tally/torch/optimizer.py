@@ -16,9 +16,10 @@ from contextlib import contextmanager
 import torch
 
 from .. import _core
-from .._core import GRADIENT
+from .._core import GRADIENT, Reduction
 from .._lib import PUSH_PULL
 from .compression import Compression
+from .functions import compare
 from .ops import Average, Group, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
@@ -139,10 +140,18 @@ class _Distributed:
             weakref.finalize(self, handle.remove).atexit = False
 
     def _agree(self):
-        """Agree with all ranks on the gradients in the order in which backward makes them: output first."""
+        """Agree with the ranks on what is done with gradients, and on those, in the order in which backward makes them:
+        output first."""
         number = _take_number(self._process_set)
         self._prefix = "" if number == 0 else "%d:" % number
         self._agreed = _core.generation()
+        compare("DistributedOptimizer %d" % number,
+                ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
+                 "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
+                 "backward_passes_per_step=%d" % self.backward_passes_per_step,
+                 "sparse_as_dense=%s" % bool(self._sparse_as_dense),
+                 *("parameter %r of shape %s" % (self._names[p], tuple(p.shape)) for p in self._update)],
+                self._process_set)
         names, sizes = [], []
         for p in reversed(list(self._update)):
             element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
@@ -449,8 +458,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         parameter's first gradient must be sparse on every rank or on none.
     process_set: the ranks whose gradients are reduced together, this one among them.
 
-    Collective: every rank must create it over the same names, in the same order; Error on all ranks if they differ
-    (with a process set of some ranks, in the first step).
+    Collective: every rank must create it over the same names, in the same order, with the same options (but for groups);
+    Error on all its ranks if they differ.
     Where only one rank runs, gradients are left alone.
     """
     reduction = _reduction(op, None)
