@@ -506,6 +506,8 @@ def normalize(dims, affine, momentum):
     t = hvd()
     n, r = t.size(), t.rank()
     torch.manual_seed(1)
+    if r == 1:
+        t.SyncBatchNorm(3).eval()(torch.ones(2, 3, *[1] * (dims - 2)))  # one more, that is not trained
     kind = {2: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}[dims]
     ours, whole = t.SyncBatchNorm(3, momentum=momentum, affine=affine), kind(3, momentum=momentum, affine=affine)
     lengths = [rank + 1 for rank in range(n)]

@@ -13,7 +13,7 @@ from .._core import STATE
 from . import uneven
 from .ops import Sum, _allgather, _reduce
 
-_numbers = itertools.count()
+_numbers = {}  # generation of the communicator -> numbers of layers
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -21,12 +21,14 @@ class SyncBatchNorm(_BatchNorm):
 
     num_features, eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm1d.  Input: (N, C) or (N, C, ...)
     with C = num_features; N may differ between ranks, of which one at least has more than one value a channel.
-    Made in the same order on all ranks.
+    Layers are told apart by the order in which they are first used, the same on all ranks; some may have more that they
+    do not train.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        self._name = "sync_batch_norm.%d" % next(_numbers)
+        self._name = None
+        self._named_in = 0  # generation of the communicator
 
     def _check_input_dim(self, input):
         if input.dim() < 2:
@@ -37,6 +39,9 @@ class SyncBatchNorm(_BatchNorm):
         if _core.size() == 1 or (not self.training and self.track_running_stats):
             return super().forward(input)
         uneven.ask()  # a rank in join() takes no part
+        if self._named_in != _core.generation():
+            self._named_in = _core.generation()
+            self._name = "sync_batch_norm.%d" % next(_numbers.setdefault(self._named_in, itertools.count()))
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._name)
         if self.training and self.track_running_stats:
             with torch.no_grad():
