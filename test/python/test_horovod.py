@@ -40,7 +40,28 @@ SIGNATURES = {
     "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
                             "gradient_predivide_factor num_groups groups sparse_as_dense process_set",
     "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
+    "start_timeline": "file_path mark_cycles", "stop_timeline": "",
+    **dict.fromkeys("mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built cuda_built rocm_built".split(), ""),
+    "add_process_set": "process_set", "remove_process_set": "process_set", "ProcessSet": "ranks",
 }
+
+# By the argument's name; what is not here has none.  Then those of single functions.
+DEFAULTS = {
+    "average": None, "name": None, "compression": "none", "op": None, "prescale_factor": 1.0, "postscale_factor": 1.0,
+    "process_set": "all", "splits": None, "device": -1, "comm": None, "process_sets": None, "model": None,
+    "named_parameters": None, "backward_passes_per_step": 1, "gradient_predivide_factor": 1.0, "num_groups": 0,
+    "groups": None, "sparse_as_dense": False, "eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True,
+    "mark_cycles": False,
+}
+OTHER_DEFAULTS = {
+    ("broadcast_object", "root_rank"): 0, ("sparse_allreduce_async", "name"): inspect.Parameter.empty,
+    ("sparse_allreduce_async", "op"): inspect.Parameter.empty,
+    **{(name, "process_set"): inspect.Parameter.empty for name in ("add_process_set", "remove_process_set")},
+    **{(name, "op"): "Average" for name in ("DistributedOptimizer", "reducescatter", "reducescatter_async",
+                                            "grouped_reducescatter", "grouped_reducescatter_async")},
+}
+NO_FUNCTIONS = {"Average", "Sum", "Min", "Max", "Product", "Adasum", "Compression", "HorovodInternalError", "elastic",
+                "global_process_set"}
 
 
 def test_signatures():
@@ -48,7 +69,24 @@ def test_signatures():
         parameters = inspect.signature(getattr(hvd(), name)).parameters.values()
         ours = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert ours[:len(wanted.split())] == wanted.split(), name
-        assert all(p.default is not p.empty for p in parameters if p.name not in wanted.split()), name
+        for p in parameters:
+            if p.name in wanted.split():
+                default = OTHER_DEFAULTS.get((name, p.name), DEFAULTS.get(p.name, p.empty))
+                if isinstance(default, str):
+                    default = {"none": hvd().Compression.none, "all": hvd().global_process_set,
+                               "Average": hvd().Average}[default]
+                assert p.default is default or p.default == default, (name, p.name)
+            else:
+                assert p.default is not p.empty, name
+
+
+def test_exports():
+    import tally
+    for name in NO_FUNCTIONS | set(SIGNATURES):
+        assert hasattr(hvd(), name) and name in hvd().__all__, name
+    assert hvd().HorovodInternalError is tally.Error
+    for call in (lambda: hvd().start_timeline("timeline.json"), hvd().stop_timeline):
+        fails(NotImplementedError, call, "TALLY_TRACE")
 
 
 # --- alltoall, reducescatter, grouped forms ----------------------------------------------------------------------

@@ -66,6 +66,20 @@ def cross_rank():
     return _core.machine()
 
 
+HorovodInternalError = Error
+
+
+def start_timeline(file_path, mark_cycles=False):
+    """Horovod's timeline of a running job, which there is not: see docs/trace.md."""
+    raise NotImplementedError("a timeline is that of a whole job: start it with TALLY_TRACE=NAME, and `tally trace "
+                              "merge` puts its files together (docs/trace.md)")
+
+
+def stop_timeline():
+    """As start_timeline()."""
+    start_timeline(None)
+
+
 def _not_built():
     """Whether Horovod has been built with the library of this name: this is not Horovod."""
     return False
@@ -74,16 +88,17 @@ def _not_built():
 mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nccl_built = _not_built
 ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
-__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "Max", "Min", "NotInitializedError",
-           "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "alloc", "allgather", "allgather_async",
-           "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
-           "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-           "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank",
-           "cross_size", "cuda_built", "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16", "elastic",
-           "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
-           "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-           "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_initialized", "join", "local_rank",
-           "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll",
-           "process_set_by_id", "process_sets", "push_pull", "push_pull_async", "push_pull_async_inplace",
+__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "HorovodInternalError", "Max", "Min",
+           "NotInitializedError", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "alloc",
+           "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+           "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
+           "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
+           "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16",
+           "elastic", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
+           "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+           "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_initialized",
+           "join", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+           "poll", "process_set_by_id", "process_sets", "push_pull", "push_pull_async", "push_pull_async_inplace",
            "push_pull_inplace", "rank", "reducescatter", "reducescatter_async", "remove_process_set", "report",
-           "rocm_built", "shutdown", "size", "sparse_allreduce_async", "state", "synchronize"]
+           "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "state", "stop_timeline",
+           "synchronize"]

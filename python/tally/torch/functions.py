@@ -32,7 +32,8 @@ def compare(what, own, process_set=global_process_set):
         return
     for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):
         if len(set(entries)) > 1:
-            ranks = {entry: [rank for rank, one in zip(process_set.ranks, entries) if one == entry] for entry in entries}
+            ranks = {entry: [rank for rank, one in zip(process_set.ranks, entries) if one == entry]
+                     for entry in entries}
             raise _core.Error("ranks disagree on %s: %s" % (what, ", ".join(
                 "%s on rank%s %s" % (entry, "s" if len(those) > 1 else "", ", ".join(map(str, those)))
                 for entry, those in ranks.items())), errno.EINVAL)

@@ -405,7 +405,7 @@ class _Distributed:
                               "in `with optimizer.skip_synchronize():`", stacklevel=2)
             self.synchronize()
         elif self._handles:
-            raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as those of "
+            raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as that of "
                                  "%s: there was a backward after optimizer.synchronize() or unscale_()"
                                  % self._names[next(iter(self._handles))])
         self._synchronized = self._unscaled = False

@@ -1,8 +1,8 @@
 """join(): ranks that have run out of input, and those that have not.
 
-Flow: at the first gradient of a step, or before a SyncBatchNorm's first forward in it, each DistributedOptimizer submits a
-census, a word of each rank on whether it has joined -> a rank in join() takes part in the census and in every gradient's reduction, with zeros, step after step ->
-the census in which all have joined ends it.
+Flow: at the first gradient of a step, or before a SyncBatchNorm's first forward in it, each DistributedOptimizer
+submits a census, a word of each rank on whether it has joined -> a rank in join() takes part in the census and in every
+gradient's reduction, with zeros, step after step -> the census in which all have joined ends it.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -66,8 +66,8 @@ def join(device=-1):
         gc.collect()  # one that nobody uses may still hang in a cycle
     optimizers, partial = _registered(True), _registered(False)
     if partial:
-        reason = NotImplementedError("join() is for optimizers over all ranks, and a DistributedOptimizer here is over a "
-                                     "process set of some")
+        reason = NotImplementedError("join() is for optimizers over all ranks, and a DistributedOptimizer here is over "
+                                     "a process set of some")
         for optimizer in optimizers:
             optimizer.refuse_census(reason)
         if not optimizers:
