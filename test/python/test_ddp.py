@@ -265,6 +265,35 @@ def test_two_models(three, store, name):
     close(results[0], reference_two(3))
 
 
+def train_groups(way, mode, path):
+    """Models whose process groups have two ranks each, a different number of them on the ranks, and one of all."""
+    import tally
+    import torch.distributed as dist
+    from tally.torch.parallel import DistributedDataParallel
+    rank = tally.rank()
+    with group("gloo", path):
+        halves = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        models = []
+        for mine in [halves[rank // 2]] * (1 + rank // 2) + [None]:
+            if way == "parallel":
+                models.append(DistributedDataParallel(network(mode), process_group=mine))
+            else:
+                models.append(wrap(network(mode), way, process_group=mine))
+        for model in models:
+            loss(model, 0, rank).backward()
+        return [[p.grad.to_dense().numpy() for p in model.parameters()] for model in models]
+
+
+@pytest.mark.parametrize("way, mode", [("hook", "plain"), ("hook", "sparse"), ("parallel", "plain")])
+def test_process_groups(four, store, way, mode):
+    """Each average is over the model's own process group."""
+    results = four(train_groups, way, mode, store)
+    expected = four(train_groups, "gloo", "plain", store + "-gloo")
+    for result, gradients in zip(results, expected, strict=True):
+        for one, other in zip(result, gradients, strict=True):
+            close(one, other)
+
+
 def both(mode, path):
     return train("hook", mode, path), train("backend", mode, path + "-backend")
 

@@ -3,15 +3,19 @@
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
 
-Flow: backward fills a bucket -> the hook submits its average over the ranks, in place -> the hook, if the sum has
-ended by then, or a thread on the completion queue completes the future that backward's end waits for.
+Flow: register_comm_hook() tells the state the model's process group -> backward fills a bucket -> the hook submits its
+average over the group's ranks, in place -> the hook, if the sum has ended by then, or a thread on the completion queue
+completes the future that backward's end waits for.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import collections
+import functools
 import itertools
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from .. import _core
@@ -21,29 +25,66 @@ from .join import join_default
 from .ops import Average, _reduce
 from .sparse import SparseReduction
 
-_numbers = itertools.count()
+_numbers = collections.defaultdict(itertools.count)  # by ranks of a process group; None: all
 
 
 class State:
-    """What a hook keeps of one model: its number, which tells its buckets from other models'."""
+    """What a hook keeps of one model: over which ranks it averages, and the model's number among theirs, which tells its
+    buckets from other models'."""
 
     def __init__(self):
-        self.number = next(_numbers)
-        self._joined = 0  # generation of the communicator that has been looked at
+        self.number = None                # until it is registered
+        self._ranks = self._group = None  # of the default process group, and the library's group of them; None: all
+        self._joined = 0                  # generation of the communicator that has been looked at
 
     def __repr__(self):
-        return "tally.torch.state() of model %d" % self.number
+        return "tally.torch.state() of model %s" % self.number
+
+    def register(self, process_group):
+        """Take the process group of the model, over which averages are taken."""
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+        self._ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
+        self.number = next(_numbers[self._ranks])
 
     def join(self):
         """Join the job at the first use: only then is the process group there, whoever makes it."""
-        if self._joined != _core.generation() or not _core.is_initialized():
-            join_default()
-            self._joined = _core.generation()
+        if self._joined == _core.generation() and _core.is_initialized():
+            return
+        join_default()
+        if self.number is None:
+            self.number = next(_numbers[None])
+        self._group = self._ranks and _core.make_group("hook of ranks %s" % (self._ranks,), self._ranks)
+        self._joined = _core.generation()
+
+    # As a process set's.
+
+    def group(self):
+        return self._group
+
+    def size(self):
+        return len(self._ranks) if self._ranks else _core.size()
 
 
 def state():
-    """The state for register_comm_hook(): one for each model, made in the same order on all ranks."""
+    """The state for register_comm_hook(): one for each model, registered in the same order on all its ranks."""
     return State()
+
+
+def _have_registration_tell():
+    """Have DDP's register_comm_hook() tell our state the model's process group: a bucket does not say it."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register = ddp.register_comm_hook
+
+    @functools.wraps(register)
+    def register_comm_hook(self, state, hook):
+        register(self, state, hook)
+        if isinstance(state, State):
+            state.register(self.process_group)
+
+    ddp.register_comm_hook = register_comm_hook
+
+
+_have_registration_tell()
 
 
 def _ended(tensor):
@@ -60,10 +101,10 @@ def _ended(tensor):
     return begun.then(lambda _: ended[0].wait()), then
 
 
-def _average_sparse(gradient, name, priority):
+def _average_sparse(state, gradient, name, priority):
     """The future of a sparse gradient's average over the union of the ranks' rows."""
     future, then = _ended(gradient)
-    SparseReduction(gradient, name, Average, BUCKET, priority, then)
+    SparseReduction(gradient, name, Average, BUCKET, priority, then, state)
     return future
 
 
@@ -74,7 +115,7 @@ def _average(state, bucket, dtype):
     index = bucket.index()
     name = "model %d bucket %d" % (state.number, index)
     if gradient.is_sparse:
-        return _average_sparse(gradient, name, index)
+        return _average_sparse(state, gradient, name, index)
     sent, finish = gradient, None
     if gradient.is_complex():
         sent = torch.view_as_real(gradient)
@@ -87,16 +128,17 @@ def _average(state, bucket, dtype):
 
     future, then = _ended(gradient)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient)).watch(then)
+    _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
+            group=state.group()).watch(then)
     return future
 
 
 def ddp_hook(state, bucket):
-    """The average of a bucket over all ranks, the same bits on every rank and in every run.
+    """The average of a bucket over the ranks of the model's process group, the same bits on each and in every run.
 
     state: what state() returned for this model; bucket: a torch.distributed.GradBucket.
     Returns a torch.futures.Future of the bucket's tensor.  Backward raises on all ranks where the ranks' buckets differ
-    in shape or type, or a rank is gone, with the reason.  The divisor is the number of ranks, also while some of them
+    in shape or type, or a rank is gone, with the reason.  The divisor is the number of those ranks, also while some of them
     have no more input (DDP's join()).
     """
     return _average(state, bucket, None)
