@@ -1,6 +1,7 @@
 """The backend "tally" of torch.distributed: each operation on each type against Gloo and against arithmetic."""
 
 import datetime
+import gc
 import os
 import subprocess
 import sys
@@ -468,6 +469,9 @@ def stand_on_it(path):
         if hasattr(functional, "all_to_all_single"):
             assert listed(functional.all_to_all_single(x, None, None, world)) == [
                 2.0 * rank + one + other for other in range(3) for one in range(2)]
+        many = [functional.all_reduce(torch.full((3,), float(one)), "sum", world) for one in range(40)]
+        gc.collect()  # an older PyTorch keeps but half of these calls
+        assert [listed(one)[0] for one in many] == [3 * one for one in range(40)]
         both = functional.all_reduce_coalesced([x, x + 1], "max", world)
         assert [listed(one)[0] for one in both] == [2, 3]
         with dist._coalescing_manager(group=world):

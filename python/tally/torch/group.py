@@ -105,7 +105,9 @@ _joined = 0                    # generation of the job that a group has joined, 
 _members = ()                  # torch's numbers of that job's ranks
 _made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
 
-_HELD = 16  # calls of a group that are held until somebody asks for their end
+# Where C++ has called (DDP's reducer, functional collectives), a PyTorch before 2.7 keeps only what C++ sees of a work,
+# and once the rest has been collected waits for ever.
+_KEEPS_HALF = torch.__version__ < (2, 7)
 
 
 _traced = True  # whether torch.compile would look into what is called here
@@ -186,7 +188,7 @@ class Group(dist.ProcessGroup):
         self._failure = None
         self._others = None  # type of device -> another backend that has it, or its group once there is one
         self._works = weakref.WeakSet()
-        self._held = collections.OrderedDict()  # of them those whose end nobody has asked for
+        self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
         self._turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
 
@@ -315,19 +317,13 @@ class Group(dist.ProcessGroup):
         return work
 
     def hold(self, work):
-        """Keep a call that has begun until somebody asks for its end, or many later ones have begun.  Where C++ has
-        called (DDP's reducer), an older PyTorch keeps only what C++ sees of the work (a newer one has PyWorkHolder for
-        the whole), and once the rest has been collected waits for ever."""
-        self._held[work] = None
-        if len(self._held) > _HELD:
-            try:
-                self._held.popitem(last=False)
-            except KeyError:  # other threads have asked
-                pass
+        """Keep a call that has begun until somebody asks for its end."""
+        if _KEEPS_HALF:
+            self._held.add(work)
 
     def let_go(self, work):
         """Somebody has asked for the call's end, and sees to it from here on."""
-        self._held.pop(work, None)
+        self._held.discard(work)
 
     def _look_at(self, work, *tensors):
         for tensor in tensors:

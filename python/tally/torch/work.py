@@ -213,7 +213,6 @@ class GroupWork(Work):
         """Wait for the end; raises tally.Error with the reason if the call has failed, or has not ended in time.
 
         timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
-        self.group.let_go(self)
         seconds = timeout.total_seconds() if timeout is not None else 0
         deadline = self._deadline if seconds <= 0 else min(self._deadline, time.monotonic() + seconds)
         for operation in list(self._operations):
@@ -233,6 +232,7 @@ class GroupWork(Work):
                 except Error:
                     ended = True  # _settle() will meet it again
         self._settle()
+        self.group.let_go(self)
         if self._failure is not None:
             raise self._failure
         self._join()
