@@ -70,6 +70,7 @@ struct tally_options {
     uint32_t space;       /* name space: equal names in different spaces are different tensors; 0..255 */
     void *tag;            /* returned in the event */
     tally_group *group;   /* the ranks that take part; NULL: all */
+    const char *note;     /* what else the call means; compared over ranks as the shape is; NULL: nothing */
 };
 
 /* The first ordered name space.  In it and those above, calls without a name are numbered together, whatever

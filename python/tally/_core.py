@@ -416,13 +416,13 @@ _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
 def _make_options(key):
-    shape, priority, prescale, postscale, space, queued, group = key
+    shape, priority, prescale, postscale, space, queued, group, note = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
                            shape=dims, prescale=prescale, postscale=postscale, space=space,
-                           queued=queued, group=group)
+                           queued=queued, group=group, note=note and note.encode())
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)
@@ -454,7 +454,7 @@ def refuse(kind, name, space, reason, group=None):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
     if _comm is None:
         return
-    key = ((), 0, 1.0, 1.0, space, False, group)
+    key = ((), 0, 1.0, 1.0, space, False, group, None)
     options = _options.get(key) or _make_options(key)
     lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
 
@@ -468,18 +468,19 @@ def _unfit(error, name, kind, space, group=None):
 
 
 def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
-              space=USER, keep=None, result=None, finish=None, then=None, group=None,
+              space=USER, keep=None, result=None, finish=None, then=None, group=None, note=None,
               _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
 
     then: called with the operation when it has ended, in another thread or before this returns.
     group: what make_group() returned; None: all ranks.
+    note: what the call means beyond what the library sees, compared over the ranks.
     """
     if _comm is None:
         raise _unusable()
     events = _events
     encoded = _encode(name)
-    key = (shape, priority, prescale, postscale, space, then is not None, group)
+    key = (shape, priority, prescale, postscale, space, then is not None, group, note)
     op = _pointer()
     try:
         options = _options.get(key) or _make_options(key)
@@ -497,13 +498,13 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
 
 
 def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None, then=None,
-              group=None):
+              group=None, note=None):
     """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
     if _comm is None:
         raise _unusable()
     events = _events
     encoded = _encode(name)
-    key = (shape, 0, 1.0, 1.0, space, then is not None, group)
+    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     try:
@@ -520,14 +521,15 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
     return operation
 
 
-def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None):
+def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None,
+              note=None):
     """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result.
 
     ranks: how many there are in the group."""
     if _comm is None:
         raise _unusable()
     events = _events
-    key = (shape, 0, 1.0, 1.0, space, then is not None, group)
+    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
@@ -558,13 +560,13 @@ def _sizes(counts):
 
 
 def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0, postscale=1.0, space=USER, keep=None,
-                   result=None, finish=None, then=None, group=None):
+                   result=None, finish=None, then=None, group=None, note=None):
     """Submit a reduction of counts[i] elements for the i-th rank, one behind the other at address `source`; this rank's
     go to `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, prescale, postscale, space, then is not None, group)
+    key = ((), 0, prescale, postscale, space, then is not None, group, note)
     try:
         options = _options.get(key) or _make_options(key)
     except ValueError as error:
@@ -575,61 +577,62 @@ def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0,
 
 
 def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, result=None, finish=None, then=None,
-             group=None):
+             group=None, note=None):
     """Submit an exchange: give[i] elements at address `source` for the i-th rank, take[i] from it at `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     status = lib.tally_alltoall(_comm, encoded, source, _sizes(give), target, _sizes(take), dtype, options[0],
                                 ctypes.byref(op))
     return _begun(op, status, ALLTOALL, name, space, group, keep, result, finish, then, events)
 
 
-def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep=None, then=None, group=None):
+def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep=None, then=None, group=None,
+           note=None):
     """Submit a reduction whose result only the root gets, at `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((count,), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((count,), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     status = lib.tally_reduce(_comm, encoded, source, target, count, dtype, reduction, root, options[0],
                               ctypes.byref(op))
     return _begun(op, status, REDUCE, name, space, group, keep, None, None, then, events)
 
 
-def gather(name, source, count, target, counts, dtype, root, space=USER, keep=None, then=None, group=None):
+def gather(name, source, count, target, counts, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
     """Submit a gathering to the root: counts[i] elements of the i-th rank, one behind the other at `target`.
 
     target, counts: the root's alone, else None."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     status = lib.tally_gather(_comm, encoded, source, count, target, counts and _sizes(counts), dtype, root,
                               options[0], ctypes.byref(op))
     return _begun(op, status, GATHER, name, space, group, keep, None, None, then, events)
 
 
-def scatter(name, source, counts, target, count, dtype, root, space=USER, keep=None, then=None, group=None):
+def scatter(name, source, counts, target, count, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
     """Submit the opposite: counts[i] elements at the root's `source` for the i-th rank."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     status = lib.tally_scatter(_comm, encoded, source, counts and _sizes(counts), target, count, dtype, root,
                                options[0], ctypes.byref(op))
     return _begun(op, status, SCATTER, name, space, group, keep, None, None, then, events)
 
 
-def _message(submit, arguments, space, group, keep, then):
+def _message(submit, arguments, space, group, keep, then, note=None):
     if _comm is None:
         raise _unusable()
     events, op = _events, ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     status = submit(_comm, *arguments, options[0], ctypes.byref(op))
     if status < 0:
@@ -643,14 +646,14 @@ def _message(submit, arguments, space, group, keep, then):
     return operation
 
 
-def send(source, count, dtype, to, tag, space=USER, keep=None, then=None, group=None):
+def send(source, count, dtype, to, tag, space=USER, keep=None, then=None, group=None, note=None):
     """Submit a message of `count` elements at address `source` to a rank of the group."""
-    return _message(lib.tally_send, (source, count, dtype, to, tag), space, group, keep, then)
+    return _message(lib.tally_send, (source, count, dtype, to, tag), space, group, keep, then, note)
 
 
-def recv(target, count, dtype, sender, tag, space=USER, keep=None, then=None, group=None):
+def recv(target, count, dtype, sender, tag, space=USER, keep=None, then=None, group=None, note=None):
     """Submit the receiving of a message from a rank of the group."""
-    return _message(lib.tally_recv, (target, count, dtype, sender, tag), space, group, keep, then)
+    return _message(lib.tally_recv, (target, count, dtype, sender, tag), space, group, keep, then, note)
 
 
 def probe(tag, space=USER, then=None, group=None):
@@ -658,12 +661,12 @@ def probe(tag, space=USER, then=None, group=None):
     return _message(lib.tally_probe, (tag,), space, group, None, then)
 
 
-def barrier_async(name=None, space=USER, then=None, group=None):
+def barrier_async(name=None, space=USER, then=None, group=None, note=None):
     """Submit a barrier: an operation that ends when all ranks have called it."""
     if _comm is None:
         raise _unusable()
     events = _events
-    key = ((0,), 0, 1.0, 1.0, space, then is not None, group)
+    key = ((0,), 0, 1.0, 1.0, space, then is not None, group, note)
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_barrier(_comm, _encode(name), options[0], ctypes.byref(op))

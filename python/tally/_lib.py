@@ -35,6 +35,7 @@ class Options(Structure):
         ("space", c_uint32),
         ("tag", c_void_p),
         ("group", c_void_p),
+        ("note", c_char_p),
     ]
 
 

@@ -172,6 +172,7 @@ struct tally_op {
     uint32_t ndim;
     int64_t *shape; /* owned, or few_dims */
     int64_t few_dims[TLY_FEW_DIMS];
+    char *note; /* owned: the caller's, or NULL */
     const uint8_t *input;
     uint8_t *output;
     bool mark; /* nothing but an error mark */

@@ -29,6 +29,7 @@ void tly_op_unref(struct tally_op *op)
         atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
         return;
     free(op->sentence);
+    free(op->note);
     free(op->reason);
     if (op->shape != op->few_dims)
         free(op->shape);
@@ -426,6 +427,9 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->space = o ? (uint8_t)o->space : 0;
     op->tag = o ? o->tag : NULL;
     take_shape(op, r, o);
+    bool noted = o && o->note;
+    if (noted)
+        op->note = strdup(o->note);
     if (r->reason) {
         op->mark = true;
         op->reason = strdup(r->reason);
@@ -442,7 +446,8 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     }
     if (op->queued)
         op->references++;
-    if (!op->shape || (r->reason && !op->reason) || (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
+    if (!op->shape || (noted && !op->note) || (r->reason && !op->reason) ||
+        (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
         (tly_kind_is_exchange(r->kind) && !r->reason && !op->table) || (r->copy && !op->copy)) {
         op->references = 1;
         tly_op_unref(op);

@@ -196,22 +196,14 @@ uint64_t tly_spec_hash(const struct tally_op *op)
     memcpy(&s.scales[1], &op->postscale, 8);
     uint32_t skip = gather && op->ndim ? 1 : 0;
     uint64_t h = XXH3_64bits_withSeed(op->shape + skip, (op->ndim - skip) * sizeof *op->shape, 1);
+    if (op->note)
+        h = XXH3_64bits_withSeed(op->note, strlen(op->note), h);
     return XXH3_64bits_withSeed(&s, sizeof s, h);
 }
 
-void tly_spec_text(const struct tally_op *op, char *out, size_t len)
+/* Of its data; where the text ends, or would. */
+static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t at)
 {
-    size_t at = (size_t)snprintf(out, len, "'%.100s' %s", op->tensor->name, kinds[op->kind]);
-    if (op->group->name && at < len) {
-        char ranks[100];
-        tly_group_text(op->group, ranks, sizeof ranks);
-        at += (size_t)snprintf(out + at, len - at, " in group '%.60s' of ranks %s", op->group->name, ranks);
-    }
-    if (op->kind == TALLY_BARRIER) {
-        if (op->digest && at < len)
-            snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
-        return;
-    }
     if (at < len)
         at += (size_t)snprintf(out + at, len - at, op->table ? " %s" : " %s [", dtypes[op->dtype]);
     for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
@@ -231,5 +223,22 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
     if (op->prescale != 1 && at < len)
         at += (size_t)snprintf(out + at, len - at, " prescale %g", op->prescale);
     if (op->postscale != 1 && at < len)
-        snprintf(out + at, len - at, " postscale %g", op->postscale);
+        at += (size_t)snprintf(out + at, len - at, " postscale %g", op->postscale);
+    return at;
+}
+
+void tly_spec_text(const struct tally_op *op, char *out, size_t len)
+{
+    size_t at = (size_t)snprintf(out, len, "'%.100s' %s", op->tensor->name, kinds[op->kind]);
+    if (op->group->name && at < len) {
+        char ranks[100];
+        tly_group_text(op->group, ranks, sizeof ranks);
+        at += (size_t)snprintf(out + at, len - at, " in group '%.60s' of ranks %s", op->group->name, ranks);
+    }
+    if (op->kind != TALLY_BARRIER)
+        at = data_text(op, out, len, at);
+    else if (op->digest && at < len)
+        at += (size_t)snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
+    if (op->note && at < len)
+        snprintf(out + at, len - at, " (%.80s)", op->note);
 }

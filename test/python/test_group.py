@@ -251,10 +251,29 @@ def mismatches(path):
             dist.all_gather([torch.zeros(4) for _ in range(3)] if not odd else
                             [torch.zeros(count) for _ in range(3)], torch.ones(count if odd else 4))
 
+        kinds = (torch.int8, torch.float8_e4m3fn)
+
+        def several():
+            """After a call of two tensors on some ranks and of one on another, which then makes another call."""
+            x, y = torch.ones(4), torch.ones(4)
+            first = said(lambda: dist.group.WORLD.allreduce_coalesced([x] if odd else [x, y]).wait())
+            if odd:
+                assert "disagree" in said(lambda: dist.all_reduce(y))
+            if first != "nothing":
+                raise RuntimeError(first)
+
         each("shape", lambda: dist.all_reduce(torch.ones(4 + odd)))
         each("type", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32 if odd else torch.float32)))
         each("reduction", lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM))
         each("root", lambda: dist.broadcast(torch.ones(4), int(odd)))
+        each("seen as another type", lambda: dist.group.WORLD.allreduce(
+            [torch.ones(4, dtype=torch.complex64) if odd else torch.ones(4, 2)]).wait())
+        each("bytes", lambda: dist.all_gather([torch.ones(4).to(kinds[odd]) for _ in range(3)],
+                                              torch.ones(4).to(kinds[odd])))
+        each("shape of a broadcast", lambda: dist.broadcast(torch.ones(2 + odd, 3 - odd), 0))
+        each("shape of pieces", lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd, 3 - odd),
+                                                                   torch.ones(6 + 3 * odd, 3 - odd)))
+        each("numbers of tensors", several)
         each("call", lambda: dist.barrier() if odd else dist.all_reduce(torch.ones(4)))
         each("other call", lambda: dist.broadcast(torch.ones(4), 0) if odd else gather(4))
         each("lengths", lambda: gather(5))
@@ -269,7 +288,8 @@ def mismatches(path):
 
 def test_calls_that_differ(three, store):
     told = three(mismatches, store)
-    for case in ("shape", "type", "reduction", "root", "call", "other call"):
+    for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
+                 "shape of pieces", "numbers of tensors", "call", "other call"):
         for one in told:
             assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
     for one in (told[0], told[2]):

@@ -273,7 +273,13 @@ static int disagree(int rank, void *arg)
         CHECK_HOLDS(tally_op_error(op), "ranks 0, 2: 'w' push_pull float32 [");
         CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' push_pull float32 [");
         tally_op_free(op);
-        CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        struct tally_options o = {.size = sizeof o, .note = rank == 1 ? "complex64" : NULL};
+        CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "] sum (complex64)");
+        tally_op_free(op);
+        o.note = "complex64";
+        CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
         finish(op, 0);
         if (rank == 2)
             CHECK(tally_refuse(c, "w", TALLY_PUSH_PULL, 0, "no gradient") == 0);

@@ -110,7 +110,7 @@ static void test_different_sizes(void **state)
     run_job(&(struct job){.ranks = 2, .tallyds = 2, .main = different_sizes});
 }
 
-enum way { DTYPE, OP, COUNT, SHAPE, SCALE, ROOT, GATHER_SHAPE, WAYS };
+enum way { DTYPE, OP, COUNT, SHAPE, SCALE, NOTE, NO_NOTE, ROOT, GATHER_SHAPE, WAYS };
 
 /* Ranks 0 and 1 agree, the last one has its own idea; sizes of one part and of many. */
 static void disagree(tally_comm *c, int rank, enum way way, size_t count)
@@ -121,6 +121,8 @@ static void disagree(tally_comm *c, int rank, enum way way, size_t count)
         {"push_pull float32 [", "push_pull float32 ["},
         {", 2] sum", ", 4] sum"},
         {" sum", " prescale 0.5"},
+        {" sum (uint32)", " sum (complex64)"},
+        {" sum; rank 2:", " sum (complex64)"},
         {" from rank 0", " from rank 1"},
         {"[*, 2]", "[*, 4]"}};
     static float x[400000];
@@ -130,6 +132,8 @@ static void disagree(tally_comm *c, int rank, enum way way, size_t count)
     int64_t shape[2] = {(int64_t)(count / (odd ? 4 : 2)), odd ? 4 : 2};
     struct tally_options o = {.size = sizeof o, .prescale = way == SCALE && odd ? 0.5 : 1};
     int err;
+    if (way == NOTE || (way == NO_NOTE && odd))
+        o.note = odd ? "complex64" : "uint32";
     if (way == SHAPE || way == GATHER_SHAPE) {
         o.ndim = 2;
         o.shape = shape;

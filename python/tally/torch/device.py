@@ -511,7 +511,7 @@ def named(name, kind, space, group):
 
 
 def reduce(name, source, target, dtype, reduction, shape, priority, prescale, postscale, space, result, finish, then,
-           group, line=None):
+           group, line=None, note=None):
     """Submit the reduction of the contiguous `source` into `target`, both on one device; as _core.push_pull().
 
     line: of an ordered name space, where the first operation has no name, and `name` makes those of the others."""
@@ -527,7 +527,7 @@ def reduce(name, source, target, dtype, reduction, shape, priority, prescale, po
         def submit(hosts, ended):
             address = hosts[0].data_ptr()
             return _core.push_pull(called, address, address, high - low, dtype, reduction, dims, priority, prescale,
-                                   postscale, space, hosts, None, None, ended, group)
+                                   postscale, space, hosts, None, None, ended, group, note)
 
         return [(source[low:high], target[low:high])], submit, (PUSH_PULL, called, space, group)
 

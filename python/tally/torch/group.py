@@ -59,6 +59,15 @@ def _flat(tensor):
     return flat.view(_UNSIGNED.get(flat.dtype, torch.uint8))
 
 
+def _note(tensor, shaped=True):
+    """What the library does not see of `tensor` in a vector of its types: a type that it has not, and, if wanted, the
+    shape."""
+    kind = None if tensor.dtype in _DTYPES else str(tensor.dtype)[len("torch."):]
+    if not shaped or tensor.dim() == 1:
+        return kind
+    return "%s%s" % (kind + " " if kind else "", list(tensor.shape))
+
+
 def _put(target, flat):
     """The opposite: into `target` what _flat() made of a tensor of its type and number of elements."""
     target = target.detach()
@@ -379,10 +388,10 @@ class Group(dist.ProcessGroup):
         if root is None:
             # Else it is summed in a copy, which is to be copied back.
             in_place = source.is_contiguous() and not source.is_neg()
-            work.add(self._ranks.reduce, source, source, reduction, in_place=in_place)
+            work.add(self._ranks.reduce, source, source, reduction, note=_note(tensor, False), in_place=in_place)
             return
         packed = source.resolve_neg().contiguous()
-        work.add(self._ranks.reduce_to, packed, reduction, root)
+        work.add(self._ranks.reduce_to, packed, reduction, root, note=_note(tensor))
         if self.rank() == root:
             work.follow(functools.partial(_copy, source, packed))
 
@@ -395,7 +404,7 @@ class Group(dist.ProcessGroup):
             raise NotImplementedError("%s of a sparse tensor is not supported" % getattr(operator, "name", operator))
         compact = tensor.detach().coalesce()
         indices, values = compact.indices(), compact.values()
-        gatherings = [work.add(self._ranks.gather, _flat(part)) for part in (indices.t(), values)]
+        gatherings = [work.add(self._ranks.gather, _flat(part), note=_note(tensor)) for part in (indices.t(), values)]
 
         def combine():
             places, flat = (torch.cat(list(gathering.pieces())) for gathering in gatherings)
@@ -410,7 +419,7 @@ class Group(dist.ProcessGroup):
 
     def _gather(self, work, outputs, tensor):
         """Add to `work` the gathering of `tensor` into `outputs`, one for each rank."""
-        gathering = work.add(self._ranks.gather, _flat(tensor))
+        gathering = work.add(self._ranks.gather, _flat(tensor), note=_note(tensor))
 
         def spread():
             for rank, (target, piece) in enumerate(zip(outputs, gathering.pieces())):
@@ -450,7 +459,7 @@ class Group(dist.ProcessGroup):
                 self._expect(len(inputs), self.size(), "number of tensors")
                 self._reduction(output, _operator(opts))  # before cat(), which may not know the type either
                 self._reduce_scatter(work, output, torch.cat([one.detach().reshape(-1) for one in inputs]),
-                                     [one.numel() for one in inputs], opts)
+                                     [one.numel() for one in inputs], opts, _note(inputs[0]))
         return work
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -464,17 +473,17 @@ class Group(dist.ProcessGroup):
             for output, everything in zip(outputs, inputs):
                 self._expect(everything.numel(), output.numel() * self.size(), "number of elements")
                 self._look_at(work, output, everything)
-                self._reduce_scatter(work, output, everything, [output.numel()] * self.size(), opts)
+                self._reduce_scatter(work, output, everything, [output.numel()] * self.size(), opts, _note(output))
         return work
 
-    def _reduce_scatter(self, work, output, everything, counts, opts):
+    def _reduce_scatter(self, work, output, everything, counts, opts, note):
         """counts: elements of each rank in `everything`."""
         self._expect((counts[self.rank()], everything.dtype), (output.numel(), output.dtype), "elements")
         source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(opts))
         source = source.contiguous()
         width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
         target, finish = _landing(output)
-        work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction)
+        work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction, note=note)
         if finish:
             work.follow(finish)
 
@@ -487,7 +496,7 @@ class Group(dist.ProcessGroup):
             root = self._root(opts)
             for tensor in tensors:
                 flat = _flat(tensor)
-                work.add(self._ranks.broadcast, flat, root)
+                work.add(self._ranks.broadcast, flat, root, note=_note(tensor))
                 work.follow(functools.partial(_put, tensor, flat))
         return work
 
@@ -505,7 +514,7 @@ class Group(dist.ProcessGroup):
                     source = _together(inputs)
                     counts = [source.numel() // self.size()] * self.size()
                 target, finish = _landing(output)
-                work.add(self._ranks.scatter, source if counts else None, counts, target, root)
+                work.add(self._ranks.scatter, source if counts else None, counts, target, root, note=_note(output))
                 if finish:
                     work.follow(finish)
         return work
@@ -557,7 +566,7 @@ class Group(dist.ProcessGroup):
                     self._expect([(one.numel(), one.dtype) for one in outputs],
                                  [(tensor.numel(), tensor.dtype)] * self.size())
                     target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
-                work.add(self._ranks.gather_to, flat, target, counts, root)
+                work.add(self._ranks.gather_to, flat, target, counts, root, note=_note(tensor))
                 if outputs is not None:
                     work.follow(functools.partial(_apart, outputs, target))
         return work
@@ -571,7 +580,7 @@ class Group(dist.ProcessGroup):
             if source.data_ptr() == target.data_ptr():
                 source = source.clone()
             work.add(self._ranks.exchange, source, self._cut(input, input_split_sizes, source),
-                     target, self._cut(output, output_split_sizes, target))
+                     target, self._cut(output, output_split_sizes, target), note=_note(input, False))
             if finish:
                 work.follow(finish)
         return work
@@ -592,7 +601,7 @@ class Group(dist.ProcessGroup):
             width = input_tensors[0].element_size() // source.element_size()
             target = source.new_empty(width * sum(one.numel() for one in output_tensors))
             work.add(self._ranks.exchange, source, [width * one.numel() for one in input_tensors],
-                     target, [width * one.numel() for one in output_tensors])
+                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[0], False))
             work.follow(functools.partial(_apart, output_tensors, target))
         return work
 
@@ -603,7 +612,7 @@ class Group(dist.ProcessGroup):
         with self._call("send", 0, tensors, None) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                work.add(self._ranks.send, _flat(tensor), dst, tag)
+                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note(tensor, False))
         return work
 
     def recv(self, tensors, src, tag=0):
@@ -618,7 +627,7 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *tensors)
             for tensor in tensors:
                 target, finish = _landing(tensor)
-                operation = work.add(self._ranks.receive, target, src, tag)
+                operation = work.add(self._ranks.receive, target, src, tag, note=_note(tensor, False))
                 if finish:
                     work.follow(finish)
             work.sender = lambda: src if src is not None else operation.sender

@@ -115,10 +115,10 @@ def _dtype_code(tensor, kind, name, space, group=None):
 
 
 def _reduce(source, target, name, reduction, prescale, postscale, priority, space=USER, finish=None, then=None,
-            group=None, line=None, number=None):
+            group=None, line=None, number=None, note=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one.
 
-    line, number: of an ordered name space: its Line, and which of its calls this is."""
+    line, number: of an ordered name space: its Line, and which of its calls this is.  note: as _core.push_pull()."""
     code = _dtype_code(source, PUSH_PULL, name, space, group)
     if source.is_contiguous() and not source.is_neg():
         packed = source
@@ -137,10 +137,10 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
     if not packed.is_cpu:
         called = device.named(name, PUSH_PULL, space, group) if line is None else "call %d" % number
         return device.reduce(called, packed, destination, code, reduction, packed.shape, priority, prescale, postscale,
-                             space, target, finish, then, group, line)
+                             space, target, finish, then, group, line, note)
     return _core.push_pull(name, packed.data_ptr(), destination.data_ptr(), packed.numel(), code, reduction,
                            packed.shape, priority, prescale, postscale, space, (packed, destination, target), target,
-                           finish, then, group)
+                           finish, then, group, note)
 
 
 def _unpack(packed, target, then):

@@ -25,7 +25,8 @@ _SPACE = 128  # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
 class Ranks:
     """Ranks of the job that operate among themselves; all vectors are of types that the library has.
 
-    name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order."""
+    name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order.  then, note: of an
+    operation, as `_core` has them."""
 
     def __init__(self, name, ranks):
         self.size, self.rank = len(ranks), ranks.index(_core.rank())
@@ -49,76 +50,77 @@ class Ranks:
         about = (PUSH_PULL, None, _SPACE, self._group) if numbered else None
         return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
 
-    def reduce(self, source, target, reduction, then):
+    def reduce(self, source, target, reduction, then, note=None):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
         if source.is_cpu and not self._line.waiting:
             self._calls += 1
-            return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group)
+            return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group, note=note)
         if source.is_cpu:
             return self._start(lambda _, then: _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None,
-                                                       then, self._group), then)
+                                                       then, self._group, note=note), then)
         self._calls += 1
         return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group, self._line,
-                       self._calls)
+                       self._calls, note)
 
-    def reduce_to(self, source, reduction, root, then):
+    def reduce_to(self, source, reduction, root, then, note=None):
         """Reduce the contiguous `source` in place at the root."""
         def submit(vectors, then):
             vector, = vectors
             return _core.reduce(None, vector.data_ptr(), vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
-                                int(reduction), root, _SPACE, vector, then, self._group)
+                                int(reduction), root, _SPACE, vector, then, self._group, note)
         return self._start(submit, then, (source, source if self.rank == root else None))
 
-    def reduce_scatter(self, source, target, counts, reduction, then):
+    def reduce_scatter(self, source, target, counts, reduction, then, note=None):
         """Reduce the contiguous `source`, of which this rank's piece goes to `target`."""
         def submit(vectors, then):
             source, target = vectors
             return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
-                                        int(reduction), space=_SPACE, keep=vectors, then=then, group=self._group)
+                                        int(reduction), space=_SPACE, keep=vectors, then=then, group=self._group,
+                                        note=note)
         return self._start(submit, then, (source, None), (None, target))
 
-    def broadcast(self, buffer, root, then):
+    def broadcast(self, buffer, root, then, note=None):
         """Overwrite the vector `buffer` with the root's."""
         def submit(vectors, then):
             vector, = vectors
             return _core.broadcast(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], root,
-                                   (vector.numel(),), _SPACE, vector, None, None, then, self._group)
+                                   (vector.numel(),), _SPACE, vector, None, None, then, self._group, note)
         return self._start(submit, then, (buffer, None) if self.rank == root else (None, buffer))
 
-    def gather(self, vector, then):
+    def gather(self, vector, then, note=None):
         """Gather vectors, whose lengths may differ; the operation has pieces()."""
         def submit(vectors, then):
             vector, = vectors
             return _core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], (vector.numel(),),
-                                   _SPACE, vector, then, self._group, self.size)
+                                   _SPACE, vector, then, self._group, self.size, note)
         return Gathering(self._start(submit, then, (vector, None)), vector.new_empty(0))
 
-    def gather_to(self, vector, target, counts, root, then):
+    def gather_to(self, vector, target, counts, root, then, note=None):
         """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
         def submit(vectors, then):
             vector = vectors[0]
             return _core.gather(None, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None,
-                                counts, _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group)
+                                counts, _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group, note)
         return self._start(submit, then, (vector, None), *([(None, target)] if counts else []))
 
-    def scatter(self, source, counts, vector, root, then):
+    def scatter(self, source, counts, vector, root, then, note=None):
         """The opposite."""
         def submit(vectors, then):
             vector = vectors[0]
             return _core.scatter(None, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(),
-                                 vector.numel(), _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group)
+                                 vector.numel(), _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group, note)
         return self._start(submit, then, (None, vector), *([(source, None)] if counts else []))
 
-    def exchange(self, source, give, target, take, then):
+    def exchange(self, source, give, target, take, then, note=None):
         """Elements of `source` for each rank, and of `target` from each."""
         def submit(vectors, then):
             source, target = vectors
             return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
-                                  space=_SPACE, keep=vectors, then=then, group=self._group)
+                                  space=_SPACE, keep=vectors, then=then, group=self._group, note=note)
         return self._start(submit, then, (source, None), (None, target))
 
-    def barrier(self, then):
-        return self._start(lambda _, then: _core.barrier_async(None, _SPACE, then, self._group), then)
+    def barrier(self, then, note=None):
+        return self._start(lambda _, then: _core.barrier_async(None, _SPACE, then, self._group, note), then)
 
     def refuse(self, reason):
         def submit(_, then):
@@ -131,31 +133,31 @@ class Ranks:
         else:
             _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
 
-    def send(self, vector, to, tag, then):
+    def send(self, vector, to, tag, then, note=None):
         def submit(vectors, then):
             vector, = vectors
             return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
-                              self._group)
+                              self._group, note)
         return self._start(submit, then, (vector, None), numbered=False)
 
-    def receive(self, vector, sender, tag, then):
+    def receive(self, vector, sender, tag, then, note=None):
         """Receive into `vector` from a rank, or from any (None); the operation then knows its sender."""
         with self._lock:
             waiting = self._waiting.setdefault(tag, collections.deque())
             if sender is not None and not waiting:
-                return self.receive_from(vector, sender, tag, then)
-            one = Receiving(self, vector, sender, tag, then)
+                return self.receive_from(vector, sender, tag, then, note)
+            one = Receiving(self, vector, sender, tag, then, note)
             waiting.append(one)
             begun = self._begin(waiting) if len(waiting) == 1 else []
         for other in begun:
             other.tell()
         return one
 
-    def receive_from(self, vector, sender, tag, then, ready=None):
+    def receive_from(self, vector, sender, tag, then, note, ready=None):
         def submit(vectors, then):
             vector, = vectors
             return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector,
-                              then, self._group)
+                              then, self._group, note)
         return self._start(submit, then, (None, vector), numbered=False, ready=ready)
 
     def _begin(self, waiting, search=None):
@@ -205,8 +207,8 @@ class Ranks:
 class Receiving:
     """An operation that has to wait for its begin: it, or one before it, looks for a sender."""
 
-    def __init__(self, ranks, vector, sender, tag, then):
-        self.sender, self.tag = sender, tag
+    def __init__(self, ranks, vector, sender, tag, then, note):
+        self.sender, self.tag, self._note = sender, tag, note
         self._ranks, self._vector, self._then = ranks, vector, then
         on = device.of(vector)
         self._ready = on and on.mark()  # another thread, with a current stream of its own, may begin it
@@ -217,7 +219,8 @@ class Receiving:
 
     def begin(self):
         self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag,
-                                                   None if self._then is None else self._one_ended, self._ready)
+                                                   None if self._then is None else self._one_ended, self._note,
+                                                   self._ready)
         self._begun.set()
 
     def fail(self, failure):

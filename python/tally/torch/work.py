@@ -46,14 +46,13 @@ class GroupWork(Work):
         self._lock = threading.RLock()  # guards the rest
         self._operations, self._touches = [], []
         self._unseen = []  # of the operations those whose end nobody sees until somebody asks for a future
-        self._missing = count
+        self._count = self._missing = count
         self._left = 1  # operations that have not ended, and one for the filling in
         self._settled = False
         self._failure = None
         self._begun = self._future = None
         self._place = self._device = self._event = None  # where the tensors are, and when the results are there
         self.sender = lambda: -1  # after the end of a recv: from which rank
-        self._counted = count > 0
         # The group's number of this call, or of the last one that was begun before its future was asked for, or that the
         # future's callbacks have begun.
         self.latest = group.begun
@@ -62,7 +61,7 @@ class GroupWork(Work):
 
     def __enter__(self):
         self.group.check()
-        if self._counted:
+        if self._count:
             self.group.enter(self)
         return self
 
@@ -84,15 +83,18 @@ class GroupWork(Work):
         if self._device is not None:
             self._device.keep(tensors)
 
-    def add(self, submit, *arguments, in_place=False):
-        """Call submit(*arguments, then), which returns an operation, and return that.
+    def add(self, submit, *arguments, note=None, in_place=False):
+        """Call submit(*arguments, then, note), which returns an operation, and return that.
 
+        note: what the library does not see of it; of several operations each has its place, too.
         in_place: nothing is to be done after it, so that its end is seen only if somebody asks for it."""
         then = None if in_place and self._device is None else self._then
         with self._lock:
             self._left += 1
             self._missing -= 1  # what cannot be submitted is refused by who was to submit it
-        operation = submit(*arguments, then)
+        if self._count > 1:
+            note = "%s%d of %d" % (note + ", " if note else "", self._count - self._missing, self._count)
+        operation = submit(*arguments, then, note)
         self._operations.append(operation)
         if then is not self._then:
             self._unseen.append(operation)
@@ -115,7 +117,7 @@ class GroupWork(Work):
                 for _ in range(self._missing):
                     self.group.refuse("%s: %s" % (self.what, error))
         finally:
-            if self._counted:
+            if self._count:
                 self.group.leave()
         if isinstance(error, Error):
             raise self._explained(error) from None
