@@ -393,10 +393,19 @@ def other_backend(path):
     import torch
     import torch.distributed as dist
     made = []
+    # NCCL's group in PyTorch 2.1, whose names later ones have too.
+    has = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "allgather",
+           "allgather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor_coalesced", "_allgather_base",
+           "_reduce_scatter_base", "alltoall", "alltoall_base", "send", "recv", "_start_coalescing", "_end_coalescing")
 
     class Other:
         def __getattr__(self, name):
+            if name not in has:
+                raise AttributeError(name)
             return lambda *arguments, **named: made.append(name) or dist.barrier(async_op=True)
+
+        def _get_backend(self, place):
+            return self
 
     real, calls = dist.new_group, []
     with fake.install(6), group("cpu:tally,cuda:nccl", path):
@@ -410,6 +419,11 @@ def other_backend(path):
             dist.all_reduce(y)
             dist.gather(y, [y, y, y] if dist.get_rank() == 0 else None, 0)
             dist.broadcast(y, 0)
+            dist.all_gather_into_tensor(fake.tensor(torch.ones(9)), y)
+            dist.reduce_scatter_tensor(y, fake.tensor(torch.ones(9)))
+            dist.all_to_all_single(y, y)
+            with dist._coalescing_manager(device=y.device):
+                dist.isend(y, (dist.get_rank() + 1) % 3)
             dist.broadcast(x, 0)
         finally:
             dist.new_group = real
@@ -417,5 +431,7 @@ def other_backend(path):
 
 
 def test_cuda_tensors_of_another_backend(three, store):
-    expected = [3] * 3, ["allreduce", "gather", "broadcast"], [([0, 1, 2], "nccl")]
+    called = ["allreduce", "gather", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base",
+              "_start_coalescing", "send", "_end_coalescing"]
+    expected = [3] * 3, called, [([0, 1, 2], "nccl")]
     assert three(other_backend, store, timeout=PATIENCE) == [expected] * 3

@@ -499,6 +499,11 @@ def stand_on_it(path):
             dist.all_reduce(y)
             dist.all_reduce(z)
         assert y.tolist() + z.tolist() == [3] * 7
+        with dist._coalescing_manager(device=y.device, async_ops=True) as calls:
+            dist.isend(x[:4].clone(), (rank + 1) % 3)
+            dist.irecv(z, (rank + 2) % 3)
+        calls.wait()
+        assert z[0] == (rank + 2) % 3
 
         # What torch does to all groups for NCCL's sake; its compiler when it finds its work in a cache.
         for what in ("_add_ephemeral_timeout_for_all_pgs", "_set_pg_timeout"):

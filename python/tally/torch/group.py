@@ -33,7 +33,7 @@ from . import device
 from .join import decline, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
-from .work import GroupWork, just_ended
+from .work import GroupWork, Together, just_ended
 
 _KIND = ReduceOp.RedOpType
 _REDUCTIONS = {_KIND.SUM: Reduction.Sum, _KIND.AVG: Reduction.Average, _KIND.MIN: Reduction.Min,
@@ -169,14 +169,15 @@ def _first(values):
     return None
 
 
-def _by_device(method):
-    """A method of Group that leaves tensors to another backend that has their device."""
+def _by_device(method, *names):
+    """A method of Group that leaves tensors to another backend that has their device: to the first of its methods of
+    these names, which changed between releases of PyTorch."""
     @functools.wraps(method)
     def call(self, *arguments, **named):
-        tensor = _first(arguments)
-        other = None if tensor is None or tensor.is_cpu else self.other(tensor.device)
+        tensor = _first((*arguments, *named.values()))
+        other = None if tensor is None else self.other(tensor.device)
         if other is not None:
-            return getattr(other, method.__name__)(*arguments, **named)
+            return getattr(other, next((name for name in names if hasattr(other, name)), names[0]))(*arguments, **named)
         return method(self, *arguments, **named)
     return call
 
@@ -198,6 +199,7 @@ class Group(dist.ProcessGroup):
         self._others = None  # type of device -> another backend that has it, or its group once there is one
         self._works = weakref.WeakSet()
         self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
+        self._together = None  # calls begun since _start_coalescing()
         self._turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
 
@@ -281,6 +283,8 @@ class Group(dist.ProcessGroup):
 
         Of "cpu:tally,cuda:nccl" torch makes this group alone.  The other is made with the first call that needs it, which
         all ranks make."""
+        if place.type == "cpu":
+            return None
         if self._others is None:
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
             self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
@@ -323,6 +327,8 @@ class Group(dist.ProcessGroup):
         _stay_untraced()
         work = GroupWork(self, what, count, outputs, options)
         self._works.add(work)
+        if self._together is not None:
+            self._together.append(work)
         return work
 
     def hold(self, work):
@@ -638,20 +644,34 @@ class Group(dist.ProcessGroup):
             work.add(self._ranks.barrier)
         return work
 
-    for one in ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
-                "reduce_scatter_single_coalesced", "broadcast", "scatter", "allgather", "allgather_coalesced",
-                "all_gather_single", "all_gather_single_coalesced", "gather", "all_to_all_single", "alltoall", "send",
-                "recv", "recv_anysource"):
-        locals()[one] = _by_device(locals()[one])
-    del one
+    # Each of a pair by the names that it has had, of which torch calls either.
+    for one in (("allreduce",), ("allreduce_coalesced",), ("reduce",), ("reduce_scatter",), ("broadcast",), ("scatter",),
+                ("allgather",), ("allgather_coalesced",), ("gather",), ("alltoall", "all_to_all"), ("send",), ("recv",),
+                ("recv_anysource",), ("reduce_scatter_single", "_reduce_scatter_base"),
+                ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+                ("all_gather_single", "_allgather_base"),
+                ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+                ("all_to_all_single", "alltoall_base")):
+        method = locals()[one[0]]
+        for called in one:
+            locals()[called] = _by_device(method, called, *one)
+    del one, called, method
 
-    # Older names, which torch calls too.
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    alltoall_base = all_to_all_single
-    all_to_all = alltoall
+    # --- calls that are waited for as one
+
+    def _start_coalescing(self, place):
+        other = self.other(place)
+        if other is not None:
+            other._start_coalescing(place)
+        else:
+            self._together = []
+
+    def _end_coalescing(self, place):
+        other = self.other(place)
+        if other is not None:
+            return other._end_coalescing(place)
+        together, self._together = self._together, None
+        return Together(together)
 
 
 def create(options, _=None):

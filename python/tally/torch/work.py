@@ -284,6 +284,20 @@ class GroupWork(Work):
         return self._future
 
 
+class Together(Work):
+    """Calls that are waited for as one."""
+
+    def __init__(self, works):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout=None):
+        return all([work.wait(timeout) for work in self._works])
+
+    def is_completed(self):
+        return all([work.is_completed() for work in self._works])
+
+
 class _Deadlines:
     """Ends calls past their deadline whose future somebody waits for.  Who waits for a call looks at the time."""
 
