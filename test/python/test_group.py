@@ -323,6 +323,12 @@ def late(path):
             told.append(said(work.get_future().wait if future else work.wait))
             assert work.is_completed() and not work.is_success() and work.exception() is not None
             told.append(said(lambda: dist.all_reduce(torch.ones(3), group=one)))
+        one = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        if tally.rank() != 1:
+            work = dist.all_reduce(torch.ones(3), group=one, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+            told.append(said(work.wait))
         one = dist.new_group()
         if tally.rank() != 1:
             works = [dist.all_reduce(torch.ones(3), group=one, async_op=True) for _ in range(2)]
@@ -345,10 +351,36 @@ def test_a_group_that_times_out(three, store):
     for rank in (0, 2):
         first, *rest = told[rank]
         assert "0.1 s" in first and "time-out" not in first
+        assert "not ended within 1 s" in rest.pop(4)
         assert all("aborted" in one for one in rest[4:]) and len(rest) == 6
         for waited, again in (rest[:2], rest[2:4]):
             assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
             assert "can no longer be used" in again
+
+
+@pytest.mark.parametrize("backend, env, file, expected", [
+    ("tally", {}, "", "0"), ("gloo", {}, "", "7200"), ("tally", {}, "TALLY_TIMEOUT = 99", None),
+    ("gloo", {"TALLY_TIMEOUT": "99"}, "", None)])
+def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
+    """A group's own, however long, is what ends its calls; the job's ends what has none, unless somebody has set it."""
+    (tmp_path / "settings").write_text(file)
+    status, output = jobs.run(1, 0, ["-c", textwrap.dedent("""
+        import datetime, sys
+        import torch.distributed as dist
+        import tally.torch
+        init = tally._core.init
+
+        def look(settings=None):
+            print("said:", settings.get("TALLY_TIMEOUT"))
+            init(settings)
+
+        tally._core.init = look
+        dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1,
+                                timeout=datetime.timedelta(hours=2))
+        tally.torch.state().join()
+        dist.destroy_process_group()
+    """), backend], env={"TALLY_CONFIG": str(tmp_path / "settings"), **env})
+    assert status == 0 and "said: %s\n" % expected in output, output
 
 
 def test_a_rank_that_dies(store):

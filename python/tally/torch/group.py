@@ -695,7 +695,8 @@ def create(options, _=None):
             decline(options.store, ranks, reason)
         raise NotImplementedError(reason)
     joined = not _core.is_initialized()
-    join(options.store, members.index(ranks[rank]), len(members), limit, members)
+    # Each call has the time-out of its group, and a later group may have a longer one than this.
+    join(options.store, members.index(ranks[rank]), len(members), 0, members)
     if joined:
         _joined, _members = _core.generation(), members
     places = [members.index(one) for one in ranks]

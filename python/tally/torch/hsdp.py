@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .. import _core
 from .._core import BUCKET
-from .join import join
+from .join import join, time_out
 from .ops import Average, _reduce
 
 
@@ -31,7 +31,8 @@ class _Replicas:
     def average(self, name, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
-            join(dist.PrefixStore("tally", store), dist.get_rank(self._group), dist.get_world_size(self._group))
+            join(dist.PrefixStore("tally", store), dist.get_rank(self._group), dist.get_world_size(self._group),
+                 time_out(self._group))
             self._joined = _core.generation()
         _reduce(gradient, gradient, name, Average, 1.0, 1.0, 0, BUCKET).wait()
 

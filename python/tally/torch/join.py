@@ -65,10 +65,20 @@ def _choose_place(store, of_all):
     return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
 
 
-def join(store, rank, size, timeout=None, members=None):
+def _is_set(name):
+    """Whether the user has set a parameter, in the environment or in the file that it names."""
+    try:
+        with open(os.environ["TALLY_CONFIG"]) as file:
+            return name in os.environ or name in file.read()
+    except (KeyError, OSError):
+        return name in os.environ
+
+
+def join(store, rank, size, patience=None, members=None):
     """Be rank `rank` of `size` in a job, whose ranks meet through `store`; nothing to do for one that is already.
 
-    timeout: seconds after which groups give up waiting; the library's own patience is made no shorter.
+    patience: seconds after which an operation that waits fails the job, where the user has not said it; 0: never.  The
+        library's own is made no shorter.
     members: torch's numbers of these ranks; None where they are all, or always the same.
     Raises ValueError where this process is another rank of its job, or the job is of another size.
     """
@@ -86,8 +96,8 @@ def join(store, rank, size, timeout=None, members=None):
             settings["TALLY_COORD"] = "%s:%s" % (host, port)
         elif port:
             settings["TALLY_PORT"] = port
-        if timeout is not None and timeout > 1800 and "TALLY_TIMEOUT" not in os.environ:
-            settings["TALLY_TIMEOUT"] = "%d" % (timeout + 1)
+        if patience is not None and not 0 < patience <= 1800 and not _is_set("TALLY_TIMEOUT"):
+            settings["TALLY_TIMEOUT"] = "%d" % patience
         with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
             _core.init(settings)
         _turns[members or size] += 1
@@ -104,10 +114,18 @@ def decline(store, members, reason):
     store.set("tally/%d" % _turns[members], "!" + reason)
 
 
+def time_out(group):
+    """Seconds after which calls of a process group give up waiting; None: it does not say."""
+    try:
+        return group._get_backend(group._device_types[0]).options._timeout.total_seconds()
+    except (AttributeError, IndexError, RuntimeError):
+        return None
+
+
 def join_default():
     """Join as the rank that this process has in torch's default process group, or as the launcher says."""
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
-        join(dist.PrefixStore("tally", store), dist.get_rank(), dist.get_world_size())
+        join(dist.PrefixStore("tally", store), dist.get_rank(), dist.get_world_size(), time_out(dist.group.WORLD))
     else:
         _core.init()

@@ -241,8 +241,11 @@ class GroupWork(Work):
         return True
 
     def is_completed(self):
-        if not self._settled and all(operation.done() for operation in list(self._operations)):
-            self._settle()
+        if not self._settled:
+            if all(operation.done() for operation in list(self._operations)):
+                self._settle()
+            elif time.monotonic() >= self._deadline:
+                self.expire()
         return self._settled
 
     def is_success(self):
