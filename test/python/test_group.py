@@ -329,6 +329,12 @@ def late(path):
             while not work.is_completed():
                 time.sleep(0.01)
             told.append(said(work.wait))
+        for call in (lambda one: one.allreduce([torch.ones(3)], dist.ReduceOp.SUM, datetime.timedelta(seconds=1)),
+                     lambda one: one.allgather([torch.ones(1)] * 3, torch.ones(1), datetime.timedelta(seconds=1)),
+                     lambda one: one.barrier(timeout=datetime.timedelta(seconds=1))):
+            one = dist.new_group()
+            if tally.rank() != 1:
+                told.append(said(call(one).wait))
         one = dist.new_group()
         if tally.rank() != 1:
             works = [dist.all_reduce(torch.ones(3), group=one, async_op=True) for _ in range(2)]
@@ -352,6 +358,8 @@ def test_a_group_that_times_out(three, store):
         first, *rest = told[rank]
         assert "0.1 s" in first and "time-out" not in first
         assert "not ended within 1 s" in rest.pop(4)
+        for _ in range(3):
+            assert "not ended within 1 s, its own time-out" in rest.pop(4)
         assert all("aborted" in one for one in rest[4:]) and len(rest) == 6
         for waited, again in (rest[:2], rest[2:4]):
             assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
@@ -476,6 +484,58 @@ def works(path):
             dist.all_gather([torch.zeros_like(tensor) for _ in range(3)], tensor)
             assert tensor.numel() != 1 or tensor.item() == 6
     return True
+
+
+def short_calls(path):
+    """c10d's shorter forms: tensors instead of lists, root or reduction instead of options, by position and by name."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    limit = datetime.timedelta(seconds=60)
+    with group("tally", path):
+        one, rank, top = dist.group.WORLD, dist.get_rank(), dist.ReduceOp.MAX
+        outputs = torch.zeros(3)
+        views = list(outputs.split(1))
+        for calls in range(2):
+            x = torch.full((1,), float(rank))
+            one.broadcast(x, 2, limit).wait() if calls else one.broadcast(tensor=x, root=2, timeout=limit).wait()
+            assert x.item() == 2
+            x = torch.full((1,), float(rank))
+            one.allreduce(x, top, limit).wait() if calls else one.allreduce(tensor=x, op=top, timeout=limit).wait()
+            assert x.item() == 2
+            x = torch.full((1,), float(rank))
+            (one.reduce(x, 1, top, limit) if calls else one.reduce(tensor=x, root=1, op=top, timeout=limit)).wait()
+            assert rank != 1 or x.item() == 2
+            x = torch.full((1,), float(rank))
+            (one.allgather(views, x, limit) if calls
+             else one.allgather(output_tensors=views, input_tensor=x, timeout=limit)).wait()
+            assert outputs.tolist() == [0, 1, 2]
+            (one.scatter(x, views if rank == 1 else [], 1, limit) if calls else
+             one.scatter(output_tensor=x, input_tensors=views if rank == 1 else [], root=1, timeout=limit)).wait()
+            assert x.item() == rank
+            outputs.zero_()
+            (one.gather(views if rank == 1 else [], x, 1, limit) if calls else
+             one.gather(output_tensors=views if rank == 1 else [], input_tensor=x, root=1, timeout=limit)).wait()
+            assert rank != 1 or outputs.tolist() == [0, 1, 2]
+            pieces = list(torch.arange(3.0).split(1))
+            (one.reduce_scatter(x, pieces, top, limit) if calls else
+             one.reduce_scatter(output_tensors=x, input_tensor=pieces, op=top, timeout=limit)).wait()
+            assert x.item() == rank
+            (one.alltoall(views, pieces, limit) if calls else one.alltoall(output=views, input=pieces, timeout=limit)).wait()
+            assert outputs.tolist() == [rank] * 3
+            (one.alltoall_base(outputs, torch.arange(3.0), [], [], limit) if calls else
+             one.alltoall_base(output_tensor=outputs, input_tensor=torch.arange(3.0), output_split_sizes=[],
+                               input_split_sizes=[], timeout=limit)).wait()
+            assert outputs.tolist() == [rank] * 3
+            one.barrier(timeout=limit).wait()
+        one._set_sequence_number_for_group()
+        one._wait_for_pending_works()
+        assert one._get_sequence_number_for_group() == 20 and not one._has_hooks()
+    return True
+
+
+def test_short_calls(three, store):
+    assert three(short_calls, store) == [True] * 3
 
 
 def test_work(three, store):

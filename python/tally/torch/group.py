@@ -169,15 +169,31 @@ def _first(values):
     return None
 
 
-def _by_device(method, *names):
-    """A method of Group that leaves tensors to another backend that has their device: to the first of its methods of
-    these names, which changed between releases of PyTorch."""
+# What the same argument is called in c10d's methods, whose shorter forms have a field of the options in their place.
+_SAME = (("tensors", "tensor"), ("dst", "dstRank"), ("src", "srcRank"), ("opts", "root", "op", "timeout"),
+         ("output", "outputs", "output_tensor", "output_tensors", "outputTensor", "outputTensors", "output_lists"),
+         ("input", "inputs", "input_tensor", "input_tensors", "inputTensor", "inputTensors", "input_list"))
+
+
+def _renamed(name, parameters):
+    """Which of the parameters an argument of this name means."""
+    same = next((names for names in _SAME if name in names), ())
+    return name if name in parameters else next((one for one in parameters if one in same), name)
+
+
+def _method(method, *names):
+    """A method of Group that takes all names of its arguments, and leaves tensors to another backend that has their
+    device: to the first of its methods of these names, which changed between releases of PyTorch."""
+    parameters = inspect.signature(method).parameters
+
     @functools.wraps(method)
     def call(self, *arguments, **named):
         tensor = _first((*arguments, *named.values()))
         other = None if tensor is None else self.other(tensor.device)
         if other is not None:
             return getattr(other, next((name for name in names if hasattr(other, name)), names[0]))(*arguments, **named)
+        if named:
+            named = {_renamed(name, parameters): value for name, value in named.items()}
         return method(self, *arguments, **named)
     return call
 
@@ -246,7 +262,20 @@ class Group(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    def _get_sequence_number_for_group(self):
+        return self.begun
+
+    def _set_sequence_number_for_group(self):
+        """It begins at 0 on all ranks."""
+
+    def _has_hooks(self):
+        return False
+
     # --- life
+
+    def _wait_for_pending_works(self):
+        for work in list(self._works):
+            work.wait()
 
     def check(self):
         """Raise if the group is no more."""
@@ -438,20 +467,20 @@ class Group(dist.ProcessGroup):
     # --- reductions
 
     def allreduce(self, tensors, opts=None, timeout=None):
-        return self._allreduce("allreduce", _list(tensors), opts)
+        return self._allreduce("allreduce", _list(tensors), opts, timeout)
 
     def allreduce_coalesced(self, tensors, opts=None):
         return self._allreduce("allreduce_coalesced", _list(tensors), opts)
 
-    def _allreduce(self, what, tensors, opts):
-        with self._call(what, _count(tensors), tensors, opts) as work:
+    def _allreduce(self, what, tensors, opts, timeout=None):
+        with self._call(what, _count(tensors), tensors, timeout or opts) as work:
             for tensor in tensors:
                 self._reduce(work, tensor, _operator(opts))
         return work
 
     def reduce(self, tensors, opts, op=None, timeout=None):
         tensors = _list(tensors)
-        with self._call("reduce", _count(tensors), tensors, opts) as work:
+        with self._call("reduce", _count(tensors), tensors, timeout or opts) as work:
             root = self._root(opts)
             for tensor in tensors:
                 self._reduce(work, tensor, _operator(getattr(opts, "reduceOp", op)), root)
@@ -459,7 +488,7 @@ class Group(dist.ProcessGroup):
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs, lists = _list(output_tensors), _lists(input_tensors)
-        with self._call("reduce_scatter", len(outputs), outputs, opts) as work:
+        with self._call("reduce_scatter", len(outputs), outputs, timeout or opts) as work:
             for output, inputs in zip(outputs, lists):
                 self._look_at(work, output, *inputs)
                 self._expect(len(inputs), self.size(), "number of tensors")
@@ -497,7 +526,7 @@ class Group(dist.ProcessGroup):
 
     def broadcast(self, tensors, opts, timeout=None):
         tensors = _list(tensors)
-        with self._call("broadcast", len(tensors), tensors, opts) as work:
+        with self._call("broadcast", len(tensors), tensors, timeout or opts) as work:
             self._look_at(work, *tensors)
             root = self._root(opts)
             for tensor in tensors:
@@ -508,7 +537,7 @@ class Group(dist.ProcessGroup):
 
     def scatter(self, output_tensors, input_tensors, opts, timeout=None):
         outputs = _list(output_tensors)
-        with self._call("scatter", len(outputs), outputs, opts) as work:
+        with self._call("scatter", len(outputs), outputs, timeout or opts) as work:
             root = self._root(opts)
             lists = _lists(input_tensors) if self.rank() == root else [()] * len(outputs)
             for output, inputs in zip(outputs, lists):
@@ -525,7 +554,7 @@ class Group(dist.ProcessGroup):
                     work.follow(finish)
         return work
 
-    def allgather(self, output_tensors, input_tensors, opts=None, timeout=None):
+    def allgather(self, output_tensors, input_tensors, opts=None):
         lists = _lists(output_tensors)
         return self._allgather("allgather", lists, _list(input_tensors), lists, opts)
 
@@ -562,7 +591,7 @@ class Group(dist.ProcessGroup):
 
     def gather(self, output_tensors, input_tensors, opts, timeout=None):
         inputs = _list(input_tensors)
-        with self._call("gather", len(inputs), output_tensors, opts) as work:
+        with self._call("gather", len(inputs), output_tensors, timeout or opts) as work:
             root = self._root(opts)
             lists = _lists(output_tensors) if self.rank() == root else [None] * len(inputs)
             for outputs, tensor in zip(lists, inputs):
@@ -640,7 +669,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def barrier(self, opts=None, timeout=None):
-        with self._call("barrier", 1, [], opts) as work:
+        with self._call("barrier", 1, [], timeout or opts) as work:
             work.add(self._ranks.barrier)
         return work
 
@@ -651,10 +680,10 @@ class Group(dist.ProcessGroup):
                 ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
                 ("all_gather_single", "_allgather_base"),
                 ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
-                ("all_to_all_single", "alltoall_base")):
+                ("all_to_all_single", "alltoall_base"), ("barrier",)):
         method = locals()[one[0]]
         for called in one:
-            locals()[called] = _by_device(method, called, *one)
+            locals()[called] = _method(method, called, *one)
     del one, called, method
 
     # --- calls that are waited for as one

@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 
 import collections
 import contextlib
+import datetime
 import errno
 import threading
 import time
@@ -32,12 +33,14 @@ def just_ended():
 
 
 class GroupWork(Work):
-    """One call of a group under way, of `count` operations.  To be filled in `with` it."""
+    """One call of a group under way, of `count` operations.  To be filled in `with` it.
+
+    options: c10d's of the call, or its time-out."""
 
     def __init__(self, group, what, count, outputs, options):
         super().__init__()
         self.group, self.what, self._outputs = group, what, outputs
-        limit = getattr(options, "timeout", None)
+        limit = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
         limit = limit.total_seconds() if limit is not None else 0
         self._limit = limit if limit > 0 else group.limit
         self._deadline = time.monotonic() + self._limit
@@ -206,8 +209,9 @@ class GroupWork(Work):
 
     def expire(self):
         """The group's time-out has ended the call, and with it the group: its ranks are out of step."""
-        self.group.fail(Error("%s of %s has not ended within %g s, the group's time-out: a rank is late, or has not "
-                              "called it" % (self.what, self.group, self._limit), errno.ETIMEDOUT), self)
+        self.group.fail(Error("%s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
+                              % (self.what, self.group, self._limit,
+                                 "the group's" if self._limit == self.group.limit else "its own"), errno.ETIMEDOUT), self)
 
     # --- called by torch
 
