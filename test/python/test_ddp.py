@@ -368,7 +368,7 @@ def test_a_device_that_is_not_supported(three, store):
 def test_a_rank_that_dies(name, store):
     """The others' step raises and names it."""
     status, output = jobs.run(3, 0, ["-c", textwrap.dedent("""
-        import os, sys, test_ddp, tally.torch
+        import os, sys, time, test_ddp, tally.torch
         tally.init()
         with test_ddp.group(test_ddp.way(sys.argv[1])[0], sys.argv[2]):
             model = test_ddp.wrap(test_ddp.network(), sys.argv[1])
@@ -380,6 +380,7 @@ def test_a_rank_that_dies(name, store):
                 output.backward()
             except RuntimeError as error:
                 print("said:", str(error).splitlines()[0], flush=True)
+            time.sleep(1 if tally.rank() == 0 else 0)  # the coordinator in it is to tell the others
             os._exit(0)
     """), name, store], machines=3)
     assert status == 0 and output.count("said:") == 2, output
