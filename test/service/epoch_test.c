@@ -303,6 +303,13 @@ static void await_log(struct job *j, int index, const char *part)
     }
 }
 
+static void lose_coordinator(struct job *j, pid_t coordinator)
+{
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+    await_log(j, 0, "the job goes on, and looks for it");
+}
+
 /* Without it rounds go on; services come and go once there is another. */
 static void test_coordinator_killed(void **state)
 {
@@ -314,9 +321,7 @@ static void test_coordinator_killed(void **state)
     some_steps(b, 3);
     j.tallyds = 3;
     for (int i = 0; i < 2; i++) {
-        kill(coordinator, SIGKILL);
-        waitpid(coordinator, NULL, 0);
-        await_log(&j, 0, "the job goes on, and looks for it");
+        lose_coordinator(&j, coordinator);
         some_steps(b, 10);
         if (i == 1)
             kill_tallyd(&j, 0, SIGKILL); /* while there is nobody to say what becomes of it */
@@ -358,9 +363,7 @@ static void test_rank_leaves_without_coordinator(void **state)
     pid_t coordinator = start_coordinator(j.port);
     job_start(&j);
     job_await(&b->stage, 1);
-    kill(coordinator, SIGKILL);
-    waitpid(coordinator, NULL, 0);
-    await_log(&j, 0, "the job goes on, and looks for it");
+    lose_coordinator(&j, coordinator);
     job_sleep_ms(100); /* so has rank 1 noticed, */
     atomic_store(&b->stage, 2);
     job_await(&b->stage, 3);
@@ -407,9 +410,7 @@ static void test_rank_killed_without_coordinator(void **state)
     pid_t coordinator = start_coordinator(j.port);
     job_start(&j);
     job_await(&b->stage, 1);
-    kill(coordinator, SIGKILL);
-    waitpid(coordinator, NULL, 0);
-    await_log(&j, 0, "the job goes on, and looks for it");
+    lose_coordinator(&j, coordinator);
     atomic_store(&b->stage, 2);
     job_sleep_ms(20);
     kill(j.rank_pid[1], SIGKILL);
