@@ -294,6 +294,28 @@ def test_process_groups(four, store, way, mode):
             close(one, other)
 
 
+def train_wrapped(path):
+    """Our hook called by one of the user's own, which holds the state."""
+    import tally
+    import tally.torch as t
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    rank = tally.rank()
+    with group("gloo", path):
+        halves = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        model = DistributedDataParallel(network(), process_group=halves[rank // 2])
+        model.register_comm_hook({"state": t.state()}, lambda state, bucket: t.ddp_hook(state["state"], bucket))
+        loss(model, 0, rank).backward()
+        return [p.grad.numpy() for p in model.parameters()]
+
+
+def test_a_hook_that_calls_ours(four, store):
+    """Its averages are over the model's process group, too."""
+    for own, wanted in zip(four(train_wrapped, store), four(train_groups, "gloo", "plain", store + "-gloo"), strict=True):
+        for one, other in zip(own, wanted[0], strict=True):
+            close(one, other)
+
+
 def both(mode, path):
     return train("hook", mode, path), train("backend", mode, path + "-backend")
 
@@ -332,6 +354,70 @@ def test_ranks_that_disagree(three, store):
         assert "disagree" in said and "rank 1:" in said and "float16" in said
 
 
+def share_state(path):
+    """One state for two models, given to torch and held by a hook of the user's own."""
+    import tally
+    import tally.torch as t
+    from torch.nn.parallel import DistributedDataParallel
+    said = []
+    with group("gloo", path):
+        state = t.state()
+        first, second, third = (DistributedDataParallel(network()) for _ in range(3))
+        first.register_comm_hook(state, t.ddp_hook)
+        third.register_comm_hook(None, lambda _, bucket: t.ddp_hook(state, bucket))
+        for step in (lambda: second.register_comm_hook(state, t.ddp_hook),
+                     lambda: loss(third, 0, tally.rank()).backward(),
+                     lambda: loss(first, 0, tally.rank()).backward()):
+            try:
+                step()
+                said.append("nothing")
+            except (ValueError, RuntimeError) as error:
+                said.append(str(error))
+    return said
+
+
+def test_one_state_for_two_models(three, store):
+    for second, third, first in three(share_state, store):
+        assert "used for another" in second and "used for another" in third and first == "nothing"
+
+
+def test_a_late_rank_ends_the_bucket(store):
+    """Where the backend has joined the job, which then has no time-out, the group's own holds for its hooks."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import datetime, os, sys, time, test_ddp, tally.torch, torch.distributed as dist
+        dist.init_process_group("tally", store=dist.FileStore(sys.argv[1], 2), rank=int(os.environ["RANK"]),
+                                world_size=2, timeout=datetime.timedelta(seconds=2))
+        model = test_ddp.wrap(test_ddp.network(), "hook")
+        output = test_ddp.loss(model, 0, dist.get_rank())
+        if dist.get_rank() == 0:
+            try:
+                output.backward()
+            except RuntimeError as error:
+                print("said:", str(error).splitlines()[0], flush=True)
+            os._exit(0)
+        time.sleep(20)
+    """), store], timeout=15)
+    assert "said:" in output and "has not ended within 2 s" in output, output
+
+
+def test_a_rank_with_a_past(store):
+    """Models of a process group that only one rank was in do not count."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import os, sys, test_ddp, tally.torch, torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            test_ddp.wrap(test_ddp.network(), "hook")
+            dist.destroy_process_group()
+        for turn in range(2):
+            dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1] + str(turn), 2), rank=rank, world_size=2)
+            model = test_ddp.wrap(test_ddp.network(), "hook")
+            test_ddp.loss(model, 0, rank).backward()
+            dist.destroy_process_group()
+    """), store], timeout=30)
+    assert status == 0, output
+
+
 def unusable(path):
     """A hook that must refuse tells the others."""
     import tally
@@ -347,6 +433,9 @@ def unusable(path):
 
         def index(self):
             return 0
+
+        def parameters(self):
+            return []
 
     with group("gloo", path):
         tensor = torch.ones(4, device="meta" if tally.rank() == 1 else "cpu")

@@ -376,6 +376,7 @@ def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
         import datetime, sys
         import torch.distributed as dist
         import tally.torch
+        from tally.torch.join import join_default
         init = tally._core.init
 
         def look(settings=None):
@@ -385,7 +386,7 @@ def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
         tally._core.init = look
         dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=datetime.timedelta(hours=2))
-        tally.torch.state().join()
+        join_default()
         dist.destroy_process_group()
     """), backend], env={"TALLY_CONFIG": str(tmp_path / "settings"), **env})
     assert status == 0 and "said: %s\n" % expected in output, output

@@ -3,20 +3,24 @@
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
 
-Flow: register_comm_hook() tells the state the model's process group -> backward fills a bucket -> the hook submits its
-average over the group's ranks, in place -> the hook, if the sum has ended by then, or a thread on the completion queue
-completes the future that backward's end waits for.
+Flow: register_comm_hook() notes the model's process group -> backward fills a bucket -> the hook submits its average
+over the group's ranks, in place -> the hook, if the sum has ended by then, or a thread on the completion queue completes
+the future that backward's end waits for.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import errno
 import functools
 import itertools
+import time
+import weakref
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core
 from .._core import BUCKET
@@ -24,8 +28,36 @@ from . import device
 from .join import join_default
 from .ops import Average, _reduce
 from .sparse import SparseReduction
+from .work import _deadlines
 
-_numbers = collections.defaultdict(itertools.count)  # by ranks of a process group; None: all
+_homes = WeakTensorKeyDictionary()      # parameter -> the _Home of its model
+_numbers = weakref.WeakKeyDictionary()  # default process group -> {ranks of a process group; None: all -> numbers}
+# (generation of the communicator, ranks) -> weak references to the default process groups that had models in it: a rank may
+# have had others before it joined.
+_worlds = collections.defaultdict(list)
+
+
+def _world():
+    return dist.group.WORLD if dist.is_initialized() else State
+
+
+class _Home:
+    """A registration of a hook with a model: the ranks of its process group, None for all, and the group's time-out in
+    seconds where nothing else ends what waits."""
+
+    ranks = limit = None
+
+    def __init__(self, process_group=None):
+        if process_group is not None:
+            ranks = tuple(dist.get_process_group_ranks(process_group))
+            self.ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
+            self.limit = getattr(process_group, "limit", None)  # a group of the backend "tally" has one
+
+
+def _home_of(bucket):
+    """Of the model that a bucket is of; None under a reducer that is not DistributedDataParallel's."""
+    parameters = bucket.parameters()
+    return _homes.get(parameters[0]) if parameters else None
 
 
 class State:
@@ -33,28 +65,39 @@ class State:
     buckets from other models'."""
 
     def __init__(self):
-        self.number = None                # until it is registered
-        self._ranks = self._group = None  # of the default process group, and the library's group of them; None: all
-        self._joined = 0                  # generation of the communicator that has been looked at
+        self.number = self._home = None  # until it is registered
+        self.name = None                 # of the model, on all its ranks
+        self._group = None               # the library's group of the ranks; None: all
+        self._joined = 0                 # generation of the communicator that has been looked at
 
     def __repr__(self):
         return "tally.torch.state() of model %s" % self.number
 
-    def register(self, process_group):
-        """Take the process group of the model, over which averages are taken."""
-        ranks = tuple(dist.get_process_group_ranks(process_group))
-        self._ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
-        self.number = next(_numbers[self._ranks])
+    def register(self, home):
+        """Take the model over whose ranks averages are taken."""
+        if self._home is None:
+            self._home = home
+            self.number = next(_numbers.setdefault(_world(), collections.defaultdict(itertools.count))[home.ranks])
+        elif self._home is not home:
+            raise ValueError("the state() of one model is used for another; make one for each")
 
-    def join(self):
+    def enter(self, bucket):
         """Join the job at the first use: only then is the process group there, whoever makes it."""
+        if bucket.index() == 0 or self._home is None:  # a hook of the user's own may call ours with a state of any model
+            self.register(_home_of(bucket) or self._home or _Home())
         if self._joined == _core.generation() and _core.is_initialized():
             return
         join_default()
-        if self.number is None:
-            self.number = next(_numbers[None])
-        self._group = self._ranks and _core.make_group("hook of ranks %s" % (self._ranks,), self._ranks)
+        ranks = self._home.ranks
+        self._group = ranks and _core.make_group("hook of ranks %s" % (ranks,), ranks)
         self._joined = _core.generation()
+        world, worlds = weakref.ref(_world()), _worlds[self._joined, ranks]
+        if world not in worlds:
+            worlds.append(world)
+        turn = worlds.index(world)
+        self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
+
+    limit = property(lambda self: self._home.limit)
 
     # As a process set's.
 
@@ -62,7 +105,7 @@ class State:
         return self._group
 
     def size(self):
-        return len(self._ranks) if self._ranks else _core.size()
+        return len(self._home.ranks) if self._home.ranks else _core.size()
 
 
 def state():
@@ -71,15 +114,19 @@ def state():
 
 
 def _have_registration_tell():
-    """Have DDP's register_comm_hook() tell our state the model's process group: a bucket does not say it."""
+    """Have DDP's register_comm_hook() note the model's process group: a bucket does not say it.  For any hook: a user's own
+    may call ours."""
     ddp = torch.nn.parallel.DistributedDataParallel
     register = ddp.register_comm_hook
 
     @functools.wraps(register)
     def register_comm_hook(self, state, hook):
         register(self, state, hook)
+        home = _Home(self.process_group)
+        for parameter in self.module.parameters():
+            _homes[parameter] = home
         if isinstance(state, State):
-            state.register(self.process_group)
+            state.register(home)
 
     ddp.register_comm_hook = register_comm_hook
 
@@ -87,15 +134,39 @@ def _have_registration_tell():
 _have_registration_tell()
 
 
-def _ended(tensor):
-    """(the future of an operation's result on `tensor`, what completes it at the operation's end)."""
+class _Late:
+    """Ends a bucket whose sum has not ended within `limit` seconds: it stands for the operation then, and raises."""
+
+    def __init__(self, name, limit, then):
+        self.deadline, self._then = time.monotonic() + limit, then
+        self._reason = ("'%s' has not ended within %g s, the group's time-out: a rank is late, or has not run this backward"
+                        % (name, limit))
+
+    def end(self, operation):
+        self.deadline = None
+        self._then(operation)
+
+    def expire(self):
+        self.end(self)
+
+    def wait(self):
+        raise _core.Error(self._reason, errno.ETIMEDOUT)
+
+
+def _ended(tensor, name, limit):
+    """(the future of an operation's result on `tensor`, what completes it at the operation's end, or at the limit)."""
     on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
     begun, ended = Future() if on is None else on.runtime.future(), []
 
     def then(operation):
         ended.append(operation)
-        begun.set_result(None)
+        if ended[0] is operation:  # else the limit came first, or this is what came too late
+            begun.set_result(None)
 
+    if limit is not None:
+        late = _Late(name, limit, then)
+        _deadlines.watch(late)
+        then = late.end
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
     return begun.then(lambda _: ended[0].wait()), then
@@ -103,17 +174,17 @@ def _ended(tensor):
 
 def _average_sparse(state, gradient, name, priority):
     """The future of a sparse gradient's average over the union of the ranks' rows."""
-    future, then = _ended(gradient)
+    future, then = _ended(gradient, name, state.limit)
     SparseReduction(gradient, name, Average, BUCKET, priority, then, state)
     return future
 
 
 def _average(state, bucket, dtype):
     """Start the average of a bucket, sent as `dtype` if one is given; the future of the bucket's tensor."""
-    state.join()
+    state.enter(bucket)
     gradient = bucket.buffer()
     index = bucket.index()
-    name = "model %d bucket %d" % (state.number, index)
+    name = "%s bucket %d" % (state.name, index)
     if gradient.is_sparse:
         return _average_sparse(state, gradient, name, index)
     sent, finish = gradient, None
@@ -126,7 +197,7 @@ def _average(state, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    future, then = _ended(gradient)
+    future, then = _ended(gradient, name, state.limit)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
     _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
             group=state.group()).watch(then)
