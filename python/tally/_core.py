@@ -42,9 +42,12 @@ class Reduction(enum.IntEnum):
 class Error(RuntimeError):
     """An operation or the communicator failed; `errno` is the C library's error number (positive)."""
 
-    def __init__(self, sentence, number):
+    def __init__(self, sentence="", number=0):
         super().__init__(sentence)
         self.errno = number
+
+    def __reduce__(self):
+        return type(self), (str(self), self.errno)
 
 
 class NotInitializedError(RuntimeError, ValueError):

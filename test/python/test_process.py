@@ -1,6 +1,9 @@
 """Processes, threads and signals: starting, leaving, forking, waiting, logging."""
 
+import copy
+import errno
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -482,3 +485,11 @@ def test_shutdown_with_calls_to_come():
         print("good")
     """)])
     assert status == 0 and output.count("good") == 2, output
+
+
+def test_an_error_travels_between_processes():
+    """As a pool's workers hand theirs back."""
+    import tally
+    for error in (tally.Error("rank 3 is gone", errno.EPIPE), tally.Error("why")):
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(other), str(other), other.errno) == (tally.Error, str(error), error.errno)
