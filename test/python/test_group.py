@@ -368,10 +368,11 @@ def test_a_group_that_times_out(three, store):
 
 @pytest.mark.parametrize("backend, env, file, expected", [
     ("tally", {}, "", "0"), ("gloo", {}, "", "7200"), ("tally", {}, "TALLY_TIMEOUT = 99", None),
+    ("tally", {}, "# \xe0 TALLY_TIMEOUT = 99\nTALLY_JOB = TALLY_TIMEOUT", "0"),
     ("gloo", {"TALLY_TIMEOUT": "99"}, "", None)])
 def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
     """A group's own, however long, is what ends its calls; the job's ends what has none, unless somebody has set it."""
-    (tmp_path / "settings").write_text(file)
+    (tmp_path / "settings").write_text(file, encoding="latin-1")
     status, output = jobs.run(1, 0, ["-c", textwrap.dedent("""
         import datetime, sys
         import torch.distributed as dist

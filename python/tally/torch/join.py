@@ -67,11 +67,13 @@ def _choose_place(store, of_all):
 
 def _is_set(name):
     """Whether the user has set a parameter, in the environment or in the file that it names."""
+    if name in os.environ:
+        return True
     try:
-        with open(os.environ["TALLY_CONFIG"]) as file:
-            return name in os.environ or name in file.read()
+        with open(os.environ["TALLY_CONFIG"], "rb") as file:
+            return any(line.partition(b"=")[0].strip() == name.encode() for line in file)
     except (KeyError, OSError):
-        return name in os.environ
+        return False
 
 
 def join(store, rank, size, patience=None, members=None):
