@@ -319,6 +319,8 @@ static void judge(struct tly_coordinator *c)
 {
     const struct tly_roster *r = &c->roster;
     double *held = calloc(r->machine_count, sizeof *held); /* the most, of the ranks behind each card */
+    for (uint32_t i = 0; held && i < r->machine_count; i++)
+        held[i] = -1; /* who shares another's card has none */
     for (uint32_t i = 0; held && i < c->size; i++) {
         if (!c->ranks[i] || !c->ranks[i]->told)
             goto out; /* not all yet */

@@ -364,13 +364,18 @@ static void test_a_guest_learns_who_has_left(void **state)
     assert_int_equal(guest->roster.ranks[1].left, 1);
 }
 
-static void tell_pace(struct member *m, uint32_t epoch, uint32_t held)
+static void suspect(struct member *m, uint32_t epoch, uint32_t held, uint32_t service)
 {
     struct tly_writer w = {0};
     tly_write32(&w, epoch);
     tly_write32(&w, held);
-    tly_write32(&w, TLY_NO_SERVICE);
+    tly_write32(&w, service);
     post(m, TLY_PACE, 0, &w);
+}
+
+static void tell_pace(struct member *m, uint32_t epoch, uint32_t held)
+{
+    suspect(m, epoch, held, TLY_NO_SERVICE);
 }
 
 /* What holds the job up is found anew in each epoch, from what its ranks say in it; and somebody must really be held. */
@@ -422,6 +427,19 @@ static void test_a_machine_of_several_ranks_holds_all_up(void **state)
 static void test_a_host_of_several_containers_holds_all_up(void **state)
 {
     a_card_of_several_ranks_holds_all_up(true);
+}
+
+/* All ranks send through one card: it stands out from no other, and the service at which they point counts. */
+static void test_ranks_behind_one_card_point_at_a_service(void **state)
+{
+    x.host[1] = x.host[0];
+    x.contained = true;
+    run(FIRST + 1);
+    assert_int_equal(x.member[0].roster.services[1].card, 0);
+    for (uint32_t i = 0; i < RANKS; i++)
+        suspect(&x.member[i], x.member[i].roster.epoch, 900, 2);
+    turn_until(&x.member[0].judged, 1);
+    assert_int_equal(x.member[0].slow, 2);
 }
 
 /* Two containers of one host and a machine: over the host's card go its two ranks' pushes, 2, less X for what it sums
@@ -712,6 +730,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_host_of_several_containers_holds_all_up, set_up_without_tallyd,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(test_ranks_behind_one_card_point_at_a_service, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
