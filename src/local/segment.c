@@ -132,8 +132,9 @@ static int too_much(uint64_t bytes)
                     (unsigned long long)bytes >> 20);
 }
 
-/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before.  Not each time for a little. */
-static int ask_cgroup(uint64_t bytes)
+/* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before.  Not each time for a little.
+ * Asked for `bytes` more; of the `whole` that the user wants `had` are there. */
+static int ask_cgroup(uint64_t bytes, uint64_t had, uint64_t whole)
 {
     static atomic_ullong unasked;
     if (atomic_fetch_add(&unasked, bytes) + bytes < UNASKED)
@@ -143,8 +144,10 @@ static int ask_cgroup(uint64_t bytes)
         atomic_store(&unasked, 0);
         return 0;
     }
-    return tly_fail(ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB",
-                    (unsigned long long)(bytes + (1 << 20) - 1) >> 20, (unsigned long long)room >> 20);
+    return tly_fail(
+        ENOMEM, "no %llu MB of memory: the cgroup's limit leaves %llu MB, and %llu MB are kept for others",
+        (unsigned long long)(whole + (1 << 20) - 1) >> 20, (unsigned long long)(room + had) >> 20,
+        MARGIN >> 20);
 }
 
 static int populate_slice(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
@@ -167,7 +170,7 @@ static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
     int err = 0;
     for (uint64_t done = 0; done < bytes && !err; done += SLICE) {
         uint64_t slice = bytes - done < SLICE ? bytes - done : SLICE;
-        err = ask_cgroup(slice);
+        err = ask_cgroup(slice, done, bytes);
         err = err ? err : populate_slice(fd, base, at + done, slice);
     }
     return err;
@@ -357,12 +360,12 @@ static void give(struct block *b)
 /* Is there room for so many pages more, if need be without those that nobody uses? */
 static bool has_room(struct tly_segment *s, uint64_t bytes)
 {
-    if (ask_cgroup(bytes) == 0)
+    if (ask_cgroup(bytes, 0, bytes) == 0)
         return true;
     pthread_mutex_lock(&lock);
     clean(s);
     pthread_mutex_unlock(&lock);
-    return ask_cgroup(bytes) == 0;
+    return ask_cgroup(bytes, 0, bytes) == 0;
 }
 
 static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, void **out)
@@ -419,7 +422,7 @@ int tly_pool_alloc(struct tly_segment *s, size_t bytes, void **out)
     uint64_t whole = round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
     if (s && alloc_shared(s, whole, false, out) == 0)
         return 0;
-    int err = ask_cgroup(bytes);
+    int err = ask_cgroup(bytes, 0, bytes);
     if (err)
         return err;
     return alloc_stray(round_up(bytes ? bytes : 1, TLY_PAGE), out);

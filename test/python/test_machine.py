@@ -242,4 +242,5 @@ def test_limit_of_a_cgroup_at_once(limited_group, tmp_path):
     """ % str(tmp_path)) for _ in range(3)]
     said = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 3, said
-    assert "refused: no" in "".join(said), said
+    assert "refused: no 400 MB of memory: the cgroup's limit leaves" in "".join(said), said
+    assert "MB, and 16 MB are kept for others" in "".join(said), said
