@@ -227,20 +227,27 @@ def test_limit_of_a_cgroup_little_by_little(limited_group):
 def test_limit_of_a_cgroup_at_once(limited_group, tmp_path):
     """Each of some processes asks for more than half of what is left, at the same moment."""
     processes = [start_in(limited_group, """
-        folder = %r
+        folder, patience = %r, time.monotonic() + 60
+        def meet(so_many):
+            while len(os.listdir(folder)) < so_many:
+                assert time.monotonic() < patience, "somebody is missing"
+                time.sleep(0.001)
         open(os.path.join(folder, str(os.getpid())), "w").close()
-        while len(os.listdir(folder)) < 3:
-            time.sleep(0.001)
+        meet(3)
         try:
             kept = hvd.alloc(100 << 20)
             print("not refused")
         except MemoryError as error:
             print("refused:", error)
         open(os.path.join(folder, str(os.getpid()) + "-done"), "w").close()
-        while len(os.listdir(folder)) < 6:
-            time.sleep(0.001)
+        meet(6)
     """ % str(tmp_path)) for _ in range(3)]
-    said = [process.communicate(timeout=120)[0] for process in processes]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     assert [process.returncode for process in processes] == [0] * 3, said
     assert "refused: no 400 MB of memory: the cgroup's limit leaves" in "".join(said), said
     assert "MB, and 16 MB are kept for others" in "".join(said), said
