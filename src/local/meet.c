@@ -5,6 +5,7 @@
  * and a keyed hash proves the secret.  The rank with the higher number knocks.  Who cannot share memory says so, and
  * then all do without. */
 #include <errno.h>
+#include <fcntl.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -217,9 +218,10 @@ static uint32_t awaited(const struct meeting *m)
 static int exchange(struct meeting *m, int door)
 {
     struct tly_local *l = m->l;
-    int knock[TLY_LOCAL_RANKS];
+    int knock[TLY_LOCAL_RANKS], err = 0;
+    int reserve =
+        tly_fd_own(fcntl(door, F_DUPFD_CLOEXEC, 0)); /* given up where there is no descriptor left */
     uint32_t from;
-    int err = 0;
     for (uint32_t i = 0; i < TLY_LOCAL_RANKS; i++)
         knock[i] = -1;
     for (uint32_t i = 0; i < l->me && !err;) {
@@ -249,9 +251,12 @@ static int exchange(struct meeting *m, int door)
         int fd = tly_fd_own(accept4(door, NULL, NULL, SOCK_CLOEXEC));
         struct ucred who;
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            err = cannot(m, "rank %u cannot let rank %u in: %s (ulimit -n)", tly_local_number(l, l->me),
-                         tly_local_number(l, awaited(m)), strerror(errno));
-            break;
+            int full = cannot(m, "rank %u cannot let rank %u in: %s (ulimit -n)", tly_local_number(l, l->me),
+                              tly_local_number(l, awaited(m)), strerror(errno));
+            err = reserve < 0 ? full : 0;
+            tly_fd_close(reserve); /* who comes is let in with this one, and hears that we cannot */
+            reserve = -1;
+            continue;
         }
         if (fd >= 0 && is_ours(fd, &who)) { /* a stranger's silence is not waited for */
             struct timeval patience = {.tv_sec = 1};
@@ -275,6 +280,7 @@ static int exchange(struct meeting *m, int door)
     }
     for (uint32_t i = 0; i < l->me; i++)
         tly_fd_close(knock[i]);
+    tly_fd_close(reserve);
     return err;
 }
 

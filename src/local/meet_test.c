@@ -97,16 +97,21 @@ static struct sockaddr_un door(socklen_t *len)
     return a;
 }
 
-static int knock(void)
+static void call(int fd)
 {
     socklen_t len;
     struct sockaddr_un a = door(&len);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0);
     for (int i = 0; connect(fd, (struct sockaddr *)&a, len) != 0; i++) {
         assert_true(i < 20000);
         usleep(1000);
     }
+}
+
+static int knock(void)
+{
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    call(fd);
     return fd;
 }
 
@@ -250,21 +255,32 @@ static void test_small_files(void **state)
     close(fd);
 }
 
+/* It has some for its segment, its door and one more rank's call, and no longer for that one's memory: whoever comes hears
+ * that it cannot, and does not knock in vain. */
 static void test_no_descriptors(void **state)
 {
-    enum { MOST = 64 };
+    enum { MOST = 64, LEFT = 3 };
     struct rlimit all, few;
+    struct timeval patience = {.tv_sec = 5};
+    char answer[sizeof(struct greeting)];
     int taken[MOST], count = 0, fd;
-    start(2, ENDLESS_MS);
-    close(knock()); /* so its door is there */
+    begin(2, 10000);
+    int caller = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(setsockopt(caller, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
     few = (struct rlimit){MOST, all.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    for (int i = 0; i < 100; i++, usleep(1000)) /* accept() has one for as long as it waits */
-        while (count < MOST && (fd = dup(0)) >= 0)
-            taken[count++] = fd;
+    while (count < MOST && (fd = dup(0)) >= 0)
+        taken[count++] = fd;
+    for (int i = 0; i < LEFT; i++)
+        close(taken[--count]);
+    assert_int_equal(pthread_create(&x.thread, NULL, meet, NULL), 0);
+    call(caller);
+    greet(caller, greeting_of(1));
+    assert_int_equal(recv(caller, answer, sizeof answer, 0), sizeof answer);
     end("rank 4 cannot let rank 5 in: Too many open files (ulimit -n)");
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    close(caller);
     while (count)
         close(taken[--count]);
 }
