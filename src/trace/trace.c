@@ -175,7 +175,7 @@ static int add_slices(struct tly_process *p, const struct tly_stamp *s, const in
     return 0;
 }
 
-int tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out)
+int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out)
 {
     pthread_mutex_lock(&t->lock);
     uint64_t room = t->mask + 1, kept = t->count < room ? t->count : room;
@@ -211,7 +211,7 @@ int tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out)
         err = add_slices(out, &sorted[first], at, end);
     }
     free(sorted);
-    return err;
+    return err ? err : (int64_t)kept;
 }
 
 /* Names of all tensors that the slices are of. */
@@ -241,12 +241,13 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
     t->written = true;
     struct tly_timeline line = {0};
     struct tly_process *p = tly_timeline_add(&line);
-    int err = p ? 0 : -ENOMEM;
+    int64_t kept = -ENOMEM;
     if (p) {
         *p = t->who;
         p->to = tly_now();
-        err = tly_trace_slices(t, p->to, p);
+        kept = tly_trace_slices(t, p->to, p);
     }
+    int err = kept < 0 ? (int)kept : 0;
     if (!err && name)
         err = add_names(&line, name, user);
     FILE *out = err ? NULL : fopen(t->path, "we");
@@ -260,8 +261,8 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
         tly_warn("trace", "cannot write %.600s: %s", t->path, strerror(-err));
     else if (p->lost)
         tly_info("trace",
-                 "%.600s holds the last %" PRIu64 " stamps, %" PRIu64
+                 "%.600s holds the last %" PRId64 " stamps, %" PRIu64
                  " older ones are lost (TALLY_TRACE_BYTES)",
-                 t->path, t->count - p->lost, p->lost);
+                 t->path, kept, p->lost);
     tly_timeline_finish(&line);
 }

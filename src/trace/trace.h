@@ -68,8 +68,9 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
 /* NULL is accepted.  Writes nothing. */
 void tly_trace_destroy(struct tly_trace *t);
 
-/* The file's content: what becomes of stamps, for tests.  `end`: when what is still open ends. */
-int tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out);
+/* The file's content: what becomes of stamps, for tests.  `end`: when what is still open ends.  Of how many stamps it is,
+ * or -ENOMEM: more may come meanwhile. */
+int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *out);
 
 void tly_trace_put(struct tly_trace *t, const struct tly_stamp *s);
 

@@ -60,7 +60,9 @@ static struct tly_slice only(const struct tly_process *p, enum tly_row row)
 static struct tly_process slices_of(struct tly_trace *t, int64_t end)
 {
     struct tly_process p = {0};
-    assert_int_equal(tly_trace_slices(t, end, &p), 0);
+    int64_t kept = tly_trace_slices(t, end, &p);
+    assert_true(kept >= 0);
+    assert_int_equal((uint64_t)kept + p.lost, t->count);
     return p;
 }
 
