@@ -141,7 +141,7 @@ static int look_at(struct meeting *m, const struct greeting *g, int fd)
     if (g->head != sizeof(struct tly_control))
         return cannot(m, "rank %u has another build of Tally", number);
     if (g->bytes < g->head || !tly_segment_is_sound(fd, g->bytes))
-        return cannot(m, "the memory of rank %u may change its length", number);
+        return cannot(m, "the memory of rank %u may not be there when it is touched", number);
     return 0;
 }
 

@@ -211,7 +211,7 @@ static void test_more_than_there_is(void **state)
     start(2, ENDLESS_MS);
     struct greeting g = greeting_of(1);
     g.bytes += 1;
-    meet_one(g, "the memory of rank 5 may change its length");
+    meet_one(g, "the memory of rank 5 may not be there when it is touched");
 }
 
 /* It can, and does not hear that we can, too. */
