@@ -533,7 +533,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     }
     if (!err) {
         c->opened_at = tly_now();
-        /* What it copies, in and out, are the tensors of who opens the communicator. */
+        /* What it copies, in and out, are this process's tensors, which lie there where it is bound to a node. */
         c->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&c->thread, "tally-comm", run, c);
     }

@@ -113,7 +113,7 @@ struct tly_local {
     bool direct;
     uint64_t probe; /* what the others try to read */
     bool crowded;   /* more ranks than cores */
-    int home;       /* NUMA node of who opened it, whose tensors are summed; -1: there is one node */
+    int home;       /* NUMA node where it was opened; -1: there is one node */
     struct tly_segment *segment;
     struct tly_control *own;
     struct tly_neighbour at[TLY_LOCAL_RANKS];
