@@ -274,6 +274,14 @@ def mismatches(path):
         each("shape of pieces", lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd, 3 - odd),
                                                                    torch.ones(6 + 3 * odd, 3 - odd)))
         each("numbers of tensors", several)
+
+        def sparse(*shape, dims=1):
+            places = torch.zeros(dims, 1, dtype=torch.int64)
+            dist.all_reduce(torch.sparse_coo_tensor(places, torch.ones(1, *shape[dims:]), shape, check_invariants=True))
+
+        each("length of a sparse tensor", lambda: sparse(4 + odd))
+        each("dimensions of a sparse tensor", lambda: sparse(4, 3, dims=1 + odd))
+        each("sparse and dense", lambda: sparse(4) if odd else dist.all_reduce(torch.ones(4)))
         each("call", lambda: dist.barrier() if odd else dist.all_reduce(torch.ones(4)))
         each("other call", lambda: dist.broadcast(torch.ones(4), 0) if odd else gather(4))
         each("lengths", lambda: gather(5))
@@ -289,7 +297,8 @@ def mismatches(path):
 def test_calls_that_differ(three, store):
     told = three(mismatches, store)
     for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
-                 "shape of pieces", "numbers of tensors", "call", "other call"):
+                 "shape of pieces", "numbers of tensors", "length of a sparse tensor", "dimensions of a sparse tensor",
+                 "sparse and dense", "call", "other call"):
         for one in told:
             assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
     for one in (told[0], told[2]):

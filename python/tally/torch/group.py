@@ -146,11 +146,6 @@ def _lists(value):
     return [value] if value and isinstance(value[0], torch.Tensor) else [list(one) for one in value]
 
 
-def _count(tensors):
-    """Operations that the reduction of these takes."""
-    return sum(2 if tensor.is_sparse else 1 for tensor in tensors)
-
-
 def _operator(options):
     """The reduction that options, or a reduction in their place, ask for."""
     operator = getattr(options, "reduceOp", options)
@@ -439,11 +434,16 @@ class Group(dist.ProcessGroup):
             raise NotImplementedError("%s of a sparse tensor is not supported" % getattr(operator, "name", operator))
         compact = tensor.detach().coalesce()
         indices, values = compact.indices(), compact.values()
-        gatherings = [work.add(self._ranks.gather, _flat(part), note=_note(tensor)) for part in (indices.t(), values)]
+        widths = [indices.shape[0] * indices.element_size(), values.shape[1:].numel() * values.element_size()]
+        rows = torch.cat([_flat(part).view(torch.uint8).view(indices.shape[1], width)
+                          for part, width in zip((indices.t(), values), widths)], 1)
+        gathering = work.add(self._ranks.gather, rows.view(-1), note="sparse %s %s, %d of it dense" % (
+            str(tensor.dtype)[len("torch."):], list(tensor.shape), tensor.dense_dim()))
 
         def combine():
-            places, flat = (torch.cat(list(gathering.pieces())) for gathering in gatherings)
-            places = places.view(-1, indices.shape[0]).t()
+            rows = torch.cat(list(gathering.pieces())).view(-1, sum(widths))
+            places, flat = (part.reshape(-1) for part in rows.split(widths, 1))
+            places = places.view(torch.int64).view(-1, indices.shape[0]).t()
             summands = values.new_empty((places.shape[1],) + tuple(values.shape[1:]))
             _put(summands, flat)
             total = torch.sparse_coo_tensor(places, summands, tensor.shape, check_invariants=False).coalesce()
@@ -473,14 +473,14 @@ class Group(dist.ProcessGroup):
         return self._allreduce("allreduce_coalesced", _list(tensors), opts)
 
     def _allreduce(self, what, tensors, opts, timeout=None):
-        with self._call(what, _count(tensors), tensors, timeout or opts) as work:
+        with self._call(what, len(tensors), tensors, timeout or opts) as work:
             for tensor in tensors:
                 self._reduce(work, tensor, _operator(opts))
         return work
 
     def reduce(self, tensors, opts, op=None, timeout=None):
         tensors = _list(tensors)
-        with self._call("reduce", _count(tensors), tensors, timeout or opts) as work:
+        with self._call("reduce", len(tensors), tensors, timeout or opts) as work:
             root = self._root(opts)
             for tensor in tensors:
                 self._reduce(work, tensor, _operator(getattr(opts, "reduceOp", op)), root)
