@@ -253,14 +253,9 @@ def mismatches(path):
 
         kinds = (torch.int8, torch.float8_e4m3fn)
 
-        def several():
-            """After a call of two tensors on some ranks and of one on another, which then makes another call."""
-            x, y = torch.ones(4), torch.ones(4)
-            first = said(lambda: dist.group.WORLD.allreduce_coalesced([x] if odd else [x, y]).wait())
-            if odd:
-                assert "disagree" in said(lambda: dist.all_reduce(y))
-            if first != "nothing":
-                raise RuntimeError(first)
+        def several(call):
+            """A call of two tensors on some ranks and of one on another; the next ones meet."""
+            call([torch.ones(4)] if odd else [torch.ones(2), torch.ones(2)]).wait()
 
         each("shape", lambda: dist.all_reduce(torch.ones(4 + odd)))
         each("type", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32 if odd else torch.float32)))
@@ -273,7 +268,12 @@ def mismatches(path):
         each("shape of a broadcast", lambda: dist.broadcast(torch.ones(2 + odd, 3 - odd), 0))
         each("shape of pieces", lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd, 3 - odd),
                                                                    torch.ones(6 + 3 * odd, 3 - odd)))
-        each("numbers of tensors", several)
+        world = dist.group.WORLD
+        each("numbers of tensors", lambda: several(world.allreduce_coalesced))
+        each("numbers of pieces", lambda: several(lambda xs: world.reduce_scatter_tensor_coalesced(
+            xs, [torch.ones(3 * x.numel()) for x in xs])))
+        each("numbers of gathered", lambda: several(lambda xs: world.allgather_into_tensor_coalesced(
+            [torch.ones(3 * x.numel()) for x in xs], xs)))
 
         def sparse(*shape, dims=1):
             places = torch.zeros(dims, 1, dtype=torch.int64)
@@ -297,7 +297,7 @@ def mismatches(path):
 def test_calls_that_differ(three, store):
     told = three(mismatches, store)
     for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
-                 "shape of pieces", "numbers of tensors", "length of a sparse tensor", "dimensions of a sparse tensor",
+                 "shape of pieces", "numbers of tensors", "numbers of pieces", "numbers of gathered", "length of a sparse tensor", "dimensions of a sparse tensor",
                  "sparse and dense", "call", "other call"):
         for one in told:
             assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
@@ -310,6 +310,74 @@ def test_calls_that_differ(three, store):
         assert "bytes" in one["lengths"], one["lengths"]
     assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
+
+
+def several_at_once(path):
+    """Calls of several tensors, which go as one vector: of other shapes, strides and, where they are moved, types."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    with group("tally", path):
+        world = dist.group.WORLD
+
+        def inputs(r=rank):
+            return [torch.arange(6.0).view(2, 3).t() + r, torch.full((), r, dtype=torch.complex64).conj(),
+                    torch.tensor([True, False, r == 1]), torch.zeros(0), torch.full((2,), r, dtype=torch.int16)]
+
+        def like(tensors):
+            return [torch.zeros_like(one) for one in tensors]
+
+        def same(ours, wanted):
+            assert all(torch.equal(one, other) for one, other in zip(ours, wanted, strict=True)), (ours, wanted)
+
+        everyone = [inputs(r) for r in range(3)]
+        each = [[one[place] for one in everyone] for place in range(5)]
+        own = inputs()
+        world.broadcast(own, 1).wait()
+        same(own, inputs(1))
+        lists = [like(inputs()) for _ in range(3)]
+        world.allgather_coalesced(lists, inputs()).wait()
+        for ours, wanted in zip(lists, everyone):
+            same(ours, wanted)
+        lists = [like(one) for one in each]
+        world.gather(lists if rank == 2 else [], inputs(), 2).wait()
+        for ours, wanted in zip(lists, each):
+            same(ours, wanted if rank == 2 else like(wanted))
+        own = like(inputs())
+        world.scatter(own, each if rank == 0 else [], 0).wait()
+        same(own, inputs())
+        tensors = [one.contiguous() for one in inputs()]
+        flat = [torch.zeros(3 * one.numel(), dtype=one.dtype) for one in tensors]
+        world.allgather_into_tensor_coalesced(flat, tensors).wait()
+        same(flat, [torch.cat([one.reshape(-1) for one in ones]) for ones in each])
+
+        for kind in (torch.float32, torch.complex64, torch.uint16):
+            def numbers(r=rank):
+                return [torch.arange(6).view(2, 3).t().to(kind), torch.full((3, 1), 2 + r).to(kind),
+                        torch.ones(()).to(kind)]
+
+            sums = [torch.stack(ones).to(torch.complex64).sum(0).to(kind)
+                    for ones in zip(*(numbers(r) for r in range(3)))]
+            own = numbers()
+            world.allreduce_coalesced(own).wait()
+            same(own, sums)
+            own = numbers()
+            world.reduce(own, 1, dist.ReduceOp.SUM).wait()
+            if rank == 1:
+                same(own, sums)
+            own = like(numbers())
+            world.reduce_scatter(own, [[torch.roll(one, r) for r in range(3)] for one in numbers()]).wait()
+            same(own, [torch.roll(one, rank) for one in sums])
+            own = like(numbers())
+            world.reduce_scatter_tensor_coalesced(own, [torch.stack([torch.roll(one, r) for r in range(3)])
+                                                        for one in numbers()]).wait()
+            same(own, [torch.roll(one, rank) for one in sums])
+    return True
+
+
+def test_several_tensors_at_once(three, store):
+    assert three(several_at_once, store) == [True] * 3
 
 
 def late(path):

@@ -59,9 +59,13 @@ def _flat(tensor):
     return flat.view(_UNSIGNED.get(flat.dtype, torch.uint8))
 
 
-def _note(tensor, shaped=True):
-    """What the library does not see of `tensor` in a vector of its types: a type that it has not, and, if wanted, the
-    shape."""
+def _note(tensors, shaped=True):
+    """What the library does not see of tensors in a vector of its types: a type that it has not, and, if wanted, the
+    shape; of several everything."""
+    if len(tensors) > 1:
+        return "%d tensors: %s" % (len(tensors), ", ".join(
+            "%s %s" % (str(one.dtype)[len("torch."):], list(one.shape)) for one in tensors))
+    tensor, = tensors
     kind = None if tensor.dtype in _DTYPES else str(tensor.dtype)[len("torch."):]
     if not shaped or tensor.dim() == 1:
         return kind
@@ -80,13 +84,13 @@ def _put(target, flat):
     target.copy_(flat.view(target.shape))
 
 
-def _landing(tensor):
-    """(a vector of a type that the library has, where what is to come into `tensor` may lie; what is to be done then)"""
-    tensor = tensor.detach()
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+def _landing(tensors):
+    """(a vector of a type that the library has, where what is to come into tensors may lie; what is to be done then)"""
+    tensor = tensors[0].detach()
+    if len(tensors) == 1 and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _flat(tensor), None
-    aside = tensor.new_empty(tensor.shape)
-    return _flat(aside), lambda: tensor.copy_(aside)
+    aside = _together([one.new_empty(one.shape) for one in tensors])
+    return aside, functools.partial(_apart, tensors, aside)
 
 
 def _copy(target, source):
@@ -95,9 +99,16 @@ def _copy(target, source):
 
 
 def _together(tensors):
-    """_flat() of all, one behind the other."""
+    """_flat() of all, one behind the other: as bytes, if their types differ."""
     flats = [_flat(one) for one in tensors]
+    if len({flat.dtype for flat in flats}) > 1:
+        flats = [flat.view(torch.uint8) for flat in flats]
     return flats[0] if len(flats) == 1 else torch.cat(flats)
+
+
+def _by_rank(lists):
+    """The tensors of lists that have one for each rank: each rank's side by side."""
+    return [one for pieces in zip(*lists) for one in pieces]
 
 
 def _apart(targets, flat):
@@ -347,9 +358,9 @@ class Group(dist.ProcessGroup):
     def leave(self):
         self._turn.release()
 
-    def _call(self, what, count, outputs, options):
+    def _call(self, what, outputs, options, numbered=True):
         _stay_untraced()
-        work = GroupWork(self, what, count, outputs, options)
+        work = GroupWork(self, what, numbered, outputs, options)
         self._works.add(work)
         if self._together is not None:
             self._together.append(work)
@@ -365,6 +376,8 @@ class Group(dist.ProcessGroup):
         self._held.discard(work)
 
     def _look_at(self, work, *tensors):
+        if not tensors:
+            raise ValueError("no tensor")
         for tensor in tensors:
             if (tensor.layout is not torch.strided or tensor.is_nested
                     or not (tensor.is_cpu or device.supported(tensor.device))):
@@ -402,28 +415,34 @@ class Group(dist.ProcessGroup):
             return tensor.view(_UNSIGNED[dtype]), reduction
         raise NotImplementedError("%s of %s is not supported" % (getattr(operator, "name", operator), dtype))
 
-    def _reduce(self, work, tensor, operator, root=None):
-        """Add to `work` the reduction of `tensor` in place, at all ranks or at the root."""
-        if tensor.is_sparse:
-            self._reduce_sparse(work, tensor, operator, root in (None, self.rank()))
+    def _reduce(self, work, tensors, operator, root=None):
+        """Add to `work` the reduction of tensors in place, at all ranks or at the root."""
+        keep, finish = root is None or root == self.rank(), None
+        if len(tensors) == 1 and tensors[0].is_sparse:
+            self._reduce_sparse(work, tensors[0], operator, keep)
             return
-        if tensor.dtype.is_complex and tensor.is_conj():  # its memory holds the conjugate (asking lets go of the GIL)
-            plain = tensor.detach().resolve_conj()
-            self._reduce(work, plain, operator, root)
-            if root in (None, self.rank()):
-                work.follow(functools.partial(_copy, tensor.detach(), plain))
-            return
-        self._look_at(work, tensor)
+        self._look_at(work, *tensors)
+        tensor = tensors[0]
+        if len(tensors) > 1:
+            self._expect({one.dtype for one in tensors}, {tensor.dtype}, "types")
+            self._reduction(tensor, operator)  # before cat(), which may not know the type either
+            tensor = torch.cat([one.detach().reshape(-1) for one in tensors])
+            finish = functools.partial(_apart, tensors, tensor)
+        elif tensor.dtype.is_complex and tensor.is_conj():  # its memory holds the conjugate (asking lets go of the GIL)
+            tensor = tensor.detach().resolve_conj()
+            finish = functools.partial(_copy, tensors[0].detach(), tensor)
         source, reduction = self._reduction(tensor, operator)
         if root is None:
             # Else it is summed in a copy, which is to be copied back.
             in_place = source.is_contiguous() and not source.is_neg()
-            work.add(self._ranks.reduce, source, source, reduction, note=_note(tensor, False), in_place=in_place)
-            return
-        packed = source.resolve_neg().contiguous()
-        work.add(self._ranks.reduce_to, packed, reduction, root, note=_note(tensor))
-        if self.rank() == root:
-            work.follow(functools.partial(_copy, source, packed))
+            work.add(self._ranks.reduce, source, source, reduction, note=_note(tensors, False), in_place=in_place)
+        else:
+            packed = source.resolve_neg().contiguous()
+            work.add(self._ranks.reduce_to, packed, reduction, root, note=_note(tensors))
+            if keep:
+                work.follow(functools.partial(_copy, source, packed))
+        if keep and finish:
+            work.follow(finish)
 
     def _reduce_sparse(self, work, tensor, operator, keep):
         """As for dense ones: the sum of the ranks' tensors.  Indices and values of all are gathered."""
@@ -452,16 +471,17 @@ class Group(dist.ProcessGroup):
         if keep:
             work.follow(combine)
 
-    def _gather(self, work, outputs, tensor):
-        """Add to `work` the gathering of `tensor` into `outputs`, one for each rank."""
-        gathering = work.add(self._ranks.gather, _flat(tensor), note=_note(tensor))
+    def _gather(self, work, lists, tensors):
+        """Add to `work` the gathering of each of the tensors into its list, of one for each rank."""
+        gathering = work.add(self._ranks.gather, _together(tensors), note=_note(tensors))
 
         def spread():
-            for rank, (target, piece) in enumerate(zip(outputs, gathering.pieces())):
-                here, there = target.numel() * target.element_size(), piece.numel() * piece.element_size()
+            for rank, (targets, piece) in enumerate(zip(zip(*lists), gathering.pieces())):
+                here = sum(one.numel() * one.element_size() for one in targets)
+                there = piece.numel() * piece.element_size()
                 if here != there:
                     raise Error("rank %d gives %d bytes, and %d are expected" % (rank, there, here), errno.EINVAL)
-                _put(target, piece)
+                _apart(targets, piece)
         work.follow(spread)
 
     # --- reductions
@@ -473,28 +493,29 @@ class Group(dist.ProcessGroup):
         return self._allreduce("allreduce_coalesced", _list(tensors), opts)
 
     def _allreduce(self, what, tensors, opts, timeout=None):
-        with self._call(what, len(tensors), tensors, timeout or opts) as work:
-            for tensor in tensors:
-                self._reduce(work, tensor, _operator(opts))
+        with self._call(what, tensors, timeout or opts) as work:
+            self._reduce(work, tensors, _operator(opts))
         return work
 
     def reduce(self, tensors, opts, op=None, timeout=None):
         tensors = _list(tensors)
-        with self._call("reduce", len(tensors), tensors, timeout or opts) as work:
-            root = self._root(opts)
-            for tensor in tensors:
-                self._reduce(work, tensor, _operator(getattr(opts, "reduceOp", op)), root)
+        with self._call("reduce", tensors, timeout or opts) as work:
+            self._reduce(work, tensors, _operator(getattr(opts, "reduceOp", op)), self._root(opts))
         return work
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs, lists = _list(output_tensors), _lists(input_tensors)
-        with self._call("reduce_scatter", len(outputs), outputs, timeout or opts) as work:
-            for output, inputs in zip(outputs, lists):
-                self._look_at(work, output, *inputs)
-                self._expect(len(inputs), self.size(), "number of tensors")
-                self._reduction(output, _operator(opts))  # before cat(), which may not know the type either
-                self._reduce_scatter(work, output, torch.cat([one.detach().reshape(-1) for one in inputs]),
-                                     [one.numel() for one in inputs], opts, _note(inputs[0]))
+        with self._call("reduce_scatter", outputs, timeout or opts) as work:
+            self._expect([len(inputs) for inputs in lists], [self.size()] * len(outputs), "numbers of tensors")
+            pieces = _by_rank(lists)
+            self._look_at(work, *outputs, *pieces)
+            self._expect([inputs[self.rank()].numel() for inputs in lists], [one.numel() for one in outputs],
+                         "elements")
+            self._expect({one.dtype for one in pieces}, {outputs[0].dtype}, "types")
+            self._reduction(outputs[0], _operator(opts))  # before cat(), which may not know the type either
+            self._reduce_scatter(work, outputs, torch.cat([one.detach().reshape(-1) for one in pieces]),
+                                 [sum(one.numel() for one in mine) for mine in zip(*lists)], opts,
+                                 _note([inputs[0] for inputs in lists]))
         return work
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -504,20 +525,27 @@ class Group(dist.ProcessGroup):
         return self._reduce_scatter_singles("reduce_scatter_single_coalesced", outputs, inputs, opts)
 
     def _reduce_scatter_singles(self, what, outputs, inputs, opts):
-        with self._call(what, len(outputs), outputs, opts) as work:
-            for output, everything in zip(outputs, inputs):
-                self._expect(everything.numel(), output.numel() * self.size(), "number of elements")
-                self._look_at(work, output, everything)
-                self._reduce_scatter(work, output, everything, [output.numel()] * self.size(), opts, _note(output))
+        with self._call(what, outputs, opts) as work:
+            self._look_at(work, *outputs, *inputs)
+            self._expect([one.numel() for one in inputs], [one.numel() * self.size() for one in outputs],
+                         "number of elements")
+            everything = inputs[0]
+            if len(inputs) > 1:
+                self._expect({one.dtype for one in inputs}, {everything.dtype}, "types")
+                self._reduction(everything, _operator(opts))  # as above
+                everything = torch.cat([one.detach().reshape(self.size(), output.numel())
+                                        for one, output in zip(inputs, outputs)], 1)
+            self._reduce_scatter(work, outputs, everything, [everything.numel() // self.size()] * self.size(), opts,
+                                 _note(outputs))
         return work
 
-    def _reduce_scatter(self, work, output, everything, counts, opts, note):
+    def _reduce_scatter(self, work, outputs, everything, counts, opts, note):
         """counts: elements of each rank in `everything`."""
-        self._expect((counts[self.rank()], everything.dtype), (output.numel(), output.dtype), "elements")
+        self._expect({one.dtype for one in outputs}, {everything.dtype}, "types")
         source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(opts))
         source = source.contiguous()
         width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
-        target, finish = _landing(output)
+        target, finish = _landing(outputs)
         work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction, note=note)
         if finish:
             work.follow(finish)
@@ -526,32 +554,29 @@ class Group(dist.ProcessGroup):
 
     def broadcast(self, tensors, opts, timeout=None):
         tensors = _list(tensors)
-        with self._call("broadcast", len(tensors), tensors, timeout or opts) as work:
+        with self._call("broadcast", tensors, timeout or opts) as work:
             self._look_at(work, *tensors)
-            root = self._root(opts)
-            for tensor in tensors:
-                flat = _flat(tensor)
-                work.add(self._ranks.broadcast, flat, root, note=_note(tensor))
-                work.follow(functools.partial(_put, tensor, flat))
+            root, flat = self._root(opts), _together(tensors)
+            work.add(self._ranks.broadcast, flat, root, note=_note(tensors))
+            work.follow(functools.partial(_apart, tensors, flat))
         return work
 
     def scatter(self, output_tensors, input_tensors, opts, timeout=None):
         outputs = _list(output_tensors)
-        with self._call("scatter", len(outputs), outputs, timeout or opts) as work:
-            root = self._root(opts)
-            lists = _lists(input_tensors) if self.rank() == root else [()] * len(outputs)
-            for output, inputs in zip(outputs, lists):
-                self._look_at(work, output, *inputs)
-                counts = None
-                if self.rank() == root:
-                    self._expect([(one.numel(), one.dtype) for one in inputs],
-                                 [(output.numel(), output.dtype)] * self.size())
-                    source = _together(inputs)
-                    counts = [source.numel() // self.size()] * self.size()
-                target, finish = _landing(output)
-                work.add(self._ranks.scatter, source if counts else None, counts, target, root, note=_note(output))
-                if finish:
-                    work.follow(finish)
+        with self._call("scatter", outputs, timeout or opts) as work:
+            root, source, counts = self._root(opts), None, None
+            lists = _lists(input_tensors) if self.rank() == root else []
+            pieces = _by_rank(lists)
+            self._look_at(work, *outputs, *pieces)
+            if self.rank() == root:
+                self._expect([[(one.numel(), one.dtype) for one in inputs] for inputs in lists],
+                             [[(one.numel(), one.dtype)] * self.size() for one in outputs])
+                source = _together(pieces)
+                counts = [source.numel() // self.size()] * self.size()
+            target, finish = _landing(outputs)
+            work.add(self._ranks.scatter, source, counts, target, root, note=_note(outputs))
+            if finish:
+                work.follow(finish)
         return work
 
     def allgather(self, output_tensors, input_tensors, opts=None):
@@ -564,12 +589,11 @@ class Group(dist.ProcessGroup):
                                output_lists, opts)
 
     def _allgather(self, what, lists, inputs, result, opts):
-        with self._call(what, len(inputs), result, opts) as work:
-            for outputs, tensor in zip(lists, inputs):
-                self._look_at(work, *outputs, tensor)
-                self._expect([(one.numel(), one.dtype) for one in outputs],
-                             [(tensor.numel(), tensor.dtype)] * self.size())
-                self._gather(work, outputs, tensor)
+        with self._call(what, result, opts) as work:
+            self._look_at(work, *_by_rank(lists), *inputs)
+            self._expect([[(one.numel(), one.dtype) for one in outputs] for outputs in lists],
+                         [[(one.numel(), one.dtype)] * self.size() for one in inputs])
+            self._gather(work, lists, inputs)
         return work
 
     def all_gather_single(self, output, input, opts=None):
@@ -579,43 +603,44 @@ class Group(dist.ProcessGroup):
         return self._allgather_singles("all_gather_single_coalesced", outputs, inputs, opts)
 
     def _allgather_singles(self, what, outputs, inputs, opts):
-        with self._call(what, len(inputs), outputs, opts) as work:
-            for output, tensor in zip(outputs, inputs):
-                self._look_at(work, output, tensor)
-                self._expect((output.numel(), output.dtype), (tensor.numel() * self.size(), tensor.dtype), "elements")
-                packed = output.detach().contiguous()
-                work.look_at([packed])
-                self._gather(work, packed.view(-1).split([tensor.numel()] * self.size()), tensor)
-                work.follow(functools.partial(_copy, output, packed))
+        with self._call(what, outputs, opts) as work:
+            self._look_at(work, *outputs, *inputs)
+            self._expect([(one.numel(), one.dtype) for one in outputs],
+                         [(one.numel() * self.size(), one.dtype) for one in inputs], "elements")
+            packed = [one.detach().contiguous() for one in outputs]
+            work.look_at(packed)
+            self._gather(work, [one.view(-1).split([tensor.numel()] * self.size())
+                                for one, tensor in zip(packed, inputs)], inputs)
+            for pair in zip(outputs, packed):
+                work.follow(functools.partial(_copy, *pair))
         return work
 
     def gather(self, output_tensors, input_tensors, opts, timeout=None):
         inputs = _list(input_tensors)
-        with self._call("gather", len(inputs), output_tensors, timeout or opts) as work:
-            root = self._root(opts)
-            lists = _lists(output_tensors) if self.rank() == root else [None] * len(inputs)
-            for outputs, tensor in zip(lists, inputs):
-                self._look_at(work, *(outputs or ()), tensor)
-                flat, target, counts = _flat(tensor), None, None
-                if outputs is not None:
-                    self._expect([(one.numel(), one.dtype) for one in outputs],
-                                 [(tensor.numel(), tensor.dtype)] * self.size())
-                    target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
-                work.add(self._ranks.gather_to, flat, target, counts, root, note=_note(tensor))
-                if outputs is not None:
-                    work.follow(functools.partial(_apart, outputs, target))
+        with self._call("gather", output_tensors, timeout or opts) as work:
+            root, target, counts = self._root(opts), None, None
+            lists = _lists(output_tensors) if self.rank() == root else []
+            pieces = _by_rank(lists)
+            self._look_at(work, *pieces, *inputs)
+            flat = _together(inputs)
+            if self.rank() == root:
+                self._expect([[(one.numel(), one.dtype) for one in outputs] for outputs in lists],
+                             [[(one.numel(), one.dtype)] * self.size() for one in inputs])
+                target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
+                work.follow(functools.partial(_apart, pieces, target))
+            work.add(self._ranks.gather_to, flat, target, counts, root, note=_note(inputs))
         return work
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
-        with self._call("all_to_all_single", 1, [output], opts) as work:
+        with self._call("all_to_all_single", [output], opts) as work:
             self._look_at(work, output, input)
             self._expect(input.dtype, output.dtype, "types")
             source = _flat(input)
-            target, finish = _landing(output)
+            target, finish = _landing([output])
             if source.data_ptr() == target.data_ptr():
                 source = source.clone()
             work.add(self._ranks.exchange, source, self._cut(input, input_split_sizes, source),
-                     target, self._cut(output, output_split_sizes, target), note=_note(input, False))
+                     target, self._cut(output, output_split_sizes, target), note=_note([input], False))
             if finish:
                 work.follow(finish)
         return work
@@ -628,7 +653,7 @@ class Group(dist.ProcessGroup):
         return [size * (flat.numel() // rows) for size in sizes] if rows else sizes
 
     def alltoall(self, output_tensors, input_tensors, opts=None):
-        with self._call("all_to_all", 1, output_tensors, opts) as work:
+        with self._call("all_to_all", output_tensors, opts) as work:
             self._look_at(work, *output_tensors, *input_tensors)
             self._expect((len(output_tensors), len(input_tensors)), (self.size(),) * 2, "numbers of tensors")
             self._expect({one.dtype for one in (*input_tensors, *output_tensors)}, {input_tensors[0].dtype}, "types")
@@ -636,7 +661,7 @@ class Group(dist.ProcessGroup):
             width = input_tensors[0].element_size() // source.element_size()
             target = source.new_empty(width * sum(one.numel() for one in output_tensors))
             work.add(self._ranks.exchange, source, [width * one.numel() for one in input_tensors],
-                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[0], False))
+                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[:1], False))
             work.follow(functools.partial(_apart, output_tensors, target))
         return work
 
@@ -644,10 +669,10 @@ class Group(dist.ProcessGroup):
 
     def send(self, tensors, dst, tag=0):
         tensors = _list(tensors)
-        with self._call("send", 0, tensors, None) as work:
+        with self._call("send", tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note(tensor, False))
+                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note([tensor], False))
         return work
 
     def recv(self, tensors, src, tag=0):
@@ -658,18 +683,18 @@ class Group(dist.ProcessGroup):
 
     def _receive(self, what, tensors, src, tag):
         tensors = _list(tensors)
-        with self._call(what, 0, tensors, None) as work:
+        with self._call(what, tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                target, finish = _landing(tensor)
-                operation = work.add(self._ranks.receive, target, src, tag, note=_note(tensor, False))
+                target, finish = _landing([tensor])
+                operation = work.add(self._ranks.receive, target, src, tag, note=_note([tensor], False))
                 if finish:
                     work.follow(finish)
             work.sender = lambda: src if src is not None else operation.sender
         return work
 
     def barrier(self, opts=None, timeout=None):
-        with self._call("barrier", 1, [], timeout or opts) as work:
+        with self._call("barrier", [], timeout or opts) as work:
             work.add(self._ranks.barrier)
         return work
 

@@ -33,11 +33,12 @@ def just_ended():
 
 
 class GroupWork(Work):
-    """One call of a group under way, of `count` operations.  To be filled in `with` it.
+    """One call of a group under way.  To be filled in `with` it: with one operation if it is `numbered`, so that the
+    ranks' n-th calls meet whatever they are, or with messages.
 
     options: c10d's of the call, or its time-out."""
 
-    def __init__(self, group, what, count, outputs, options):
+    def __init__(self, group, what, numbered, outputs, options):
         super().__init__()
         self.group, self.what, self._outputs = group, what, outputs
         limit = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
@@ -49,7 +50,7 @@ class GroupWork(Work):
         self._lock = threading.RLock()  # guards the rest
         self._operations, self._touches = [], []
         self._unseen = []  # of the operations those whose end nobody sees until somebody asks for a future
-        self._count = self._missing = count
+        self._numbered = self._missing = numbered
         self._left = 1  # operations that have not ended, and one for the filling in
         self._settled = False
         self._failure = None
@@ -64,14 +65,13 @@ class GroupWork(Work):
 
     def __enter__(self):
         self.group.check()
-        if self._count:
+        if self._numbered:
             self.group.enter(self)
         return self
 
     def give_up(self, error):
         """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
-        for _ in range(self._missing):
-            self.group.refuse(error)
+        self.group.refuse(error)
         self.group.fail(error)
         raise error
 
@@ -89,14 +89,12 @@ class GroupWork(Work):
     def add(self, submit, *arguments, note=None, in_place=False):
         """Call submit(*arguments, then, note), which returns an operation, and return that.
 
-        note: what the library does not see of it; of several operations each has its place, too.
+        note: what the library does not see of it.
         in_place: nothing is to be done after it, so that its end is seen only if somebody asks for it."""
         then = None if in_place and self._device is None else self._then
         with self._lock:
             self._left += 1
-            self._missing -= 1  # what cannot be submitted is refused by who was to submit it
-        if self._count > 1:
-            note = "%s%d of %d" % (note + ", " if note else "", self._count - self._missing, self._count)
+            self._missing = False  # what cannot be submitted is refused by who was to submit it
         operation = submit(*arguments, then, note)
         self._operations.append(operation)
         if then is not self._then:
@@ -117,10 +115,10 @@ class GroupWork(Work):
         try:
             if error is not None and not isinstance(error, Error):
                 # The other ranks' operations must fail, and later calls still meet.
-                for _ in range(self._missing):
+                if self._missing:
                     self.group.refuse("%s: %s" % (self.what, error))
         finally:
-            if self._count:
+            if self._numbered:
                 self.group.leave()
         if isinstance(error, Error):
             raise self._explained(error) from None
