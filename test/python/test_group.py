@@ -380,6 +380,40 @@ def test_several_tensors_at_once(three, store):
     assert three(several_at_once, store) == [True] * 3
 
 
+def let_go(path):
+    """{call: whether its tensor is still there after it, where no garbage is collected}."""
+    import weakref
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    calls = {"sum": lambda x: dist.all_reduce(x, async_op=True).wait(),
+             "future": lambda x: dist.all_reduce(x, async_op=True).get_future().wait(),
+             "gather": lambda x: dist.all_gather_into_tensor(x, torch.ones(3), async_op=True).wait(),
+             "messages": lambda x: [one.wait() for one in (dist.isend(x, (rank + 1) % 3),
+                                                           dist.irecv(torch.ones(9), (rank + 2) % 3))]}
+    kept = {}
+    with group("tally", path):
+        gc.collect()
+        gc.disable()
+        for name, call in calls.items():
+            x = torch.ones(9)
+            call(x)
+            held = weakref.ref(x)
+            del x
+            end = time.monotonic() + 5  # the thread that has seen the end may be about to let go
+            while held() is not None and time.monotonic() < end:
+                time.sleep(0.01)
+            kept[name] = held() is not None
+        gc.enable()
+    return kept
+
+
+def test_calls_let_go_of_tensors(three, store):
+    for kept in three(let_go, store):
+        assert not any(kept.values()), kept
+
+
 def late(path):
     """A rank that does not come: an error after the group's time-out, to who waits and to who holds a future."""
     import threading

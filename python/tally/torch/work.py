@@ -32,6 +32,10 @@ def just_ended():
     return getattr(_ended, "call", None)
 
 
+def _nothing(_):
+    """What a call that has ended does at the end of an operation."""
+
+
 class GroupWork(Work):
     """One call of a group under way.  To be filled in `with` it: with one operation if it is `numbered`, so that the
     ranks' n-th calls meet whatever they are, or with messages.
@@ -173,6 +177,8 @@ class GroupWork(Work):
     def _close(self):
         self._settled = True
         self._operations, self._touches, self._unseen = [], [], []
+        if self._then is not None:
+            self._then = _nothing  # a method of our own would keep us, and the tensors, until garbage is collected
 
     def _complete(self):
         """Complete the future, if there is one and nobody has."""
