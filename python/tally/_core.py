@@ -303,11 +303,11 @@ class Operation:
     __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_ranks", "__weakref__")
 
     def __init__(self, op, keep, result, finish, ranks=None):
-        self._op = op          # address; owned
+        self._ended = False
         self._keep = keep      # memory in use until the end
+        self._op = op          # address; owned
         self._result = result  # what wait() returns, or passes to finish
         self._finish = finish  # None, or result -> what wait() returns; runs once after success
-        self._ended = False
         self._failure = None
         self._ranks = ranks    # of an allgather in a group: how many there are
 
@@ -392,7 +392,7 @@ class Operation:
 
     # Bound at definition: module globals may be gone when the interpreter ends.
     def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans):
-        if _forked:
+        if _forked or not hasattr(self, "_op"):  # torch.compile makes objects without __init__
             return
         if self._ended or _poll(self._op):
             _free(self._op)

@@ -493,3 +493,20 @@ def test_an_error_travels_between_processes():
     for error in (tally.Error("rank 3 is gone", errno.EPIPE), tally.Error("why")):
         for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert (type(other), str(other), other.errno) == (tally.Error, str(error), error.errno)
+
+
+def test_operations_in_a_compiled_function():
+    """The values of the plain one, and nothing said of objects that torch.compile has made on the way."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import torch, tally.torch as hvd
+        hvd.init()
+
+        def scale(x):
+            total = hvd.allreduce(x * 2, op=hvd.Sum)
+            return hvd.broadcast(hvd.allgather(total + hvd.rank()), 1).sum()
+
+        compiled, x = torch.compile(scale, backend="aot_eager"), torch.ones(3)
+        for step in range(3):
+            assert compiled(x + step).item() == scale(x + step).item()
+    """)])
+    assert status == 0 and "Exception ignored" not in output, output

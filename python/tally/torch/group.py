@@ -195,7 +195,7 @@ def _method(method, *names):
     @functools.wraps(method)
     def call(self, *arguments, **named):
         tensor = _first((*arguments, *named.values()))
-        other = None if tensor is None else self.other(tensor.device)
+        other = None if tensor is None or tensor.is_cpu else self.other(tensor.device)
         if other is not None:
             return getattr(other, next((name for name in names if hasattr(other, name)), names[0]))(*arguments, **named)
         if named:
