@@ -173,6 +173,9 @@ class Bucket:
     def index(self):
         return self._index
 
+    def parameters(self):
+        return []
+
 
 def hooked(seed):
     """Buckets through the hooks, two at a time, of two models; what is wrong."""

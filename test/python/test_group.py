@@ -352,7 +352,7 @@ def several_at_once(path):
         world.allgather_into_tensor_coalesced(flat, tensors).wait()
         same(flat, [torch.cat([one.reshape(-1) for one in ones]) for ones in each])
 
-        for kind in (torch.float32, torch.complex64, torch.uint16):
+        for kind in (torch.float32, torch.complex64, getattr(torch, "uint16", torch.int16)):
             def numbers(r=rank):
                 return [torch.arange(6).view(2, 3).t().to(kind), torch.full((3, 1), 2 + r).to(kind),
                         torch.ones(()).to(kind)]

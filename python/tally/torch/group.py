@@ -777,9 +777,11 @@ def _have_destroy_tell():
 
     @functools.wraps(destroy)
     def destroy_process_group(group=None):
+        groups = list(_groups)  # torch may hold the only reference
         destroy(group)
-        for one in [one for one in _groups if one not in dist.distributed_c10d._world.pg_map]:
-            one.shutdown()
+        for one in groups:
+            if one not in dist.distributed_c10d._world.pg_map:
+                one.shutdown()
 
     dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
 
