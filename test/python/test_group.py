@@ -410,6 +410,9 @@ def let_go(path):
 
 
 def test_calls_let_go_of_tensors(three, store):
+    import torch
+    if torch.__version__ < (2, 7):
+        pytest.skip("for this PyTorch calls stay until garbage is collected")
     for kept in three(let_go, store):
         assert not any(kept.values()), kept
 

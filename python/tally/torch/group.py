@@ -33,7 +33,7 @@ from . import device
 from .join import decline, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
-from .work import GroupWork, Together, just_ended
+from .work import KEEPS_HALF, GroupWork, Together, just_ended
 
 _KIND = ReduceOp.RedOpType
 _REDUCTIONS = {_KIND.SUM: Reduction.Sum, _KIND.AVG: Reduction.Average, _KIND.MIN: Reduction.Min,
@@ -124,11 +124,6 @@ _groups = weakref.WeakSet()    # that stand on the engine
 _joined = 0                    # generation of the job that a group has joined, and the last of them leaves
 _members = ()                  # torch's numbers of that job's ranks
 _made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
-
-# Where C++ has called (DDP's reducer, functional collectives), a PyTorch before 2.7 keeps only what C++ sees of a work,
-# and once the rest has been collected waits for ever.
-_KEEPS_HALF = torch.__version__ < (2, 7)
-
 
 _traced = True  # whether torch.compile would look into what is called here
 
@@ -368,7 +363,7 @@ class Group(dist.ProcessGroup):
 
     def hold(self, work):
         """Keep a call that has begun until somebody asks for its end."""
-        if _KEEPS_HALF:
+        if KEEPS_HALF:
             self._held.add(work)
 
     def let_go(self, work):

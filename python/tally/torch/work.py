@@ -24,6 +24,10 @@ from . import device
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
+# Where C++ has called (DDP's reducer, functional collectives), a PyTorch before 2.7 keeps only what C++ sees of a work,
+# and once the rest has been collected waits for ever.
+KEEPS_HALF = torch.__version__ < (2, 7)
+
 _ended = threading.local()  # call: the one whose end this thread is telling to those who wait for its future
 
 
@@ -177,8 +181,10 @@ class GroupWork(Work):
     def _close(self):
         self._settled = True
         self._operations, self._touches, self._unseen = [], [], []
-        if self._then is not None:
-            self._then = _nothing  # a method of our own would keep us, and the tensors, until garbage is collected
+        if self._then is not None and not KEEPS_HALF:
+            # A method of our own keeps us, and the tensors, until garbage is collected; as it should where C++ may ask for
+            # the end once more, for each of the tensors.
+            self._then = _nothing
 
     def _complete(self):
         """Complete the future, if there is one and nobody has."""
