@@ -627,3 +627,44 @@ def changed():
 def test_gradients_that_change_on_their_way(four):
     results = four(changed)
     assert all(reference.same(a, b) == 0 for own in results for a, b in zip(own, results[0]))
+
+
+def changed_while_waiting(options, passes):
+    """The same for gradients that are not on their way yet: others of their group are missing, or a pass."""
+    import torch
+    t = hvd()
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(4)) for name in ("used", "unused")})
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), **options)
+    mean = (t.size() + 1) / 2
+
+    def backward(name="used"):
+        for _ in range(passes):
+            (model[name] * (t.rank() + 1.0)).sum().backward()
+
+    for clip in (lambda: torch.nn.utils.clip_grad_value_([model["used"]], 0.5), lambda: model["used"].grad.zero_(),
+                 model.zero_grad):
+        for later in (False, True):  # the rest of the group comes behind it
+            backward()
+            clip()
+            if later and passes == 1:
+                backward("unused")
+            fails(t.Error, optimizer.step, "the gradient of used", "skip_synchronize")
+            optimizer.zero_grad()
+    # What is right goes on.
+    before = model["used"].detach().clone()
+    backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_value_([model["used"]], 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert (before - model["used"].detach()).eq(0.5).all()
+    optimizer.zero_grad(set_to_none=False)
+    backward()
+    optimizer.step()
+    assert (before - model["used"].detach()).eq(0.5 + passes * mean).all() and model["unused"].eq(0).all()
+
+
+@pytest.mark.parametrize("options, passes", (({"groups": 1}, 1), ({"backward_passes_per_step": 2}, 1),
+                                             ({"backward_passes_per_step": 3, "groups": 1}, 2)))
+def test_gradients_that_change_before_they_go(four, options, passes):
+    four(changed_while_waiting, options, passes)

@@ -85,7 +85,7 @@ class _Distributed:
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
-        self._sent = {}                                           # parameter -> its gradient on its way, and its version
+        self._sent = {}                                           # parameter -> its gradient after backward, its version
         self._group_of = {}
         self._ready = {}                                          # group's number -> its parameters that are
         self._hooks = []
@@ -224,6 +224,8 @@ class _Distributed:
                                  % (self._names[p], self.backward_passes_per_step))
         self.take_census()
         self._synchronized = False
+        if p.grad is not None:  # a hook before ours may have taken it
+            self._sent[p] = p.grad, p.grad._version
         self._delay[p] -= 1
         if self._delay[p] > 0:
             self._handles.setdefault(p, None)
@@ -256,6 +258,7 @@ class _Distributed:
     def _submit(self, p):
         if self._agreed != _core.generation():
             self._agree()
+        changed = self._is_changed(p)
         if p.grad is None:
             # Not reached in this pass here, perhaps on another rank.
             empty = self._sparse.get(p)
@@ -265,7 +268,8 @@ class _Distributed:
         if self._compression is Compression.none and self.of_all:
             self._places.place(p)
         gradient = p.grad
-        self._sent[p] = gradient, gradient._version
+        if not changed:  # else what is there stays, and tells
+            self._sent[p] = gradient, gradient._version
         # What we write into it ourselves, through .data, its version does not count.
         return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
@@ -358,7 +362,9 @@ class _Distributed:
             raise failure
 
     def _is_changed(self, p):
-        """Whether somebody else has written to the gradient that is on its way, or put another in its place."""
+        """Whether somebody else has written to the gradient since backward, or put another in its place."""
+        if p not in self._sent:
+            return False
         gradient, version = self._sent[p]
         return p.grad is not gradient or gradient._version != version
 
