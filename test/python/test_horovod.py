@@ -320,29 +320,66 @@ def test_join(four, steps, passes, last):
         assert all(reference.same(a, b) == 0 for a, b in zip(model, results[0][1]))
 
 
-def uneven_normalized():
-    """A rank in join() takes no part in SyncBatchNorm: the others are told; once all have joined it works again."""
+def uneven_normalized(optimizers):
+    """A rank in join() takes no part in SyncBatchNorm: the others are told; once all have joined it works again.
+
+    optimizers: how many; the first of two is not stepped, as one that trains something else."""
     import tally
     import torch
     t = hvd()
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), t.SyncBatchNorm(3))
-    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    n, r = t.size(), t.rank()
+    models = [torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 3), t.SyncBatchNorm(3))][-optimizers or -1:]
+    made = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters())
+            for m in models[:optimizers]]
 
     def step():
-        optimizer.zero_grad()
-        model(torch.randn(4, 2)).sum().backward()
-        optimizer.step()
+        models[-1].zero_grad()
+        models[-1](torch.randn(4, 2)).sum().backward()
+        for one in made[-1:]:
+            one.step()
 
+    for _ in range(2):
+        step()
+        if r != n - 1:
+            fails(tally.Error, step, "SyncBatchNorm", "have joined: %d" % (n - 1))
+            fails(tally.Error, lambda: t.allreduce(torch.ones(1)), "rank %d has joined" % (n - 1))
+        assert t.join() == n - 2
+        t.broadcast_parameters(models[-1].state_dict(), 0)
     step()
-    if t.rank() != 1:
-        fails(tally.Error, step, "rank 1 has joined")
+    assert t.join() == n - 1, "the highest of several"
+
+
+@pytest.mark.parametrize("optimizers", (0, 1, 2))
+def test_join_with_sync_batch_norm(four, optimizers):
+    four(uneven_normalized, optimizers)
+
+
+def outlived(kept):
+    """An optimizer of before still lives on rank 0 alone, because it is kept there, or until garbage is collected."""
+    import gc
+
+    import torch
+    t = hvd()
+    for number in range(2):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), t.SyncBatchNorm(3))
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 2)).sum().backward()
+            optimizer.step()
+        if number == 0:
+            optimizer.itself = optimizer
+            before = optimizer if kept and t.rank() == 0 else None
+            del optimizer
+            if t.rank() != 0:
+                gc.collect()
+    del before
     assert t.join() == t.size() - 1
-    t.broadcast_parameters(model.state_dict(), 0)
-    step()
 
 
-def test_join_with_sync_batch_norm(four):
-    four(uneven_normalized)
+@pytest.mark.parametrize("kept", (False, True))
+def test_optimizers_that_live_longer_on_one_rank(four, kept):
+    four(outlived, kept)
 
 
 def join_in_part(everywhere):
@@ -568,6 +605,25 @@ def normalize(dims, affine, momentum):
     ours.eval(), whole.eval()
     assert torch.allclose(ours(x), whole(x), atol=1e-5)
     fails(ValueError, lambda: ours.train()(torch.ones(3)), "dimensions")
+
+
+def in_another_order():
+    import tally
+    import torch
+    t = hvd()
+    layers, x = [t.SyncBatchNorm(channels) for channels in (3, 3, 2)], torch.ones(2, 3)
+    for layer in layers:
+        layer(x[:, :layer.num_features])
+    numbers = [layer._number for layer in layers]
+    for other, channels in ((1, 3), (2, 2)):
+        layer, own = (layers[other], channels) if t.rank() == 1 else (layers[0], 3)
+        fails(tally.Error, lambda: layer(x[:, :own]), "rank 0 in number %d, of 3 channels" % numbers[0],
+              "rank 1 in number %d, of %d channels" % (numbers[other], channels))
+    layers[0](x)
+
+
+def test_sync_batch_norms_in_another_order(four):
+    four(in_another_order)
 
 
 @pytest.mark.parametrize("dims, affine, momentum", ((2, True, 0.1), (4, True, None), (4, False, 0.3)))

@@ -222,7 +222,7 @@ class _Distributed:
             raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
-        self.take_census()
+        self._take_census()
         self._synchronized = False
         if p.grad is not None:  # a hook before ours may have taken it
             self._sent[p] = p.grad, p.grad._version
@@ -242,14 +242,13 @@ class _Distributed:
             for member in ready:
                 self._handles[member] = self._submit(member)
 
-    def take_census(self):
-        """Say once a step that this rank goes on, and hear who does not: a handle of the census, None without one."""
+    def _take_census(self):
+        """Say once a step that this rank goes on, and hear who does not."""
         if self._census is None or self._census[1] != _core.generation():
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
             if self.of_all:
                 self._census = uneven.count(self._prefix + "/census", 0), _core.generation()
-        return self._census and self._census[0]
 
     def refuse_census(self, reason):
         """Have the other ranks' next census fail with this rank's reason."""
@@ -327,7 +326,7 @@ class _Distributed:
             if thawed:
                 raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                                  "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
-            self.take_census()
+            self._take_census()
             for p in self._update:
                 if self._handles.get(p) is None and p.requires_grad:
                     try:

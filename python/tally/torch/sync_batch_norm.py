@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import errno
 import itertools
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .. import _core
 from .._core import STATE
 from . import uneven
-from .ops import Sum, _allgather, _reduce
+from .ops import Sum, _reduce
 
 _numbers = {}  # generation of the communicator -> numbers of layers
 
@@ -22,13 +23,13 @@ class SyncBatchNorm(_BatchNorm):
     num_features, eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm1d.  Input: (N, C) or (N, C, ...)
     with C = num_features; N may differ between ranks, of which one at least has more than one value a channel.
     Layers are told apart by the order in which they are first used, the same on all ranks; some may have more that they
-    do not train.
+    do not train.  While training all ranks use them in the same order; Error on all where they do not.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        self._name = None
-        self._named_in = 0  # generation of the communicator
+        self._number = None
+        self._numbered_in = 0  # generation of the communicator
 
     def _check_input_dim(self, input):
         if input.dim() < 2:
@@ -38,11 +39,10 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if _core.size() == 1 or (not self.training and self.track_running_stats):
             return super().forward(input)
-        uneven.ask()  # a rank in join() takes no part
-        if self._named_in != _core.generation():
-            self._named_in = _core.generation()
-            self._name = "sync_batch_norm.%d" % next(_numbers.setdefault(self._named_in, itertools.count()))
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._name)
+        if self._numbered_in != _core.generation():
+            self._numbered_in = _core.generation()
+            self._number = next(_numbers.setdefault(self._numbered_in, itertools.count()))
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._number)
         if self.training and self.track_running_stats:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
@@ -57,7 +57,7 @@ class _Normalize(torch.autograd.Function):
     """Over all axes but the second, in float32 or wider."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, eps, name):
+    def forward(ctx, input, weight, bias, eps, number):
         channels = input.shape[1]
         wide = input.detach().to(torch.float64 if input.dtype == torch.float64 else torch.float32)
         axes = [axis for axis in range(input.dim()) if axis != 1]
@@ -67,15 +67,19 @@ class _Normalize(torch.autograd.Function):
             variance, mean = torch.var_mean(wide, axes, correction=0)
         else:
             variance = mean = wide.new_zeros(channels)
-        row = torch.cat([wide.new_full((1,), length), mean, variance]).to(torch.float64).unsqueeze(0)
-        rows = _allgather(row, name + ".forward", STATE).wait()
+        row = torch.cat([wide.new_full((1,), number), wide.new_full((1,), length), mean, variance]).to(torch.float64)
+        numbers, lengths, layers = uneven.gather(row)  # a rank in join() takes no part
+        if len(set(zip(layers, lengths))) > 1:
+            raise _core.Error("ranks are in different SyncBatchNorm layers: %s"
+                              % ", ".join("rank %d in number %d, of %d channels" % (rank, layer, (length - 2) // 2)
+                                          for rank, (layer, length) in enumerate(zip(layers, lengths))), errno.EINVAL)
         # Of the ranks' means and variances in one go, in float64: the mean of all, and the mean square around it.
-        counts, means, variances = rows[:, :1], rows[:, 1:1 + channels], rows[:, 1 + channels:]
+        counts, means, variances = numbers.view(len(lengths), -1)[:, 1:].split([1, channels, channels], 1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
         ctx.scale = (variance + eps).rsqrt().to(wide.dtype).view(shape)
-        ctx.axes, ctx.shape, ctx.name = axes, shape, name
+        ctx.axes, ctx.shape, ctx.number = axes, shape, number
         normal = (wide - mean.to(wide.dtype).view(shape)) * ctx.scale
         ctx.save_for_backward(normal, weight, count)
         ctx.dtype = input.dtype
@@ -94,7 +98,7 @@ class _Normalize(torch.autograd.Function):
         weighted = gradient if weight is None else gradient * weight.detach().view(ctx.shape)
         if weight is not None:
             sums *= weight.detach()
-        _reduce(sums, sums, ctx.name + ".backward", int(Sum), 1.0, 1.0, 0, STATE).wait()
+        _reduce(sums, sums, "sync_batch_norm.%d.backward" % ctx.number, int(Sum), 1.0, 1.0, 0, STATE).wait()
         means = sums / count
         back = (weighted - means[0].view(ctx.shape) - normal * means[1].view(ctx.shape)) * ctx.scale
         affine = (None, None) if weight is None else (own[1].to(weight.dtype), own[0].to(weight.dtype))

@@ -1,24 +1,29 @@
 """join(): ranks that have run out of input, and those that have not.
 
-Flow: at the first gradient of a step, or before a SyncBatchNorm's first forward in it, each DistributedOptimizer
-submits a census, a word of each rank on whether it has joined -> a rank in join() takes part in the census and in every
-gradient's reduction, with zeros, step after step -> the census in which all have joined ends it.
+Flow: at the first gradient of a step each DistributedOptimizer submits a census, a word of each rank on whether it has
+joined; what SyncBatchNorm gathers is one, too, for who has joined gives nothing -> a rank in join() takes part in the
+censuses and in every gradient's reduction, with zeros, step after step -> those in which all have joined end it.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import ctypes
+import errno
 import gc
+import itertools
 import threading
 import weakref
 
 import torch
 
 from .. import _core
-from .._core import GRADIENT, USER
-from .._lib import BARRIER
+from .._core import GRADIENT
+from .._lib import ALLGATHER
 from . import ops
 
-_optimizers = []  # weak references, in order of creation: the same on all ranks
+_optimizers = []  # weak references, in order of creation
+
+_ROWS = "/rows"  # of gather(): one name, as who has joined cannot know what the others gather
 
 
 def register(optimizer):
@@ -32,12 +37,6 @@ def _registered(of_all):
     return [one for one in living if one is not None and one.of_all == of_all]
 
 
-def ask():
-    """Say that this rank goes on, and hear who does not, before a call that waits for all ranks."""
-    for optimizer in _registered(True)[:1]:
-        note(optimizer.take_census().wait())
-
-
 def count(name, joined, then=None):
     """Submit a census of ranks; the result has a 1 for each that has joined."""
     words = torch.zeros(_core.size(), dtype=torch.int32)
@@ -45,10 +44,57 @@ def count(name, joined, then=None):
     return ops._reduce(words, words, name, ops.Sum, 1.0, 1.0, 0, GRADIENT, None, then)
 
 
+class _Rows:
+    """Handle of a gathering of numbers, to which only ranks that have joined give none; wait() returns a census."""
+
+    def __init__(self, own, then=None):
+        self._gather = ops._allgather(own, _ROWS, GRADIENT, then)
+        self.done = self._gather.done
+
+    def wait(self):
+        self.numbers = self._gather.wait()
+        self.lengths = self._gather.first_dims
+        return torch.tensor([not length for length in self.lengths])
+
+    def firsts(self):
+        """Each rank's first number, as it came to the host: no wait for a device, to which `numbers` may go."""
+        address = self._gather.operation.gathered()[0]
+        begins = itertools.accumulate([0, *self.lengths[:-1]])
+        return [ctypes.c_double.from_address(address + 8 * begin).value for begin in begins]
+
+
+def gather(own):
+    """The ranks' numbers, one behind the other; how many each has given; the first of each.  Error where a rank has
+    joined.
+
+    own: a tensor of one dimension, of float64, not empty.  Ranks call it in the same order."""
+    handle = _Rows(own)
+    census = handle.wait()
+    note(census)
+    if census.any():
+        raise _core.Error("SyncBatchNorm is over all ranks, and of them have joined: %s"
+                          % ", ".join(map(str, sorted(_members(census)))), errno.ECANCELED)
+    return handle.numbers, handle.lengths, handle.firsts()
+
+
+def _rows_missing(then):
+    """Take part in a gather() of the other ranks, for a rank that has joined."""
+    return ops.Group([_Rows(torch.empty(0, dtype=torch.float64), then)])
+
+
+def _members(census):
+    return set(census.nonzero().flatten().tolist())
+
+
+def _heard():
+    """Who has joined, as far as this rank knows."""
+    return set(ops.joined) if ops.joined_in == _core.generation() else set()
+
+
 def note(census):
-    """Remember who has joined, for the calls that those ranks take no part in."""
+    """Remember who has joined, for the calls that those ranks take no part in; a census may be older than the last."""
+    ops.joined[:] = sorted(_heard() | _members(census))
     ops.joined_in = _core.generation()
-    ops.joined[:] = census.nonzero().flatten().tolist()
 
 
 def join(device=-1):
@@ -62,28 +108,26 @@ def join(device=-1):
     Returns the rank that joined last (of several in the same step the highest), whose model is the one to broadcast.
     Collective.
     """
-    if _registered(False):
-        gc.collect()  # one that nobody uses may still hang in a cycle
+    gc.collect()  # an optimizer that nobody uses may still hang in a cycle, here and not on another rank
     optimizers, partial = _registered(True), _registered(False)
     if partial:
         reason = NotImplementedError("join() is for optimizers over all ranks, and a DistributedOptimizer here is over "
                                      "a process set of some")
         for optimizer in optimizers:
             optimizer.refuse_census(reason)
-        if not optimizers:
-            _core.refuse(BARRIER, None, USER, reason)
+        _core.refuse(ALLGATHER, _ROWS, GRADIENT, reason)
         raise reason
     last = _core.size() - 1
-    if not optimizers or _core.size() == 1:
-        _core.barrier()
+    if last == 0:
         return last
     wake = threading.Event()
-    before = list(ops.joined)
-    rounds = {optimizer: optimizer.stand_in(lambda _: wake.set()) for optimizer in optimizers}
+    before = _heard()
+    rounds = {begin: begin(lambda _: wake.set())
+              for begin in [*(optimizer.stand_in for optimizer in optimizers), _rows_missing]}
     while rounds:
         wake.wait(_core.SLICE_MS / 1000)  # signals get through
         wake.clear()
-        for optimizer, handles in list(rounds.items()):
+        for begin, handles in list(rounds.items()):
             census = handles.operations[0]
             if census.done():
                 census.wait()  # raises where a rank refuses
@@ -91,10 +135,9 @@ def join(device=-1):
                 continue
             census = handles.wait()[0]
             if census.all():
-                del rounds[optimizer]
+                del rounds[begin]
                 continue
-            if optimizer is optimizers[0]:
-                before = census.nonzero().flatten().tolist()
-            rounds[optimizer] = optimizer.stand_in(lambda _: wake.set())
+            before |= _members(census)
+            rounds[begin] = begin(lambda _: wake.set())
     ops.joined.clear()
-    return max(rank for rank in range(_core.size()) if rank not in before)
+    return max((rank for rank in range(_core.size()) if rank not in before), default=last)
