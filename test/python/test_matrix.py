@@ -91,7 +91,8 @@ def train(way, case, path):
             steps = optimizers(case, plain)
         if case.startswith("compile whole"):
             model = torch.compile(model, backend=case.split()[-1])
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if case == "GradScaler" else None
+        scaler = (torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=not case.endswith("disabled"))
+                  if "GradScaler" in case else None)
         for step in range(STEPS):
             for one in steps:
                 one.zero_grad()
@@ -107,7 +108,7 @@ def train(way, case, path):
                 skip = steps[0].skip_synchronize()
             if scaler is not None:
                 scaler.unscale_(steps[0])
-            if case == "clip by norm":
+            if case.startswith("clip by norm"):
                 torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
             if case == "clip by value":
                 torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
@@ -150,7 +151,7 @@ def single(case, size):
         for rank in range(size):
             for part in range(passes):
                 (loss(model, passes * step + part, rank) / size).backward()
-        if case == "clip by norm":
+        if case.startswith("clip by norm"):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         if case == "clip by value":
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
@@ -160,13 +161,14 @@ def single(case, size):
 
 
 # Compilations by TorchInductor are slow: one is enough, and its sums have an order of their own.
-CASES = ("plain", "GradScaler", "clip by norm", "clip by value", "accumulation", "checkpointing", "shared", "frozen",
+CASES = ("plain", "GradScaler", "clip by norm", "clip by norm, GradScaler", "clip by norm, GradScaler disabled",
+         "clip by value", "accumulation", "checkpointing", "shared", "frozen",
          "two optimizers", "state_dict", "compile per block", "compile whole aot_eager", "compile whole inductor")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_in_all_ways(four, tmp_path, case):
-    if case == "GradScaler":
+    if "GradScaler" in case:
         needs("torch.amp", "GradScaler")  # one for the CPU
     wanted = single(case, 4)
     results = {}

@@ -559,17 +559,17 @@ def test_a_scheduler_made_before(four, way):
     assert four(schedules, way) == [(0.25, 0.25)] * 4
 
 
-def scaled(way, fused):
+def scaled(way, fused, enabled=True):
     """GradScaler's usual loop, and those that see unscaled gradients: the ranks' mean is what the step takes."""
     import torch
     t = hvd()
     p = torch.nn.Parameter(torch.zeros(200_000))
     optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0, fused=fused), [("p", p)])
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, enabled=enabled)
     mean = (t.size() + 1) / 2
     for step in range(6):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        infinite = step == 2  # on one rank: all skip the step
+        infinite = enabled and step == 2  # on one rank: all skip the step
         scaler.scale((p * (float("inf") if infinite and t.rank() == 1 else t.rank() + 1.0)).sum()).backward()
         before, want = p.detach().clone(), 0.0 if infinite else mean
         with warnings.catch_warnings():
@@ -587,15 +587,15 @@ def scaled(way, fused):
                 scaler.step(optimizer)
             scaler.update()
         assert (before - p.detach()).eq(want).all(), step
-    assert scaler.get_scale() == 32768.0
+    assert scaler.get_scale() == (32768.0 if enabled else 1.0)
 
 
-@pytest.mark.parametrize("fused", (False, True))
+@pytest.mark.parametrize("fused, enabled", ((False, True), (True, True), (False, False)))
 @pytest.mark.parametrize("way", ("plain", "unscaled", "horovod"))
-def test_grad_scaler(four, way, fused):
+def test_grad_scaler(four, way, fused, enabled):
     if not hasattr(pytest.importorskip("torch").amp, "GradScaler"):
         pytest.skip("this PyTorch's GradScaler is for CUDA alone")
-    four(scaled, way, fused)
+    four(scaled, way, fused, enabled)
 
 
 def changed():

@@ -435,7 +435,7 @@ def _reduce_before_unscaling(scaler):
 
     @functools.wraps(unscale)
     def unscale_(self, optimizer):
-        if isinstance(optimizer, _Distributed) and self.is_enabled():
+        if isinstance(optimizer, _Distributed):  # of a disabled one, too: clipping may follow
             optimizer.before_unscaling()
         return unscale(self, optimizer)
 
