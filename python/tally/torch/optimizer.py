@@ -319,7 +319,7 @@ class _Distributed:
         """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
 
         For what must see reduced gradients before the step, such as clipping; call step() in skip_synchronize() then.
-        Raises Error, after all have ended, if one failed, or was changed on its way."""
+        Raises Error, after all have ended, if one failed, or was changed on its way (through .data, unseen)."""
         failure = None
         if self._process_set.size() > 1:
             thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
