@@ -598,6 +598,39 @@ def test_grad_scaler(four, way, fused, enabled):
     four(scaled, way, fused, enabled)
 
 
+def skipped(way):
+    """After a step that the scaler, or the script, has skipped the optimizer steps without the scaler, too."""
+    import torch
+    t = hvd()
+    p = torch.nn.Parameter(torch.zeros(3))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(2):
+        scaler.scale((p * float("inf")).sum()).backward()
+        scaler.unscale_(optimizer)
+        if way == "scaler":
+            scaler.step(optimizer)
+        scaler.update()
+        p.grad = None
+        (p * (t.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        assert p.eq(-(step + 1) * (t.size() + 1) / 2).all()
+        p.grad = None
+    # A backward between unscale_() and the step is still refused.
+    scaler.scale(p.sum()).backward()
+    scaler.unscale_(optimizer)
+    p.sum().backward()
+    fails(AssertionError, lambda: scaler.step(optimizer), "unscale_()")
+    optimizer.synchronize()
+
+
+@pytest.mark.parametrize("way", ("scaler", "script"))
+def test_a_step_that_is_skipped(four, way):
+    if not hasattr(pytest.importorskip("torch").amp, "GradScaler"):
+        pytest.skip("this PyTorch's GradScaler is for CUDA alone")
+    four(skipped, way)
+
+
 def changed():
     """Gradients that change on their way, or come behind the reduction, are refused by name; then all goes on."""
     import torch

@@ -374,6 +374,10 @@ class _Distributed:
                 self.synchronize()
             self._unscaled = True
 
+    def after_unscaling(self):
+        """Forget that, where the step has been skipped."""
+        self._unscaled = False
+
     @contextmanager
     def skip_synchronize(self):
         """Within it, step() does not synchronize:
@@ -430,16 +434,24 @@ class _Distributed:
 
 def _reduce_before_unscaling(scaler):
     """Have the unscale_() of a GradScaler's class, which its step() calls, find reduced gradients: it changes them in
-    place, and no version tells."""
-    unscale = scaler.unscale_
+    place, and no version tells.  Its update() ends that, as it may have skipped the optimizer's step."""
+    unscale, update = scaler.unscale_, scaler.update
+    unscaled = weakref.WeakKeyDictionary()  # scaler -> optimizers since its last update()
 
     @functools.wraps(unscale)
     def unscale_(self, optimizer):
         if isinstance(optimizer, _Distributed):  # of a disabled one, too: clipping may follow
             optimizer.before_unscaling()
+            unscaled.setdefault(self, weakref.WeakSet()).add(optimizer)
         return unscale(self, optimizer)
 
-    scaler.unscale_ = unscale_
+    @functools.wraps(update)
+    def update_(self, *args, **kwargs):
+        for optimizer in unscaled.pop(self, ()):
+            optimizer.after_unscaling()
+        return update(self, *args, **kwargs)
+
+    scaler.unscale_, scaler.update = unscale_, update_
 
 
 _reduce_before_unscaling(getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler)
