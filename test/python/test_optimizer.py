@@ -535,7 +535,9 @@ def schedules(way):
         optimizer.zero_grad()
         backward(model, x[:8], y[:8])
         optimizer.step()
-        scheduler.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scheduler.step()
 
     step()
     held, groups = optimizer.state, optimizer.param_groups

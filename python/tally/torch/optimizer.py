@@ -398,6 +398,8 @@ class _Distributed:
 
         closure: as the optimizer's; the gradients that it computes are reduced each time it is called.  All ranks must
         call it as often, which those of LBFGS's line search need not."""
+        # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
+        self._original._opt_called, self._original._step_count = True, 1
         if closure is not None:
             def reduced():
                 loss = closure()
@@ -496,6 +498,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._original = optimizer
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set)
