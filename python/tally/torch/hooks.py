@@ -28,7 +28,7 @@ from . import device
 from .join import join_default
 from .ops import Average, _reduce
 from .sparse import SparseReduction
-from .work import _deadlines
+from .work import deadlines
 
 _homes = WeakTensorKeyDictionary()      # parameter -> the _Home of its model
 _numbers = weakref.WeakKeyDictionary()  # default process group -> {ranks of a process group; None: all -> numbers}
@@ -165,7 +165,7 @@ def _ended(tensor, name, limit):
 
     if limit is not None:
         late = _Late(name, limit, then)
-        _deadlines.watch(late)
+        deadlines.watch(late)
         then = late.end
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.

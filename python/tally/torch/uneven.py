@@ -102,8 +102,8 @@ def join(device=-1):
 
     Meanwhile zeros stand for its gradients in the other ranks' DistributedOptimizers; averages are still over all
     ranks.  Other operations of ranks that have not joined raise Error, from when they know: from the end of their next
-    step or their next SyncBatchNorm on; those before wait.  device: as in Horovod; without effect.  NotImplementedError here, and Error on the other ranks, if
-    a DistributedOptimizer of this rank is over some of the ranks.
+    step or their next SyncBatchNorm on; those before wait.  device: as in Horovod; without effect.  NotImplementedError
+    here, and Error on the other ranks, if a DistributedOptimizer of this rank is over some of the ranks.
 
     Returns the rank that joined last (of several in the same step the highest), whose model is the one to broadcast.
     Collective.

@@ -295,7 +295,7 @@ class GroupWork(Work):
                 self._future = self._begun.then(self._value)
         if first:
             self._see()
-            _deadlines.watch(self)
+            deadlines.watch(self)
         if self._settled:
             self._complete()
         return self._future
@@ -364,4 +364,4 @@ class _Deadlines:
                 work.expire()
 
 
-_deadlines = _Deadlines()
+deadlines = _Deadlines()
