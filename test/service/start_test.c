@@ -177,10 +177,10 @@ static int opens_as_another(int rank, void *arg)
 
 static void test_other_release(void **state)
 {
-    struct expectation e = {
-        .err = {-EPROTO, -EPROTO, -EPROTO},
-        .says = {{"Tally 99.5 ", "rank 1 on"}, {"Tally 99.5 ", "rank 1 on"}, {"Tally 99.5 ", "rank 1 on"}}};
-    struct job j = {.ranks = 3, .main = opens_as_another, .arg = &e};
+    /* A third could come after these two have ended, and would wait for the next start. */
+    struct expectation e = {.err = {-EPROTO, -EPROTO},
+                            .says = {{"Tally 99.5 ", "rank 1 on"}, {"Tally 99.5 ", "rank 1 on"}}};
+    struct job j = {.ranks = 2, .main = opens_as_another, .arg = &e};
     job_start(&j);
     job_finish(&j);
     job_clear(&j);
