@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import atexit
+import copy
 import ctypes
 import enum
 import errno
@@ -48,6 +49,11 @@ class Error(RuntimeError):
 
     def __reduce__(self):
         return type(self), (str(self), self.errno)
+
+
+def again(failure):
+    """A copy of a failure that is kept, to be raised: itself it would keep each frame that it leaves, and what is in it."""
+    return copy.copy(failure)
 
 
 class NotInitializedError(RuntimeError, ValueError):
@@ -324,7 +330,7 @@ class Operation:
         if not self._ended:
             self._end(timeout)
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
         return self._result
 
     def _end(self, timeout):

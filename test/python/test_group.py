@@ -391,7 +391,9 @@ def let_go(path):
              "future": lambda x: dist.all_reduce(x, async_op=True).get_future().wait(),
              "gather": lambda x: dist.all_gather_into_tensor(x, torch.ones(3), async_op=True).wait(),
              "messages": lambda x: [one.wait() for one in (dist.isend(x, (rank + 1) % 3),
-                                                           dist.irecv(torch.ones(9), (rank + 2) % 3))]}
+                                                           dist.irecv(torch.ones(9), (rank + 2) % 3))],
+             "failure": lambda x: said(lambda: dist.all_reduce(x[rank:], async_op=True).wait()),
+             "failed future": lambda x: said(lambda: dist.all_reduce(x[rank:], async_op=True).get_future().wait())}
     kept = {}
     with group("tally", path):
         gc.collect()

@@ -449,7 +449,7 @@ class Transfer:
                     self._failure = error
             self._tensors = None
             if self._failure is not None:
-                raise self._failure
+                raise _core.again(self._failure)
             return self._result
 
     def gathered(self):

@@ -74,7 +74,7 @@ class _Exchange:
         while not self._submitted.wait(_core.SLICE_MS / 1000):
             pass  # signals get through
         if self._failure is not None:
-            raise self._failure
+            raise _core.again(self._failure)
         rows = self._exchange.wait()
         if self._device is not None:
             self._device.keep([rows])  # it was made on another stream

@@ -248,7 +248,7 @@ class Receiving:
         if not self._begun.wait(timeout):
             raise TimeoutError("no message has come within %g s" % timeout)
         if self._failure is not None:
-            raise self._failure
+            raise _core.again(self._failure)
         self._operation.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
 
 

@@ -97,7 +97,7 @@ class SparseReduction:
             while not self._submitted.wait(_core.SLICE_MS / 1000):
                 pass  # signals get through
             if self._failure is not None:
-                raise self._failure
+                raise _core.again(self._failure)
             values = self._sum.wait()
             rows, indices = self._rows, []
             for stride in self._strides:

@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from .._core import Error
+from .._core import Error, again
 from . import device
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
@@ -81,7 +81,7 @@ class GroupWork(Work):
         """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
         self.group.refuse(error)
         self.group.fail(error)
-        raise error
+        raise again(error)
 
     def look_at(self, tensors):
         """Tensors of the call, which must be in one place."""
@@ -200,10 +200,13 @@ class GroupWork(Work):
     def _explained(self, error):
         return Error("%s of %s: %s" % (self.what, self.group, error), error.errno)
 
+    def _check(self):
+        if self._failure is not None:
+            raise again(self._failure)
+
     def _value(self, _):
         # Raised here, in then()'s callback, an error is one for C++ too.
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         self._join()
         return self._outputs
 
@@ -249,8 +252,7 @@ class GroupWork(Work):
                     ended = True  # _settle() will meet it again
         self._settle()
         self.group.let_go(self)
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         self._join()
         return True
 
