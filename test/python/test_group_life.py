@@ -1,0 +1,319 @@
+"""The groups of the backend "tally": beside and after each other, of some ranks, late, left, destroyed and made again."""
+
+import datetime
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import jobs
+from test_ddp import group, store
+from test_group import said
+
+
+def late(path):
+    """A rank that does not come: an error after the group's time-out, to who waits and to who holds a future."""
+    import threading
+    import time
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    told = []
+    with group("tally", path):
+        for future in (False, True):
+            one = dist.new_group(timeout=datetime.timedelta(seconds=1))
+            if tally.rank() == 1:
+                continue
+            work = dist.all_reduce(torch.ones(3), group=one, async_op=True)
+            assert not work.is_completed()
+            if not future:
+                told.append(said(lambda: work.wait(datetime.timedelta(seconds=0.1))))
+            told.append(said(work.get_future().wait if future else work.wait))
+            assert work.is_completed() and not work.is_success() and work.exception() is not None
+            told.append(said(lambda: dist.all_reduce(torch.ones(3), group=one)))
+        one = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        if tally.rank() != 1:
+            work = dist.all_reduce(torch.ones(3), group=one, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+            told.append(said(work.wait))
+        for call in (lambda one: one.allreduce([torch.ones(3)], dist.ReduceOp.SUM, datetime.timedelta(seconds=1)),
+                     lambda one: one.allgather([torch.ones(1)] * 3, torch.ones(1), datetime.timedelta(seconds=1)),
+                     lambda one: one.barrier(timeout=datetime.timedelta(seconds=1))):
+            one = dist.new_group()
+            if tally.rank() != 1:
+                told.append(said(call(one).wait))
+        one = dist.new_group()
+        if tally.rank() != 1:
+            works = [dist.all_reduce(torch.ones(3), group=one, async_op=True) for _ in range(2)]
+            future = works[1].get_future()
+            waiting = threading.Thread(target=lambda: told.append(said(works[0].wait)))
+            waiting.start()
+            time.sleep(0.2)
+            one.abort()
+            waiting.join(60)
+            told.append(said(future.wait))
+        x = torch.ones(2)
+        dist.all_reduce(x)  # the other groups live on
+        assert x.tolist() == [3, 3]
+    return told
+
+
+def test_a_group_that_times_out(three, store):
+    told = three(late, store)
+    assert told[1] == []
+    for rank in (0, 2):
+        first, *rest = told[rank]
+        assert "0.1 s" in first and "time-out" not in first
+        assert "not ended within 1 s" in rest.pop(4)
+        for _ in range(3):
+            assert "not ended within 1 s, its own time-out" in rest.pop(4)
+        assert all("aborted" in one for one in rest[4:]) and len(rest) == 6
+        for waited, again in (rest[:2], rest[2:4]):
+            assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
+            assert "can no longer be used" in again
+
+
+@pytest.mark.parametrize("backend, env, file, expected", [
+    ("tally", {}, "", "0"), ("gloo", {}, "", "7200"), ("tally", {}, "TALLY_TIMEOUT = 99", None),
+    ("tally", {}, "# \xe0 TALLY_TIMEOUT = 99\nTALLY_JOB = TALLY_TIMEOUT", "0"),
+    ("gloo", {"TALLY_TIMEOUT": "99"}, "", None)])
+def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
+    """A group's own, however long, is what ends its calls; the job's ends what has none, unless somebody has set it."""
+    (tmp_path / "settings").write_text(file, encoding="latin-1")
+    status, output = jobs.run(1, 0, ["-c", textwrap.dedent("""
+        import datetime, sys
+        import torch.distributed as dist
+        import tally.torch
+        from tally.torch.join import join_default
+        init = tally._core.init
+
+        def look(settings=None):
+            print("said:", settings.get("TALLY_TIMEOUT"))
+            init(settings)
+
+        tally._core.init = look
+        dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1,
+                                timeout=datetime.timedelta(hours=2))
+        join_default()
+        dist.destroy_process_group()
+    """), backend], env={"TALLY_CONFIG": str(tmp_path / "settings"), **env})
+    assert status == 0 and "said: %s\n" % expected in output, output
+
+
+def test_a_rank_that_dies(store):
+    status, output = jobs.run(3, 0, ["-c", textwrap.dedent("""
+        import os, sys, tally.torch, torch, torch.distributed as dist
+        dist.init_process_group("tally")
+        dist.barrier()
+        if dist.get_rank() == 2:
+            os._exit(0)
+        for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(3)),
+                     lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()):
+            try:
+                call()
+                raise SystemExit("not failed")
+            except RuntimeError as error:
+                assert "rank 2" in str(error), error
+        print("good", flush=True)
+        os._exit(0)
+    """)], machines=3)
+    assert status == 0 and output.count("good") == 2, output
+
+
+def lives(path):
+    """Groups beside and after each other."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    for turn in range(2):
+        with group("tally", path + str(turn)):
+            world = dist.group.WORLD
+            assert dist.get_backend() == "tally" and (world.rank(), world.size()) == (rank, 3)
+            all_again = dist.new_group()
+            beside = dist.new_group(backend="gloo")
+            x, y, z = torch.ones(3), torch.ones(3), torch.ones(3)
+            works = [dist.all_reduce(one, group=g, async_op=True)
+                     for one, g in ([(x, world), (y, all_again)] if rank else [(y, all_again), (x, world)])]
+            dist.all_reduce(z, group=beside)
+            assert all(work.wait() for work in works) and x.tolist() == y.tolist() == z.tolist() == [3] * 3
+            alone = [dist.new_group([one]) for one in range(3)][rank]
+            dist.all_reduce(x, group=alone)
+            dist.barrier(group=alone)
+            pieces = [torch.zeros(3)]
+            dist.all_gather(pieces, x, group=alone)
+            assert pieces[0].tolist() == [3] * 3
+            dist.destroy_process_group(all_again)
+            assert "destroyed" in said(lambda: all_again.allreduce([x]))
+        assert tally.is_initialized()  # it was before: the group leaves it alone
+    return True
+
+
+def test_groups(three, store):
+    assert three(lives, store) == [True] * 3
+
+
+def subgroups(path):
+    """Groups of some ranks, overlapping; results and errors stay among their ranks."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    with group("tally", path):
+        lists = [[0, 1], [2, 3], [1, 2, 3], [0, 2], [3]]
+        groups = [dist.new_group(ranks) for ranks in lists]
+        for _ in range(3):
+            works = []
+            for ranks, one in list(zip(lists, groups))[::1 if rank % 2 else -1]:
+                if rank in ranks:
+                    x = torch.full((1000,), float(rank))
+                    works.append((x, sum(ranks), dist.all_reduce(x, group=one, async_op=True)))
+            y = torch.ones(3)
+            dist.all_reduce(y)
+            assert y.tolist() == [4] * 3
+            assert all(work.wait() for _, _, work in works) and all((x == total).all() for x, total, _ in works)
+        three = groups[2]
+        if rank:
+            x = torch.tensor([rank], dtype=torch.int32)
+            pieces = [torch.zeros(1, dtype=torch.int32) for _ in range(3)]
+            dist.all_gather(pieces, x, group=three)
+            assert torch.cat(pieces).tolist() == [1, 2, 3]
+            dist.broadcast(x, 2, group=three)
+            assert x.item() == 2
+            dist.reduce(x, 3, dist.ReduceOp.AVG, group=three)
+            assert x.item() == 2
+            whole = torch.arange(6.0) * rank
+            mine = torch.zeros(2)
+            dist.reduce_scatter_tensor(mine, whole, group=three)
+            assert mine.tolist() == [6.0 * 2 * (rank - 1), 6.0 * (2 * (rank - 1) + 1)]
+            dist.all_to_all_single(mine_again := torch.zeros(3), torch.arange(3.0) + 10 * rank, group=three)
+            assert mine_again.tolist() == [rank - 1 + 10.0 * one for one in (1, 2, 3)]
+            told = said(lambda: dist.all_reduce(torch.ones(3 + (rank == 2)), group=three))
+            assert "rank 2: " in told and "ranks 1, 3: " in told, told
+            dist.all_reduce(x, group=three)
+            assert x.item() == 6
+            objects = [None] * 3
+            dist.all_gather_object(objects, "r%d" % rank, group=three)
+            assert objects == ["r1", "r2", "r3"]
+        local = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
+        x = torch.tensor(float(rank))
+        dist.all_reduce(x, group=local)
+        assert x.item() == rank // 2 * 4 + 1
+        dist.destroy_process_group(local)
+        again, _ = dist.new_subgroups(2)  # under a name that there was
+        dist.all_reduce(x, group=again)
+        return x.item()
+
+
+def test_subgroups(four, store):
+    assert four(subgroups, store) == [2, 2, 10, 10]
+
+
+def names_again(path):
+    """After destroy_process_group() torch gives names again, also to other ranks."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    for number, ranks in enumerate(([0, 1], [0, 1, 3], [0, 1, 3], [2, 3])):
+        with group("tally", "%s%d" % (path, number)):
+            some, x = dist.new_group(ranks), torch.ones(3)
+            if tally.rank() in ranks:
+                dist.all_reduce(x, group=some)
+                assert x.tolist() == [len(ranks)] * 3
+    return True
+
+
+def test_names_again(four, store):
+    assert four(names_again, store) == [True] * 4
+
+
+def test_elastic_restart(tmp_path):
+    """torchrun starts all ranks anew when one dies, and the group with them."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent("""
+        import os, sys, tally.torch, torch, torch.distributed as dist
+        dist.init_process_group("tally")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+            os._exit(3)
+        try:
+            dist.barrier()
+        except RuntimeError:
+            sys.exit(4)
+        assert x.tolist() == [2] * 3
+        dist.destroy_process_group()
+        print("good", flush=True)
+    """))
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                          "--max-restarts", "1", "--monitor-interval", "0.2", str(script)],
+                         env=jobs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
+    assert ran.returncode == 0 and ran.stdout.count("good") == 2, ran.stdout
+
+
+def test_it_leaves_what_it_has_joined(tmp_path):
+    """init after destroy; the group alone joins, and the last one leaves.  A store for each turn: who is early would
+    ask that of the last turn, which ends with rank 0's group."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent(f"""
+        import os, tally.torch, torch, torch.distributed as dist
+        for turn in range(3):
+            dist.init_process_group("tally", init_method="file://{tmp_path}/store" + str(turn),
+                                    rank=int(os.environ["RANK"]), world_size=2)
+            assert tally.is_initialized()
+            x = torch.ones(3)
+            dist.all_reduce(x)
+            assert x.tolist() == [2] * 3
+            dist.destroy_process_group()
+            assert not tally.is_initialized()
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
+
+
+def test_first_groups_of_some_ranks():
+    """Disjoint pairs have a job each; a group beyond them is refused, also to ranks that are in none; then all join."""
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent("""
+        import tally.torch, torch, torch.distributed as dist
+
+        def total(one):
+            x = torch.ones(3) * (dist.get_rank() + 1)
+            dist.all_reduce(x, group=one)
+            return x.tolist()
+
+        def refused(word, ranks=None):
+            try:
+                dist.new_group(ranks, backend="tally")
+            except (NotImplementedError, ValueError) as error:
+                assert word in str(error), error
+            else:
+                raise AssertionError("nothing was said")
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        pairs = [dist.new_group(ranks, backend="tally") for ranks in ([3, 1], [0, 2])]
+        mine = pairs[rank % 2 == 0]
+        assert tally.size() == 2
+        assert total(mine) == [6 if rank % 2 else 4] * 3
+        refused("one job")
+        alone = [dist.new_group([one], backend="tally") for one in range(4)][rank]
+        assert total(alone) == [rank + 1] * 3
+        assert total(mine) == [6 if rank % 2 else 4] * 3
+        dist.barrier()
+        dist.destroy_process_group(alone)
+        dist.destroy_process_group(mine)
+        assert not tally.is_initialized()
+
+        some = dist.new_group([0, 1], backend="tally")
+        refused("one job" if rank < 2 else "rank 0 does not come")
+        if rank < 2:
+            assert total(some) == [3] * 3
+            dist.destroy_process_group(some)
+        everybody = dist.new_group(backend="tally")
+        assert tally.size() == 4 and total(everybody) == [10] * 3
+        dist.destroy_process_group()
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 4, output

@@ -1,0 +1,217 @@
+"""What stands on a group of the backend "tally": object collectives, torch's own hooks, sharded models, meshes."""
+
+import datetime
+import gc
+import warnings
+
+import pytest
+
+from test_ddp import group, needs, store
+
+
+def stand_on_it(path):
+    """Parts of torch that use a process group."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+    import test_ddp
+    rank = tally.rank()
+    with group("tally", path):
+        objects = [None] * 3
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": one} for one in range(3)]
+        objects = [rank, "x" * rank]
+        dist.broadcast_object_list(objects, 2)
+        assert objects == [2, "xx"]
+        objects = [None]
+        dist.scatter_object_list(objects, ["a", "b", "c"] if rank == 0 else None, 0)
+        assert objects == ["abc"[rank]]
+        objects = [None] * 3 if rank == 1 else None
+        dist.gather_object(rank, objects, 1)
+        assert rank != 1 or objects == [0, 1, 2]
+
+        world = dist.group.WORLD
+        x = torch.arange(6.0) + rank
+
+        def listed(result):
+            return (result + 0).tolist()  # an older PyTorch's has no tolist() while it is on its way
+
+        assert listed(functional.all_reduce(x, "sum", world)) == (3 * torch.arange(6.0) + 3).tolist()
+        assert functional.all_gather_tensor(x, 0, world).numel() == 18
+        assert listed(functional.reduce_scatter_tensor(x, "avg", 0, world)) == [2 * rank + 1, 2 * rank + 2]
+        if hasattr(functional, "broadcast"):
+            assert listed(functional.broadcast(x, 1, world)) == (torch.arange(6.0) + 1).tolist()
+        if hasattr(functional, "all_to_all_single"):
+            assert listed(functional.all_to_all_single(x, None, None, world)) == [
+                2.0 * rank + one + other for other in range(3) for one in range(2)]
+        many = [functional.all_reduce(torch.full((3,), float(one)), "sum", world) for one in range(40)]
+        gc.collect()  # an older PyTorch keeps but half of these calls
+        assert [listed(one)[0] for one in many] == [3 * one for one in range(40)]
+        both = functional.all_reduce_coalesced([x, x + 1], "max", world)
+        assert [listed(one)[0] for one in both] == [2, 3]
+        with dist._coalescing_manager(group=world):
+            y, z = torch.ones(3), torch.ones(4)
+            dist.all_reduce(y)
+            dist.all_reduce(z)
+        assert y.tolist() + z.tolist() == [3] * 7
+        with dist._coalescing_manager(device=y.device, async_ops=True) as calls:
+            dist.isend(x[:4].clone(), (rank + 1) % 3)
+            dist.irecv(z, (rank + 2) % 3)
+        calls.wait()
+        assert z[0] == (rank + 2) % 3
+
+        # What torch does to all groups for NCCL's sake; its compiler when it finds its work in a cache.
+        for what in ("_add_ephemeral_timeout_for_all_pgs", "_set_pg_timeout"):
+            with warnings.catch_warnings(action="ignore"):
+                getattr(dist.distributed_c10d, what, lambda limit: None)(datetime.timedelta(seconds=99))
+        assert not world._get_backend(torch.device("cuda")).supports_splitting
+
+        results = []
+        for hook in (default_hooks.allreduce_hook, powerSGD_hook.powerSGD_hook):
+            model = DistributedDataParallel(test_ddp.network())
+            model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+                                     if hook is powerSGD_hook.powerSGD_hook else None, hook)
+            steps = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+            for step in range(4):
+                steps.zero_grad()
+                test_ddp.loss(model, step, rank).backward()
+                steps.step()
+            results.append(test_ddp.parameters(model))
+    return results
+
+
+def test_what_stands_on_a_group(three, store):
+    """Object and functional collectives, ZeroRedundancyOptimizer, torch's own hooks."""
+    from test_ddp import same_on_all
+    results = three(stand_on_it, store)
+    assert same_on_all([[p for one in rank for p in one] for rank in results])
+
+
+def shards(path):
+    """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    import test_ddp
+    with group("tally", path):
+        mesh = init_device_mesh("cpu", (tally.size(),))
+        model = test_ddp.network()
+        fully_shard(model.other, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        steps = test_ddp.optimizer(model, "plain")
+        for step in range(test_ddp.STEPS):
+            steps.zero_grad()
+            test_ddp.loss(model, step, tally.rank()).backward()
+            steps.step()
+        state = model.state_dict()
+        checkpoint.save({"model": state}, checkpoint_id=path + "-checkpoint")
+        loaded = {name: torch.zeros_like(value) for name, value in state.items()}
+        checkpoint.load({"model": loaded}, checkpoint_id=path + "-checkpoint")
+        same = all(torch.equal(loaded[name].to_local(), value.to_local()) for name, value in state.items())
+        return [p.full_tensor().detach().numpy() for p in model.parameters()], same
+
+
+def test_sharded_models_and_checkpoints(three, store):
+    needs("torch.distributed.fsdp", "fully_shard")
+    from test_ddp import close, reference
+    for whole, same in three(shards, store):
+        close(whole, reference("plain", 3))
+        assert same
+
+
+def meshes(path):
+    """The groups of a mesh of two dimensions: sums along each."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    with group("tally", path):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        sums = []
+        for name in ("a", "b"):
+            x = torch.tensor(float(tally.rank()))
+            dist.all_reduce(x, group=mesh[name].get_group())
+            sums.append(x.item())
+        return sums
+
+
+def test_meshes(four, store):
+    needs("torch.distributed.device_mesh", "init_device_mesh")
+    assert four(meshes, store) == [[2, 1], [4, 1], [2, 5], [4, 5]]
+
+
+def more_on_it(path):
+    """What needs groups of some ranks: post-local SGD; and uneven inputs."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook as post_local
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+    import test_ddp
+    rank = tally.rank()
+    results = {}
+    for backend in ("gloo", "tally"):
+        with group(backend, path + backend):
+            pairs = [dist.new_group([one, one + 1]) for one in (0, 2)]
+            model = DistributedDataParallel(test_ddp.network())
+            model.register_comm_hook(post_local.PostLocalSGDState(None, pairs[rank // 2], start_localSGD_iter=2),
+                                     post_local.post_localSGD_hook)
+            steps = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                          PeriodicModelAverager(period=3, warmup_steps=2))
+            for step in range(4):
+                steps.zero_grad()
+                test_ddp.loss(model, step, rank).backward()
+                steps.step()
+            local = test_ddp.parameters(model)
+
+            model = DistributedDataParallel(test_ddp.network())
+            steps = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+            with Join([model, steps]):
+                for step in range(2 + rank % 2):
+                    steps.zero_grad()
+                    test_ddp.loss(model, step, rank).backward()
+                    steps.step()
+            results[backend] = local, test_ddp.parameters(model)
+    return results
+
+
+def two_dimensions(path):
+    """FSDP2 over two dimensions."""
+    import tally.torch
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    import test_ddp
+    results = {}
+    for backend in ("gloo", "tally"):
+        with group(backend, path + backend):
+            model = test_ddp.network()
+            fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+            steps = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(2):
+                steps.zero_grad()
+                test_ddp.loss(model, step, tally.rank()).backward()
+                steps.step()
+            results[backend] = [[p.full_tensor().detach().numpy() for p in model.parameters()]]
+    return results
+
+
+@pytest.mark.parametrize("function", (more_on_it, two_dimensions))
+def test_what_stands_on_subgroups(four, store, function):
+    """As with Gloo: the post-local SGD hook, ZeroRedundancyOptimizer in Join, FSDP2 on a 2-D mesh."""
+    from test_ddp import close
+    if function is two_dimensions:
+        needs("torch.distributed.fsdp", "fully_shard")
+    for result in four(function, store):
+        for ours, with_gloo in zip(result["tally"], result["gloo"]):
+            close(ours, with_gloo)
