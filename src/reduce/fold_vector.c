@@ -407,7 +407,7 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
     const void *part[TLY_FOLD_MAX] = {0};
 
     assert(f.n >= 1 && f.n <= TLY_FOLD_MAX);
-    if (f.from >= TLY_S8 && (f.prescale != 1 || f.divisor != 1 || f.postscale != 1)) {
+    if (count < lanes || (f.from >= TLY_S8 && (f.prescale != 1 || f.divisor != 1 || f.postscale != 1))) {
         tly_fold_scalar(&f, in, out, count);
         return;
     }

@@ -270,12 +270,11 @@ static void fence(void)
 #endif
 }
 
-/* The whole tree, in blocks unless it is a single fold of its inputs. */
+/* The whole tree, in blocks. */
 static void reduce(struct tree *t, unsigned char *out, size_t count)
 {
     size_t size = tly_format_size(t->step.to);
-    size_t block =
-        t->leaves <= TLY_FOLD_MAX && !t->group ? count : t->row_bytes / tly_format_size(t->partial);
+    size_t block = t->row_bytes / tly_format_size(t->partial);
     for (size_t at = 0; at < count; at += block) {
         t->next = t->input;
         t->next_size = t->group_size;
@@ -285,9 +284,9 @@ static void reduce(struct tree *t, unsigned char *out, size_t count)
         fence();
 }
 
-/* Set the tree up for `r`, and count the elements in its format. */
-static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
-                  const void *const input[], const void *output, size_t *count)
+/* The tree's step for `r`, over so many inputs; *count becomes that of elements in its format. */
+static struct tly_fold step(const struct tly_reduction *r, int leaves, int inputs, const void *const input[],
+                            const void *output, size_t *count)
 {
     bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
     enum tly_format format =
@@ -303,10 +302,10 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     }
     if (complex)
         *count *= 2;
-    t->partial = is_half(r->dtype) ? TLY_F32 : format;
-    t->step = (struct tly_fold){
-        .from = r->from_partials ? t->partial : format,
-        .to = r->to_partial ? t->partial : format,
+    enum tly_format partial = is_half(r->dtype) ? TLY_F32 : format;
+    struct tly_fold f = {
+        .from = r->from_partials ? partial : format,
+        .to = r->to_partial ? partial : format,
         .op = op,
         .prescale = r->from_partials ? 1 : r->prescale,
         .postscale = r->to_partial ? 1 : r->postscale,
@@ -316,8 +315,16 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     for (int j = 0; j < inputs; j++)
         in_place |= input[j] == output;
     size_t rows = (size_t)leaves + !in_place;
-    t->step.ask = rows * *count * tly_format_size(t->step.from) >= FAR_BYTES;
-    t->step.stream = t->step.ask && !in_place;
+    f.ask = rows * *count * tly_format_size(f.from) >= FAR_BYTES;
+    f.stream = f.ask && !in_place;
+    return f;
+}
+
+static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
+                  const void *const input[], const void *output, size_t *count)
+{
+    t->step = step(r, leaves, inputs, input, output, count);
+    t->partial = is_half(r->dtype) ? TLY_F32 : t->step.from;
     t->fold = variant()->fold;
     t->leaves = leaves;
     t->row_bytes = row_bytes(leaves);
@@ -328,10 +335,18 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
 
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count)
 {
-    struct tree t;
     float_mode saved = mode_default();
-    plant(&t, r, n, n, input, output, &count);
-    reduce(&t, output, count);
+    if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
+        struct tly_fold f = step(r, n, n, input, output, &count);
+        f.n = n;
+        variant()->fold(&f, input, output, count);
+        if (f.stream)
+            fence();
+    } else {
+        struct tree t;
+        plant(&t, r, n, n, input, output, &count);
+        reduce(&t, output, count);
+    }
     mode_restore(saved);
 }
 
