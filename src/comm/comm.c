@@ -600,7 +600,8 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         say_goodbye(c);
     bool stays = c->service || c->coordinator || c->member.away;
-    uint64_t ops = c->ops_done, bytes = c->bytes_done;
+    uint64_t ops, bytes;
+    tly_comm_count(c, &ops, &bytes);
     char pace[400];
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);

@@ -136,6 +136,13 @@ struct tensor {
     bool unnamed;     /* used once */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
+    struct spec {     /* what the ranks compare, but for the name */
+        uint64_t count, digest, list;
+        double prescale, postscale;
+        int64_t shape[TLY_FEW_DIMS];
+        uint32_t kind, dtype, reduction, root, ndim, spare;
+    } spec;                 /* of the last operation, */
+    uint64_t spec_hash;     /* and the name's with it; 0: none */
     struct plan *plan_list; /* the latest that names it, or NULL; shared */
     struct cut {
         uint64_t bytes; /* size and epoch for which it was made */
@@ -414,6 +421,8 @@ bool tly_comm_is_local(const struct tally_op *op, bool ordered);
 /* Fill in op->local down to the engine's own. */
 void tly_comm_describe_local(struct tally_op *op);
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
+/* Operations that have ended, and their bytes. */
+void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes);
 void tly_comm_tick_local(tally_comm *c);
 
 /* team.c */

@@ -18,6 +18,13 @@ static struct tally_op *op_of(struct tly_local_op *local)
     return tly_list_entry(local, struct tally_op, local);
 }
 
+static void finish(tally_comm *c, struct tally_op *op)
+{
+    tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
+    tly_op_forget_tensor(c, op->tensor, op->mark);
+    op->tensor = NULL;
+}
+
 /* --- called by the engine, under its lock -------------------------------------------------------- */
 
 static void ended(void *user, struct tly_local_op *local, int err, const char *sentence)
@@ -34,9 +41,7 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
         op->status = -err;
         op->sentence = strdup(text);
     }
-    tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
-    tly_op_forget_tensor(c, op->tensor, op->mark);
-    op->tensor = NULL;
+    finish(c, op);
     atomic_fetch_add_explicit(&c->ops_done, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&c->bytes_done, op->bytes, memory_order_relaxed);
     tly_op_set_done(op);
@@ -163,7 +168,26 @@ void tly_comm_describe_local(struct tally_op *op)
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
 {
     tly_comm_describe_local(op);
-    tly_local_submit(c->local, &op->local);
+    if (!tly_local_submit(c->local, &op->local))
+        return;
+    op->engine = NULL;
+    finish(c, op);
+    if (op->queued) {
+        tly_op_set_done(op);
+        tly_op_unref(op);
+    } else { /* nobody has the handle yet */
+        atomic_store_explicit(&op->done.state, 1, memory_order_relaxed);
+        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+    }
+}
+
+void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes)
+{
+    *ops = *bytes = 0;
+    if (c->local)
+        tly_local_count(c->local, ops, bytes);
+    *ops += c->ops_done;
+    *bytes += c->bytes_done;
 }
 
 /* For whom the oldest operation waits.  The lowest rank that waits says it aloud. */

@@ -398,27 +398,29 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     struct tally_op *op = malloc(sizeof *op);
     if (!op)
         return NULL;
-    /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc. */
-    *op = (struct tally_op){
-        .references = 2,
-        .generation = c->generation,
-        .comm = c,
-        .group = r->group,
-        .kind = r->kind,
-        .dtype = (uint8_t)r->dtype,
-        .reduction = r->reduction,
-        .root = has_root(r->kind) ? r->group->ranks[r->root] : 0,
-        .count = r->count,
-        .bytes = r->count * tly_reduce_element_size((int)r->dtype),
-        .digest = r->digest,
-        .from = r->from,
-        .to = r->to,
-        .input = r->input,
-        .output = r->output,
-        .prescale = o && o->prescale != 0 ? o->prescale : 1,
-        .postscale = o && o->postscale != 0 ? o->postscale : 1,
-        .queued = o && o->queued,
-    };
+    /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc; and the compiler must not make it
+     * one, nor a slow string instruction. */
+    size_t size = sizeof *op;
+    __asm__("" : "+r"(op), "+r"(size));
+    memset(op, 0, size);
+    op->references = 2;
+    op->generation = c->generation;
+    op->comm = c;
+    op->group = r->group;
+    op->kind = r->kind;
+    op->dtype = (uint8_t)r->dtype;
+    op->reduction = r->reduction;
+    op->root = has_root(r->kind) ? r->group->ranks[r->root] : 0;
+    op->count = r->count;
+    op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
+    op->digest = r->digest;
+    op->from = r->from;
+    op->to = r->to;
+    op->input = r->input;
+    op->output = r->output;
+    op->prescale = o && o->prescale != 0 ? o->prescale : 1;
+    op->postscale = o && o->postscale != 0 ? o->postscale : 1;
+    op->queued = o && o->queued;
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->priority = o && !tly_kind_is_message(r->kind)
@@ -529,7 +531,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     bool local = tly_comm_is_local(op, ordered), team = tly_team_suits(c, op);
     if (local || team) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
-        tly_local_ref(op->engine);
+        if (team)
+            tly_local_ref(op->engine); /* else tly_local_submit() does */
     }
     if (!r->name) {
         t->unnamed = true;

@@ -32,8 +32,9 @@ static void write_number(FILE *out, const char *name, double x)
 
 static void write_json(const tally_comm *c, FILE *out)
 {
-    uint64_t total = 0;
+    uint64_t total = 0, ops, bytes;
     int tallyds = 0;
+    tly_comm_count(c, &ops, &bytes);
     for (int i = 0; i < c->epoch->services; i++) {
         total += c->epoch->listed[i];
         tallyds += i >= c->machines && c->epoch->incarnation[i];
@@ -42,8 +43,7 @@ static void write_json(const tally_comm *c, FILE *out)
             "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
             "\"part_bytes\": %u, "
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
-            TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->part_bytes, c->credit_bytes,
-            c->ops_done);
+            TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->part_bytes, c->credit_bytes, ops);
     write_number(out, "predicted_s_per_gb", c->pace.predicted * 1e9);
     write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");

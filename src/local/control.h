@@ -1,5 +1,5 @@
 /* control.h - what lies at the head of each rank's segment, and the engine that works on it; shared by meet.c,
- * local.c, posts.c, work.c, stage.c and team.c.
+ * local.c, alone.c, posts.c, work.c, stage.c and team.c.
  *
  * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
  * What is small travels in the post itself; a larger tensor's post says where it lies. */
@@ -20,6 +20,9 @@ enum {
     TLY_WORKS = 1 << 15, /* large operations in flight; more take the other way.  A team's wait: so many that
                               ranks which submit in opposite orders do not come to wait for each other */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
+    TLY_LINGER_NS =
+        2000,      /* longest that a submission looks for the others' posts, where its caller will wait */
+    TLY_LOOKS = 8, /* between looks at the clock meanwhile */
 };
 
 enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST_SERVICE = 8 };
@@ -123,8 +126,9 @@ struct tly_local {
 
     atomic_bool stopping, failed;
     atomic_int spinning, sleeping, inside,
-        in_flight;        /* threads that look; that sleep; that wait; operations */
-    atomic_int pending;   /* in the inbox */
+        in_flight;                           /* threads that look; that sleep; that wait; operations */
+    atomic_int pending;                      /* in the inbox */
+    _Atomic uint64_t ended_ops, ended_bytes; /* here and now; written under the lock */
     atomic_bool prompt;   /* the last operation was alone until it was waited for; a guess about the next */
     atomic_int claims;    /* threads that want the engine's lock now */
     atomic_ullong ahead;  /* bytes of all pieces that were summed and are not yet sent */
@@ -233,7 +237,24 @@ void tly_posts_end(struct tly_local *l, struct tly_local_op *op, int err, const 
 /* The service ends it, or says what is wrong. */
 void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op);
 
+/* For alone.c: is there room for so many bytes in our ring; a post with its payload goes there, and the others are told;
+ * how far another's ring has been read; what was posted, at this place of our ring, is waited for as others are. */
+bool tly_posts_has_room(struct tly_local *l, uint64_t bytes);
+void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p);
+void tly_posts_say_read(struct tly_local *l, uint32_t rank);
+void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at);
+
+/* alone.c */
+enum tly_alone { TLY_ALONE_NOT, TLY_ALONE_ENDED, TLY_ALONE_POSTED };
+/* A small sum or a barrier, if nothing else is under way: post it, and look for the others' posts for a moment.  Not:
+ * nothing was done.  Posted: they have not all come, or are of something else. */
+enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op);
+
 /* local.c */
+/* The operation is the engine's from here on. */
+void tly_local_take(struct tly_local *l, struct tly_local_op *op);
+/* Let others have the core, if there are fewer of them than ranks or this has been called often. */
+void tly_local_rest(const struct tly_local *l, unsigned spins);
 /* A rank's number in the job. */
 static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank)
 {

@@ -33,8 +33,6 @@ enum {
     LIGHT = 256 << 10, /* bytes that submission itself moves */
     PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
-    LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
-    LOOKS = 8,         /* between looks at the clock meanwhile */
     MOST_WINDOWED = 8, /* rounds whose windows are looked at: more than can have one, but for the first */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
@@ -353,7 +351,7 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
                    TLY_WAKE_THREAD | TLY_WAKE_WAITERS); /* to go on with what it was called off from */
 }
 
-static void rest(struct tly_local *l, unsigned spins)
+void tly_local_rest(const struct tly_local *l, unsigned spins)
 {
     if (l->crowded || spins > PAUSES)
         sched_yield();
@@ -369,14 +367,31 @@ static void linger(struct tly_local *l, const struct errand *e, bool eager)
     int64_t until = 0;
     for (int spins = 1; atomic_load(&l->in_flight) && !atomic_load(&l->claims); spins++) {
         if ((eager && !news(l)) || !advance(l, e))
-            rest(l, 0);
-        if (spins % LOOKS)
+            tly_local_rest(l, 0);
+        if (spins % TLY_LOOKS)
             continue;
         int64_t now = tly_now();
-        until = until ? until : now + LINGER_NS;
+        until = until ? until : now + TLY_LINGER_NS;
         if (now >= until)
             break;
     }
+}
+
+void tly_local_take(struct tly_local *l, struct tly_local_op *op)
+{
+    tly_local_ref(l);
+    op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
+}
+
+/* Without any of what follows, where its caller will wait. */
+static enum tly_alone do_alone(struct tly_local *l, struct tly_local_op *op)
+{
+    if (!atomic_load_explicit(&l->prompt, memory_order_relaxed) || atomic_load(&l->in_flight) ||
+        pthread_mutex_trylock(&l->lock) != 0)
+        return TLY_ALONE_NOT;
+    enum tly_alone done = tly_alone_do(l, op);
+    pthread_mutex_unlock(&l->lock);
+    return done;
 }
 
 /* Past the inbox, where nobody else is at work.  True: it is taken. */
@@ -395,15 +410,19 @@ static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const 
     return taken;
 }
 
-void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
+bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
 {
     bool looked;
-    op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
+    enum tly_alone alone = do_alone(l, op);
+    if (alone == TLY_ALONE_NOT)
+        tly_local_take(l, op);
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct errand light = {.light = prompt ? PROMPT : LIGHT};
-    if (submit_directly(l, op, &light, prompt)) {
+    if (alone != TLY_ALONE_NOT || submit_directly(l, op, &light, prompt)) {
         if (atomic_load(&l->pending)) /* of who found the lock taken */
             drive(l, &light, &looked);
+        if (alone == TLY_ALONE_ENDED)
+            return true;
     } else {
         pthread_mutex_lock(&l->inbox_lock);
         bool over = atomic_load(&l->failed); /* set before the failure empties the inbox */
@@ -414,14 +433,22 @@ void tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         pthread_mutex_unlock(&l->inbox_lock);
         if (over) {
             tly_posts_hand_back(l, op);
-            return;
+            return false;
         }
         drive(l, &light, &looked);
     }
-    if (atomic_load(&l->in_flight))
-        atomic_store_explicit(&l->prompt, false, memory_order_relaxed);
+    bool ended = atomic_load(&l->in_flight) == 0;
+    if (!ended || op->alone)
+        atomic_store_explicit(&l->prompt, ended, memory_order_relaxed);
     set_wanted(l);
     hand_on(l);
+    return false;
+}
+
+void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes)
+{
+    *ops = atomic_load_explicit(&l->ended_ops, memory_order_relaxed);
+    *bytes = atomic_load_explicit(&l->ended_bytes, memory_order_relaxed);
 }
 
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline)
@@ -443,7 +470,7 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
             late = past(deadline);
             continue;
         }
-        rest(l, ++spins);
+        tly_local_rest(l, ++spins);
         if (spins % SPINS)
             continue;
         int64_t now = tly_now();

@@ -9,9 +9,9 @@
  *
  *   meet.c     the start: segments change hands        local.c   who drives the engine, and waiting
  *   posts.c    posts out and in, rounds                control.h what lies in shared memory
- *   work.c     moving and reducing the data            segment.c the memory, and the pool for tensors
- *   stage.c    reductions through windows              process.c whether another rank still lives
- *   team.c     what a team does */
+ *   alone.c    one small operation, without a round    segment.c the memory, and the pool for tensors
+ *   work.c     moving and reducing the data            process.c whether another rank still lives
+ *   stage.c    reductions through windows              team.c    what a team does */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 
@@ -108,8 +108,11 @@ void tly_local_stop(struct tly_local *l, int err, const char *sentence);
 /* End all operations: nothing reads or writes their buffers when it returns.  From any thread that is not inside. */
 void tly_local_fail(struct tly_local *l, int err, const char *sentence);
 
-/* From any thread. */
-void tly_local_submit(struct tly_local *l, struct tly_local_op *op);
+/* From any thread.  True: it has ended well here and now, which ended() is not called for, and is the user's again.
+ * False: its handle has a reference to the engine. */
+bool tly_local_submit(struct tly_local *l, struct tly_local_op *op);
+/* Those that have ended here and now, and their bytes. */
+void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes);
 /* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed. */
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);

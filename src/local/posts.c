@@ -294,6 +294,18 @@ static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank
     return true;
 }
 
+/* What is unsaid always leaves the other room for a post, so that it does not wait for the word. */
+void tly_posts_say_read(struct tly_local *l, uint32_t rank)
+{
+    uint64_t at = atomic_load_explicit(&l->at[rank].read, memory_order_relaxed);
+    if (at - atomic_load_explicit(&l->own->read[rank].at, memory_order_relaxed) < UNSAID)
+        return;
+    atomic_store_explicit(&l->own->read[rank].at, at, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&l->at[rank].control->stuck, memory_order_relaxed))
+        tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
+}
+
 static bool read_ring(struct tly_local *l, uint32_t rank)
 {
     struct tly_neighbour *n = &l->at[rank];
@@ -322,13 +334,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         r->arrived++;
         check(l, r);
     } while (tly_post_is_there(n, at));
-    /* What is unsaid always leaves it room for a post, so that it does not wait for the word. */
-    if (at - atomic_load_explicit(&l->own->read[rank].at, memory_order_relaxed) < UNSAID)
-        return true;
-    atomic_store_explicit(&l->own->read[rank].at, at, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&n->control->stuck, memory_order_relaxed))
-        tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
+    tly_posts_say_read(l, rank);
     return true;
 }
 
@@ -402,7 +408,7 @@ static uint64_t read_by_all(struct tly_local *l)
     return least;
 }
 
-static bool has_room(struct tly_local *l, uint64_t bytes)
+bool tly_posts_has_room(struct tly_local *l, uint64_t bytes)
 {
     if (l->tail + bytes - l->room <= TLY_RING)
         return true;
@@ -481,6 +487,54 @@ static bool take_work(struct tly_local *l, struct tly_post *p)
     return true;
 }
 
+/* `there` of the next post is cleared first. */
+void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p)
+{
+    uint64_t payload = p->flags & TLY_POST_EAGER ? p->bytes : 0;
+    uint64_t next = l->tail + sizeof *p + bytes_behind(payload);
+    atomic_store_explicit(&tly_post_at(l->own, next)->there, 0, memory_order_relaxed);
+    struct tly_post *here = tly_post_at(l->own, l->tail);
+    memcpy(here, p, offsetof(struct tly_post, there));
+    if (payload > TLY_TINY)
+        into_ring(l, l->tail + sizeof *p, op->input, payload);
+    else if (payload)
+        memcpy(here->tiny, op->input, payload);
+    atomic_store_explicit(&here->there, 1, memory_order_release);
+    l->tail = next;
+    tly_local_tell(l);
+    /* The line that is cleared next is in the others' caches since the ring came round: let it come meanwhile. */
+    __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + bytes_behind(payload)), 1);
+}
+
+static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op, const struct tly_post *p)
+{
+    r->op = op;
+    op->meeting = r;
+    r->posts[l->me] = *p;
+}
+
+/* Our post is out, and began at this place of our ring. */
+static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
+{
+    r->order = l->me == 0 ? at : r->order;
+    r->posted = true;
+    r->arrived++;
+    tly_list_append(&l->ops, &r->op->node);
+    check(l, r);
+}
+
+void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
+{
+    struct tly_round *r = round_of(l, op->key, op->round);
+    if (!r) {
+        broken(l, ENOMEM, "out of memory");
+        tly_list_append(&l->backlog, &op->node); /* where the failure will find it */
+        return;
+    }
+    book(l, r, op, p);
+    posted(l, r, at);
+}
+
 /* False: no room in the ring, or no memory, and the job fails. */
 static bool post(struct tly_local *l, struct tly_local_op *op)
 {
@@ -489,10 +543,8 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     bool small = op->bytes <= TLY_EAGER && !op->parts;
     uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
     uint64_t need = sizeof p + bytes_behind(payload);
-    if (!has_room(l, need + sizeof p) || (op->parts && !l->free_count))
+    if (!tly_posts_has_room(l, need + sizeof p) || (op->parts && !l->free_count))
         return false;
-    struct tly_post *next = tly_post_at(l->own, l->tail + need);
-    atomic_store_explicit(&next->there, 0, memory_order_relaxed);
     struct tly_round *r = round_of(l, op->key, op->round);
     if (!r) {
         broken(l, ENOMEM, "out of memory");
@@ -517,26 +569,13 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     if (op->parts) {
         op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
     }
-    if (payload > TLY_TINY)
-        into_ring(l, l->tail + sizeof p, op->input, payload);
-    else if (payload)
-        memcpy(p.tiny, op->input, payload);
-    r->op = op;
-    op->meeting = r;
-    r->posts[l->me] = p;
+    book(l, r, op, &p);
     if (!small && op->kind == TALLY_PUSH_PULL && !op->parts &&
         !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
         tly_stage_prepare(l, r);
-    struct tly_post *here = tly_post_at(l->own, l->tail);
-    memcpy(here, &p, offsetof(struct tly_post, there));
-    atomic_store_explicit(&here->there, 1, memory_order_release);
-    r->order = l->me == 0 ? l->tail : r->order;
-    l->tail += need;
-    tly_local_tell(l);
-    r->posted = true;
-    r->arrived++;
-    tly_list_append(&l->ops, &op->node);
-    check(l, r);
+    uint64_t at = l->tail;
+    tly_posts_show(l, op, &p);
+    posted(l, r, at);
     return true;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
+#include "comm/internal.h"
 #include "job.h"
 #include "local/control.h"
 
@@ -223,6 +224,60 @@ static void test_many_at_once(void **state)
     job_start(&j);
     job_finish(&j);
     job_clear(&j);
+}
+
+/* Small ones, each waited for before the next: the rings go round many times, with payloads across their ends, ranks are
+ * now and then late, two operations are under way, or they disagree. */
+static void one_call(tally_comm *c, const char *name, const float *in, float *out, size_t count, size_t given,
+                     int expected)
+{
+    tally_op *op;
+    CHECK(tally_push_pull(c, name, in, out, given, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    finish(op, expected);
+    for (size_t k = 0; k < count && !expected; k++)
+        CHECK(out[k] == (float)(tally_comm_size(c) * (tally_comm_size(c) - 1) / 2) +
+                            (float)(tally_comm_size(c) * (int)(k % 7)));
+}
+
+static int one_by_one(int rank, void *arg)
+{
+    enum { CALLS = UNDER_SANITIZER ? 2000 : 8000, MOST = TLY_EAGER / sizeof(float) };
+    static float in[MOST + 2], out[MOST + 2];
+    tally_comm *c = join();
+    int size = tally_comm_size(c);
+    uint64_t same = 1, own = (uint64_t)rank;
+    for (size_t k = 0; k < MOST + 2; k++)
+        in[k] = (float)(rank + (int)(k % 7));
+    for (int i = 0; i < CALLS; i++) {
+        size_t count = job_random(&same) % 3 ? job_random(&same) % 20 : job_random(&same) % (MOST + 2);
+        bool in_place = job_random(&same) % 2, disagree = job_random(&same) % 200 == 0 && size > 1;
+        if (job_random(&own) % 300 == 0)
+            job_sleep_ms(1);
+        tally_op *other = NULL;
+        if (job_random(&same) % 100 == 0)
+            CHECK(tally_barrier(c, NULL, NULL, &other) == 0);
+        if (in_place)
+            memcpy(out, in, count * sizeof *in);
+        one_call(c, "x", in_place ? out : in, out, count, count + (disagree && rank == 1),
+                 disagree ? -EINVAL : 0);
+        if (other)
+            finish(other, 0);
+    }
+    uint64_t ops, bytes;
+    tly_local_count(c->local, &ops, &bytes);
+    CHECK(size > 1 || (ops > CALLS && bytes > CALLS));
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_one_by_one(void **state)
+{
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        struct job j = {.ranks = ranks, .machine = together, .main = one_by_one};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
 }
 
 /* Ranks that hold other things urgent do not wait for each other's windows. */
@@ -872,6 +927,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_one_by_one),
         cmocka_unit_test(test_other_priorities),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_one_leaves_in_between),

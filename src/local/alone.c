@@ -1,0 +1,98 @@
+/* alone.c - a small operation that is the only one under way: whoever submits it waits for it in a moment, and does it then
+ * and there in the rings, without a round.  So a call is little more than the way of a cache line to another core and
+ * back. */
+#include "base/clock.h"
+#include "local/control.h"
+#include "reduce/reduce.h"
+#include "tally/tally.h"
+
+enum { AHEAD = 256 }; /* bytes of a payload that are asked for before they are there */
+
+static bool suits(struct tly_local *l, const struct tly_local_op *op)
+{
+    return op->bytes <= TLY_EAGER && (op->kind == TALLY_PUSH_PULL || op->kind == TALLY_BARRIER) &&
+           !op->mark && !op->parts && l->rounds.count == 0 && tly_list_empty(&l->ops) &&
+           tly_list_empty(&l->backlog) && !l->lost &&
+           !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
+           !atomic_load_explicit(&l->failed, memory_order_relaxed) &&
+           !atomic_load_explicit(&l->own->left, memory_order_relaxed);
+}
+
+/* The next post of a rank, which is there: the payload, if it is the same as ours and does not go round the ring's end. */
+static const void *payload_of(const struct tly_neighbour *n, uint64_t at, const struct tly_post *own)
+{
+    const struct tly_post *p = tly_post_at(n->control, at);
+    if (p->key != own->key || p->spec != own->spec || p->round != own->round || p->bytes != own->bytes ||
+        p->kind != own->kind || p->flags != own->flags)
+        return NULL;
+    if (own->bytes <= TLY_TINY)
+        return p->tiny;
+    at = (at + sizeof *p) & (TLY_RING - 1);
+    return at + own->bytes <= TLY_RING ? n->control->ring + at : NULL;
+}
+
+/* Wait for the others' posts; false: not all have come, or one is of something else. */
+static bool meet(struct tly_local *l, const struct tly_post *own, const void *in[])
+{
+    int64_t until = 0;
+    int spins = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct tly_neighbour *n = &l->at[i];
+        uint64_t at = atomic_load_explicit(&n->read, memory_order_relaxed);
+        if (i == l->me)
+            continue;
+        while (!tly_post_is_there(n, at)) {
+            tly_local_rest(l, 0);
+            /* Else a payload would cross only once the post is seen: its lines come together with that. */
+            for (uint64_t k = 0; own->bytes > TLY_TINY && k < own->bytes && k < AHEAD; k += 64)
+                __builtin_prefetch(tly_post_at(n->control, at + sizeof *own + k));
+            if (atomic_load(&l->claims))
+                return false;
+            if (++spins % TLY_LOOKS)
+                continue;
+            int64_t now = tly_now();
+            until = until ? until : now + TLY_LINGER_NS;
+            if (now >= until)
+                return false;
+        }
+        in[i] = payload_of(n, at, own);
+        if (!in[i])
+            return false;
+    }
+    return true;
+}
+
+enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op)
+{
+    uint64_t length = sizeof(struct tly_post) + (op->bytes <= TLY_TINY ? 0 : (op->bytes + 63) / 64 * 64);
+    const void *in[TLY_LOCAL_RANKS];
+    if (!suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
+        return TLY_ALONE_NOT;
+    struct tly_post p = {.key = op->key,
+                         .spec = op->spec,
+                         .bytes = op->bytes,
+                         .first_dim = op->priority,
+                         .round = op->round,
+                         .kind = op->kind,
+                         .flags = TLY_POST_EAGER};
+    uint64_t at = l->tail;
+    tly_posts_show(l, op, &p);
+    if (!meet(l, &p, in)) {
+        tly_local_take(l, op);
+        tly_posts_follow(l, op, &p, at);
+        return TLY_ALONE_POSTED;
+    }
+    in[l->me] = op->input;
+    if (op->count) {
+        struct tly_reduction h = tly_work_how(l, op);
+        tly_reduce(&h, (int)l->count, in, op->output, op->count);
+    }
+    for (uint32_t i = 0; i < l->count; i++)
+        if (i != l->me) {
+            atomic_store_explicit(&l->at[i].read, l->at[i].read + length, memory_order_relaxed);
+            tly_posts_say_read(l, i);
+        }
+    atomic_store_explicit(&l->ended_ops, l->ended_ops + 1, memory_order_relaxed);
+    atomic_store_explicit(&l->ended_bytes, l->ended_bytes + op->bytes, memory_order_relaxed);
+    return TLY_ALONE_ENDED;
+}
