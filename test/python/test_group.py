@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import re
 import threading
 import time
 
@@ -286,11 +287,16 @@ def mismatches(path):
                                                       [1, 2, 3] if odd else [2, 2, 2]))
         each("coalesced", lambda: dist.group.WORLD.allreduce_coalesced(
             [torch.ones(4), torch.ones(4).to(torch.float8_e4m3fn if odd else torch.float32), torch.ones(2)]).wait())
+        many = [torch.ones(3, 2) for _ in range(10)]
+        each("one of many", lambda: dist.group.WORLD.allreduce_coalesced(
+            many[:-1] + [torch.ones(2, 3) if odd else many[-1]]).wait())
     return told
 
 
 def test_calls_that_differ(three, store):
     told = three(mismatches, store)
+    for one in told:  # told apart however far behind it is
+        assert len(set(re.findall(r"\((10 tensors, 60 elements, [^:]+)", one["one of many"]))) == 2, one["one of many"]
     for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
                  "shape of pieces", "numbers of tensors", "numbers of pieces", "numbers of gathered", "length of a sparse tensor", "dimensions of a sparse tensor",
                  "sparse and dense", "call", "other call"):
@@ -373,6 +379,39 @@ def several_at_once(path):
 
 def test_several_tensors_at_once(three, store):
     assert three(several_at_once, store) == [True] * 3
+
+
+def odd_tensors(path):
+    """One number out of a row, a row that stands for many, sparse tensors of one place, and of none."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    with group("tally", path):
+        number = torch.full((4, 2), rank, dtype=torch.complex64)[:1, 0]
+        dist.broadcast(number, 2)
+        assert number.tolist() == [2]
+        number, whole = torch.full((4, 2), float(rank))[:1, 0], torch.zeros(3)
+        flags = torch.zeros(3, dtype=torch.int16)
+        dist.group.WORLD.allgather_into_tensor_coalesced(
+            [whole, flags], [number, torch.ones(1, dtype=torch.int16)]).wait()
+        assert whole.tolist() == [0, 1, 2] and flags.tolist() == [1] * 3
+        row = torch.full((1,), 7.0).expand(4) if rank == 0 else torch.zeros(4)
+        dist.broadcast(row, 0)
+        assert row.tolist() == [7] * 4
+        places = torch.full((1, 3), rank)  # coalesced it is one place, whose stride is 3
+        sparse = torch.sparse_coo_tensor(places, torch.ones(3, 2), (4, 2), check_invariants=True)
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().tolist() == [[3, 3]] * 3 + [[0, 0]]
+        sparse = torch.sparse_coo_tensor(torch.zeros((0, 1), dtype=torch.int64), torch.ones(1, 4), (4,),
+                                         check_invariants=True)
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().tolist() == [3] * 4
+    return True
+
+
+def test_odd_tensors(three, store):
+    assert three(odd_tensors, store) == [True] * 3
 
 
 def let_go(path):

@@ -18,7 +18,9 @@ import collections
 import datetime
 import errno
 import functools
+import hashlib
 import inspect
+import itertools
 import sys
 import threading
 import weakref
@@ -54,6 +56,8 @@ def _flat(tensor):
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     flat = tensor.contiguous().view(-1)
+    if flat.stride(0) != 1:  # one element is contiguous whatever its stride, and yet no bytes to torch
+        flat = flat.as_strided((flat.numel(),), (1,))
     if flat.dtype in _DTYPES:
         return flat
     return flat.view(_UNSIGNED.get(flat.dtype, torch.uint8))
@@ -63,8 +67,13 @@ def _note(tensors, shaped=True):
     """What the library does not see of tensors in a vector of its types: a type that it has not, and, if wanted, the
     shape; of several everything."""
     if len(tensors) > 1:
-        return "%d tensors: %s" % (len(tensors), ", ".join(
-            "%s %s" % (str(one.dtype)[len("torch."):], list(one.shape)) for one in tensors))
+        each = ["%s %s" % (str(one.dtype)[len("torch."):], list(one.shape)) for one in tensors]
+        runs = [(text, len(list(run))) for text, run in itertools.groupby(each)]
+        # Ranks are told no more than the beginning: what differs behind it shows in the numbers.
+        return "%d tensors, %d elements, %s: %s" % (
+            len(tensors), sum(one.numel() for one in tensors),
+            hashlib.blake2s("\n".join(each).encode(), digest_size=4).hexdigest(),
+            ", ".join(text if count == 1 else "%d x %s" % (count, text) for text, count in runs[:8]))
     tensor, = tensors
     kind = None if tensor.dtype in _DTYPES else str(tensor.dtype)[len("torch."):]
     if not shaped or tensor.dim() == 1:
@@ -457,7 +466,7 @@ class Group(dist.ProcessGroup):
         def combine():
             rows = torch.cat(list(gathering.pieces())).view(-1, sum(widths))
             places, flat = (part.reshape(-1) for part in rows.split(widths, 1))
-            places = places.view(torch.int64).view(-1, indices.shape[0]).t()
+            places = places.view(torch.int64).view(rows.shape[0], indices.shape[0]).t()
             summands = values.new_empty((places.shape[1],) + tuple(values.shape[1:]))
             _put(summands, flat)
             total = torch.sparse_coo_tensor(places, summands, tensor.shape, check_invariants=False).coalesce()
@@ -553,7 +562,8 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *tensors)
             root, flat = self._root(opts), _together(tensors)
             work.add(self._ranks.broadcast, flat, root, note=_note(tensors))
-            work.follow(functools.partial(_apart, tensors, flat))
+            if self.rank() != root:
+                work.follow(functools.partial(_apart, tensors, flat))
         return work
 
     def scatter(self, output_tensors, input_tensors, opts, timeout=None):
