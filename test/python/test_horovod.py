@@ -3,6 +3,7 @@
 
 import copy
 import inspect
+import textwrap
 
 import numpy as np
 import pytest
@@ -349,6 +350,25 @@ def uneven_normalized(optimizers):
     assert t.join() == n - 1, "the highest of several"
 
 
+def test_join_for_longer_than_the_time_out():
+    """Who has joined waits for the others' next step: what waits for TALLY_TIMEOUT ends the job."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import time, torch, tally.torch as t
+        t.init()
+        p = torch.nn.Parameter(torch.zeros(1))
+        optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)])
+        end = time.monotonic() + 6 * t.rank()
+        while time.monotonic() < end:
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+            time.sleep(0.1)
+        assert t.join() == 1
+        print("good")
+    """)], env={"TALLY_TIMEOUT": "4", "TALLY_LATE_WARNING": "2"})
+    assert status == 0 and output.count("good") == 2 and "has waited" not in output, output
+
+
 @pytest.mark.parametrize("optimizers", (0, 1, 2))
 def test_join_with_sync_batch_norm(four, optimizers):
     four(uneven_normalized, optimizers)
@@ -392,9 +412,13 @@ def join_in_part(everywhere):
     optimizers = [t.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters(), process_set=one)
                   for m, one in zip(models, sets)]
     fails(NotImplementedError if t.rank() < 2 else tally.Error, t.join, "process set")
-    del optimizers
-    if everywhere:
-        t.shutdown()  # the other ranks' zeros are still under way
+    for step in range(2 * everywhere):  # no rank's zeros meet the others' gradients
+        p, before = models[0].bias, models[0].bias.item()
+        optimizers[0].zero_grad()
+        (p * (10.0 ** step * (t.rank() + 1))).sum().backward()
+        optimizers[0].step()
+        assert abs(before - p.item() - 0.1 * 2 * 10 ** step) < 1e-5, step
+    t.barrier()
 
 
 @pytest.mark.parametrize("everywhere", (False, True))
@@ -605,6 +629,10 @@ def normalize(dims, affine, momentum):
     ours.eval(), whole.eval()
     assert torch.allclose(ours(x), whole(x), atol=1e-5)
     fails(ValueError, lambda: ours.train()(torch.ones(3)), "dimensions")
+    if r == 1:
+        fails(ValueError, lambda: ours(torch.ones(3)), "dimensions")
+    else:
+        fails(t.Error, lambda: ours(x), "rank 1 refuses", "dimensions")
 
 
 def in_another_order():

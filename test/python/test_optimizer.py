@@ -699,6 +699,26 @@ def changed_while_waiting(options, passes):
     assert (before - model["used"].detach()).eq(0.5 + passes * mean).all() and model["unused"].eq(0).all()
 
 
+def parts_of_one():
+    """Gradients that lie in one tensor of the user's, and so count their changes together."""
+    import torch
+    t = hvd()
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(2)) for name in "abc"})
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), groups=1)
+    whole = torch.zeros(6)
+    for number, p in enumerate(model.values()):
+        p.grad = whole[2 * number:2 * number + 2]
+    for step in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        sum((p * (t.rank() + 1.0)).sum() for p in model.values()).backward()
+        optimizer.step()
+    assert all(p.eq(-(t.size() + 1)).all() for p in model.values())
+
+
+def test_gradients_that_are_parts_of_one(four):
+    four(parts_of_one)
+
+
 @pytest.mark.parametrize("options, passes", (({"groups": 1}, 1), ({"backward_passes_per_step": 2}, 1),
                                              ({"backward_passes_per_step": 3, "groups": 1}, 2)))
 def test_gradients_that_change_before_they_go(four, options, passes):

@@ -99,7 +99,7 @@ def _dtype_code(tensor, kind, name, space, group=None):
     if joined and joined_in == _core.generation() and space in _BY_NAME:
         raise _core.Error("rank%s %s joined: until all ranks have, only gradients of DistributedOptimizers are reduced"
                           % ("s" if len(joined) > 1 else "", ", ".join(map(str, joined))
-                             + (" have" if len(joined) > 1 else " has")), errno.ECANCELED)
+                             + (" have" if len(joined) > 1 else " has")), errno.EINVAL)
     try:
         code = _DTYPES.get(tensor.dtype)
         if (code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN

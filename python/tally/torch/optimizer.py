@@ -42,6 +42,12 @@ def _take_number(process_set):
     return count
 
 
+def _version(gradient):
+    """What changes when somebody writes to a gradient; None for a part of something larger, which counts for all parts."""
+    whole = gradient._base
+    return gradient._version if whole is None or whole.numel() == gradient.numel() else None
+
+
 class _Distributed:
     """What DistributedOptimizer() puts before the optimizer's own class."""
 
@@ -225,7 +231,7 @@ class _Distributed:
         self._take_census()
         self._synchronized = False
         if p.grad is not None:  # a hook before ours may have taken it
-            self._sent[p] = p.grad, p.grad._version
+            self._sent[p] = p.grad, _version(p.grad)
         self._delay[p] -= 1
         if self._delay[p] > 0:
             self._handles.setdefault(p, None)
@@ -250,9 +256,16 @@ class _Distributed:
             if self.of_all:
                 self._census = uneven.count(self._prefix + "/census", 0), _core.generation()
 
-    def refuse_census(self, reason):
-        """Have the other ranks' next census fail with this rank's reason."""
+    def refuse(self, reason):
+        """Have the other ranks' next step fail with this rank's reason: its census, and all gradients, lest those meet the
+        step after it."""
         _core.refuse(PUSH_PULL, self._prefix + "/census", GRADIENT, reason)
+        for p in self._update:
+            name = self._prefix + self._names[p]
+            if p in self._sparse:
+                _core.refuse(ALLGATHER, name + ".rows", GRADIENT, reason)
+            elif p.requires_grad:
+                _core.refuse(PUSH_PULL, name, GRADIENT, reason)
 
     def _submit(self, p):
         if self._agreed != _core.generation():
@@ -268,7 +281,7 @@ class _Distributed:
             self._places.place(p)
         gradient = p.grad
         if not changed:  # else what is there stays, and tells
-            self._sent[p] = gradient, gradient._version
+            self._sent[p] = gradient, _version(gradient)
         # What we write into it ourselves, through .data, its version does not count.
         return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
@@ -349,7 +362,7 @@ class _Distributed:
             self._delay[p] = self.backward_passes_per_step
         if self._census is not None:
             try:
-                uneven.note(self._census[0].wait())
+                uneven.heed(self._census[0].wait())
             except _core.Error as error:
                 failure = failure or error
             self._census = None
@@ -365,7 +378,7 @@ class _Distributed:
         if p not in self._sent:
             return False
         gradient, version = self._sent[p]
-        return p.grad is not gradient or gradient._version != version
+        return p.grad is not gradient or _version(gradient) != version
 
     def before_unscaling(self):
         """Have reduced gradients for a GradScaler, whose step() calls ours without another reduction then."""

@@ -36,8 +36,14 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError("expected an input of 2 dimensions or more, got one of %d" % input.dim())
 
     def forward(self, input):
-        self._check_input_dim(input)
-        if _core.size() == 1 or (not self.training and self.track_running_stats):
+        alone = _core.size() == 1 or (not self.training and self.track_running_stats)
+        try:
+            self._check_input_dim(input)
+        except ValueError as reason:
+            if not alone:
+                uneven.refuse_gather(reason)  # the other ranks wait for this one's
+            raise
+        if alone:
             return super().forward(input)
         if self._numbered_in != _core.generation():
             self._numbered_in = _core.generation()

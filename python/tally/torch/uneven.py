@@ -73,8 +73,13 @@ def gather(own):
     note(census)
     if census.any():
         raise _core.Error("SyncBatchNorm is over all ranks, and of them have joined: %s"
-                          % ", ".join(map(str, sorted(_members(census)))), errno.ECANCELED)
+                          % ", ".join(map(str, sorted(_members(census)))), errno.EINVAL)
     return handle.numbers, handle.lengths, handle.firsts()
+
+
+def refuse_gather(reason):
+    """Have the other ranks' next gather() fail with this rank's reason."""
+    _core.refuse(ALLGATHER, _ROWS, GRADIENT, reason)
 
 
 def _rows_missing(then):
@@ -97,6 +102,14 @@ def note(census):
     ops.joined_in = _core.generation()
 
 
+def heed(census):
+    """Remember who has joined by the end of a step, as all do that have not.  Of a gather() no rank waits for longer than
+    a step then: what waits for TALLY_TIMEOUT ends the job."""
+    note(census)
+    if census.any():
+        _Rows(torch.full((1,), -1.0, dtype=torch.float64)).wait()
+
+
 def join(device=-1):
     """Say that this rank has no more input, and wait until all ranks have said so.
 
@@ -114,8 +127,8 @@ def join(device=-1):
         reason = NotImplementedError("join() is for optimizers over all ranks, and a DistributedOptimizer here is over "
                                      "a process set of some")
         for optimizer in optimizers:
-            optimizer.refuse_census(reason)
-        _core.refuse(ALLGATHER, _ROWS, GRADIENT, reason)
+            optimizer.refuse(reason)
+        refuse_gather(reason)
         raise reason
     last = _core.size() - 1
     if last == 0:
