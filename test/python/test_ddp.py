@@ -647,6 +647,13 @@ def test_hybrid_sharding_refused(store):
         except ValueError as error:
             assert word in str(error), error
     one = fully_shard(test_ddp.network(), mesh=mesh["shard"])
+    for replicas, word in ((mesh["shard"], "is sharded over"), (dist.group.WORLD, "is sharded over"), (None, "not None"),
+                           (mesh, "('replicate', 'shard')")):
+        try:
+            tally.torch.hsdp(one, replicas)
+            raise SystemExit("not refused")
+        except ValueError as error:
+            assert word in str(error), error
     hook = torch.distributed.fsdp.FSDPModule.set_all_reduce_hook
     del torch.distributed.fsdp.FSDPModule.set_all_reduce_hook
     try:
@@ -661,6 +668,53 @@ def test_hybrid_sharding_refused(store):
         raise SystemExit("not refused")
     except TypeError as error:
         assert "hsdp" in str(error), error
+    print("good", flush=True)
+    dist.barrier()
+    os._exit(0)
+    """), store])
+    assert status == 0 and output.count("good") == 4, output
+
+
+def test_hybrid_sharding_over_other_replicas(store):
+    """A process has one job: a second model's other replicas are refused, also where this one's rank is as in the first's."""
+    needs("torch.distributed.fsdp", "fully_shard")
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def sharded(mesh):
+        model = fully_shard(torch.nn.Linear(4, 4), mesh=mesh["shard"])
+        tally.torch.hsdp(model, mesh["replicate"])
+        return model
+
+    meshes = [DeviceMesh("cpu", rows, mesh_dim_names=("replicate", "shard")) for rows in ([[0, 1], [2, 3]],
+                                                                                        [[0, 1], [3, 2]])]
+    first, second = map(sharded, meshes)
+    first(torch.ones(1, 4)).sum().backward()
+    try:
+        second(torch.ones(1, 4)).sum().backward()
+        raise SystemExit("averaged over the wrong ranks")
+    except (RuntimeError, ValueError) as error:
+        assert "can have no second one, of ranks " + str(dist.get_process_group_ranks(meshes[1]["replicate"].get_group())) \\
+            in str(error), error
+    print("good", flush=True)
+    dist.barrier()
+    os._exit(0)
+    """), store])
+    assert status == 0 and output.count("good") == 4, output
+
+
+def test_hybrid_sharding_of_shards_that_differ(store):
+    """Replicas whose ranks hold different shards are told, where no rank can see it alone."""
+    needs("torch.distributed.fsdp", "fully_shard")
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    model = fully_shard(torch.nn.Linear(4, 4), mesh=mesh["shard"])
+    pairs = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    tally.torch.hsdp(model, pairs[rank in (1, 2)])
+    try:
+        model(torch.ones(1, 4)).sum().backward()
+        raise SystemExit("averaged different shards")
+    except RuntimeError as error:
+        assert "shard 0 of 2" in str(error) and "shard 1 of 2" in str(error), error
     print("good", flush=True)
     dist.barrier()
     os._exit(0)

@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import ReduceOp
 from .. import _core
 from .._core import Error, Reduction
 from . import device
-from .join import decline, join
+from .join import decline, job_members, join
 from .ops import _DTYPES, _check
 from .ranks import Ranks
 from .work import KEEPS_HALF, GroupWork, Together, just_ended
@@ -131,7 +131,6 @@ def _apart(targets, flat):
 
 _groups = weakref.WeakSet()    # that stand on the engine
 _joined = 0                    # generation of the job that a group has joined, and the last of them leaves
-_members = ()                  # torch's numbers of that job's ranks
 _made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
 
 _traced = True  # whether torch.compile would look into what is called here
@@ -739,14 +738,11 @@ def create(options, _=None):
     options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
     tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks: a process has one job.
     """
-    global _joined, _members
+    global _joined
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
     world = size if not dist.is_initialized() else dist.get_world_size()
     ranks = tuple(range(size)) if size == world else tuple(options.global_ranks_in_group)
-    if not _core.is_initialized():
-        members = ranks
-    else:
-        members = _members if _joined == _core.generation() else tuple(range(world))
+    members = job_members(world) if _core.is_initialized() else ranks
     if not set(ranks) <= set(members):
         reason = ("group of ranks %s: the first group of the backend tally has ranks %s, and this process can be in one "
                   "job; make one of all ranks first" % (list(ranks), list(members)))
@@ -755,9 +751,9 @@ def create(options, _=None):
         raise NotImplementedError(reason)
     joined = not _core.is_initialized()
     # Each call has the time-out of its group, and a later group may have a longer one than this.
-    join(options.store, members.index(ranks[rank]), len(members), 0, members)
+    join(options.store, members, members.index(ranks[rank]), 0)
     if joined:
-        _joined, _members = _core.generation(), members
+        _joined = _core.generation()
     places = [members.index(one) for one in ranks]
     # Names of groups come again after destroy_process_group(), and then mean a new one, maybe of other ranks: a group's
     # ranks have the same count only of groups that all of them were in.

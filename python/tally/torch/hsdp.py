@@ -26,15 +26,40 @@ class _Replicas:
 
     def __init__(self, group):
         self._group = group
+        self.ranks = tuple(dist.get_process_group_ranks(group))
         self._joined = 0  # generation of the communicator that has been looked at
 
-    def average(self, name, gradient):
+    def average(self, name, shard, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
-            join(dist.PrefixStore("tally", store), dist.get_rank(self._group), dist.get_world_size(self._group),
-                 time_out(self._group))
+            join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), time_out(self._group))
             self._joined = _core.generation()
-        _reduce(gradient, gradient, name, Average, 1.0, 1.0, 0, BUCKET).wait()
+        _reduce(gradient, gradient, name, Average, 1.0, 1.0, 0, BUCKET, note=shard).wait()
+
+
+def _group_of(replicas):
+    """The process group that is given, or that of the mesh."""
+    if getattr(replicas, "ndim", 1) != 1:
+        raise ValueError("hsdp: replicas is a mesh of the dimensions %s; give the one over which a shard is the same, as "
+                         "mesh[\"replicate\"]" % (replicas.mesh_dim_names or replicas.ndim,))
+    group = replicas.get_group() if hasattr(replicas, "get_group") else replicas
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError("hsdp: replicas must be a process group that this rank is in, or a DeviceMesh, not %r"
+                         % (replicas,))
+    return group
+
+
+def _shard(group, name, replicas):
+    """Which shard this rank holds, in words: with each average the ranks compare them.
+
+    Raises ValueError where the replicas are, in part, the ranks that hold the other shards.
+    """
+    ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+    if set(ranks) & set(replicas.ranks) != {dist.get_rank()}:
+        raise ValueError("hsdp: %s is sharded over ranks %s, and replicas has ranks %s: they must have this rank, %d, in "
+                         "common and no other" % ("module '%s'" % name if name else "the model", ranks,
+                                                  list(replicas.ranks), dist.get_rank()))
+    return "shard %d of %d" % (group.mesh_info.shard_mesh_rank, len(ranks))
 
 
 def hsdp(model, replicas):
@@ -46,7 +71,8 @@ def hsdp(model, replicas):
         Tally's job, of which this process can have one, is theirs.
 
     Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
-    reduced; NotImplementedError where this PyTorch has no FSDP2, or one without all-reduce hook.
+    reduced, and for replicas that hold other shards; NotImplementedError where this PyTorch has no FSDP2, or one without
+    all-reduce hook.
     """
     modules = {name: module for name, module in model.named_modules() if hasattr(module, "_get_fsdp_state")}
     if not modules:
@@ -55,14 +81,17 @@ def hsdp(model, replicas):
         if not hasattr(fsdp, "fully_shard"):
             raise NotImplementedError("hsdp: this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard)")
         raise ValueError("no module of the model is sharded; call fully_shard() on it first")
-    for module in modules.values():
+    replicas, shards = _Replicas(_group_of(replicas)), {}
+    for name, module in modules.items():
         if not hasattr(module, "set_all_reduce_hook"):
             raise NotImplementedError("hsdp: FSDP2 of this PyTorch has no set_all_reduce_hook()")
         state = module._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        if any(group is not None and group._is_hsdp for group in groups):
+        groups = [group for group in groups if group is not None]
+        if any(group._is_hsdp for group in groups):
             raise ValueError("hsdp: the model is sharded on a mesh of two dimensions, over which torch reduces by "
                              "itself; shard it over the ranks of one replica, mesh[\"shard\"]")
-    replicas = _Replicas(replicas.get_group() if hasattr(replicas, "get_group") else replicas)
+        for group in groups:  # one, or torch takes no hook
+            shards[name] = _shard(group, name, replicas)
     for name, module in modules.items():
-        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%s" % name))
+        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%s" % name, shards.get(name)))

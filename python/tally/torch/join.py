@@ -16,6 +16,7 @@ from .. import _core
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
 
 _turns = collections.Counter()  # how often this process has joined a job of such ranks: a store may outlive a job
+_job = (0, ())                  # generation of the job that join() has joined, and torch's numbers of its ranks
 
 _USUAL_PORT = 29777  # TALLY_PORT's default
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -76,17 +77,25 @@ def _is_set(name):
         return False
 
 
-def join(store, rank, size, patience=None, members=None):
-    """Be rank `rank` of `size` in a job, whose ranks meet through `store`; nothing to do for one that is already.
+def job_members(world):
+    """torch's numbers, of 0 to world - 1, of the ranks of this process's job: all, where others than join() made it."""
+    generation, members = _job
+    return members if generation == _core.generation() else tuple(range(world))
 
+
+def join(store, members, rank, patience=None):
+    """Be rank `rank` in a job, whose ranks meet through `store`; nothing to do for one that is already.
+
+    members: torch's numbers of its ranks.
     patience: seconds after which an operation that waits fails the job, where the user has not said it; 0: never.  The
         library's own is made no shorter.
-    members: torch's numbers of these ranks; None where they are all, or always the same.
-    Raises ValueError where this process is another rank of its job, or the job is of another size.
+    Raises ValueError where this process is another rank of its job, or the job is of other ranks.
     """
-    key = "tally/%d" % _turns[members or size]
+    global _job
+    key, size = "tally/%d" % _turns[members], len(members)
+    world = dist.get_world_size() if dist.is_initialized() else size
     if not _core.is_initialized():
-        of_all = not dist.is_initialized() or dist.get_world_size() == size
+        of_all = world == size
         if rank == 0:
             store.set(key, _choose_place(store, of_all))
         place = store.get(key).decode()
@@ -102,12 +111,18 @@ def join(store, rank, size, patience=None, members=None):
             settings["TALLY_TIMEOUT"] = "%d" % patience
         with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
             _core.init(settings)
-        _turns[members or size] += 1
-    if (_core.rank(), _core.size()) != (rank, size):
+        _turns[members] += 1
+        _job = (_core.generation(), members)
+    here, reason = job_members(world), None
+    if len(here) == _core.size() and here != members:
+        reason = ("this process's job is that of ranks %s, and it can have no second one, of ranks %s"
+                  % (list(here), list(members)))
+    elif (_core.rank(), _core.size()) != (rank, size):
         reason = ("this process is rank %d of %d for Tally and rank %d of %d for torch.distributed; start both with the "
                   "same launcher" % (_core.rank(), _core.size(), rank, size))
+    if reason is not None:
         if rank == 0:
-            decline(store, members or size, reason)
+            decline(store, members, reason)
         raise ValueError(reason)
 
 
@@ -128,6 +143,7 @@ def join_default():
     """Join as the rank that this process has in torch's default process group, or as the launcher says."""
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
-        join(dist.PrefixStore("tally", store), dist.get_rank(), dist.get_world_size(), time_out(dist.group.WORLD))
+        join(dist.PrefixStore("tally", store), tuple(range(dist.get_world_size())), dist.get_rank(),
+             time_out(dist.group.WORLD))
     else:
         _core.init()
