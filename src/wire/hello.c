@@ -122,7 +122,7 @@ void tly_hello_produce(struct tly_hello *h, uint8_t out[TLY_HELLO_BYTES])
 
 void tly_hello_refuse(const struct tly_hello *h, int err, const char *sentence, uint8_t out[TLY_HELLO_BYTES])
 {
-    write_identity(h, 2, out);
+    write_identity(h, h->step + 2, out);
     tly_put32(out + at_refusal, (uint32_t)err);
     snprintf((char *)out + at_sentence, 128, "%s", sentence);
 }

@@ -8,7 +8,8 @@
  *
  * MAC and keys are BLAKE2b keyed with a hash of the secret, over a label and messages 1 and 2.  The labels
  * stop reflection, the nonces replay; the incarnation keeps another start of the same job out.  Each message
- * is the payload of a HELLO frame, whose own check is under the zero key. */
+ * is the payload of a HELLO frame, whose own check is under the zero key.  A connector to which message 2 does not prove
+ * the secret sends a message 3 without a proof: so the acceptor, too, can say who has another one. */
 #ifndef TLY_HELLO_H
 #define TLY_HELLO_H
 
@@ -72,7 +73,7 @@ void tly_hello_produce(struct tly_hello *h, uint8_t out[TLY_HELLO_BYTES]);
  * tly_hello_refuse()'s message so that the connector can say why. */
 int tly_hello_consume(struct tly_hello *h, const uint8_t in[TLY_HELLO_BYTES]);
 
-/* Message 2 that says no. */
+/* In place of the next message, one that says no: no MAC of it is right. */
 void tly_hello_refuse(const struct tly_hello *h, int err, const char *sentence, uint8_t out[TLY_HELLO_BYTES]);
 
 #endif

@@ -506,7 +506,8 @@ static void on_hello(struct tly_link *l)
 {
     int err = tly_hello_consume(&l->hello, l->control);
     if (err) {
-        if (!l->hello.connector && l->hello.step == 0 && l->out_to < BATCH) {
+        bool tell = l->hello.step == 0 || (l->hello.connector && err == -EACCES);
+        if (tell && l->out_to < BATCH) {
             uint8_t *m = malloc(TLY_HELLO_BYTES);
             if (m) {
                 tly_hello_refuse(&l->hello, -err, l->hello.refusal, m);
