@@ -400,6 +400,45 @@ def test_a_late_rank_ends_the_bucket(store):
     assert "said:" in output and "has not ended within 2 s" in output, output
 
 
+@pytest.mark.parametrize("rank, word", [(0, "rank 1 did not join within 3 s"),
+                                        (1, "rank 0 has not joined the job within 3 s: has its model the hook")])
+def test_a_hook_on_one_rank(store, rank, word):
+    """It waits no longer than the process group, and says for whom."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import datetime, os, sys, time, test_ddp, tally.torch, torch.distributed as dist
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(os.environ["RANK"]), world_size=2,
+                                timeout=datetime.timedelta(seconds=3))
+        one = str(dist.get_rank()) == sys.argv[2]
+        model = test_ddp.wrap(test_ddp.network(), "hook" if one else "gloo")
+        output = test_ddp.loss(model, 0, dist.get_rank())
+        if not one:
+            time.sleep(15)
+            os._exit(0)
+        try:
+            output.backward()
+        except RuntimeError as error:
+            print("said:", str(error).splitlines()[0], flush=True)
+        os._exit(1)
+    """), store, rank], timeout=40)
+    assert "said:" in output and word in output, output
+
+
+def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
+    """Before it has said where to meet, too."""
+    import datetime
+    import tally
+    import torch.distributed as dist
+    join = importlib.import_module("tally.torch.join")
+    monkeypatch.setattr(join, "_WARN_EVERY_S", 0.3)
+    store = dist.HashStore()
+    store.set_timeout(datetime.timedelta(seconds=1))
+    with pytest.raises(tally.Error, match="rank 3 has not joined the job within 1 s"):
+        join._place(store, "key", 3)
+    assert "waiting for rank 3" in caplog.text
+    store.set("key", "here")
+    assert join._place(store, "key", 3) == "here"
+
+
 def test_a_rank_with_a_past(store):
     """Models of a process group that only one rank was in do not count."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""

@@ -4,13 +4,17 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import datetime
+import errno
 import os
 import socket
+import time
 from contextlib import contextmanager
 
 import torch.distributed as dist
 
 from .. import _core
+from .._events import logger
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -19,6 +23,8 @@ _turns = collections.Counter()  # how often this process has joined a job of suc
 _job = (0, ())                  # generation of the job that join() has joined, and torch's numbers of its ranks
 
 _USUAL_PORT = 29777  # TALLY_PORT's default
+_JOIN_TIMEOUT = 600  # TALLY_JOIN_TIMEOUT's
+_WARN_EVERY_S = 10   # who does not come is named as often as by the coordinator
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -66,6 +72,25 @@ def _choose_place(store, of_all):
     return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
 
 
+def _place(store, key, first):
+    """What rank `first`, of torch's numbers, the new job's rank 0, says.  It may never: all say meanwhile who is waited for."""
+    limit = store.timeout.total_seconds()
+    end = time.monotonic() + limit
+    while True:
+        begun = time.monotonic()
+        until = min(begun + _WARN_EVERY_S, end)
+        try:
+            store.wait([key], datetime.timedelta(seconds=max(until - begun, 0.001)))
+            return store.get(key).decode()
+        except RuntimeError:
+            if time.monotonic() < until - 0.1:
+                raise  # it is not the time
+        if until == end:
+            raise _core.Error("rank %d has not joined the job within %g s: has its model the hook of tally.torch, or its "
+                              "process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
+        logger.warning("join: waiting for rank %d, which says where to meet", first)
+
+
 def _is_set(name):
     """Whether the user has set a parameter, in the environment or in the file that it names."""
     if name in os.environ:
@@ -89,7 +114,8 @@ def join(store, members, rank, patience=None):
     members: torch's numbers of its ranks.
     patience: seconds after which an operation that waits fails the job, where the user has not said it; 0: never.  The
         library's own is made no shorter.
-    Raises ValueError where this process is another rank of its job, or the job is of other ranks.
+    Raises ValueError where this process is another rank of its job, or the job is of other ranks; Error where a rank has
+    not come within the time-out of `store`, or TALLY_JOIN_TIMEOUT.
     """
     global _job
     key, size = "tally/%d" % _turns[members], len(members)
@@ -98,7 +124,7 @@ def join(store, members, rank, patience=None):
         of_all = world == size
         if rank == 0:
             store.set(key, _choose_place(store, of_all))
-        place = store.get(key).decode()
+        place = _place(store, key, members[0])
         if place.startswith("!"):
             raise ValueError("rank 0 does not come: " + place[1:])
         host, _, port = place.rpartition(":")
@@ -109,6 +135,9 @@ def join(store, members, rank, patience=None):
             settings["TALLY_PORT"] = port
         if patience is not None and not 0 < patience <= 1800 and not _is_set("TALLY_TIMEOUT"):
             settings["TALLY_TIMEOUT"] = "%d" % patience
+        limit = store.timeout.total_seconds()
+        if limit < _JOIN_TIMEOUT and not _is_set("TALLY_JOIN_TIMEOUT"):
+            settings["TALLY_JOIN_TIMEOUT"] = "%g" % max(limit, 1)  # those who do not come have given up by then
         with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
             _core.init(settings)
         _turns[members] += 1
