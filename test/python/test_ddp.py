@@ -578,9 +578,11 @@ def test_garbage_collection(three, store):
 
 
 def test_a_script_of_byteps():
-    """tally.torch.parallel needs no process group."""
+    """tally.torch.parallel needs no process group, and makes one beside which there may be others."""
     status, output = jobs.run(2, 1, ["-c", textwrap.dedent("""
+        import datetime
         import tally.torch as bps, torch, test_ddp
+        import torch.distributed as dist
         from tally.torch.parallel import DistributedDataParallel
         bps.init()
         for compression, tolerance in ((bps.Compression.none, 2e-6), (bps.Compression.fp16, 2e-3)):
@@ -592,6 +594,11 @@ def test_a_script_of_byteps():
                 test_ddp.loss(model, step, bps.rank()).backward()
                 steps.step()
             test_ddp.close(test_ddp.parameters(model), test_ddp.reference("plain", 2), tolerance)
+        for backend in ("gloo", "tally"):
+            x = torch.ones(2)
+            dist.all_reduce(x, group=dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=10)))
+            assert x.tolist() == [2, 2]
+        dist.destroy_process_group()
         print("good")
     """)])
     assert status == 0 and output.count("good") == 2, output

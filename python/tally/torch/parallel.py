@@ -8,9 +8,21 @@ import torch.distributed as dist
 
 from .. import _core
 from .compression import Compression
+from .functions import broadcast_object
 from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
 
 _HOOKS = {Compression.none: ddp_hook, Compression.fp16: ddp_hook_fp16, Compression.bf16: ddp_hook_bf16}
+
+
+def _store():
+    """A store in rank 0, where groups of other backends meet: the job itself needs none.  Collective."""
+    place = store = None
+    if _core.rank() == 0:
+        host = _core.report()["services"][_core.machine()]["address"]  # that all have connected to
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        place = host, store.port
+    place = broadcast_object(place, 0, "tally.torch.parallel")
+    return store or dist.TCPStore(*place, wait_for_workers=False)
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
@@ -25,7 +37,6 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             raise ValueError("compression must be Compression.none, fp16 or bf16, not %r" % (compression,))
         if not dist.is_initialized():
             _core.init()
-            # The job is there already: nobody has to meet in the store.
-            dist.init_process_group("tally", store=dist.HashStore(), rank=_core.rank(), world_size=_core.size())
+            dist.init_process_group("tally", store=_store(), rank=_core.rank(), world_size=_core.size())
         super().__init__(module, *args, **kwargs)
         self.register_comm_hook(state(), _HOOKS[compression])
