@@ -700,6 +700,20 @@ def test_states(four):
     four(states)
 
 
+def test_reset_of_a_subclass():
+    """It comes before the callbacks."""
+    called = []
+
+    class State(hvd().elastic.ObjectState):
+        def reset(self):
+            called.append("reset")
+
+    state = State(epoch=0)
+    state.register_reset_callbacks([lambda: called.append("callback")])
+    state.on_reset()
+    assert called == ["reset", "callback"]
+
+
 def leave():
     """Rank 1 leaves in the middle and comes back with nothing; all go on from the last commit."""
     import torch

@@ -29,7 +29,7 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class State:
-    """What a failure must not undo.  Subclasses have save(), restore() and sync()."""
+    """What a failure must not undo.  Subclasses have save(), restore() and sync(), and reset() if they like."""
 
     def __init__(self):
         self._reset_callbacks = []
@@ -40,8 +40,12 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self):
+        self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def reset(self):
+        """Called before those functions."""
 
     def commit(self):
         """Keep the state as it is now: restore() comes back to here."""
