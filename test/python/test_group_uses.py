@@ -215,3 +215,30 @@ def test_what_stands_on_subgroups(four, store, function):
     for result in four(function, store):
         for ours, with_gloo in zip(result["tally"], result["gloo"]):
             close(ours, with_gloo)
+
+
+def only_for_cuda(path):
+    """Of "cpu:gloo,cuda:tally" tensors on the CPU are Gloo's."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import test_ddp
+    rank = tally.rank()
+    with group("cpu:gloo,cuda:tally", path):
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x)
+        objects = [None] * 3
+        dist.all_gather_object(objects, rank)
+        if rank < 2:
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(2), 1 - rank),
+                                                dist.P2POp(dist.irecv, torch.empty(2), 1 - rank)]):
+                work.wait()
+        model = test_ddp.wrap(test_ddp.network(), "backend")
+        test_ddp.loss(model, 0, rank).backward()
+        assert dist.group.WORLD.begun == 0
+        dist.barrier()
+        return x.tolist(), objects
+
+
+def test_a_group_only_for_cuda(three, store):
+    assert three(only_for_cuda, store) == [([6] * 3, [0, 1, 2])] * 3

@@ -198,7 +198,7 @@ def _method(method, *names):
     @functools.wraps(method)
     def call(self, *arguments, **named):
         tensor = _first((*arguments, *named.values()))
-        other = None if tensor is None or tensor.is_cpu else self.other(tensor.device)
+        other = None if tensor is None else self.other(tensor.device)
         if other is not None:
             return getattr(other, next((name for name in names if hasattr(other, name)), names[0]))(*arguments, **named)
         if named:
@@ -319,10 +319,8 @@ class Group(dist.ProcessGroup):
     def other(self, place):
         """The group of another backend, over the same ranks, that was asked for where tensors are; None: there is none.
 
-        Of "cpu:tally,cuda:nccl" torch makes this group alone.  The other is made with the first call that needs it, which
-        all ranks make."""
-        if place.type == "cpu":
-            return None
+        Of "cpu:tally,cuda:nccl" torch makes this group alone, or has it stand for the other.  That is made with the first
+        call that needs it, which all ranks make."""
         if self._others is None:
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
             self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
