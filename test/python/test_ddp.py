@@ -316,6 +316,86 @@ def test_a_hook_that_calls_ours(four, store):
             close(one, other)
 
 
+def train_again(given, path):
+    """Half of the steps each in two DistributedDataParallels of one module, with one state."""
+    import tally
+    import tally.torch as t
+    from torch.nn.parallel import DistributedDataParallel
+    with group("gloo", path):
+        module, state = network(), t.state()
+        steps = optimizer(module, "plain")
+        for half in range(2):
+            model = DistributedDataParallel(module)
+            if given:
+                model.register_comm_hook(state, t.ddp_hook)
+            else:
+                model.register_comm_hook(None, lambda _, bucket: t.ddp_hook(state, bucket))
+            for step in range(half * STEPS // 2, (half + 1) * STEPS // 2):
+                steps.zero_grad()
+                loss(model, step, tally.rank()).backward()
+                steps.step()
+        return parameters(module)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_module_wrapped_again(three, store, given):
+    """Its state is its own still, as where a strategy's object serves two fits."""
+    results = three(train_again, given, store)
+    assert same_on_all(results)
+    close(results[0], reference("plain", 3))
+
+
+def train_part(name, path):
+    """A model, and a part of it wrapped by itself over other ranks."""
+    import tally
+    import torch
+    import torch.distributed as dist
+    rank = tally.rank()
+    with group("gloo", path):
+        module = network()
+        pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+        whole, part = wrap(module, name), wrap(module.last, name, process_group=pair)
+        gradients = []
+        for step in range(3):  # torch rebuilds the buckets behind the first
+            for output in (lambda: loss(whole, step, rank), lambda: part(torch.full((2, 40), rank + 1.0)).sum()):
+                module.zero_grad()
+                output().backward()
+                gradients += [p.grad.numpy().copy() for p in module.parameters() if p.grad is not None]
+        return gradients
+
+
+def test_a_part_wrapped_by_itself(four, store):
+    for own, wanted in zip(four(train_part, "hook", store), four(train_part, "gloo", store + "-gloo"), strict=True):
+        close(own, wanted)
+
+
+def hook_of_others(path):
+    """A hook that is not ours, on a process group that torch.distributed does not know."""
+    import tally
+    import torch.distributed as dist
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
+
+    def hook(_, bucket):
+        future = Future()
+        future.set_result(bucket.buffer().zero_())
+        return future
+
+    with group("gloo", path):
+        unknown = dist.new_group()
+        _kept.append(unknown)
+        model = DistributedDataParallel(network(), process_group=unknown)
+        dist.destroy_process_group(unknown)
+        model.register_comm_hook(None, hook)
+        loss(model, 0, tally.rank()).backward()
+        return not any(p.grad.any() for p in model.parameters())
+
+
+def test_hooks_of_others(three, store):
+    """They are left alone, also where the process group is none that torch has made."""
+    assert three(hook_of_others, store) == [True] * 3
+
+
 def both(mode, path):
     return train("hook", mode, path), train("backend", mode, path + "-backend")
 

@@ -3,7 +3,7 @@
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
 
-Flow: register_comm_hook() notes the model's process group -> backward fills a bucket -> the hook submits its average
+Flow: register_comm_hook() notes the model and its process group -> backward fills a bucket -> the hook submits its average
 over the group's ranks, in place -> the hook, if the sum has ended by then, or a thread on the completion queue completes
 the future that backward's end waits for.
 
@@ -30,7 +30,7 @@ from .ops import Average, _reduce
 from .sparse import SparseReduction
 from .work import deadlines
 
-_homes = WeakTensorKeyDictionary()      # parameter -> the _Home of its model
+_models = WeakTensorKeyDictionary()     # parameter -> the _Model that it is in, of several the last
 _numbers = weakref.WeakKeyDictionary()  # default process group -> {ranks of a process group; None: all -> numbers}
 # (generation of the communicator, ranks) -> weak references to the default process groups that had models in it: a rank may
 # have had others before it joined.
@@ -38,57 +38,41 @@ _worlds = collections.defaultdict(list)
 
 
 def _world():
-    return dist.group.WORLD if dist.is_initialized() else State
+    return dist.group.WORLD if dist.is_initialized() else _Model
 
 
-class _Home:
-    """A registration of a hook with a model: the ranks of its process group, None for all, and the group's time-out in
-    seconds where nothing else ends what waits."""
+class _Model:
+    """A DistributedDataParallel that has a hook, whoever's that is; of None, what a reducer of another kind averages, over
+    all ranks.  Its number among the models of its ranks tells its buckets from theirs."""
 
-    ranks = limit = None
+    def __init__(self, parallel=None):
+        # Weak: the parameters lead here, and shall keep nothing.
+        self.module = parallel and weakref.ref(parallel.module)
+        self._process_group = parallel and weakref.ref(parallel.process_group)
+        self.number = None   # until a state is registered with it
+        self.limit = None    # seconds: the process group's time-out, where nothing else ends what waits
+        self.name = None     # on all its ranks
+        self._ranks = None   # of the process group; None: all
+        self._group = None   # the library's group of the ranks; None: all
+        self._joined = 0     # generation of the communicator that has been looked at
 
-    def __init__(self, process_group=None):
-        if process_group is not None:
+    def count(self):
+        """Take the next number.  Not before it is known that the hook is Tally's: torch may not know another's process group."""
+        if self.number is not None:
+            return
+        if self._process_group is not None:
+            process_group = self._process_group()
             ranks = tuple(dist.get_process_group_ranks(process_group))
-            self.ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
+            self._ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
             self.limit = getattr(process_group, "limit", None)  # a group of the backend "tally" has one
+        self.number = next(_numbers.setdefault(_world(), collections.defaultdict(itertools.count))[self._ranks])
 
-
-def _home_of(bucket):
-    """Of the model that a bucket is of; None under a reducer that is not DistributedDataParallel's."""
-    parameters = bucket.parameters()
-    return _homes.get(parameters[0]) if parameters else None
-
-
-class State:
-    """What a hook keeps of one model: over which ranks it averages, and the model's number among theirs, which tells its
-    buckets from other models'."""
-
-    def __init__(self):
-        self.number = self._home = None  # until it is registered
-        self.name = None                 # of the model, on all its ranks
-        self._group = None               # the library's group of the ranks; None: all
-        self._joined = 0                 # generation of the communicator that has been looked at
-
-    def __repr__(self):
-        return "tally.torch.state() of model %s" % self.number
-
-    def register(self, home):
-        """Take the model over whose ranks averages are taken."""
-        if self._home is None:
-            self._home = home
-            self.number = next(_numbers.setdefault(_world(), collections.defaultdict(itertools.count))[home.ranks])
-        elif self._home is not home:
-            raise ValueError("the state() of one model is used for another; make one for each")
-
-    def enter(self, bucket):
+    def enter(self):
         """Join the job at the first use: only then is the process group there, whoever makes it."""
-        if bucket.index() == 0 or self._home is None:  # a hook of the user's own may call ours with a state of any model
-            self.register(_home_of(bucket) or self._home or _Home())
         if self._joined == _core.generation() and _core.is_initialized():
             return
         join_default()
-        ranks = self._home.ranks
+        ranks = self._ranks
         self._group = ranks and _core.make_group("hook of ranks %s" % (ranks,), ranks)
         self._joined = _core.generation()
         world, worlds = weakref.ref(_world()), _worlds[self._joined, ranks]
@@ -97,7 +81,12 @@ class State:
         turn = worlds.index(world)
         self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
 
-    limit = property(lambda self: self._home.limit)
+    def has(self, parameter):
+        module = self.module()
+        return module is not None and any(parameter is one for one in module.parameters())
+
+    def name_of(self, bucket):
+        return "%s bucket %d" % (self.name, bucket.index())
 
     # As a process set's.
 
@@ -105,7 +94,37 @@ class State:
         return self._group
 
     def size(self):
-        return len(self._home.ranks) if self._home.ranks else _core.size()
+        return len(self._ranks) if self._ranks else _core.size()
+
+
+class State:
+    """What a hook keeps: the model that its buckets are of."""
+
+    def __init__(self):
+        self._model = None    # until it is registered
+        self._given = False   # to register_comm_hook(); else a hook of the user's own has it
+
+    def __repr__(self):
+        return "tally.torch.state() of model %s" % (self._model and self._model.number)
+
+    def register(self, model, given=False):
+        """Take the model, or the same module wrapped anew."""
+        model.count()
+        if self._model is not None and self._model.module is not model.module:
+            raise ValueError("the state() of one model is used for another; make one for each")
+        self._model, self._given = model, given
+
+    def enter(self, bucket):
+        """The model that a bucket is of, in the job."""
+        if bucket.index() == 0 or self._model is None:  # a hook of the user's own may call ours with a state of any model
+            parameters = bucket.parameters()
+            model = _models.get(parameters[0]) if parameters else None
+            model = model or self._model or _Model()
+            # A parameter that is in several models does not say which; register_comm_hook() did.
+            if model is not self._model and not (self._given and self._model.has(parameters[0])):
+                self.register(model)
+        self._model.enter()
+        return self._model
 
 
 def state():
@@ -114,19 +133,19 @@ def state():
 
 
 def _have_registration_tell():
-    """Have DDP's register_comm_hook() note the model's process group: a bucket does not say it.  For any hook: a user's own
-    may call ours."""
+    """Have DDP's register_comm_hook() note the model: a bucket does not say it, nor its process group.  For any hook: a
+    user's own may call ours."""
     ddp = torch.nn.parallel.DistributedDataParallel
     register = ddp.register_comm_hook
 
     @functools.wraps(register)
     def register_comm_hook(self, state, hook):
         register(self, state, hook)
-        home = _Home(self.process_group)
+        model = _Model(self)
         for parameter in self.module.parameters():
-            _homes[parameter] = home
+            _models[parameter] = model
         if isinstance(state, State):
-            state.register(home)
+            state.register(model, given=True)
 
     ddp.register_comm_hook = register_comm_hook
 
@@ -172,21 +191,21 @@ def _ended(tensor, name, limit):
     return begun.then(lambda _: ended[0].wait()), then
 
 
-def _average_sparse(state, gradient, name, priority):
+def _average_sparse(model, gradient, name, priority):
     """The future of a sparse gradient's average over the union of the ranks' rows."""
-    future, then = _ended(gradient, name, state.limit)
-    SparseReduction(gradient, name, Average, BUCKET, priority, then, state)
+    future, then = _ended(gradient, name, model.limit)
+    SparseReduction(gradient, name, Average, BUCKET, priority, then, model)
     return future
 
 
 def _average(state, bucket, dtype):
     """Start the average of a bucket, sent as `dtype` if one is given; the future of the bucket's tensor."""
-    state.enter(bucket)
+    model = state.enter(bucket)
     gradient = bucket.buffer()
     index = bucket.index()
-    name = "%s bucket %d" % (state.name, index)
+    name = model.name_of(bucket)
     if gradient.is_sparse:
-        return _average_sparse(state, gradient, name, index)
+        return _average_sparse(model, gradient, name, index)
     sent, finish = gradient, None
     if gradient.is_complex():
         sent = torch.view_as_real(gradient)
@@ -197,10 +216,10 @@ def _average(state, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    future, then = _ended(gradient, name, state.limit)
+    future, then = _ended(gradient, name, model.limit)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
     _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
-            group=state.group()).watch(then)
+            group=model.group()).watch(then)
     return future
 
 
