@@ -461,6 +461,35 @@ def test_one_state_for_two_models(three, store):
         assert "used for another" in second and "used for another" in third and first == "nothing"
 
 
+def share_state_on_one_rank(mode, path):
+    """Rank 1 alone has a hook of its own with the state of another model; then all have the same again."""
+    import tally
+    import tally.torch as t
+    from torch.nn.parallel import DistributedDataParallel
+    with group("gloo", path):
+        states = [t.state(), t.state()]
+        first, second = (DistributedDataParallel(network(mode)) for _ in states)
+        first.register_comm_hook(states[0], t.ddp_hook)
+        held = states[0 if tally.rank() == 1 else 1]
+        second.register_comm_hook(None, lambda _, bucket: t.ddp_hook(held, bucket))
+        try:
+            loss(second, 0, tally.rank()).backward()
+            said = "nothing"
+        except (ValueError, RuntimeError) as error:
+            said = str(error)
+        loss(first, 0, tally.rank()).backward()
+        loss(wrap(network(), "hook"), 0, tally.rank()).backward()
+    return said
+
+
+@pytest.mark.parametrize("mode", ["plain", "sparse"])
+def test_one_state_for_two_models_on_one_rank(three, store, mode):
+    """The others are told."""
+    said = three(share_state_on_one_rank, mode, store)
+    assert "used for another" in said[1]
+    assert all("rank 1 refuses" in said[rank] and "used for another" in said[rank] for rank in (0, 2)), said
+
+
 def test_a_late_rank_ends_the_bucket(store):
     """Where the backend has joined the job, which then has no time-out, the group's own holds for its hooks."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""

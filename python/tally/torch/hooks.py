@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core
 from .._core import BUCKET
+from .._lib import ALLGATHER, PUSH_PULL
 from . import device
 from .join import join_default
 from .ops import Average, _reduce
@@ -88,6 +89,12 @@ class _Model:
     def name_of(self, bucket):
         return "%s bucket %d" % (self.name, bucket.index())
 
+    def refuse(self, bucket, reason):
+        """Tell the ranks that wait for this one's bucket why it does not come."""
+        self.enter()
+        kind, what = (ALLGATHER, ".rows") if bucket.buffer().is_sparse else (PUSH_PULL, "")
+        _core.refuse(kind, self.name_of(bucket) + what, BUCKET, reason, self._group)
+
     # As a process set's.
 
     def group(self):
@@ -122,7 +129,11 @@ class State:
             model = model or self._model or _Model()
             # A parameter that is in several models does not say which; register_comm_hook() did.
             if model is not self._model and not (self._given and self._model.has(parameters[0])):
-                self.register(model)
+                try:
+                    self.register(model)
+                except ValueError as reason:
+                    model.refuse(bucket, reason)
+                    raise
         self._model.enter()
         return self._model
 
