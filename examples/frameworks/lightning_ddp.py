@@ -31,16 +31,22 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class TallyHook(lightning.Callback):
+    """Registers the hook, on any device: DDPStrategy leaves out on the CPU what it is given as ddp_comm_hook."""
+
+    def on_train_start(self, trainer, module):
+        trainer.strategy.model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=("backend", "hook"), default="backend")
-    if parser.parse_args().way == "backend":
-        strategy = DDPStrategy(process_group_backend="tally")
-    else:
-        strategy = DDPStrategy(process_group_backend="gloo", ddp_comm_state=tally.torch.state(),
-                               ddp_comm_hook=tally.torch.ddp_hook)
+    way = parser.parse_args().way
+    strategy = DDPStrategy(process_group_backend="tally" if way == "backend" else "gloo")
+    callbacks = [TallyHook()] if way == "hook" else []
     trainer = lightning.Trainer(accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-                                num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy=strategy, max_steps=STEPS,
+                                num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy=strategy,
+                                callbacks=callbacks, max_steps=STEPS,
                                 logger=False, enable_checkpointing=False, enable_progress_bar=False,
                                 enable_model_summary=False)
     module = Module()

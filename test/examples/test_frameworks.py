@@ -1,14 +1,17 @@
-"""The examples of frameworks, run as their first lines say: all ranks end with the same parameters, and the ways agree.
+"""The examples of frameworks, run as their first lines say: all ranks end with the same parameters, the ways agree, and
+the gradients have gone through Tally.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -18,15 +21,27 @@ FOLDER = ROOT / "examples" / "frameworks"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RANKS = [BUILD / "bin" / "tally", "run", "-n", "2", "--", sys.executable]
 
+# Bytes of the gradients that a rank has in all steps: of problem.py's network, of transformers_trainer.py's, of jax_arrays.py's.
+NETWORK, GPT2, JAX = 12 * 2704, 6 * 29184, 20 * 640
 
-def run(launcher, script, *arguments):
-    """What the ranks print last: {loss and parameters}."""
+
+def summed(timeline):
+    """Bytes of a rank's operations."""
+    events = json.loads(timeline.read_text())["traceEvents"]
+    return sum(event["args"]["bytes"] for event in events if (event["name"], event["ph"]) == ("operations", "b"))
+
+
+def run(gradients, launcher, script, *arguments):
+    """What the ranks print last: {loss and parameters}.  gradients: bytes that each has at least to give to Tally."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
-    env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1",
-               CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu")
-    done = subprocess.run([*map(str, launcher), str(FOLDER / script), *arguments], env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-6000:]
+    with tempfile.TemporaryDirectory() as folder:
+        env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1",
+                   CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu", TALLY_TRACE=folder + "/run")
+        done = subprocess.run([*map(str, launcher), str(FOLDER / script), *arguments], env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout[-6000:]
+        given = [summed(timeline) for timeline in pathlib.Path(folder).glob("run.*.rank-*.json")]
+    assert len(given) == 2 and min(given) >= gradients, "of %d bytes Tally had %s" % (gradients, given)
     lines = re.findall(r"rank (\d): (loss [\d.]+, parameters [-+.0-9a-f]+)", done.stdout)
     assert sorted(rank for rank, _ in lines) == ["0", "1"], done.stdout[-6000:]
     results = {result for _, result in lines}
@@ -43,14 +58,15 @@ def needs(*packages):
                                     pytest.param("accelerate_loop.py", marks=needs("accelerate"))))
 def test_hook_and_backend_agree(script):
     # Two ranks: the average is rounded once in both.
-    assert run(TORCHRUN, script, "--way", "backend") == run(TORCHRUN, script, "--way", "hook")
+    backend, hook = (run(NETWORK, TORCHRUN, script, "--way", way) for way in ("backend", "hook"))
+    assert backend == hook
 
 
 @needs("transformers", "accelerate")
 def test_transformers_trainer():
-    run(TORCHRUN, "transformers_trainer.py")
+    run(GPT2, TORCHRUN, "transformers_trainer.py")
 
 
 @needs("jax")
 def test_jax():
-    run(RANKS, "jax_arrays.py")
+    run(JAX, RANKS, "jax_arrays.py")
