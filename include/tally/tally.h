@@ -290,10 +290,16 @@ TALLY_API int tally_op_poll(const tally_op *op);
  * 1: the operation has ended already, and nothing is announced.  -EINVAL: that was asked for before; -ECHILD. */
 TALLY_API int tally_op_watch(tally_op *op);
 
+/* Take back an operation: it fails with -ECANCELED and `reason` on all ranks, also on those that submit it later, as if
+ * this one had refused it (tally_refuse).  Returns at once.  The operation uses its memory until it ends, once its service has
+ * heard of it; one that all ranks have submitted ends as ever, well or badly.  Nothing happens to one that has ended.
+ * -ENOMEM; -ECHILD. */
+TALLY_API int tally_op_cancel(tally_op *op, const char *reason);
+
 /* Wait for the end.  timeout_ms < 0: for ever (TALLY_TIMEOUT ends the job all the same).  0: done;
  * -ETIMEDOUT: the waiting ended, not the operation; else the operation's own -errno: -EINVAL the ranks
- * disagree, -ECONNRESET a rank is gone, -ETIME a rank was late for longer than TALLY_TIMEOUT,
- * -ESHUTDOWN closed. */
+ * disagree, -ECANCELED a rank has cancelled it, -ECONNRESET a rank is gone, -ETIME a rank was late for
+ * longer than TALLY_TIMEOUT, -ESHUTDOWN closed. */
 TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 
 /* The sentence of a failed operation, "" for one that did not fail; lives as long as the handle. */

@@ -367,6 +367,11 @@ class Operation:
             self._finish = self._keep = None
             self._ended = True
 
+    def cancel(self, reason):
+        """Take it back: it ends soon, with an Error (ECANCELED) of this `reason` on all ranks, unless all have submitted it."""
+        if not self._ended and _comm is not None:
+            blocking.tally_op_cancel(self._op, reason.encode())
+
     def watch(self, then):
         """Have then(self) called once the operation has ended: in a thread of the completion queue, or here and now if
         it has.  Once, for one that was submitted without `then`."""

@@ -259,7 +259,7 @@ static void doubt_parts(struct peer *p, struct tally_op *op, const struct part *
         case PART_ADMITTED:
         case PART_SENT:
         case PART_SAID:
-            if (part->known && !op->mark) {
+            if (part->known && !part->mark) {
                 part->state = PART_DOUBTED;
                 if (op->kind == TALLY_ALLGATHER && part->index == 0)
                     part->landed = 0; /* it does not land over its input: from the beginning */
@@ -318,6 +318,8 @@ static void say_part(struct peer *p, struct part *part)
     tly_peer_head(part, &head);
     part->state = PART_SAID;
     post_about(p, &head, TLY_HAVE, part->quiet ? TLY_QUIET : 0, part->landed, NULL);
+    if (part->index == 0 && part->op->reason)
+        tly_queue_cancel(p->comm, part->op); /* that may have been lost, too */
 }
 
 static void say_keep(struct peer *p, struct keep *k, uint16_t resumed)
@@ -505,10 +507,16 @@ static void put_out(struct peer *p)
     tly_peer_drop(p);
 }
 
+void tly_epoch_decided(tally_comm *c, const struct tally_op *op)
+{
+    c->verdicts[c->verdict_count++ % TLY_VERDICTS] =
+        (struct tly_begun){op->key, op->round, op->epoch->number};
+}
+
 void tly_epoch_prepare(void *comm, const struct tly_roster *next)
 {
     tally_comm *c = comm;
-    size_t count = 0;
+    size_t decided = c->verdict_count < TLY_VERDICTS ? c->verdict_count : TLY_VERDICTS, count = decided;
     if (!c->preparing)
         c->preparing_since = c->loop.awake;
     c->preparing = next->epoch;
@@ -523,7 +531,8 @@ void tly_epoch_prepare(void *comm, const struct tly_roster *next)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
-    count = 0;
+    memcpy(begun, c->verdicts, decided * sizeof *begun);
+    count = decided;
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
         const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
         begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};

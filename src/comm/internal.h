@@ -36,7 +36,8 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
+enum { TLY_FEW_DIMS = 4 };    /* a tensor rarely has more */
+enum { TLY_VERDICTS = 1024 }; /* of so many rounds that have failed the epoch is remembered */
 
 enum part_state {
     PART_IDLE,
@@ -106,6 +107,7 @@ struct part {
     bool known; /* its service has heard of it */
     bool quiet; /* we push it and do not want the result */
     bool offer; /* its data goes when it is asked for */
+    bool mark;  /* nothing but an error mark */
     uint32_t
         root; /* of a team's part, which is no broadcast: ranks that it is the sum of when all have pushed, less one */
     struct tly_local_piece shard; /* of a team's part that this rank carries */
@@ -182,8 +184,8 @@ struct tally_op {
     char *note; /* owned: the caller's, or NULL */
     const uint8_t *input;
     uint8_t *output;
-    bool mark; /* nothing but an error mark */
-    char *reason;
+    bool mark;    /* nothing but an error mark */
+    char *reason; /* owned: of a mark, or why this rank has cancelled it */
 
     struct epoch *epoch; /* of this round; once begun */
     struct part *parts;  /* owned */
@@ -341,6 +343,9 @@ struct tally_comm {
     /* owner: the loop */
     struct tly_hook hook;
     struct tly_list epochs;
+    /* Ring: the last rounds that ended here by a verdict.  Others may begin them yet. */
+    struct tly_begun verdicts[TLY_VERDICTS];
+    uint64_t verdict_count;
     struct tly_map promising; /* as they come with COMMIT */
     struct tly_map
         promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
@@ -480,6 +485,8 @@ int tly_queue_part(tally_comm *c, struct part *p);
 void tly_queue_admit(tally_comm *c);
 /* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op);
+/* This rank takes back what it has begun: its home says the reason to all, unless all have begun it. */
+void tly_queue_cancel(tally_comm *c, struct tally_op *op);
 /* The service wants the part from its byte `start` on. */
 void tly_queue_again(tally_comm *c, struct part *p, uint32_t start);
 /* The connection is no more: nothing is in flight there. */
@@ -511,6 +518,8 @@ void tly_epoch_keep(struct peer *p, struct part *part);
 void tly_epoch_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
 /* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
 void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f);
+/* The operation ends by a verdict: who begins its round later must ask the same home. */
+void tly_epoch_decided(tally_comm *c, const struct tally_op *op);
 /* All ranks have the first `stable` deliveries of this service. */
 void tly_epoch_stable(struct peer *p, uint64_t stable);
 /* The service has answered what was said of something that its rank no longer waits for.  False: it was not. */

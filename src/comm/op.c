@@ -19,6 +19,8 @@
 /* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
 enum { COPIED_BYTES = 16 << 20 };
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
+enum { MOST_REASON = 600 }; /* bytes of a refusal's */
+static const char no_reason[] = "no reason given";
 
 /* --- handles ------------------------------------------------------------------------------------- */
 
@@ -90,6 +92,36 @@ int tally_op_watch(tally_op *op)
         return 0;
     tly_op_unref(op);
     return 1;
+}
+
+static char *copy_reason(const char *reason)
+{
+    return strndup(reason ? reason : no_reason, MOST_REASON);
+}
+
+int tally_op_cancel(tally_op *op, const char *reason)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    if (tly_event_is_set(&op->done))
+        return 0;
+    tally_comm *c = op->comm;
+    char *text = copy_reason(reason);
+    if (!text)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_loop_lock(&c->loop);
+    bool first = !op->reason;
+    if (first)
+        op->reason = text; /* who begins it from now on finds it */
+    else
+        free(text);
+    if (first && op->epoch)
+        tly_queue_cancel(c, op);
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+    if (op->engine && !op->team)
+        tly_local_take_back(op->engine, &op->local);
+    return 0;
 }
 
 const char *tally_op_error(const tally_op *op)
@@ -244,6 +276,10 @@ static int begin(tally_comm *c, struct tally_op *op)
     op->missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++)
         op->missing += op->parts[i].length;
+    if (!err && op->reason) { /* home is all that hears of it */
+        tly_queue_cancel(c, op);
+        return tly_queue_part(c, &op->parts[0]);
+    }
     if (!err && op->team) {
         op->local.ahead = op->credit;
         tly_local_enter(op->engine, &op->local);
@@ -434,7 +470,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
         op->note = strdup(o->note);
     if (r->reason) {
         op->mark = true;
-        op->reason = strdup(r->reason);
+        op->reason = copy_reason(r->reason);
     }
     if (r->kind == TALLY_ALLGATHER)
         op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims);
@@ -884,9 +920,8 @@ int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct
 {
     if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
         return tly_fail(EINVAL, "%u is no kind of operation", kind);
-    char text[600];
-    snprintf(text, sizeof text, "%s", reason ? reason : "no reason given");
-    struct request r = {.name = name, .kind = (uint8_t)kind, .dtype = TALLY_UINT8, .reason = text};
+    struct request r = {
+        .name = name, .kind = (uint8_t)kind, .dtype = TALLY_UINT8, .reason = reason ? reason : no_reason};
     struct tally_options o = {.size = sizeof o};
     if (options && options->size == sizeof o) {
         o.space = options->space;

@@ -33,6 +33,7 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
         p->owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner);
         p->dtype = op->dtype;
         p->root = op->root;
+        p->mark = op->mark;
         if (op->mark)
             continue;
         if (gather) {

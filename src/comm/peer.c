@@ -61,7 +61,7 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 {
     struct tly_writer w = {0};
     tly_write_text(&w, p->op->reason);
-    out->frame.flags = TLY_MARK | TLY_LAST;
+    out->frame.flags = TLY_MARK | TLY_LAST | (p->op->mark ? 0 : TLY_QUIET);
     out->frame.payload = (uint32_t)w.len;
     out->payload = out->owned = w.data;
 }
@@ -89,7 +89,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         tly_part_stamp(p, TLY_AT_FIRST);
     tly_peer_head(p, &out->frame);
     uint32_t done = p->length;
-    if (p->op->mark) {
+    if (p->mark) {
         send_mark(p, out);
     } else if (!p->input || p->offer) {
         out->frame.flags = p->offer ? TLY_OFFER : TLY_REQUEST;
@@ -256,6 +256,8 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
         tly_epoch_keep_verdict(peer, op ? op : mark, err, sentence);
     else if (!kept)
         tly_epoch_keep_unasked(peer, f);
+    if (op || mark)
+        tly_epoch_decided(peer->comm, op ? op : mark);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
     else if (mark)

@@ -121,14 +121,38 @@ static bool belongs_to(void *value, void *op)
     return ((struct part *)value)->op == op;
 }
 
-static void cancel(tally_comm *c, struct part *p)
+/* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */
+static void cancel(tally_comm *c, struct part *p, const char *reason)
 {
     struct tly_frame f;
+    struct tly_writer w = {0};
     tly_peer_head(p, &f);
     f.type = TLY_CANCEL;
-    f.flags = 0;
+    f.flags = reason ? TLY_MARK : 0;
     f.offset = f.payload = 0;
-    tly_peer_post(&c->peers[p->owner], &f, NULL, 0);
+    if (reason)
+        tly_write_text(&w, reason);
+    tly_peer_post(&c->peers[p->owner], &f, w.data, w.len);
+    free(w.data);
+}
+
+void tly_queue_cancel(tally_comm *c, struct tally_op *op)
+{
+    struct part *p = &op->parts[0];
+    bool admitted = p->state == PART_ADMITTED;
+    if (p->state == PART_LANDED)
+        return; /* all have begun it: it ends by itself */
+    if (p->known) {
+        if (c->peers[p->owner].open) /* else it is said when the connection is mended */
+            cancel(c, p, op->reason);
+        return;
+    }
+    if (admitted)
+        retract(c, p);
+    p->mark = true;
+    p->length = 0;
+    if (admitted && tly_queue_part(c, p) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
@@ -146,7 +170,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         }
         /* At home the verdict is the answer; the others must be told. */
         if (p->known && p->state != PART_LANDED && p->index != 0 && peer->open)
-            cancel(c, p);
+            cancel(c, p, NULL);
         p->state = PART_IDLE;
     }
     for (int i = 0; i < c->services && queued; i++)

@@ -77,7 +77,7 @@ enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op)
                          .flags = TLY_POST_EAGER};
     uint64_t at = l->tail;
     tly_posts_show(l, op, &p);
-    if (!meet(l, &p, in)) {
+    if (!meet(l, &p, in) || !tly_posts_no_doubts(l)) {
         tly_local_take(l, op);
         tly_posts_follow(l, op, &p, at);
         return TLY_ALONE_POSTED;

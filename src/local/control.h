@@ -26,6 +26,9 @@ enum {
 };
 
 enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST_SERVICE = 8 };
+/* Not a call: the rank has thought of taking back the one that it has posted under this name, and does so if this has
+ * TLY_POST_SERVICE. */
+enum { TLY_POST_BACK = 16 };
 
 /* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64.  Readers look at
  * `there` of the next one: what is tiny crosses from core to core as one line of the cache. */
@@ -60,7 +63,7 @@ struct tly_work {
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
 enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a futex's bits */
 
-/* Written by its owner, but for the bell and the work entries. */
+/* Written by its owner, but for the bell, the work entries and the doubts. */
 struct tly_control {
     _Alignas(64) _Atomic uint32_t wanted; /* whom to wake when something has changed; 0: somebody looks */
     _Atomic uint32_t left;    /* 1: submits nothing more; 2: and has given up what had not ended; release */
@@ -73,6 +76,8 @@ struct tly_control {
     _Atomic uint32_t state;                   /* of the start */
     uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */
     uint64_t processors[TLY_PROCESSORS / 64]; /* that it may use, as bits; written before `state` */
+    _Alignas(64) _Atomic uint32_t
+        doubts; /* the lowest rank's is used: how often a rank was about to take back a post */
     _Alignas(64) struct {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
@@ -153,6 +158,8 @@ struct tly_local {
     uint32_t gens[TLY_WORKS];
     uint8_t left[TLY_LOCAL_RANKS]; /* as they have said, once all that they had posted was read */
     bool lost;                     /* somebody has left */
+    bool unwanted;                 /* some of our posts are to be taken back */
+    uint32_t doubts;               /* whose outcome we know */
     uint8_t *scratch;              /* owned: a block for each rank */
     struct {
         void *at; /* owned */
@@ -243,6 +250,9 @@ bool tly_posts_has_room(struct tly_local *l, uint64_t bytes);
 void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p);
 void tly_posts_say_read(struct tly_local *l, uint32_t rank);
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at);
+/* Does nobody think of taking a post back, whose outcome we do not know?  Asked once all posts have been seen, before
+ * anything is done with them; who takes one back first says so, then looks whether all are there. */
+bool tly_posts_no_doubts(const struct tly_local *l);
 
 /* alone.c */
 enum tly_alone { TLY_ALONE_NOT, TLY_ALONE_ENDED, TLY_ALONE_POSTED };

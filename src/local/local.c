@@ -351,6 +351,21 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
                    TLY_WAKE_THREAD | TLY_WAKE_WAITERS); /* to go on with what it was called off from */
 }
 
+void tly_local_take_back(struct tly_local *l, struct tly_local_op *op)
+{
+    atomic_fetch_add(&l->claims, 1);
+    pthread_mutex_lock(&l->lock);
+    atomic_fetch_sub(&l->claims, 1);
+    op->mark = true; /* if it is not posted yet */
+    l->unwanted |= op->meeting != NULL;
+    if (!atomic_load(&l->failed)) {
+        tly_posts_send(l);
+        tly_local_ring(l, l->me,
+                       TLY_WAKE_THREAD | TLY_WAKE_WAITERS); /* to go on with what it was called off from */
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
 void tly_local_rest(const struct tly_local *l, unsigned spins)
 {
     if (l->crowded || spins > PAUSES)

@@ -40,7 +40,7 @@ struct tly_local_op {
     uint64_t key, spec;
     uint32_t round;
     uint8_t kind, dtype, reduction; /* of tally.h */
-    bool mark;                      /* this rank refuses: the others must take the other way */
+    bool mark; /* this rank refuses, or takes it back: the others must take the other way */
     uint32_t root;
     int32_t priority;
     double prescale, postscale;
@@ -123,6 +123,9 @@ void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
 void tly_local_blocked(struct tly_local *l, bool blocked);
 /* End it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
+/* Not of a team: this rank wants it no more.  It is given back (`divert`) on all ranks, unless all have submitted it: then
+ * it ends by itself. */
+void tly_local_take_back(struct tly_local *l, struct tly_local_op *op);
 /* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:
  * `op` was diverted, and its event tells of it. */
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline);

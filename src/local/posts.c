@@ -231,6 +231,12 @@ static void begin(struct tly_local *l, struct tly_round *r)
     make_ready(l, r);
 }
 
+/* Both seq_cst: of two ranks one sees what the other has written. */
+bool tly_posts_no_doubts(const struct tly_local *l)
+{
+    return atomic_load(&l->at[0].control->doubts) == l->doubts;
+}
+
 /* Another post of the round has come, or ours is out. */
 static void check(struct tly_local *l, struct tly_round *r)
 {
@@ -248,8 +254,24 @@ static void check(struct tly_local *l, struct tly_round *r)
             r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
     if (differs)
         tly_posts_hand_back(l, tly_posts_let_go(l, r));
-    else if (r->arrived == l->count)
+    else if (r->arrived == l->count && tly_posts_no_doubts(l))
         begin(l, r);
+}
+
+/* A rank has taken back its post, or has found that all are there. */
+static void settle(struct tly_local *l, struct tly_round *r, uint32_t rank, bool back)
+{
+    l->doubts++;
+    if (r && back) {
+        r->posts[rank].flags |= TLY_POST_SERVICE;
+        check(l, r);
+    }
+    for (struct tly_list *n = l->ops.next, *next; n != &l->ops && tly_posts_no_doubts(l); n = next) {
+        next = n->next;
+        r = tly_list_entry(n, struct tly_local_op, node)->meeting;
+        if (r->arrived == l->count && !r->work) /* it waited for this */
+            check(l, r);
+    }
 }
 
 /* --- in ------------------------------------------------------------------------------------------ */
@@ -314,6 +336,12 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         return false;
     do {
         struct tly_post p = *tly_post_at(n->control, at);
+        if (p.flags & TLY_POST_BACK) {
+            at += sizeof p;
+            atomic_store_explicit(&n->read, at, memory_order_relaxed);
+            settle(l, tly_map_get(&l->rounds, round_id(p.key, p.round)), rank, p.flags & TLY_POST_SERVICE);
+            continue;
+        }
         uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
         struct tly_round *r = round_of(l, p.key, p.round);
         if (r && (r->posts[rank].kind || !p.kind || bytes > TLY_EAGER)) {
@@ -579,6 +607,35 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     return true;
 }
 
+/* Nobody begins a round while he knows of a doubt and not of its outcome; so if a post is still missing once ours is said,
+ * nobody has begun it, nor will.  False: no room in the ring. */
+static bool take_back(struct tly_local *l, const struct tly_local_op *op)
+{
+    struct tly_post p = {.key = op->key, .round = op->round, .kind = op->kind, .flags = TLY_POST_BACK};
+    if (!tly_posts_has_room(l, 2 * sizeof p))
+        return false;
+    atomic_fetch_add(&l->at[0].control->doubts, 1);
+    tly_posts_read(l); /* it may end here */
+    struct tly_round *r = tly_map_get(&l->rounds, round_id(p.key, p.round));
+    bool back = r && r->op && r->arrived < l->count;
+    p.flags |= back ? TLY_POST_SERVICE : 0;
+    tly_posts_show(l, op, &p);
+    settle(l, r, l->me, back);
+    return true;
+}
+
+static void take_back_all(struct tly_local *l)
+{
+    l->unwanted = false;
+    for (struct tly_list *n = l->ops.next; n != &l->ops && !l->unwanted; n = n->next) {
+        const struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
+        if (!op->mark || op->meeting->arrived == l->count)
+            continue;
+        l->unwanted = !take_back(l, op); /* again once there is room */
+        n = &l->ops;                     /* from the beginning: others may have ended meanwhile */
+    }
+}
+
 bool tly_posts_send(struct tly_local *l)
 {
     bool any = false, full = false;
@@ -612,6 +669,8 @@ bool tly_posts_send(struct tly_local *l)
     }
     if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
         atomic_store(&l->own->stuck, 0);
+    if (l->unwanted && !full)
+        take_back_all(l);
     if (any && l->lost)
         end_lost(l);
     return any;

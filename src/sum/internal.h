@@ -320,7 +320,9 @@ void tly_verdict_too_late(struct session *p, struct round *r);
 void tly_verdict_lengths(struct tly_service *s, struct round *r);
 /* It has been decided already, by a service that is gone. */
 void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence);
-void tly_verdict_refused(struct session *p, struct round *r, const char *reason);
+void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason);
+/* It takes back what it has pushed: nothing if all ranks have. */
+void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason);
 void tly_verdict_left(struct tly_service *s, uint32_t rank);
 /* Say who is late: to all who wait, or to one who asks. */
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);

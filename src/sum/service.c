@@ -400,6 +400,18 @@ static void landed(void *user, struct tly_link *l, const struct tly_frame *f, ui
         tly_round_landed(p, r, f, more);
 }
 
+/* The rank cannot push, or takes back what it has pushed. */
+static void on_mark(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+{
+    char *text = payload_text(data, f->payload);
+    const char *reason = text ? text : "out of memory";
+    if (f->type == TLY_CANCEL)
+        tly_verdict_cancelled(p, r, reason);
+    else
+        tly_verdict_refused(p, r, f->flags & TLY_QUIET, reason);
+    free(text);
+}
+
 static void on_pushed(struct session *p, const struct tly_frame *f, const void *data)
 {
     struct tly_service *s = p->service;
@@ -414,9 +426,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     if (!r)
         return;
     if (f->flags & TLY_MARK) {
-        char *reason = payload_text(data, f->payload);
-        tly_verdict_refused(p, r, reason ? reason : "out of memory");
-        free(reason);
+        on_mark(p, r, f, data);
         return;
     }
     tly_round_landed(p, r, f, more);
@@ -472,7 +482,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_CANCEL:
         r = tly_round_find(s, f);
-        if (r)
+        if (r && (f->flags & TLY_MARK))
+            on_mark(p, r, f, data);
+        else if (r)
             tly_round_cancel(p, r);
         break;
     case TLY_STATUS:

@@ -231,11 +231,19 @@ void tly_verdict_known(struct session *p, struct round *r, int err, const char *
         decide(p->service, r, err, sentence);
 }
 
-void tly_verdict_refused(struct session *p, struct round *r, const char *reason)
+void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason)
 {
     char sentence[TLY_SENTENCE];
-    snprintf(sentence, sizeof sentence, "rank %u refuses: %s", p->rank, reason);
-    decide(p->service, r, EINVAL, sentence);
+    snprintf(sentence, sizeof sentence, "rank %u %s: %s", p->rank, cancelled ? "has cancelled it" : "refuses",
+             reason);
+    decide(p->service, r, cancelled ? ECANCELED : EINVAL, sentence);
+}
+
+void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason)
+{
+    bool answered = r->summed || r->pieces_left || r->had; /* or about to be: all have pushed it */
+    if (r->head.part == 0 && r->slots[p->rank].state != SLOT_ABSENT && !answered)
+        tly_verdict_refused(p, r, true, reason);
 }
 
 /* A rank has left: rounds that lack it will never be complete. */

@@ -47,8 +47,8 @@ enum tly_frame_type {
     TLY_RESULT,    /* service -> worker */
     TLY_SPEC,      /* home -> worker: tell your spec; back: its text */
     TLY_VERDICT,   /* home -> worker: this round fails with this sentence; key 0: the job does */
-    TLY_CANCEL,    /* worker -> service: forget my push of this part */
-    TLY_AGAIN,     /* service -> worker: push this part again from an offset */
+    TLY_CANCEL, /* worker -> service: forget my push of this part; MARK: to home, fail the round with this reason */
+    TLY_AGAIN,   /* service -> worker: push this part again from an offset */
     TLY_HAVE,    /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict */
     TLY_DONE,    /* worker -> service: that was all I have in doubt; back: this part is stable */
     TLY_FINAL,   /* worker -> service: the result as it has landed */
@@ -66,7 +66,7 @@ enum tly_frame_type {
 enum tly_frame_flag {
     TLY_LAST = 1,    /* last fragment of its part */
     TLY_REQUEST = 2, /* asks for data and brings none */
-    TLY_MARK = 4,    /* error mark: the payload is the reason */
+    TLY_MARK = 4,    /* error mark: the payload is the reason; QUIET: of what its rank has cancelled */
     TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */

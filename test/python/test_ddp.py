@@ -548,6 +548,32 @@ def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
     assert join._place(store, "key", 3) == "here"
 
 
+def test_a_rank_that_comes_after_the_time_out(store):
+    """Its bucket fails as that of the other did, who has changed the memory since; the next step is right again."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import datetime, os, sys, time, tally.torch, torch, torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("tally", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2,
+                                timeout=datetime.timedelta(seconds=2))
+        layer = torch.nn.Linear(300, 300, bias=False)
+        model = torch.nn.parallel.DistributedDataParallel(layer)
+        model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
+        for step in range(4):  # in the second DDP has buckets of its own agreed on
+            model.zero_grad()
+            if rank == 1 and step == 2:
+                time.sleep(3)
+            try:
+                (model(torch.ones(1, 300)) * (10. ** step * (1 + rank))).sum().backward()
+                print("step", step, (layer.weight.grad == 1.5 * 10 ** step).all().item(), flush=True)
+            except RuntimeError as error:
+                print("step", step, str(error).splitlines()[0], flush=True)
+        dist.destroy_process_group()
+    """), store])
+    assert status == 0, output
+    assert [output.count("step %d True" % step) for step in range(4)] == [2, 2, 0, 2], output
+    assert output.count("rank 0 has cancelled it: it has not ended within 2 s, the group's time-out") == 2, output
+
+
 def test_a_rank_with_a_past(store):
     """Models of a process group that only one rank was in do not count."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""

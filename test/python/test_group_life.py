@@ -27,7 +27,6 @@ def late(path):
             if tally.rank() == 1:
                 continue
             work = dist.all_reduce(torch.ones(3), group=one, async_op=True)
-            assert not work.is_completed()
             if not future:
                 told.append(said(lambda: work.wait(datetime.timedelta(seconds=0.1))))
             told.append(said(work.get_future().wait if future else work.wait))
@@ -66,7 +65,8 @@ def test_a_group_that_times_out(three, store):
     assert told[1] == []
     for rank in (0, 2):
         first, *rest = told[rank]
-        assert "0.1 s" in first and "time-out" not in first
+        # Where one is much slower the other's time-out comes first.
+        assert ("0.1 s" in first and "time-out" not in first) or "has cancelled it" in first
         assert "not ended within 1 s" in rest.pop(4)
         for _ in range(3):
             assert "not ended within 1 s, its own time-out" in rest.pop(4)
@@ -74,6 +74,32 @@ def test_a_group_that_times_out(three, store):
         for waited, again in (rest[:2], rest[2:4]):
             assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
             assert "can no longer be used" in again
+
+
+def come_after(path):
+    """A call that two ranks have given up, and whose memory they have changed, when the third makes it."""
+    import time
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    with group("tally", path):
+        told, one = [], dist.new_group(timeout=datetime.timedelta(seconds=1))
+        for _ in range(2):
+            x = torch.full((100000,), 1.)
+            if tally.rank() == 1 and not told:
+                time.sleep(2.5)
+            told.append(said(lambda: dist.all_reduce(x, group=one)))
+            x.fill_(100)
+        dist.all_reduce(x[:10])  # the other groups live on
+        assert x[:10].tolist() == [300] * 10
+    return told
+
+
+def test_a_rank_that_comes_after_the_time_out(three, store):
+    for rank, (first, second) in enumerate(three(come_after, store)):
+        assert "not ended within 1 s, the group's time-out" in first, first
+        assert rank != 1 or "has cancelled it: " in first
+        assert "can no longer be used" in second
 
 
 @pytest.mark.parametrize("backend, env, file, expected", [

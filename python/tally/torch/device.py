@@ -281,7 +281,7 @@ class _Load:
             self._landed(error)
         else:
             try:
-                self._submit(self._hosts, self._ended)
+                self._transfer.begun(self._submit(self._hosts, self._ended))
             except Exception as error:
                 self._landed(error)
         if line is not None:
@@ -394,10 +394,27 @@ class Transfer:
         self._lock = threading.Lock()  # guards the rest
         self._arrived = threading.Event()
         self._event = self._failure = None
+        self._operations, self._reason = [], None  # those begun; why they are taken back
         self.operation = None  # the last that has ended
 
     def failed(self):
         return self._failure is not None
+
+    def begun(self, operation):
+        """One of the operations is under way."""
+        with self._lock:
+            reason = self._reason
+            if not self._arrived.is_set():
+                self._operations.append(operation)
+        if reason is not None:
+            operation.cancel(reason)
+
+    def cancel(self, reason):
+        """As Operation's, also of what has not been begun."""
+        with self._lock:
+            self._reason, operations = reason, list(self._operations)
+        for operation in operations:
+            operation.cancel(reason)
 
     def landed(self, failure):
         """One of the operations has ended, and the copies of its results have been given to the device."""
@@ -412,6 +429,7 @@ class Transfer:
             except Exception as error:
                 self._failure = error
             then, self._then = self._then, None
+            self._operations = []
             self._arrived.set()
         if then is not None:
             then(self)

@@ -15,6 +15,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import contextlib
 import datetime
 import errno
 import functools
@@ -292,14 +293,18 @@ class Group(dist.ProcessGroup):
             raise Error("%s can no longer be used: %s" % (self, self._failure), self._failure.errno)
 
     def fail(self, failure, work=None):
-        """End the group, whose calls would no longer meet the other ranks', and a call, by default all."""
+        """End the group, whose calls would no longer meet the other ranks', and have a call end, by default all."""
         self._failure = self._failure or failure
         for one in list(self._works) if work is None else [work]:
             one.fail(failure)
 
     def abort(self):
-        """End the group and what is under way in it; tensors of calls that were may still be written."""
+        """End the group and what is under way in it, on all ranks; once this returns nobody uses tensors of its calls."""
+        works = list(self._works)
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
+        for work in works:
+            with contextlib.suppress(RuntimeError):
+                work.wait()
         self._leave()
 
     def shutdown(self):

@@ -11,7 +11,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
-import errno
 import functools
 import itertools
 import time
@@ -165,47 +164,57 @@ _have_registration_tell()
 
 
 class _Late:
-    """Ends a bucket whose sum has not ended within `limit` seconds: it stands for the operation then, and raises."""
+    """Takes a bucket back on all ranks whose sum has not ended within `limit` seconds: what a rank that comes later would
+    get were a sum of other memory."""
 
-    def __init__(self, name, limit, then):
-        self.deadline, self._then = time.monotonic() + limit, then
-        self._reason = ("'%s' has not ended within %g s, the group's time-out: a rank is late, or has not run this backward"
-                        % (name, limit))
+    def __init__(self, limit, then):
+        self.deadline, self._limit, self._then = time.monotonic() + limit, limit, then
+        self._operation = None
+
+    def watch(self, operation):
+        """The one of whose end end() is told; it keeps us."""
+        if self.deadline is not None:
+            self._operation = operation
+            deadlines.watch(self)
 
     def end(self, operation):
-        self.deadline = None
+        self.deadline = self._operation = None
         self._then(operation)
 
     def expire(self):
-        self.end(self)
+        operation, self.deadline = self._operation, None
+        if operation is not None:
+            operation.cancel("it has not ended within %g s, the group's time-out: a rank is late, or has not run this "
+                             "backward" % self._limit)
 
-    def wait(self):
-        raise _core.Error(self._reason, errno.ETIMEDOUT)
+
+def _nothing(_):
+    """What is to be told of an operation that may take as long as it likes."""
 
 
-def _ended(tensor, name, limit):
-    """(the future of an operation's result on `tensor`, what completes it at the operation's end, or at the limit)."""
+def _ended(tensor, limit):
+    """(the future of an operation's result on `tensor`, what completes it at the operation's end, what is to be told of the
+    operation once it has begun)."""
     on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
     begun, ended = Future() if on is None else on.runtime.future(), []
 
     def then(operation):
         ended.append(operation)
-        if ended[0] is operation:  # else the limit came first, or this is what came too late
-            begun.set_result(None)
+        begun.set_result(None)
 
-    if limit is not None:
-        late = _Late(name, limit, then)
-        deadlines.watch(late)
-        then = late.end
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
-    return begun.then(lambda _: ended[0].wait()), then
+    future = begun.then(lambda _: ended[0].wait())
+    if limit is None:
+        return future, then, _nothing
+    late = _Late(limit, then)
+    return future, late.end, late.watch
 
 
 def _average_sparse(model, gradient, name, priority):
     """The future of a sparse gradient's average over the union of the ranks' rows."""
-    future, then = _ended(gradient, name, model.limit)
-    SparseReduction(gradient, name, Average, BUCKET, priority, then, model)
+    future, then, begun = _ended(gradient, model.limit)
+    begun(SparseReduction(gradient, name, Average, BUCKET, priority, then, model))
     return future
 
 
@@ -227,10 +236,12 @@ def _average(state, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    future, then = _ended(gradient, name, model.limit)
+    future, then, begun = _ended(gradient, model.limit)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
-            group=model.group()).watch(then)
+    operation = _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
+                        group=model.group())
+    begun(operation)
+    operation.watch(then)
     return future
 
 

@@ -434,6 +434,9 @@ class _Gather:
     def done(self):
         return self.operation.done()
 
+    def cancel(self, reason):
+        self.operation.cancel(reason)
+
     def wait(self):
         if self.result is None:
             self.operation.wait()

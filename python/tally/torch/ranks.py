@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 import collections
 import ctypes
+import errno
 import functools
 import threading
 import time
@@ -168,6 +169,10 @@ class Ranks:
         begun = []
         while waiting:
             one = waiting[0]
+            if one.done():  # cancelled; what was found for it is there for the next
+                waiting.popleft()
+                search = None
+                continue
             try:
                 if one.sender is None and search is None:
                     search = self._look(waiting)
@@ -240,6 +245,17 @@ class Receiving:
                 return
         self._then(self)
 
+    def cancel(self, reason):
+        """As Operation's."""
+        with self._ranks._lock:
+            begun = self._begun.is_set()
+            if not begun:
+                self.fail(_core.Error(reason, errno.ECANCELED))
+        if not begun:
+            self.tell()
+        elif self._operation is not None:
+            self._operation.cancel(reason)
+
     def done(self):
         return self._begun.is_set() and (self._failure is not None or self._operation.done())
 
@@ -255,7 +271,7 @@ class Receiving:
 class Gathering:
     def __init__(self, operation, like):
         self._operation, self._like = operation, like
-        self.done, self.wait = operation.done, operation.wait
+        self.done, self.wait, self.cancel = operation.done, operation.wait, operation.cancel
 
     def pieces(self):
         """After the end: the ranks' vectors, in memory that lives as long as this object; on a device, for the current

@@ -39,7 +39,7 @@ class SparseReduction:
             raise
         self._name, self._space, self._reduction, self._priority = names[1], space, int(reduction), priority
         self._group, self._then = group, then
-        self._sum = self._result = self._failure = None
+        self._gather = self._sum = self._result = self._failure = self._reason = None
         self._submitted = threading.Event()
         self._lock, self._early = threading.Lock(), False  # the sum has ended before it was known here
         self._sparse_dim = tensor.sparse_dim()
@@ -51,7 +51,7 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides).unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape])
-        _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set)
+        self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set)
 
     def _rows_known(self, operation):
         try:
@@ -64,6 +64,8 @@ class SparseReduction:
             self._own = self._values = None
             self._sum = _reduce(summands, summands, self._name, self._reduction, 1.0, 1.0, self._priority, self._space,
                                 None, self._then and self._told, self._group)
+            if self._reason is not None:
+                self._sum.cancel(self._reason)
         except Exception as failure:
             self._failure = failure
         with self._lock:  # who is told may wait for us
@@ -87,6 +89,13 @@ class SparseReduction:
                 raise Error("ranks disagree on the sparse tensor of %r: rank 0 has one of shape %s, rank %d one of "
                             "shape %s" % (self._name, shapes[0], rank, shapes[1]), errno.EINVAL)
         return torch.unique(torch.cat([piece[length:] for piece in pieces]))
+
+    def cancel(self, reason):
+        """As Operation's."""
+        self._reason = reason  # for the sum, if that begins just now
+        for operation in (self._gather, self._sum):
+            if operation is not None:
+                operation.cancel(reason)
 
     def done(self):
         return self._failure is not None or (self._sum is not None and self._sum.done())

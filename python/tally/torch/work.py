@@ -11,6 +11,7 @@ import collections
 import contextlib
 import datetime
 import errno
+import math
 import threading
 import time
 import weakref
@@ -61,7 +62,7 @@ class GroupWork(Work):
         self._numbered = self._missing = numbered
         self._left = 1  # operations that have not ended, and one for the filling in
         self._settled = False
-        self._failure = None
+        self._failure = self._late = None  # why it has failed; why it was taken back
         self._begun = self._future = None
         self._place = self._device = self._event = None  # where the tensors are, and when the results are there
         self.sender = lambda: -1  # after the end of a recv: from which rank
@@ -164,19 +165,23 @@ class GroupWork(Work):
                         if self._device:
                             self._event = self._device.mark()
                 except Error as error:
-                    self._failure = self._explained(error)
+                    self._failure = self._late or self._explained(error)
+                    if self._late or error.errno == errno.ECANCELED:  # by another rank, whose group is no more
+                        self.group.fail(self._failure, self)
                 except Exception as error:
                     self._failure = error
                 self._close()
         self._complete()
 
     def fail(self, failure):
-        """End now with `failure`; operations in flight go on by themselves."""
+        """Have it end with `failure`, soon: what is under way is taken back, on all ranks, unless all have begun it."""
         with self._lock:
-            if not self._settled:
-                self._failure = failure
-                self._close()
-        self._complete()
+            if self._settled or self._late is not None:
+                return
+            self._late = failure
+            operations = list(self._operations)
+        for operation in operations:
+            operation.cancel(str(failure))
 
     def _close(self):
         self._settled = True
@@ -217,14 +222,14 @@ class GroupWork(Work):
 
     @property
     def deadline(self):
-        """When the group's time-out ends the call; None once it has ended."""
-        return None if self._settled else self._deadline
+        """When the group's time-out ends the call; None once it has, or the call has ended."""
+        return None if self._settled or self._late is not None else self._deadline
 
     def expire(self):
-        """The group's time-out has ended the call, and with it the group: its ranks are out of step."""
-        self.group.fail(Error("%s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
-                              % (self.what, self.group, self._limit,
-                                 "the group's" if self._limit == self.group.limit else "its own"), errno.ETIMEDOUT), self)
+        """The group's time-out ends the call, and with it the group: its ranks are out of step."""
+        self.fail(Error("%s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
+                        % (self.what, self.group, self._limit,
+                           "the group's" if self._limit == self.group.limit else "its own"), errno.ETIMEDOUT))
 
     # --- called by torch
 
@@ -237,7 +242,7 @@ class GroupWork(Work):
         for operation in list(self._operations):
             ended = False
             while not ended and not self._settled:  # another thread may abort the group
-                left = deadline - time.monotonic()
+                left = deadline - time.monotonic() if self._late is None else math.inf  # it ends soon
                 try:
                     operation.wait(max(0.0, min(left, _LOOK_S)))
                     ended = True
