@@ -439,7 +439,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     size_t size = sizeof *op;
     __asm__("" : "+r"(op), "+r"(size));
     memset(op, 0, size);
-    op->references = 2;
+    atomic_init(&op->references, 2);
     op->generation = c->generation;
     op->comm = c;
     op->group = r->group;
@@ -456,7 +456,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
     op->postscale = o && o->postscale != 0 ? o->postscale : 1;
-    op->queued = o && o->queued;
+    atomic_init(&op->queued, o && o->queued);
     tly_list_init(&op->node);
     tly_list_init(&op->event);
     op->priority = o && !tly_kind_is_message(r->kind)

@@ -11,7 +11,7 @@ enum { AHEAD = 256 }; /* bytes of a payload that are asked for before they are t
 static bool suits(struct tly_local *l, const struct tly_local_op *op)
 {
     return op->bytes <= TLY_EAGER && (op->kind == TALLY_PUSH_PULL || op->kind == TALLY_BARRIER) &&
-           !op->mark && !op->parts && l->rounds.count == 0 && tly_list_empty(&l->ops) &&
+           !op->mark && !op->parts && l->rounds.count == 0 && l->idle_count > 0 && tly_list_empty(&l->ops) &&
            tly_list_empty(&l->backlog) && !l->lost &&
            !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
            !atomic_load_explicit(&l->failed, memory_order_relaxed) &&
@@ -51,7 +51,7 @@ static bool meet(struct tly_local *l, const struct tly_post *own, const void *in
             if (++spins % TLY_LOOKS)
                 continue;
             int64_t now = tly_now();
-            until = until ? until : now + TLY_LINGER_NS;
+            until = until ? until : now + l->linger_ns;
             if (now >= until)
                 return false;
         }

@@ -20,9 +20,7 @@ enum {
     TLY_WORKS = 1 << 15, /* large operations in flight; more take the other way.  A team's wait: so many that
                               ranks which submit in opposite orders do not come to wait for each other */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
-    TLY_LINGER_NS =
-        2000,      /* longest that a submission looks for the others' posts, where its caller will wait */
-    TLY_LOOKS = 8, /* between looks at the clock meanwhile */
+    TLY_LOOKS = 8,         /* between looks at the clock where a submission lingers */
 };
 
 enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST_SERVICE = 8 };
@@ -119,9 +117,10 @@ struct tly_local {
     void *user;
     uint32_t me, count;
     bool direct;
-    uint64_t probe; /* what the others try to read */
-    bool crowded;   /* more ranks than cores */
-    int home;       /* NUMA node where it was opened; -1: there is one node */
+    uint64_t probe;    /* what the others try to read */
+    bool crowded;      /* more ranks than cores */
+    int64_t linger_ns; /* longest that a submission looks for the others' posts, where its caller will wait */
+    int home;          /* NUMA node where it was opened; -1: there is one node */
     struct tly_segment *segment;
     struct tly_control *own;
     struct tly_neighbour at[TLY_LOCAL_RANKS];

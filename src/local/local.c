@@ -33,6 +33,7 @@ enum {
     LIGHT = 256 << 10, /* bytes that submission itself moves */
     PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
+    LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
     MOST_WINDOWED = 8, /* rounds whose windows are looked at: more than can have one, but for the first */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
@@ -386,7 +387,7 @@ static void linger(struct tly_local *l, const struct errand *e, bool eager)
         if (spins % TLY_LOOKS)
             continue;
         int64_t now = tly_now();
-        until = until ? until : now + TLY_LINGER_NS;
+        until = until ? until : now + l->linger_ns;
         if (now >= until)
             break;
     }
@@ -401,8 +402,8 @@ void tly_local_take(struct tly_local *l, struct tly_local_op *op)
 /* Without any of what follows, where its caller will wait. */
 static enum tly_alone do_alone(struct tly_local *l, struct tly_local_op *op)
 {
-    if (!atomic_load_explicit(&l->prompt, memory_order_relaxed) || atomic_load(&l->in_flight) ||
-        pthread_mutex_trylock(&l->lock) != 0)
+    if (!(atomic_load_explicit(&l->prompt, memory_order_relaxed) || l->count == 1) ||
+        atomic_load(&l->in_flight) || pthread_mutex_trylock(&l->lock) != 0)
         return TLY_ALONE_NOT;
     enum tly_alone done = tly_alone_do(l, op);
     pthread_mutex_unlock(&l->lock);
@@ -434,10 +435,15 @@ bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct errand light = {.light = prompt ? PROMPT : LIGHT};
     if (alone != TLY_ALONE_NOT || submit_directly(l, op, &light, prompt)) {
-        if (atomic_load(&l->pending)) /* of who found the lock taken */
+        if (alone == TLY_ALONE_POSTED ||
+            atomic_load(&l->pending)) /* not read yet; of who found the lock taken */
             drive(l, &light, &looked);
-        if (alone == TLY_ALONE_ENDED)
+        if (alone == TLY_ALONE_ENDED) {
+            if (atomic_load_explicit(&l->own->wanted,
+                                     memory_order_relaxed)) /* for one before, whose waiter had left */
+                set_wanted(l);
             return true;
+        }
     } else {
         pthread_mutex_lock(&l->inbox_lock);
         bool over = atomic_load(&l->failed); /* set before the failure empties the inbox */
@@ -452,9 +458,8 @@ bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
         }
         drive(l, &light, &looked);
     }
-    bool ended = atomic_load(&l->in_flight) == 0;
-    if (!ended || op->alone)
-        atomic_store_explicit(&l->prompt, ended, memory_order_relaxed);
+    if (atomic_load(&l->in_flight))
+        atomic_store_explicit(&l->prompt, false, memory_order_relaxed);
     set_wanted(l);
     hand_on(l);
     return false;
@@ -779,6 +784,7 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     int err = tly_local_meet(l);
     if (!err) {
         l->crowded = is_crowded(l);
+        l->linger_ns = LINGER_NS;
         l->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&l->thread, "tally-local", run, l);
     }

@@ -444,7 +444,7 @@ bool tly_posts_has_room(struct tly_local *l, uint64_t bytes)
     if (l->tail + bytes - l->room <= TLY_RING)
         return true;
     atomic_store(&l->own->stuck, 1);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in read_ring() */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in tly_posts_say_read() */
     l->room = read_by_all(l);
     if (l->tail + bytes - l->room > TLY_RING) {
         for (uint32_t i = 0; i < l->count; i++) /* even those that wait for nothing */
@@ -553,12 +553,7 @@ static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
 
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
 {
-    struct tly_round *r = round_of(l, op->key, op->round);
-    if (!r) {
-        broken(l, ENOMEM, "out of memory");
-        tly_list_append(&l->backlog, &op->node); /* where the failure will find it */
-        return;
-    }
+    struct tly_round *r = round_of(l, op->key, op->round); /* an idle one */
     book(l, r, op, p);
     posted(l, r, at);
 }
