@@ -345,6 +345,30 @@ def test_a_module_wrapped_again(three, store, given):
     close(results[0], reference("plain", 3))
 
 
+def registered_in_another_order(path):
+    """Two models of one shape; what is no state."""
+    import tally
+    import tally.torch as t
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    rank = tally.rank()
+    with group("gloo", path):
+        models = [DistributedDataParallel(torch.nn.Linear(2, 1, bias=False)) for _ in range(2)]
+        for wrong in (None, t.state):
+            with pytest.raises(TypeError, match="tally.torch.state()"):
+                models[0].register_comm_hook(wrong, t.ddp_hook)
+        for model in models if rank else reversed(models):
+            model.register_comm_hook(t.state(), t.ddp_hook)
+        x = torch.full((1, 2), rank + 1.0)
+        (models[0](x) + 10 * models[1](x)).sum().backward()
+        return [model.module.weight.grad.tolist() for model in models]
+
+
+def test_models_of_one_shape(three, store):
+    """They are told apart by the order in which they were made."""
+    assert three(registered_in_another_order, store) == [[[[2, 2]], [[20, 20]]]] * 3
+
+
 def train_part(name, path):
     """A model, and a part of it wrapped by itself over other ranks."""
     import tally

@@ -407,6 +407,10 @@ def odd_tensors(path):
                                          check_invariants=True)
         dist.all_reduce(sparse)
         assert sparse.to_dense().tolist() == [3] * 4
+        sparse = torch.sparse_coo_tensor(torch.zeros((0, 1), dtype=torch.int64), torch.ones(1, 0), (0,),
+                                         check_invariants=True)
+        dist.all_reduce(sparse)  # not a byte
+        assert sparse.shape == (0,)
     return True
 
 

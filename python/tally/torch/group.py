@@ -466,10 +466,11 @@ class Group(dist.ProcessGroup):
             str(tensor.dtype)[len("torch."):], list(tensor.shape), tensor.dense_dim()))
 
         def combine():
-            rows = torch.cat(list(gathering.pieces())).view(-1, sum(widths))
+            rows = torch.cat(list(gathering.pieces()))
+            rows = rows.view(rows.numel() // max(sum(widths), 1), sum(widths))  # of rows without a byte none are needed
             places, flat = (part.reshape(-1) for part in rows.split(widths, 1))
-            places = places.view(torch.int64).view(rows.shape[0], indices.shape[0]).t()
-            summands = values.new_empty((places.shape[1],) + tuple(values.shape[1:]))
+            places = places.view(torch.int64).view(len(rows), indices.shape[0]).t()
+            summands = values.new_empty((len(rows),) + tuple(values.shape[1:]))
             _put(summands, flat)
             total = torch.sparse_coo_tensor(places, summands, tensor.shape, check_invariants=False).coalesce()
             # Not on a detached alias: a sparse tensor takes new indices and values.

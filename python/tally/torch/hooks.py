@@ -32,6 +32,7 @@ from .work import deadlines
 
 _models = WeakTensorKeyDictionary()     # parameter -> the _Model that it is in, of several the last
 _numbers = weakref.WeakKeyDictionary()  # default process group -> {ranks of a process group; None: all -> numbers}
+_made = weakref.WeakKeyDictionary()     # DistributedDataParallel -> (ranks of its process group; None: all, its number)
 # (generation of the communicator, ranks) -> weak references to the default process groups that had models in it: a rank may
 # have had others before it joined.
 _worlds = collections.defaultdict(list)
@@ -39,6 +40,15 @@ _worlds = collections.defaultdict(list)
 
 def _world():
     return dist.group.WORLD if dist.is_initialized() else _Model
+
+
+def _numbered(process_group):
+    """(its ranks; None: all, the next number of a model of them)."""
+    ranks = None
+    if process_group is not None:
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+        ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
+    return ranks, next(_numbers.setdefault(_world(), collections.defaultdict(itertools.count))[ranks])
 
 
 class _Model:
@@ -49,6 +59,7 @@ class _Model:
         # Weak: the parameters lead here, and shall keep nothing.
         self.module = parallel and weakref.ref(parallel.module)
         self._process_group = parallel and weakref.ref(parallel.process_group)
+        self._made = parallel and _made.get(parallel)
         self.number = None   # until a state is registered with it
         self.limit = None    # seconds: the process group's time-out, where nothing else ends what waits
         self.name = None     # on all its ranks
@@ -61,11 +72,8 @@ class _Model:
         if self.number is not None:
             return
         if self._process_group is not None:
-            process_group = self._process_group()
-            ranks = tuple(dist.get_process_group_ranks(process_group))
-            self._ranks = ranks if ranks != tuple(range(dist.get_world_size())) else None
-            self.limit = getattr(process_group, "limit", None)  # a group of the backend "tally" has one
-        self.number = next(_numbers.setdefault(_world(), collections.defaultdict(itertools.count))[self._ranks])
+            self.limit = getattr(self._process_group(), "limit", None)  # a group of the backend "tally" has one
+        self._ranks, self.number = self._made or _numbered(self._process_group and self._process_group())
 
     def enter(self):
         """Join the job at the first use: only then is the process group there, whoever makes it."""
@@ -138,18 +146,28 @@ class State:
 
 
 def state():
-    """The state for register_comm_hook(): one for each model, registered in the same order on all its ranks."""
+    """The state for register_comm_hook(): one for each model."""
     return State()
 
 
-def _have_registration_tell():
-    """Have DDP's register_comm_hook() note the model: a bucket does not say it, nor its process group.  For any hook: a
-    user's own may call ours."""
+def _have_ddp_tell():
+    """Have DDP number its models as they are made, which all ranks do in one order, and register_comm_hook() note the model:
+    a bucket does not say it, nor its process group.  For any hook: a user's own may call ours."""
     ddp = torch.nn.parallel.DistributedDataParallel
-    register = ddp.register_comm_hook
+    init, register = ddp.__init__, ddp.register_comm_hook
+
+    @functools.wraps(init)
+    def make(self, *arguments, **named):
+        init(self, *arguments, **named)
+        try:
+            _made[self] = _numbered(self.process_group)
+        except (KeyError, RuntimeError, ValueError):  # a process group that torch does not know
+            pass
 
     @functools.wraps(register)
     def register_comm_hook(self, state, hook):
+        if hook in (ddp_hook, ddp_hook_fp16, ddp_hook_bf16) and not isinstance(state, State):
+            raise TypeError("a hook of Tally's needs tally.torch.state(), one for each model, not %r" % (state,))
         register(self, state, hook)
         model = _Model(self)
         for parameter in self.module.parameters():
@@ -157,10 +175,10 @@ def _have_registration_tell():
         if isinstance(state, State):
             state.register(model, given=True)
 
-    ddp.register_comm_hook = register_comm_hook
+    ddp.__init__, ddp.register_comm_hook = make, register_comm_hook
 
 
-_have_registration_tell()
+_have_ddp_tell()
 
 
 class _Late:
