@@ -45,6 +45,7 @@ _BITWISE = {_KIND.BAND: 5, _KIND.BOR: 6, _KIND.BXOR: 7}  # TALLY_BAND and so on 
 # Sums, products and bits of two's complements are those of unsigned numbers.
 _UNSIGNED = {getattr(torch, "uint%d" % bits): getattr(torch, "int%d" % bits)
              for bits in (16, 32, 64) if hasattr(torch, "uint%d" % bits)}
+_SHOWN = 80  # characters of a note in what ranks that disagree are told
 
 
 # --- tensors on their way ----------------------------------------------------------------------------------------
@@ -68,18 +69,35 @@ def _note(tensors, shaped=True):
     """What the library does not see of tensors in a vector of its types: a type that it has not, and, if wanted, the
     shape; of several everything."""
     if len(tensors) > 1:
-        each = ["%s %s" % (str(one.dtype)[len("torch."):], list(one.shape)) for one in tensors]
-        runs = [(text, len(list(run))) for text, run in itertools.groupby(each)]
-        # Ranks are told no more than the beginning: what differs behind it shows in the numbers.
-        return "%d tensors, %d elements, %s: %s" % (
-            len(tensors), sum(one.numel() for one in tensors),
-            hashlib.blake2s("\n".join(each).encode(), digest_size=4).hexdigest(),
-            ", ".join(text if count == 1 else "%d x %s" % (count, text) for text, count in runs[:8]))
+        return _list_note(tensors)
     tensor, = tensors
     kind = None if tensor.dtype in _DTYPES else str(tensor.dtype)[len("torch."):]
     if not shaped or tensor.dim() == 1:
         return kind
     return "%s%s" % (kind + " " if kind else "", list(tensor.shape))
+
+
+def _list_note(tensors):
+    """Types, where they change, and shapes of several tensors, in as much as the library shows of a note.
+
+    Where that is too little room, digests stand for them: ten at most, each of all tensors so far, so that the first
+    one that differs between ranks says where their lists begin to.  The last one is long: it tells lists apart."""
+    kinds = [(one.dtype, *one.shape) for one in tensors]
+    runs, before = [], None
+    for kind, same in itertools.groupby(kinds):
+        name = "" if kind[0] is before else str(kind[0])[len("torch."):] + " "
+        before, count = kind[0], len(list(same))
+        runs.append("%s[%s]%s" % (name, ",".join(map(str, kind[1:])), " x%d" % count if count > 1 else ""))
+    note = "%d tensors: %s" % (len(kinds), " ".join(runs))
+    if len(note) <= _SHOWN:
+        return note
+    step, so_far, digests = -(-len(kinds) // 10), hashlib.blake2b(), []
+    for begin in range(0, len(kinds), step):
+        so_far.update(repr(kinds[begin:begin + step]).encode())
+        digests.append(so_far.hexdigest()[:3])
+    digests[-1] = so_far.hexdigest()[:16]
+    after = "each" if step == 1 else "every %d" % step
+    return "%d tensors, digests after %s: %s" % (len(kinds), after, " ".join(digests))
 
 
 def _put(target, flat):
