@@ -40,10 +40,10 @@ def group(backend, path):
     import torch.distributed as dist
     dist.init_process_group(backend, store=dist.FileStore(path, tally.size()), rank=tally.rank(),
                             world_size=tally.size())
-    _kept.append(dist.group.WORLD)
     try:
         yield
     finally:
+        _kept.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 
 
