@@ -146,6 +146,11 @@ TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_eve
  * ends with TALLY_EVENT_LOG_END, so that a thread that waits for lines knows when to go. */
 TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
 
+/* Whether this rank's operations wait for the others as long as those live: TALLY_TIMEOUT ends the job for none of
+ * them, and of who is late nobody is warned while only such ranks wait.  For one that stands by for what the others may
+ * do some time.  on: 0 (as at first) or 1. */
+TALLY_API int tally_comm_stand_by(tally_comm *comm, int on);
+
 /* Facts of the communicator and its services as a JSON object: part size, predicted and reached speed of large
  * push_pulls, and for each service its kind, address, bandwidth, planned share, bytes summed, memory in use and the most that was.  Asks the services;
  * -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */

@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import atexit
+import contextlib
 import copy
 import ctypes
 import enum
@@ -228,6 +229,18 @@ def service_count():
 def generation():
     """How often init() has succeeded in this process."""
     return _generation
+
+
+@contextlib.contextmanager
+def standing_by():
+    """Within it this rank's operations wait for the others for as long as those live, not for TALLY_TIMEOUT alone."""
+    comm = _comm
+    lib.tally_comm_stand_by(comm, 1)
+    try:
+        yield
+    finally:
+        if _comm == comm:
+            lib.tally_comm_stand_by(comm, 0)
 
 
 def report(timeout=10.0):

@@ -70,6 +70,15 @@ int tally_comm_status(const tally_comm *c, const char **sentence)
     return -err;
 }
 
+int tally_comm_stand_by(tally_comm *c, int on)
+{
+    int err = tly_comm_check(c);
+    if (err == -ECHILD)
+        return err;
+    atomic_store_explicit(&c->stands_by, on != 0, memory_order_relaxed);
+    return 0;
+}
+
 int tly_comm_check(const tally_comm *c)
 {
     if (c->generation != tly_fork_generation())
@@ -193,10 +202,12 @@ static void tick(struct tly_hook *h)
         tly_member_complain(&c->member, ETIME, c->doom);
         c->doom_at = now + TLY_SEC;
     }
+    if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
+        c->stood_by = now;
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
         return;
     struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
-    double waited = (double)(now - oldest->born) / TLY_SEC;
+    double waited = (double)(now - (oldest->born > c->stood_by ? oldest->born : c->stood_by)) / TLY_SEC;
     double last_call = c->params.timeout / 2 < LAST_CALL_S ? c->params.timeout / 2 : LAST_CALL_S;
     if (waited >= c->params.timeout - last_call && !oldest->asked) {
         oldest->asked = true;

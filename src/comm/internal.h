@@ -203,6 +203,7 @@ struct tally_op {
     int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */
     bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    bool patient;      /* its rank stood by when it was submitted */
 
     /* allgather */
     int64_t first_dim;   /* ours, as it goes out */
@@ -319,7 +320,8 @@ struct tally_comm {
     struct tally_group **lists; /* owned array: a group for each number but 0 */
     uint32_t list_count;
     uint64_t plans, sequence;
-    atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
+    atomic_size_t copied;  /* bytes of messages whose senders do not wait; no order with anything else */
+    atomic_bool stands_by; /* this rank's operations wait as long as the others live; likewise */
     bool closing;
 
     pthread_mutex_t inbox_lock; /* guards the next three */
@@ -351,6 +353,7 @@ struct tally_comm {
         promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
     uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
     int64_t preparing_since; /* awake clock */
+    int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
     uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
     struct tly_pool copies;
     struct tly_list spare_keeps;

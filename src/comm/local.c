@@ -154,6 +154,7 @@ void tly_comm_describe_local(struct tally_op *op)
         .dtype = op->dtype,
         .reduction = op->reduction,
         .mark = op->mark || op->kind > TALLY_BARRIER,
+        .patient = op->patient,
         .root = op->root,
         .priority = op->priority,
         .prescale = op->prescale,
@@ -197,9 +198,11 @@ static void watch_oldest(tally_comm *c)
     struct lateness *w = &c->lateness;
     int64_t now = c->loop.awake;
     int oldest = tly_local_late(c->local, &l);
-    if (oldest == 0)
+    if (oldest == 0 || atomic_load_explicit(&c->stands_by, memory_order_relaxed)) {
         w->since = 0;
-    if (oldest <= 0)
+        return;
+    }
+    if (oldest < 0)
         return;
     if (!w->since || w->key != l.key || w->round != l.round)
         *w = (struct lateness){.key = l.key,

@@ -464,6 +464,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
                        : 0; /* a probe comes behind what was asked for before */
     op->space = o ? (uint8_t)o->space : 0;
     op->tag = o ? o->tag : NULL;
+    op->patient = atomic_load_explicit(&c->stands_by, memory_order_relaxed);
     take_shape(op, r, o);
     bool noted = o && o->note;
     if (noted)

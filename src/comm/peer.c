@@ -110,6 +110,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         p->frames++;
         done = p->sent + n;
     }
+    if (p->op->patient)
+        out->frame.flags |= TLY_PATIENT;
     p->sent = done;
     p->known = true;
     if (done == p->length) {

@@ -23,7 +23,7 @@ static const void *payload_of(const struct tly_neighbour *n, uint64_t at, const 
 {
     const struct tly_post *p = tly_post_at(n->control, at);
     if (p->key != own->key || p->spec != own->spec || p->round != own->round || p->bytes != own->bytes ||
-        p->kind != own->kind || p->flags != own->flags)
+        p->kind != own->kind || (p->flags ^ own->flags) & ~TLY_POST_PATIENT)
         return NULL;
     if (own->bytes <= TLY_TINY)
         return p->tiny;
@@ -74,7 +74,7 @@ enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op)
                          .first_dim = op->priority,
                          .round = op->round,
                          .kind = op->kind,
-                         .flags = TLY_POST_EAGER};
+                         .flags = TLY_POST_EAGER | (op->patient ? TLY_POST_PATIENT : 0)};
     uint64_t at = l->tail;
     tly_posts_show(l, op, &p);
     if (!meet(l, &p, in) || !tly_posts_no_doubts(l)) {

@@ -27,6 +27,7 @@ enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST
 /* Not a call: the rank has thought of taking back the one that it has posted under this name, and does so if this has
  * TLY_POST_SERVICE. */
 enum { TLY_POST_BACK = 16 };
+enum { TLY_POST_PATIENT = 32 }; /* who has posted it minds no wait for the others */
 
 /* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64.  Readers look at
  * `there` of the next one: what is tiny crosses from core to core as one line of the cache. */

@@ -703,7 +703,8 @@ int tly_local_late(struct tly_local *l, struct tly_local_late *out)
         out->key = op->key;
         out->round = op->round;
         out->lowest = 0;
-        while (!posts[out->lowest].kind)
+        while (!posts[out->lowest].kind ||
+               (posts[out->lowest].flags & TLY_POST_PATIENT && out->lowest < l->me))
             out->lowest++;
         missing(l, posts, out->ranks, sizeof out->ranks);
     }

@@ -40,7 +40,8 @@ struct tly_local_op {
     uint64_t key, spec;
     uint32_t round;
     uint8_t kind, dtype, reduction; /* of tally.h */
-    bool mark; /* this rank refuses, or takes it back: the others must take the other way */
+    bool mark;    /* this rank refuses, or takes it back: the others must take the other way */
+    bool patient; /* it minds no wait for the others */
     uint32_t root;
     int32_t priority;
     double prescale, postscale;
@@ -135,7 +136,7 @@ void tly_local_drain(struct tly_local *l, int64_t deadline);
 struct tly_local_late {
     uint64_t key;
     uint32_t round;
-    uint32_t lowest; /* rank that has submitted it */
+    uint32_t lowest; /* rank that has submitted it and minds the wait */
     char ranks[160]; /* that have not, as "1, 3-4"; "": all have */
 };
 /* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any. */

@@ -574,7 +574,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         return false; /* it stays where the failure will find it */
     }
     p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
-    p.flags = small ? TLY_POST_EAGER : 0;
+    p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0);
     bool placed = small || op->mark || place(l, op, &p);
     if (op->parts && !placed) {
         char sentence[300];

@@ -111,6 +111,7 @@ struct round {
     uint32_t references;              /* deliveries that point here, and the store */
     int64_t opened;                   /* monotonic; 0: no push_pull */
     int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
+    int64_t since;                      /* likewise: a rank waits for the others that minds it; 0: none */
     bool asked;                         /* for texts */
     bool said;                          /* some slots are, or were, SLOT_SAID */
     bool had;                           /* a rank has something of its result, or its verdict */

@@ -109,6 +109,15 @@ static void confirm(struct tly_service *s, struct round *r, uint32_t rank)
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
+/* Whose push this is waits for the others from now on. */
+static void wait_from_now(struct tly_service *s, struct round *r, const struct tly_frame *f)
+{
+    if (r->since || f->flags & TLY_PATIENT)
+        return;
+    r->since = s->loop->awake;
+    r->warn_at = r->since + s->late_ns;
+}
+
 struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who)
 {
     uint64_t id = round_id(f);
@@ -130,7 +139,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     r->references = 1;
     r->born = s->loop->awake;
     r->age = s->next_age++;
-    r->warn_at = r->born + s->late_ns;
+    wait_from_now(s, r, f);
     r->answers = (struct answer *)(r->slots + s->ranks);
     for (uint32_t i = 0; i < s->ranks; i++)
         r->answers[i].round = r;
@@ -140,7 +149,8 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     tly_list_append(&s->incomplete, &r->node);
     s->probes += f->kind == TLY_PROBE;
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
-    watch_stragglers(s, r);
+    if (!(f->flags & TLY_PATIENT))
+        watch_stragglers(s, r); /* else it has waited for the others, who knows how long */
     return r;
 }
 
@@ -419,6 +429,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (first && r->opened)
             tly_straggler_began(&s->straggler, p->rank, r->opened, slot->busy, f->flags & TLY_PROMPT,
                                 tly_now());
+        wait_from_now(s, r, f);
         if (first) {
             tly_round_arrived(s, r);
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */

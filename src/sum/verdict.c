@@ -269,7 +269,7 @@ void tly_verdict_late(struct tly_service *s, struct round *r, const struct sessi
     ranks_text(s, r, is_absent, NULL, late, sizeof late);
     if (!late[0])
         return;
-    tly_write64(&w, (uint64_t)(s->loop->awake - r->born));
+    tly_write64(&w, (uint64_t)(s->loop->awake - (r->since ? r->since : r->born)));
     tly_write_text(&w, late);
     /* All who wait learn for whom; the lowest of them says it aloud.  Who asks learns it alone. */
     for (uint32_t i = 0; i < s->ranks && !w.failed; i++) {
@@ -339,8 +339,8 @@ void tly_verdict_tick(struct tly_service *s)
         next = n->next;
         if (r->head.part != 0)
             continue;
-        if (now >= r->warn_at) {
-            r->warn_at += r->warn_at - r->born; /* at each doubling */
+        if (r->since && now >= r->warn_at) {
+            r->warn_at += r->warn_at - r->since; /* at each doubling */
             tly_verdict_late(s, r, NULL);
         }
         if (r->mismatch_at && now - r->mismatch_at >= WAIT_FOR_TEXTS_MS * TLY_MS)

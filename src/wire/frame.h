@@ -73,6 +73,7 @@ enum tly_frame_flag {
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
     TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
     TLY_RESUMED = 256, /* after a connection has been mended; of a push: its first fragment, not its part's */
+    TLY_PATIENT = 512, /* of a push: who sends it minds no wait for the others */
 };
 
 /* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and

@@ -362,7 +362,7 @@ class _Distributed:
             self._delay[p] = self.backward_passes_per_step
         if self._census is not None:
             try:
-                uneven.heed(self._census[0].wait())
+                uneven.note(self._census[0].wait())
             except _core.Error as error:
                 failure = failure or error
             self._census = None

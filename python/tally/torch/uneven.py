@@ -102,16 +102,33 @@ def note(census):
     ops.joined_in = _core.generation()
 
 
-def heed(census):
-    """Remember who has joined by the end of a step, as all do that have not.  Of a gather() no rank waits for longer than
-    a step then: what waits for TALLY_TIMEOUT ends the job."""
-    note(census)
-    if census.any():
-        _Rows(torch.full((1,), -1.0, dtype=torch.float64)).wait()
+def _stand_in(begins):
+    """Take part in what the other ranks do until all have joined; returns who had before the last.
+
+    begins: for each thing they do again and again, what submits this rank's part in the next: the census first."""
+    wake = threading.Event()
+    before = set()
+    rounds = {begin: begin(lambda _: wake.set()) for begin in begins}
+    while rounds:
+        wake.wait(_core.SLICE_MS / 1000)  # signals get through
+        wake.clear()
+        for begin, handles in list(rounds.items()):
+            census = handles.operations[0]
+            if census.done():
+                census.wait()  # raises where a rank refuses
+            if not handles.done():
+                continue
+            census = handles.wait()[0]
+            if census.all():
+                del rounds[begin]
+                continue
+            before |= _members(census)
+            rounds[begin] = begin(lambda _: wake.set())
+    return before
 
 
 def join(device=-1):
-    """Say that this rank has no more input, and wait until all ranks have said so.
+    """Say that this rank has no more input, and wait until all ranks have said so, for as long as they live.
 
     Meanwhile zeros stand for its gradients in the other ranks' DistributedOptimizers; averages are still over all
     ranks.  Other operations of ranks that have not joined raise Error, from when they know: from the end of their next
@@ -133,24 +150,7 @@ def join(device=-1):
     last = _core.size() - 1
     if last == 0:
         return last
-    wake = threading.Event()
-    before = _heard()
-    rounds = {begin: begin(lambda _: wake.set())
-              for begin in [*(optimizer.stand_in for optimizer in optimizers), _rows_missing]}
-    while rounds:
-        wake.wait(_core.SLICE_MS / 1000)  # signals get through
-        wake.clear()
-        for begin, handles in list(rounds.items()):
-            census = handles.operations[0]
-            if census.done():
-                census.wait()  # raises where a rank refuses
-            if not handles.done():
-                continue
-            census = handles.wait()[0]
-            if census.all():
-                del rounds[begin]
-                continue
-            before |= _members(census)
-            rounds[begin] = begin(lambda _: wake.set())
+    with _core.standing_by():  # the others may step one of several optimizers alone for long, or evaluate
+        before = _heard() | _stand_in([*(optimizer.stand_in for optimizer in optimizers), _rows_missing])
     ops.joined.clear()
     return max((rank for rank in range(_core.size()) if rank not in before), default=last)
