@@ -188,33 +188,34 @@ def more_on_it(path):
 def two_dimensions(path):
     """FSDP2 over two dimensions."""
     import tally.torch
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     import test_ddp
-    results = {}
-    for backend in ("gloo", "tally"):
-        with group(backend, path + backend):
-            model = test_ddp.network()
-            fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-            steps = torch.optim.SGD(model.parameters(), lr=0.1)
-            for step in range(2):
-                steps.zero_grad()
-                test_ddp.loss(model, step, tally.rank()).backward()
-                steps.step()
-            results[backend] = [[p.full_tensor().detach().numpy() for p in model.parameters()]]
-    return results
+    with group("tally", path):
+        model = test_ddp.network()
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+        steps = test_ddp.optimizer(model, "plain")
+        for step in range(test_ddp.STEPS):
+            steps.zero_grad()
+            test_ddp.loss(model, step, tally.rank()).backward()
+            steps.step()
+        return [p.full_tensor().detach().numpy() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("function", (more_on_it, two_dimensions))
-def test_what_stands_on_subgroups(four, store, function):
-    """As with Gloo: the post-local SGD hook, ZeroRedundancyOptimizer in Join, FSDP2 on a 2-D mesh."""
+def test_what_stands_on_subgroups(four, store):
+    """As with Gloo: the post-local SGD hook, ZeroRedundancyOptimizer in Join."""
     from test_ddp import close
-    if function is two_dimensions:
-        needs("torch.distributed.fsdp", "fully_shard")
-    for result in four(function, store):
+    for result in four(more_on_it, store):
         for ours, with_gloo in zip(result["tally"], result["gloo"]):
             close(ours, with_gloo)
+
+
+def test_sharding_in_two_dimensions(four, store):
+    """As one process does."""
+    from test_ddp import close, needs_averages_of_shards, reference
+    needs_averages_of_shards()
+    for ours in four(two_dimensions, store):
+        close(ours, reference("plain", 4))
 
 
 def only_for_cuda(path):
