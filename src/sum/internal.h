@@ -46,6 +46,7 @@ struct slot {
     uint32_t start, filled; /* the push is wanted from start on, and has come up to filled */
     uint32_t charge;        /* of its window; 0 once given back */
     bool quiet;             /* its rank does not want the result */
+    bool withdrawn;         /* it does not send the rest: to be forgotten once no piece is being summed */
     uint32_t have;          /* SAID: so much of the result, */
     bool whole;             /* or all of it */
     uint32_t session;       /* in which its rank has last spoken of the round */
@@ -58,6 +59,7 @@ struct slot {
 struct answer {
     struct round *round;
     uint32_t sent;
+    uint32_t on_way; /* for the timeline: fragments of which the kernel does not have all */
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* by its rank */

@@ -27,6 +27,7 @@ void tly_redo_detach(struct session *p)
         slot->charge = 0; /* counts begin at 0 again */
         r->answers[p->rank].held = true;
         r->answers[p->rank].queued = false;
+        r->answers[p->rank].on_way = 0;
         tly_redo_loans(s, r);
     }
 }

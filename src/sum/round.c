@@ -498,25 +498,58 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
     tly_round_progress(p->service, r);
 }
 
+static bool is_answer(void *value, void *answer)
+{
+    return value == answer;
+}
+
+/* A rank's push is none any more; the round goes with the last. */
+static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct session *p = s->by_rank[rank];
+    struct slot *slot = &r->slots[rank];
+    struct answer *a = &r->answers[rank];
+    free_slot_data(s, r, rank);
+    give_back(s, rank, slot);
+    if (p && slot->state != SLOT_AGAIN)
+        p->lacking++;
+    slot->state = SLOT_ABSENT;
+    slot->withdrawn = false;
+    if (p && a->queued)
+        tly_heap_filter(&p->ready, is_answer, a);
+    a->queued = false;
+    a->sent = a->on_way = 0;
+    if (--r->arrived > 0)
+        return;
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        struct session *of = s->by_rank[r->who->rank[i]];
+        if (!of)
+            continue;
+        of->lacking--;
+        tly_link_detach(of->link, &r->answers[r->who->rank[i]]);
+    }
+    tly_round_remove(s, r);
+}
+
+static bool is_whole(const struct round *r)
+{
+    bool whole = all_arrived(r);
+    for (uint32_t i = 0; i < r->who->count && whole; i++)
+        whole = r->slots[r->who->rank[i]].state == SLOT_WHOLE;
+    return whole;
+}
+
 void tly_round_cancel(struct session *p, struct round *r)
 {
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state == SLOT_ABSENT || r->complete || r->summed || r->pieces_left)
-        return; /* summed already, or about to be: its answer is on the way */
-    free_slot_data(s, r, p->rank);
-    give_back(s, p->rank, slot);
-    if (slot->state != SLOT_AGAIN)
-        p->lacking++;
-    slot->state = SLOT_ABSENT;
-    r->answers[p->rank].sent = 0;
-    r->arrived--;
-    if (r->arrived == 0) {
-        for (uint32_t i = 0; i < r->who->count; i++)
-            if (s->by_rank[r->who->rank[i]])
-                s->by_rank[r->who->rank[i]]->lacking--;
-        tly_round_remove(s, r);
-    }
+    bool begun = r->summed || r->pieces_left;
+    if (slot->state == SLOT_ABSENT || r->complete || (begun && is_whole(r)))
+        return;          /* summed already, or about to be: its answer is on the way */
+    r->refused |= begun; /* of what ranks have had the beginning of, and cannot have the rest */
+    slot->withdrawn = true;
+    if (!r->pieces_left)
+        withdraw(s, r, p->rank);
     if (s->dropped_slots)
         tly_round_ask_again(s);
 }
@@ -584,6 +617,15 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
         tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
 }
 
+static void forget_withdrawn(struct tly_service *s, struct round *r)
+{
+    r->references++;
+    for (uint32_t i = 0; i < s->ranks; i++)
+        if (r->slots[i].withdrawn)
+            withdraw(s, r, i);
+    tly_round_unref(s, r);
+}
+
 /* In a thread of the crew. */
 static void sum_piece(struct tly_task *t)
 {
@@ -597,8 +639,9 @@ static void piece_done(struct tly_task *t)
     struct round *r = p->round;
     if (--r->pieces_left == 0) {
         drop_loans(p->service, r);
-        if (r->refused) { /* somebody disagrees: a verdict is on its way */
+        if (r->refused) { /* somebody disagrees: a verdict is on its way, or was */
             tly_redo_loans(p->service, r);
+            forget_withdrawn(p->service, r);
             return;
         }
         tly_round_advance(p->service, r, r->summing_to);
@@ -792,9 +835,7 @@ void tly_round_progress(struct tly_service *s, struct round *r)
         return;
     }
     uint32_t to = reach(r);
-    bool whole = to == r->length;
-    for (uint32_t i = 0; i < r->who->count && whole; i++)
-        whole = r->slots[r->who->rank[i]].state == SLOT_WHOLE;
+    bool whole = to == r->length && is_whole(r);
     if (whole)
         tly_round_stamp(s, r, TLY_AT_GATHERED, TLY_NO_PEER);
     /* Less than a fragment is not worth a frame of its own. */
@@ -847,8 +888,8 @@ bool tly_round_answer(struct session *p, struct tly_outgoing *out)
     out->frame.payload = n;
     a->sent += n;
     out->frame.flags = a->sent == length ? TLY_LAST : 0;
-    if (s->trace && a->sent == length)
-        out->token = a; /* sent() tells when the kernel has all of it */
+    out->token = a;
+    a->on_way++;
     if (a->sent == length) {
         a->done = true;
         a->queued = false;

@@ -507,8 +507,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
 static void sent(void *user, struct tly_link *l, void *token)
 {
     struct session *p = user;
-    const struct answer *a = token;
-    tly_round_stamp(p->service, a->round, TLY_AT_ANSWERED, p->rank);
+    struct answer *a = token;
+    if (p->service->trace && --a->on_way == 0 &&
+        a->done) /* who is trusted less may confirm what is not sent yet */
+        tly_round_stamp(p->service, a->round, TLY_AT_ANSWERED, p->rank);
 }
 
 static const struct tly_link_user calls = {

@@ -224,11 +224,32 @@ static void test_little_room_for_results(void **state)
     check_empty(2);
 }
 
+/* Half of a part is summed and sent when its ranks hear that the operation has failed, and take back the rest. */
+static void test_taken_back_during_a_stream(void **state)
+{
+    for (int i = 0; i < 2; i++)
+        tell_group(i, 1, 2);
+    for (int i = 0; i < 4 * RAW_WINDOW / RAW_PART; i++) {
+        struct tly_frame f = push_in_group(200 + (uint64_t)i, RAW_PART);
+        for (int rank = 0; rank < 2; rank++)
+            post_part(rank, f, 1, 0, i % 4 == 3 && rank ? RAW_PART : RAW_PART / 2);
+        for (int rank = 0; rank < 2; rank++)
+            raw_until(&raw.rank[rank].landed, (i + 1) * RAW_PART / 2);
+        f.type = TLY_CANCEL;
+        for (int rank = 0; rank < 2; rank++)
+            raw_post(rank ^ (i & 1), f, NULL, 0);
+        check_empty(2);
+    }
+    check_two_parts(300);
+    check_empty(2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_final_is_asked_for_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_refusal_during_a_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_taken_back_during_a_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
     };
     if (sodium_init() < 0)
