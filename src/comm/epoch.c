@@ -220,11 +220,27 @@ void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f)
     p->unasked += sizeof *k;
 }
 
+/* A verdict counts as stable after a while though a rank has not come for it, and may after its service has died. */
+static void keep_decided(struct peer *p, struct keep *k)
+{
+    tly_list_remove(&k->node);
+    tly_list_append(&p->decided, &k->node);
+    if (++p->decided_count > TLY_VERDICTS) {
+        drop_keep(p->comm, tly_list_entry(p->decided.next, struct keep, node));
+        p->decided_count--;
+    }
+}
+
 void tly_epoch_stable(struct peer *p, uint64_t stable)
 {
     tally_comm *c = p->comm;
-    for (; p->stable < stable && !tly_list_empty(&p->kept); p->stable++)
-        settle(c, tly_list_entry(p->kept.next, struct keep, node));
+    for (; p->stable < stable && !tly_list_empty(&p->kept); p->stable++) {
+        struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
+        if (k->verdict && p->mortal)
+            keep_decided(p, k);
+        else
+            settle(c, k);
+    }
     tly_comm_ended(c);
 }
 
@@ -436,14 +452,19 @@ void tly_epoch_final(struct peer *p, const struct tly_frame *f)
 
 /* --- changes ------------------------------------------------------------------------------------- */
 
+static void drop_keeps(struct peer *p)
+{
+    struct tly_list *lists[] = {&p->kept, &p->doubted, &p->decided};
+    for (int i = 0; i < 3; i++)
+        while (!tly_list_empty(lists[i]))
+            drop_keep(p->comm, tly_list_entry(lists[i]->next, struct keep, node));
+}
+
 /* Nothing stays of who had this place: it is another's now, or nobody's. */
 static void vacate(struct peer *p)
 {
-    struct tly_list *lists[] = {&p->kept, &p->doubted};
     tly_peer_drop(p);
-    for (int i = 0; i < 2; i++)
-        while (!tly_list_empty(lists[i]))
-            drop_keep(p->comm, tly_list_entry(lists[i]->next, struct keep, node));
+    drop_keeps(p);
     tly_peer_finish(p);
     tally_comm *c = p->comm;
     uint32_t index = p->index;
@@ -605,6 +626,11 @@ static void hand_on(tally_comm *c, struct peer *from)
             if (op->parts[i].owner == from->index && op->parts[i].state != PART_LANDED)
                 op->parts[i].owner = tly_epoch_owner(c, op->epoch, op->key, op->parts[i].number, from->index);
     }
+    for (; !tly_list_empty(&from->decided); from->decided_count--) {
+        struct tly_list *oldest = from->decided.next;
+        tly_list_remove(oldest);
+        tly_list_append(&from->doubted, oldest);
+    }
     while (!tly_list_empty(&from->doubted)) {
         struct keep *k = tly_list_entry(from->doubted.next, struct keep, node);
         struct peer *to = &c->peers[mix(k->head.key + k->head.part) % (unsigned)c->machines];
@@ -668,12 +694,8 @@ void tly_epoch_finish(tally_comm *c)
 {
     drop_promises(&c->promised);
     drop_promises(&c->promising);
-    for (int i = 0; i < c->services; i++) {
-        struct tly_list *lists[] = {&c->peers[i].kept, &c->peers[i].doubted};
-        for (int j = 0; j < 2; j++)
-            while (!tly_list_empty(lists[j]))
-                drop_keep(c, tly_list_entry(lists[j]->next, struct keep, node));
-    }
+    for (int i = 0; i < c->services; i++)
+        drop_keeps(&c->peers[i]);
     while (!tly_list_empty(&c->spare_keeps)) {
         struct keep *k = tly_list_entry(c->spare_keeps.next, struct keep, node);
         tly_list_remove(&k->node);

@@ -36,8 +36,10 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-enum { TLY_FEW_DIMS = 4 };    /* a tensor rarely has more */
-enum { TLY_VERDICTS = 1024 }; /* of so many rounds that have failed the epoch is remembered */
+enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
+enum {
+    TLY_VERDICTS = 8192
+}; /* of so many rounds that have failed the epoch is remembered, and of each tallyd's why */
 
 enum part_state {
     PART_IDLE,
@@ -63,9 +65,9 @@ struct epoch {
 /* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),
  * since after the service's death this rank may be the only one that has it. */
 struct keep {
-    struct tly_list
-        node;          /* peer->kept, in the order of delivery; peer->doubted, after the service has gone */
-    struct part *part; /* whose operation waits for this; NULL: it does not */
+    struct tly_list node; /* peer->kept, in the order of delivery; peer->doubted, after the service has gone;
+                        * peer->decided */
+    struct part *part;    /* whose operation waits for this; NULL: it does not */
     struct tly_frame head;
     uint8_t *data; /* copy, from comm->copies; NULL: the data are in the tensor, or there are none any more */
     uint32_t length;
@@ -248,6 +250,9 @@ struct peer {
     uint64_t in_flight;       /* its share of comm->in_flight */
     struct tly_list kept;     /* of keeps: results [stable, received) */
     struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
+    struct tly_list
+        decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
+    uint32_t decided_count;
     bool open;
     bool local;                /* on this machine, and not over TCP */
     bool never_local;          /* ... because such a connection was lost */

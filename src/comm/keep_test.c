@@ -22,6 +22,7 @@ static void test_unasked(void **state)
     peer = (struct peer){.comm = c, .mortal = true};
     tly_list_init(&peer.kept);
     tly_list_init(&peer.doubted);
+    tly_list_init(&peer.decided);
     for (uint32_t i = 1; i <= 1000; i++) {
         f.key = i;
         tly_epoch_keep_unasked(&peer, &f);

@@ -515,6 +515,7 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
     tly_outbox_init(&p->outbox);
     tly_list_init(&p->kept);
     tly_list_init(&p->doubted);
+    tly_list_init(&p->decided);
 }
 
 int tly_peer_connect(struct peer *p)

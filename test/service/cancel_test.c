@@ -314,8 +314,8 @@ static void test_many(void **state)
     run_everywhere(many_at_once);
 }
 
-/* A service dies, before or when they have been taken back: who comes then finds what its home has said. */
-static void service_dies(bool before)
+/* A service dies, before or when they have been taken back, or long after: who comes then finds what its home has said. */
+static void service_dies(bool before, int after_ms)
 {
     struct board *b = job_shared(sizeof *b);
     struct job j = {
@@ -324,6 +324,7 @@ static void service_dies(bool before)
     atomic_store(&b->go, !before);
     job_start(&j);
     job_await(&b->stage, before ? LAST : 2 * LAST);
+    job_sleep_ms(after_ms);
     kill(j.tallyd_pid[0], SIGKILL);
     job_sleep_ms(2);
     atomic_store(&b->go, 1);
@@ -334,8 +335,9 @@ static void service_dies(bool before)
 
 static void test_service_dies(void **state)
 {
-    service_dies(true);
-    service_dies(false);
+    service_dies(true, 0);
+    service_dies(false, 0);
+    service_dies(false, 9000); /* a verdict is not kept for late ranks at the expense of what came after it */
 }
 
 /* --- messages ------------------------------------------------------------------------------------ */
