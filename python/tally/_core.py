@@ -383,7 +383,7 @@ class Operation:
     def cancel(self, reason):
         """Take it back: it ends soon, with an Error (ECANCELED) of this `reason` on all ranks, unless all have submitted it."""
         if not self._ended and _comm is not None:
-            blocking.tally_op_cancel(self._op, reason.encode())
+            lib.tally_op_cancel(self._op, reason.encode())  # with the GIL: shutdown() does not begin meanwhile
 
     def watch(self, then):
         """Have then(self) called once the operation has ended: in a thread of the completion queue, or here and now if

@@ -117,6 +117,7 @@ _shared = {
     "tally_alloc": (c_int, c_void_p, c_size_t, POINTER(c_void_p)),
     "tally_free": (c_int, c_void_p),
     "tally_op_poll": (c_int, c_void_p),
+    "tally_op_cancel": (c_int, c_void_p, c_char_p),
     "tally_op_error": (c_char_p, c_void_p),
     "tally_op_gathered": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t), POINTER(POINTER(c_int64))),
     "tally_op_free": (None, c_void_p),
@@ -128,7 +129,6 @@ _waiting = {
     "tally_comm_report": (c_int, c_void_p, c_int, POINTER(c_void_p)),
     "tally_plan": (c_int, c_void_p, c_uint32, c_size_t, POINTER(c_char_p), POINTER(c_uint64)),
     "tally_op_wait": (c_int, c_void_p, c_int),
-    "tally_op_cancel": (c_int, c_void_p, c_char_p),
 }
 # The end of what has ended is taken without giving up the GIL, which another thread may keep for a while.
 _shared["tally_op_wait"] = _waiting["tally_op_wait"]

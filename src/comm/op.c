@@ -276,16 +276,18 @@ static int begin(tally_comm *c, struct tally_op *op)
     op->missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++)
         op->missing += op->parts[i].length;
-    if (!err && op->reason) { /* home is all that hears of it */
-        tly_queue_cancel(c, op);
-        return tly_queue_part(c, &op->parts[0]);
-    }
-    if (!err && op->team) {
+    if (err)
+        return err;
+    if (op->team) { /* if it is to fail, too: the others' rounds there end when all posts have come */
         op->local.ahead = op->credit;
         tly_local_enter(op->engine, &op->local);
-        return tly_queue_part(c, &op->parts[0]); /* the others once they are summed */
     }
-    return err ? err : queue_parts(c, op, 0);
+    if (op->reason)
+        tly_queue_cancel(c, op);
+    if (op->reason ||
+        op->team) /* home is all that hears of it; or the others' parts follow once they are summed */
+        return tly_queue_part(c, &op->parts[0]);
+    return queue_parts(c, op, 0);
 }
 
 void tly_op_drain(tally_comm *c)

@@ -231,7 +231,8 @@ static void begin(struct tly_local *l, struct tly_round *r)
     make_ready(l, r);
 }
 
-/* Both seq_cst: of two ranks one sees what the other has written. */
+/* Both seq_cst, and a post is visible to all ranks at once, as on x86 and ARM: of two ranks one sees what the other has
+ * written, or what it has seen. */
 bool tly_posts_no_doubts(const struct tly_local *l)
 {
     return atomic_load(&l->at[0].control->doubts) == l->doubts;
@@ -610,7 +611,8 @@ static bool take_back(struct tly_local *l, const struct tly_local_op *op)
     if (!tly_posts_has_room(l, 2 * sizeof p))
         return false;
     atomic_fetch_add(&l->at[0].control->doubts, 1);
-    tly_posts_read(l); /* it may end here */
+    atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
+    tly_posts_read(l);                         /* it may end here */
     struct tly_round *r = tly_map_get(&l->rounds, round_id(p.key, p.round));
     bool back = r && r->op && r->arrived < l->count;
     p.flags |= back ? TLY_POST_SERVICE : 0;
