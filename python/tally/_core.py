@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import atexit
+import collections
 import contextlib
 import copy
 import ctypes
@@ -477,10 +478,20 @@ def _rejected(status, name, kind, space, group=None):
     return Error(sentence, -status)
 
 
+_refusals = collections.Counter()
+
+
+def refusals(kind, name, space, group):
+    """How often this rank has refused such a call, in this job."""
+    return _refusals[_generation, kind, name, space, group]
+
+
 def refuse(kind, name, space, reason, group=None):
     """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
     if _comm is None:
         return
+    if name is not None:
+        _refusals[_generation, kind, name, space, group] += 1
     key = ((), 0, 1.0, 1.0, space, False, group, None)
     options = _options.get(key) or _make_options(key)
     lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())

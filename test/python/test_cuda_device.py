@@ -252,6 +252,45 @@ def test_optimizer(three, compress):
         assert three(trained, seed, compress, timeout=PATIENCE) == [True] * 3
 
 
+def refused():
+    """A join() that one rank refuses; its gradients are in chunks."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    from tally.torch import uneven
+    rank, result = tally.rank(), []
+    alone = t.add_process_set([0, 1])
+    with fake.install(1, 1 << 14, 1 << 20):
+        p, q = torch.nn.Parameter(fake.tensor(torch.ones(40_000))), torch.nn.Parameter(torch.ones(3))
+        optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=0.0, foreach=False), [("p", p)], op=t.Sum)
+        partial = t.DistributedOptimizer(torch.optim.SGD([q], lr=0.0), [("q", q)], process_set=alone) if rank < 2 else None
+
+        def step(factor):
+            optimizer.zero_grad()
+            (p * fake.tensor(torch.full((40_000,), factor * (rank + 1.0)))).sum().backward()
+            optimizer.step()
+            return sorted(set(fake.read(p.grad).tolist()))
+
+        result.append(step(1))
+        if rank == 1:
+            with pytest.raises(NotImplementedError, match="process set"):
+                t.join()
+        else:
+            with pytest.raises(tally.Error, match="rank 1 refuses"):
+                step(10)
+            with pytest.raises(tally.Error, match="rank 1 refuses"):
+                uneven.gather(torch.ones(1, dtype=torch.float64))
+        result += [step(100), step(1000)]
+        del partial
+    t.remove_process_set(alone)
+    return result
+
+
+def test_a_refused_step(three):
+    assert three(refused, timeout=PATIENCE) == [[[6], [600], [6000]]] * 3
+
+
 def api(seed):
     """Horovod's operations beside those on the host; what is wrong."""
     import fake_device as fake
@@ -316,8 +355,9 @@ def errors():
             x = fake.tensor(numbers(length, rank))
             told[case] = said(lambda: t.allreduce(x, op=t.Sum, name=case) and "nothing")
             on.runtime.fail_pinned = on.runtime.fail_copies = 0
-            y = t.allreduce(fake.tensor(torch.ones(9000)), op=t.Sum, name="after " + case)
-            assert fake.read(y).tolist() == [3] * 9000, case
+            for name, length in (("after " + case, 9000), (case, 20_000), (case, 20_000)):
+                y = t.allreduce(fake.tensor(torch.ones(length)), op=t.Sum, name=name)
+                assert fake.read(y).tolist() == [3] * length, name
 
         def fail(what):
             if rank == 1:
@@ -325,6 +365,8 @@ def errors():
         each("memory", lambda: fail("fail_pinned"), 20_000)
         each("copy", lambda: fail("fail_copies"), 20_000)
         each("shape", lambda: None, 20_000 + (rank == 1))
+        each("fewer chunks", lambda: None, 3_000 if rank == 1 else 20_000)
+        each("one chunk", lambda: None, 20_000 if rank == 1 else 3_000)
         told["two"] = said(lambda: t.grouped_allreduce([fake.tensor(torch.ones(2)), torch.ones(2)], op=t.Sum,
                                                        name="two")[1].tolist())
         told["sparse"] = said(lambda: t.sparse_allreduce_async(fake.tensor(torch.ones(2)), "sparse", t.Sum))
@@ -339,7 +381,7 @@ def test_errors(three):
         assert "rank 1 refuses" in one["memory"] and "pinned" in one["memory"]
         assert "rank 1 refuses" in one["copy"] and "copy has failed" in one["copy"]
     for one in told:
-        assert "disagree" in one["shape"]
+        assert all("disagree" in one[case] for case in ("shape", "fewer chunks", "one chunk"))
         assert one["two"] == [3, 3]
         assert one["sparse"].startswith("NotImplementedError") and "cuda:0" in one["sparse"]
         assert one["meta"].startswith("NotImplementedError") and "meta" in one["meta"]

@@ -211,14 +211,14 @@ class _Load:
 
     spans: (source or None, target or None), contiguous, of one type and length, that share host memory.
     submit(host vectors, then): starts the operation.  about: (kind, name, space, group), of which the other ranks are
-    told if it cannot be started; None: they are not."""
+    told if it cannot be started; None: they are not.  first: of its transfer."""
 
-    __slots__ = ("_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_piece", "_hosts",
+    __slots__ = ("_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_first", "_piece", "_hosts",
                  "_copied", "_failure")
 
-    def __init__(self, device, ready, spans, submit, about, line, transfer):
+    def __init__(self, device, ready, spans, submit, about, line, transfer, first):
         self._device, self._ready, self._spans, self._submit = device, ready, spans, submit
-        self._about, self._line, self._transfer = about, line, transfer
+        self._about, self._line, self._transfer, self._first = about, line, transfer, first
         self._piece = self._copied = self._failure = None
         self._hosts = [target if source is None else source for source, target in spans]
 
@@ -268,7 +268,16 @@ class _Load:
 
     def hand_over(self):
         """Submit, once the copies have ended."""
-        line = self._line
+        line, lost = self._line, self._transfer.lost
+        if lost is None:
+            self._start()
+        else:
+            self._landed(lost)
+        if line is not None:
+            with _carrier.changed:
+                line.waiting -= 1
+
+    def _start(self):
         try:
             if self._failure is not None:
                 raise self._failure
@@ -284,9 +293,6 @@ class _Load:
                 self._transfer.begun(self._submit(self._hosts, self._ended))
             except Exception as error:
                 self._landed(error)
-        if line is not None:
-            with _carrier.changed:
-                line.waiting -= 1
 
     # --- at the operation's end, in a thread on the completion queue, or in submit()
 
@@ -301,6 +307,8 @@ class _Load:
                             target.copy_(host, non_blocking=True)
                     self._piece.event = self._device.mark()
         except Exception as error:
+            if self._first and self._about is not None:
+                _failures[(_core.generation(), *self._about)] += 1
             self._landed(error)
         else:
             self._landed(None)
@@ -310,7 +318,7 @@ class _Load:
         self._hosts = self._spans = self._submit = self._piece = None
         if piece is not None:
             _carrier.give(device, piece)
-        transfer.landed(failure)
+        transfer.landed(failure, self._first)
 
 
 class _Carrier:
@@ -386,7 +394,10 @@ _carrier = _Carrier()
 
 class Transfer:
     """Handle of operations on a device's tensors: done() and wait() are as Operation's.  The result is there for the
-    stream that is current where wait() is called, and for what comes behind it."""
+    stream that is current where wait() is called, and for what comes behind it.
+
+    Where one of several operations fails, the others are taken back, and it ends when all have: none is in flight when
+    the next call comes.  Where the first does, those that have not been begun never are (see _attempt())."""
 
     def __init__(self, device, count, tensors, result, finish, then):
         self._device, self._left, self._tensors = device, count, tensors
@@ -395,6 +406,7 @@ class Transfer:
         self._arrived = threading.Event()
         self._event = self._failure = None
         self._operations, self._reason = [], None  # those begun; why they are taken back
+        self.lost = None  # why the first has failed
         self.operation = None  # the last that has ended
 
     def failed(self):
@@ -416,22 +428,28 @@ class Transfer:
         for operation in operations:
             operation.cancel(reason)
 
-    def landed(self, failure):
+    def landed(self, failure, first):
         """One of the operations has ended, and the copies of its results have been given to the device."""
         with self._lock:
             self._left -= 1
-            if self._arrived.is_set() or (self._left and failure is None):
+            if first:
+                self.lost = failure
+            if failure is not None and (first or self._failure is None):
+                self._failure = failure  # the first's says best why
+            if not self._left:
+                try:
+                    if self._failure is None and self._device is not None:
+                        self._event = self._device.runtime.record(self._device.arriving)
+                except Exception as error:
+                    self._failure = error
+                then, self._then = self._then, None
+                self._operations = []
+                self._arrived.set()
+            elif failure is None or self._reason is not None:
                 return
-            try:
-                self._failure = failure
-                if failure is None and self._device is not None:
-                    self._event = self._device.runtime.record(self._device.arriving)
-            except Exception as error:
-                self._failure = error
-            then, self._then = self._then, None
-            self._operations = []
-            self._arrived.set()
-        if then is not None:
+        if not self.done():
+            self.cancel("another part of it has failed: %s" % failure)
+        elif then is not None:
             then(self)
 
     def watch(self, then):
@@ -490,18 +508,29 @@ def begin(device, loads, result=None, finish=None, then=None, line=None, ready=N
         loads = [([tuple(one if one is None else one.detach().view(-1) for one in span) for span in spans],
                   submit, about) for spans, submit, about in loads]
     transfer = Transfer(device, len(loads), tensors, result, finish, then)
-    _carrier.add([_Load(device, ready, spans, submit, about, line, transfer) for spans, submit, about in loads], line)
+    _carrier.add([_Load(device, ready, spans, submit, about, line, transfer, i == 0)
+                  for i, (spans, submit, about) in enumerate(loads)], line)
     return transfer
 
 
 # --- reductions, in chunks -----------------------------------------------------------------------------------------
 
 
-def chunks(name, length, size, device):
+_failures = collections.Counter()
+
+
+def _attempt(name, space, group):
+    """How often the first operation of a call in chunks has failed, which it has on all ranks.  The names of the others
+    have it: a rank may not have submitted as many as another."""
+    return (_failures[_core.generation(), PUSH_PULL, name, space, group]
+            + _core.refusals(PUSH_PULL, name, space, group))
+
+
+def chunks(name, length, size, device, attempt=0):
     """[(name, first element, end)] of the operations that reduce `length` elements of `size` bytes on a Device.
 
     The first is shorter by as many elements as there are operations, so that ranks whose numbers of them differ
-    disagree on its shape and are told, and do not only wait for the others."""
+    disagree on its shape and are told, and do not only wait for the others.  attempt: of _attempt()."""
     each = max(1, device.chunk_bytes // size)
     if length <= each:
         return [(name, 0, length)]
@@ -511,7 +540,8 @@ def chunks(name, length, size, device):
         count += 1
         first = max(1, each - count)
     ends = [first, *range(first + each, length, each), length]
-    return [(name if i == 0 else "%s[%d]" % (name, i), low, high)
+    after = ".%d" % attempt if attempt else ""
+    return [(name if i == 0 else "%s[%d]%s" % (name, i, after), low, high)
             for i, (low, high) in enumerate(zip([0, *ends], ends))]
 
 
@@ -535,7 +565,10 @@ def reduce(name, source, target, dtype, reduction, shape, priority, prescale, po
     line: of an ordered name space, where the first operation has no name, and `name` makes those of the others."""
     device = of(source)
     source, target = source.detach().view(-1), target.detach().view(-1)
-    pieces = chunks(name, source.numel(), source.element_size(), device)
+    attempt = _attempt(name, space, group)
+    pieces = chunks(name, source.numel(), source.element_size(), device, attempt)
+    if attempt and len(pieces) > 1:
+        note = "%s; attempt %d" % (note or "", attempt)
 
     def load(called, low, high):
         if line is not None and low == 0:
