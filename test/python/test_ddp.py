@@ -396,6 +396,62 @@ def train_part(name, path):
         return gradients
 
 
+def part_with_own_hooks(path):
+    """A model over all ranks, of which a part is wrapped over pairs as well, both with hooks of the user's own: whether the
+    whole's gradients are averages over all."""
+    import copy
+    import tally
+    import tally.torch as t
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    rank = tally.rank()
+
+    def hook(states, bucket):
+        return t.ddp_hook(states[0], bucket)
+
+    with group("gloo", path):
+        pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(*(torch.nn.Linear(40, 40, bias=False) for _ in range(2)))
+        alone = copy.deepcopy(module)
+        whole = DistributedDataParallel(module, find_unused_parameters=True, bucket_cap_mb=0.004)
+        part = DistributedDataParallel(module[1], process_group=pair)
+        whole.register_comm_hook([t.state()], hook)
+        part.register_comm_hook([t.state()], hook)
+        for one in (whole, alone):
+            one(torch.full((1, 40), float(rank))).sum().backward()
+        for p in alone.parameters():
+            dist.all_reduce(p.grad)
+        return all(torch.allclose(p.grad, q.grad / 4) for p, q in zip(module.parameters(), alone.parameters()))
+
+
+def test_a_part_wrapped_with_own_hooks(four, store):
+    assert four(part_with_own_hooks, store) == [True] * 4
+
+
+def copied(path):
+    """Gradients of a model, of a copy, and of one that was pickled, which is registered anew."""
+    import copy
+    import pickle
+    import tally
+    import tally.torch as t
+    import torch
+    with group("gloo", path):
+        model = wrap(torch.nn.Linear(2, 1, bias=False), "hook")
+        pickled = pickle.loads(pickle.dumps(model))
+        pickled.register_comm_hook(t.state(), t.ddp_hook)
+        results = []
+        for one in (model, copy.deepcopy(model), pickled):
+            one(torch.full((1, 2), tally.rank() + 1.0)).sum().backward()
+            results.append(one.module.weight.grad.tolist())
+        return results
+
+
+def test_copies(three, store):
+    assert three(copied, store) == [[[[2, 2]]] * 3] * 3
+
+
 def test_a_part_wrapped_by_itself(four, store):
     for own, wanted in zip(four(train_part, "hook", store), four(train_part, "gloo", store + "-gloo"), strict=True):
         close(own, wanted)

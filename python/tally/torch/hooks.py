@@ -13,6 +13,7 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import functools
 import itertools
+import threading
 import time
 import weakref
 
@@ -30,6 +31,7 @@ from .ops import Average, _reduce
 from .sparse import SparseReduction
 from .work import deadlines
 
+_calling = threading.local()            # .model: the _Model whose hook runs in this thread
 _models = WeakTensorKeyDictionary()     # parameter -> the _Model that it is in, of several the last
 _numbers = weakref.WeakKeyDictionary()  # default process group -> {ranks of a process group; None: all -> numbers}
 _made = weakref.WeakKeyDictionary()     # DistributedDataParallel -> (ranks of its process group; None: all, its number)
@@ -89,10 +91,6 @@ class _Model:
         turn = worlds.index(world)
         self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
 
-    def has(self, parameter):
-        module = self.module()
-        return module is not None and any(parameter is one for one in module.parameters())
-
     def name_of(self, bucket):
         return "%s bucket %d" % (self.name, bucket.index())
 
@@ -115,27 +113,28 @@ class State:
     """What a hook keeps: the model that its buckets are of."""
 
     def __init__(self):
-        self._model = None    # until it is registered
-        self._given = False   # to register_comm_hook(); else a hook of the user's own has it
+        self._model = None  # until it is registered
+
+    def __getstate__(self):
+        return {"_model": None}  # a pickled model is another one
 
     def __repr__(self):
         return "tally.torch.state() of model %s" % (self._model and self._model.number)
 
-    def register(self, model, given=False):
+    def register(self, model):
         """Take the model, or the same module wrapped anew."""
         model.count()
         if self._model is not None and self._model.module is not model.module:
             raise ValueError("the state() of one model is used for another; make one for each")
-        self._model, self._given = model, given
+        self._model = model
 
     def enter(self, bucket):
         """The model that a bucket is of, in the job."""
         if bucket.index() == 0 or self._model is None:  # a hook of the user's own may call ours with a state of any model
             parameters = bucket.parameters()
-            model = _models.get(parameters[0]) if parameters else None
+            model = getattr(_calling, "model", None) or (_models.get(parameters[0]) if parameters else None)
             model = model or self._model or _Model()
-            # A parameter that is in several models does not say which; register_comm_hook() did.
-            if model is not self._model and not (self._given and self._model.has(parameters[0])):
+            if model is not self._model:
                 try:
                     self.register(model)
                 except ValueError as reason:
@@ -148,6 +147,31 @@ class State:
 def state():
     """The state for register_comm_hook(): one for each model."""
     return State()
+
+
+class _Hook:
+    """Any hook, of a model that it tells: a bucket does not say it, and a parameter may be in several."""
+
+    def __init__(self, hook, model):
+        functools.update_wrapper(self, hook)
+        self._hook, self._model = hook, model
+
+    def __call__(self, state, bucket):
+        before, _calling.model = getattr(_calling, "model", None), self._model
+        try:
+            return self._hook(state, bucket)
+        finally:
+            _calling.model = before
+
+    def __deepcopy__(self, _):
+        return self  # a copy is over the same ranks
+
+    def __reduce__(self):
+        return _itself, (self._hook,)
+
+
+def _itself(hook):
+    return hook
 
 
 def _have_ddp_tell():
@@ -168,12 +192,12 @@ def _have_ddp_tell():
     def register_comm_hook(self, state, hook):
         if hook in (ddp_hook, ddp_hook_fp16, ddp_hook_bf16) and not isinstance(state, State):
             raise TypeError("a hook of Tally's needs tally.torch.state(), one for each model, not %r" % (state,))
-        register(self, state, hook)
         model = _Model(self)
+        register(self, state, _Hook(hook, model))
         for parameter in self.module.parameters():
             _models[parameter] = model
         if isinstance(state, State):
-            state.register(model, given=True)
+            state.register(model)
 
     ddp.__init__, ddp.register_comm_hook = make, register_comm_hook
 
@@ -222,7 +246,7 @@ def _ended(tensor, limit):
 
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
-    future = begun.then(lambda _: ended[0].wait())
+    future = begun.then(lambda _: ended.pop().wait())  # what is left here keeps itself
     if limit is None:
         return future, then, _nothing
     late = _Late(limit, then)
