@@ -54,8 +54,12 @@ class Error(RuntimeError):
 
 
 def again(failure):
-    """A copy of a failure that is kept, to be raised: itself it would keep each frame that it leaves, and what is in it."""
-    return copy.copy(failure)
+    """A copy of a failure that is kept, to be raised: itself it would keep each frame that it leaves, and what is in it.  The
+    failure itself where a user's class cannot be copied."""
+    try:
+        return copy.copy(failure)
+    except Exception:
+        return failure
 
 
 class NotInitializedError(RuntimeError, ValueError):

@@ -172,8 +172,10 @@ def lives(path):
             pieces = [torch.zeros(3)]
             dist.all_gather(pieces, x, group=alone)
             assert pieces[0].tolist() == [3] * 3
-            dist.destroy_process_group(all_again)
-            assert "destroyed" in said(lambda: all_again.allreduce([x]))
+            unused = dist.new_group()
+            for one in (all_again, unused):
+                dist.destroy_process_group(one)
+                assert "destroyed" in said(lambda: one.allreduce([x]))
         assert tally.is_initialized()  # it was before: the group leaves it alone
     return True
 
@@ -343,3 +345,28 @@ def test_first_groups_of_some_ranks():
         print("good")
     """)])
     assert status == 0 and output.count("good") == 4, output
+
+
+def test_a_time_out_does_not_hide_who_died(store):
+    """Rank 1 is stopped when it has begun a call, which then cannot be taken back: it is named once it is taken for dead."""
+    _, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import datetime, os, signal, sys, time, torch
+        import torch.distributed as dist, tally.torch
+        rank, store = int(os.environ["RANK"]), dist.FileStore(sys.argv[1], 2)
+        dist.init_process_group("tally", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=1))
+        x = torch.ones(30_000_000)
+        dist.all_reduce(x[:1])
+        if rank == 1:
+            store.set("pid", str(os.getpid()))
+            work = dist.all_reduce(x, async_op=True)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)
+        try:
+            dist.all_reduce(x)
+        except RuntimeError as error:
+            print("said:", error, flush=True)
+        os.kill(int(store.get("pid")), signal.SIGKILL)
+        os._exit(0)
+    """), store], env={"TALLY_DEAD_TIMEOUT": "3", "TALLY_LOCAL": "off"})
+    assert "said:" in output and "silent" in output.split("said:")[1].splitlines()[0], output

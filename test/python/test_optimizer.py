@@ -723,3 +723,30 @@ def test_gradients_that_are_parts_of_one(four):
                                              ({"backward_passes_per_step": 3, "groups": 1}, 2)))
 def test_gradients_that_change_before_they_go(four, options, passes):
     four(changed_while_waiting, options, passes)
+
+
+class Unfit(Exception):
+    """Cannot be made from what its message is."""
+
+    def __init__(self, what, where):
+        super().__init__("%s at %s" % (what, where))
+
+
+def raising():
+    import torch
+    import tally.torch as t
+
+    class Raising(t.Compression.fp16):
+        @staticmethod
+        def decompress(tensor, ctx):
+            raise Unfit("nonsense", "the end")
+
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], compression=Raising)
+    p.sum().backward()
+    with pytest.raises(Exception, match="^nonsense at the end$"):
+        optimizer.step()
+
+
+def test_a_compression_that_raises(four):
+    four(raising)

@@ -343,8 +343,9 @@ class Group(dist.ProcessGroup):
         """The group of another backend, over the same ranks, that was asked for where tensors are; None: there is none.
 
         Of "cpu:tally,cuda:nccl" torch makes this group alone, or has it stand for the other.  That is made with the first
-        call that needs it, which all ranks make."""
+        call that needs it, which all ranks make: another one waits for them."""
         if self._others is None:
+            self.check()  # torch knows no other of a group that was destroyed
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
             self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
         other = self._others.get(place.type)

@@ -165,8 +165,9 @@ class GroupWork(Work):
                         if self._device:
                             self._event = self._device.mark()
                 except Error as error:
-                    self._failure = self._late or self._explained(error)
-                    if self._late or error.errno == errno.ECANCELED:  # by another rank, whose group is no more
+                    taken_back = error.errno == errno.ECANCELED  # by us, or by another rank, whose group is no more
+                    self._failure = self._late if self._late and taken_back else self._explained(error)
+                    if self._late or taken_back:
                         self.group.fail(self._failure, self)
                 except Exception as error:
                     self._failure = error
