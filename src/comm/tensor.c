@@ -106,7 +106,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     /* Not credit(): of that a rank may have its own. */
     uint64_t under_way = 2ull * (unsigned)e->sharing * tly_plan_largest_part(&s, c->part_bytes, e->sharing);
     tly_plan_late(c->machines, e->services, e->weight, s.behind, under_way, e->listed);
-    tly_dealer_init(&d, e->services, e->listed);
+    tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct planned *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;

@@ -138,7 +138,7 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
     if (!worker || !other || n < (uint64_t)machines || k >= n || worker * 2 * (n - 1) != other * (n - k))
         return; /* not Eq. 1, 2 */
     /* `lag` is D / 2, in 2^-BITS of the list.  Both shares are n 2^BITS times a machine's weight. */
-    uint64_t lag = bytes / 16 > credit ? (credit << BITS) / bytes : 1 << (BITS - 4);
+    uint64_t lag = bytes / 8 > credit ? (credit << BITS) / bytes / 2 : 1 << (BITS - 4);
     uint64_t shares[] = {worker * ((n << BITS) + k * lag), n * ((other << BITS) - worker * lag)};
     while (shares[0] >> FINE || shares[1] >> FINE) {
         shares[0] >>= 1;
@@ -157,42 +157,40 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
  * is ever a whole part ahead; somebody always is, since after the raise the credits add up to s > 0.  Of the
  * eligible, the one goes first whose credit would reach a whole part soonest, so with equal parts nobody is
  * ever a whole part behind.  (Smooth weighted round-robin, which takes the largest credit, keeps the first
- * half of this only: light services fall several parts behind together.) */
+ * half of this only: light services fall several parts behind together.)
+ *
+ * A list's parts are dealt twice: to the worker machines' side or to the CPU machines', and there to a service.  Credits
+ * of services that are alike reach a whole part together: dealt all at once, all worker machines, whose shares are small,
+ * had a part each in a row, and then none for a long time, in which the CPU machines were sent more than their cards
+ * carry.  That waited in queues, and results with it. */
 
-/* Sums of weights up to this keep credits (a few parts of 64 MB x total) far inside 64 bits. */
+/* Sums of shares up to this keep credits (a few parts of 64 MB x total) far inside 64 bits. */
 #define MAX_TOTAL (1ull << 28)
 
-static uint64_t scaled(const struct tly_dealer *d, int i)
+/* Weights, shifted to the right if they are so large as to overflow, are the shares. */
+void tly_dealer_init(struct tly_dealer *d, int machines, int count, const uint32_t *weight)
 {
-    uint64_t w = d->weight[i];
-    if (d->shift >= 0)
-        return w << d->shift;
-    return w && !(w >> -d->shift) ? 1 : w >> -d->shift;
-}
-
-static uint64_t add_up(const struct tly_dealer *d)
-{
-    uint64_t total = 0;
-    for (int i = 0; i < d->count; i++)
-        total += scaled(d, i);
-    return total;
-}
-
-void tly_dealer_init(struct tly_dealer *d, int count, const uint32_t *weight)
-{
-    assert(count > 0 && count <= TLY_MAX_SERVICES);
+    assert(count > 0 && count <= TLY_MAX_SERVICES && machines >= 0 && machines <= count);
+    d->machines = machines;
     d->count = count;
-    d->weight = weight;
     d->placed = false;
     d->largest = 0;
-    d->shift = 0;
-    d->total = add_up(d);
-    assert(d->total > 0);
-    while (d->total > MAX_TOTAL) {
-        d->shift--;
-        d->total = add_up(d);
-    }
     memset(d->credit, 0, (size_t)count * sizeof d->credit[0]);
+    memset(d->side_credit, 0, sizeof d->side_credit);
+    for (int shift = 0;; shift++) {
+        uint64_t side[2] = {0};
+        for (int i = 0; i < count; i++) {
+            d->share[i] = weight[i] && !(weight[i] >> shift) ? 1 : weight[i] >> shift;
+            side[i >= machines] += d->share[i];
+        }
+        d->total = side[0] + side[1];
+        assert(d->total > 0);
+        if (d->total <= MAX_TOTAL) {
+            d->side[0] = (uint32_t)side[0];
+            d->side[1] = (uint32_t)side[1];
+            return;
+        }
+    }
 }
 
 /* The i-th number of splitmix64 from `seed`, cut to [0, limit). */
@@ -210,21 +208,45 @@ static uint64_t draw(uint64_t seed, int i, uint64_t limit)
  * part after it, and each later one, is distributed by weight too.  (A start at random credits under the
  * rule above would keep light services short for a long while, for their credit is high on average.)
  * Without the rule of eligibility only differences of credit over weight count; a service's bytes stay within
- * half a part of its due, give or take the sum of all phases, which its small share makes small. */
+ * half a part of its due, give or take the sum of all phases, which its small share makes small.  Phases spread the
+ * services by themselves: there are no sides. */
 void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight, uint64_t hash)
 {
-    tly_dealer_init(d, count, weight);
+    tly_dealer_init(d, count, count, weight);
     d->placed = true;
     while (d->total * 2 <= MAX_TOTAL) { /* so fine that no two phases are equal: none wins by its number */
-        d->shift++;
+        for (int i = 0; i < count; i++)
+            d->share[i] *= 2;
         d->total *= 2;
     }
     int first = 0;
-    for (uint64_t w, slot = draw(hash, count, d->total); slot >= (w = scaled(d, first)); first++)
-        slot -= w;
+    for (uint64_t slot = draw(hash, count, d->total); slot >= d->share[first]; first++)
+        slot -= d->share[first];
     for (int i = 0; i < count; i++)
         d->credit[i] = (int64_t)draw(hash, i, d->total);
     d->credit[first] = (int64_t)d->total;
+}
+
+/* Who of `count` gets the next part; the shares add up to `total`. */
+static int seat(const struct tly_dealer *d, int count, const uint32_t *share, uint64_t total, int64_t *credit,
+                uint32_t bytes)
+{
+    const int64_t whole = (int64_t)(d->largest * total);
+    int best = -1;
+    int64_t best_left = 0;
+    for (int i = 0; i < count; i++) {
+        credit[i] += (int64_t)((uint64_t)share[i] * bytes);
+        if (!share[i] || (credit[i] <= 0 && !d->placed))
+            continue;
+        /* It takes left / share bytes more until the credit is a whole part; compared by cross-multiplication. */
+        int64_t left = whole - credit[i];
+        if (best < 0 || (__int128)left * share[best] < (__int128)best_left * share[i]) {
+            best = i;
+            best_left = left;
+        }
+    }
+    credit[best] -= (int64_t)(bytes * total);
+    return best;
 }
 
 int tly_dealer_next(struct tly_dealer *d, uint32_t bytes)
@@ -236,23 +258,9 @@ int tly_dealer_next(struct tly_dealer *d, uint32_t bytes)
             d->credit[i] *= bytes;
     if (bytes > d->largest)
         d->largest = bytes;
-    const int64_t whole = (int64_t)(d->largest * d->total);
-    int best = -1;
-    int64_t best_left = 0;
-    uint64_t best_weight = 1;
-    for (int i = 0; i < d->count; i++) {
-        uint64_t w = scaled(d, i);
-        int64_t credit = d->credit[i] += (int64_t)(w * bytes);
-        if (!w || (credit <= 0 && !d->placed))
-            continue;
-        /* It takes left / w bytes more until the credit is a whole part; compared by cross-multiplication. */
-        int64_t left = whole - credit;
-        if (best < 0 || (__int128)left * (int64_t)best_weight < (__int128)best_left * (int64_t)w) {
-            best = i;
-            best_left = left;
-            best_weight = w;
-        }
-    }
-    d->credit[best] -= (int64_t)(bytes * d->total);
-    return best;
+    if (d->placed)
+        return seat(d, d->count, d->share, d->total, d->credit, bytes);
+    int side = seat(d, 2, d->side, d->total, d->side_credit, bytes), from = side ? d->machines : 0;
+    int count = side ? d->count - d->machines : d->machines;
+    return from + seat(d, count, d->share + from, d->side[side], d->credit + from, bytes);
 }

@@ -130,30 +130,32 @@ uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, 
  * pushes, while a worker machine's card has the other direction's traffic.  Let results lag D bytes of a card behind what
  * is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
  * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
- * and each worker k/n of that more.  D is two credits, measured: one in the queue of the rank's card, about one in the
- * service's.  A credit counts as at most a sixteenth of the list.  Weights that are not those of Eq. 1, 2 for
+ * and each worker k/n of that more.  D is about a credit, measured: it waits in the queues of the rank's
+ * card and the service's.  It counts as at most an eighth of the list.  Weights that are not those of Eq. 1, 2 for
  * 0 < k < n are given as they are.  0 to machines - 1 are the workers'; of a machine's ranks one credit is looked at. */
 void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
                    uint32_t *out);
 
 /* Deals parts to services so that every window of consecutive parts is split by weight.
- * With parts of one size a service's bytes are always within one part of its due, both ways, so that of any
- * window within two; with parts of several sizes never more than one part (of the size just dealt) above,
- * and about one of the largest below.  A service of weight 0 gets nothing.  The sequence depends on weights,
- * sizes and hash alone: all ranks deal alike.  Parts up to 64 MB. */
+ * With parts of one size and weights as tly_plan_weights() has them a service's bytes are always within one part of its
+ * due, both ways, so that of any window within two, and so are those of all worker machines together; with parts of several
+ * sizes and any weights never two parts (of the largest) above, and about one below.  A service of weight 0 gets nothing.
+ * The sequence depends on weights, sizes and hash alone: all ranks deal alike.  Parts up to 64 MB. */
 struct tly_dealer {
-    int count;              /* services */
-    const uint32_t *weight; /* borrowed */
-    uint64_t total;         /* sum of weights, scaled */
-    int shift;              /* weights are used << shift, or >> -shift if they are so large as to overflow */
-    bool placed;            /* started by init_at */
-    uint32_t largest;       /* part seen so far */
-    int64_t
-        credit[TLY_MAX_SERVICES]; /* service's due minus dealt, in bytes x total; if placed, plus a phase */
+    int machines, count; /* services of worker machines, and all */
+    bool placed;         /* started by init_at */
+    uint32_t largest;    /* part seen so far */
+    uint64_t total;      /* sum of shares */
+    uint32_t side[2];    /* its halves, of worker machines and of CPU machines */
+    int64_t side_credit[2];
+    uint32_t share[TLY_MAX_SERVICES];
+    /* A service's due of what its side got, minus what it got, in bytes x the side's shares; if placed, of all, plus a
+     * phase. */
+    int64_t credit[TLY_MAX_SERVICES];
 };
 
-/* Start a sequence.  Weights must outlive the dealer; at least one is positive. */
-void tly_dealer_init(struct tly_dealer *d, int count, const uint32_t *weight);
+/* Start a sequence.  0 to machines - 1 are worker machines' services; at least one weight is positive. */
+void tly_dealer_init(struct tly_dealer *d, int machines, int count, const uint32_t *weight);
 
 /* The service of the next part of `bytes` bytes (0 counts as 1).  O(services). */
 int tly_dealer_next(struct tly_dealer *d, uint32_t bytes);
