@@ -3,15 +3,17 @@
  * 128 bytes, little-endian, encoded byte by byte:
  *
  *        0        4        8       12       16
- *      0 | magic  |v  t fl | seq    | epoch  |      v version, t type, fl flags
- *     16 | key             | spec hash       |
- *     32 | element count   |k d o - | part   |      k kind, d dtype, o op
- *     48 | place in tensor | length | offset |      the part's place and length; the fragment's offset in it
- *     64 | payload| round  | group  | rank   |      payload bytes that follow; rank: who sends
- *     80 | root   |priority| prescale        |
- *     96 | postscale       |accepted|granted |      cumulative counts, modulo 2^32
- *    112 |received| stable | check           |      SipHash-2-4 of bytes 0..119 under the direction's key
+ *      0 | magic  |v  t fl | seq    | part   |      v version, t type, fl flags
+ *     16 | place in tensor | length | offset |      the part's place and length; the fragment's offset in it
+ *     32 | payload| round  |accepted|granted |      payload bytes that follow; cumulative counts, modulo 2^32
+ *     48 |received| stable | check           |      SipHash-2-4 of the header, with 0 here, under the direction's key
+ *     64 | key             | spec hash       |      from here on the context
+ *     80 | element count   | epoch  |k d o - |      k kind, d dtype, o op
+ *     96 | group  | rank   | root   |priority|      rank: who sends
+ *    112 | prescale        | postscale       |
  *
+ * A frame whose context is that of the frame before it, in its direction, has the flag SAME and leaves it out, as all
+ * parts of a tensor do but for the first; the check is that of the whole header.
  * Where a push is the sum of a machine's ranks, root says how many ranks all pushes of the part are of, less one.
  * A message and a probe have the hash of their group and tag in the place of the element count.
  * seq, the counts and the check are filled in when the frame goes to the kernel. */
@@ -24,6 +26,7 @@
 
 enum {
     TLY_FRAME_BYTES = 128,
+    TLY_FRAME_LEAST = 64, /* without a context */
     TLY_PROTOCOL_LOWEST = 1,
     TLY_PROTOCOL_HIGHEST = 1,
     TLY_MAX_FRAGMENT = 256 << 10, /* payload of one data frame */
@@ -74,6 +77,7 @@ enum tly_frame_flag {
     TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
     TLY_RESUMED = 256, /* after a connection has been mended; of a push: its first fragment, not its part's */
     TLY_PATIENT = 512, /* of a push: who sends it minds no wait for the others */
+    TLY_SAME = 1024,   /* the context is that of the frame before; set and taken away by encode and decode */
 };
 
 /* A frame's group: 0 stands for all ranks in their order, other numbers for the list that its rank has sent, and
@@ -110,13 +114,25 @@ struct tly_frame {
     uint32_t accepted, granted, received, stable;
 };
 
-void tly_frame_encode(const struct tly_frame *f, const uint8_t key[TLY_FRAME_KEY_BYTES],
-                      uint8_t out[TLY_FRAME_BYTES]);
+/* The context of the last frame of one direction of a connection. */
+struct tly_context {
+    uint8_t bytes[TLY_FRAME_BYTES - TLY_FRAME_LEAST];
+};
 
-/* 0, or -EPROTO with *why (a static string) set: wrong magic, version, check or sequence number, or a field
- * out of its limits.  Nothing of the frame is believed before the check holds. */
-int tly_frame_decode(const uint8_t in[TLY_FRAME_BYTES], const uint8_t key[TLY_FRAME_KEY_BYTES], uint32_t seq,
-                     struct tly_frame *f, const char **why);
+/* At a connection's beginning: that of no frame. */
+void tly_context_init(struct tly_context *c);
+
+/* Returns how many bytes of `out` are to be sent.  `last` is kept up to date by encode and decode. */
+uint32_t tly_frame_encode(const struct tly_frame *f, const uint8_t key[TLY_FRAME_KEY_BYTES],
+                          struct tly_context *last, uint8_t out[TLY_FRAME_BYTES]);
+
+/* Bytes of the header of which these are the first.  Not checked yet. */
+uint32_t tly_frame_size(const uint8_t in[TLY_FRAME_LEAST]);
+
+/* `in` has tly_frame_size() bytes.  0, or -EPROTO with *why (a static string) set: wrong magic, version, check or
+ * sequence number, or a field out of its limits.  Nothing of the frame is believed before the check holds. */
+int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], uint32_t seq,
+                     struct tly_context *last, struct tly_frame *f, const char **why);
 
 const char *tly_frame_type_name(int type);
 

@@ -46,33 +46,81 @@ static struct tly_frame sample(void)
         .stable = 0xffffffff};
 }
 
+/* A direction at its beginning. */
+static struct tly_context fresh(void)
+{
+    struct tly_context c;
+    tly_context_init(&c);
+    return c;
+}
+
 static void round_trip(void **state)
 {
     struct tly_frame f = sample(), g;
+    struct tly_context out = fresh(), in = fresh(), out_again = fresh();
     uint8_t wire[TLY_FRAME_BYTES], again[TLY_FRAME_BYTES];
     const char *why = NULL;
-    tly_frame_encode(&f, key, wire);
-    assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), 0);
-    tly_frame_encode(&g, key, again);
+    assert_int_equal(tly_frame_encode(&f, key, &out, wire), TLY_FRAME_BYTES);
+    assert_int_equal(tly_frame_size(wire), TLY_FRAME_BYTES);
+    assert_int_equal(tly_frame_decode(wire, key, 7, &in, &g, &why), 0);
+    assert_int_equal(tly_frame_encode(&g, key, &out_again, again), TLY_FRAME_BYTES);
     assert_memory_equal(wire, again, sizeof wire);
     assert_int_equal(g.place, f.place);
     assert_int_equal(g.priority, -4);
     assert_int_equal(g.stable, 0xffffffff);
 }
 
+/* Frames of which only some change the context, both ways told apart by nothing else than the length. */
+static void contexts_follow(void **state)
+{
+    struct tly_frame f = sample(), g;
+    struct tly_context out = fresh(), in = fresh();
+    static const uint32_t epochs[] = {3, 3, 4, 4, 4, 3, 0, 0, 4};
+    const char *why;
+    for (uint32_t i = 0; i < sizeof epochs / sizeof epochs[0]; i++) {
+        uint8_t wire[TLY_FRAME_BYTES];
+        f.seq = i;
+        f.part = 100 + i;
+        f.epoch = epochs[i];
+        bool same = i > 0 && epochs[i] == epochs[i - 1];
+        uint32_t size = tly_frame_encode(&f, key, &out, wire);
+        assert_int_equal(size, same ? TLY_FRAME_LEAST : TLY_FRAME_BYTES);
+        assert_int_equal(tly_frame_size(wire), size);
+        memset(wire + size, 0xa5, sizeof wire - size);
+        assert_int_equal(tly_frame_decode(wire, key, i, &in, &g, &why), 0);
+        assert_int_equal(g.epoch, epochs[i]);
+        assert_int_equal(g.part, 100 + i);
+        assert_int_equal(g.key, f.key);
+        assert_int_equal(g.flags, f.flags);
+        assert_float_equal(g.prescale, 0.5, 0);
+    }
+    struct tly_context other = fresh();
+    uint8_t wire[TLY_FRAME_BYTES];
+    f.seq = 9;
+    assert_int_equal(tly_frame_encode(&f, key, &out, wire), TLY_FRAME_LEAST);
+    assert_int_equal(tly_frame_decode(wire, key, 9, &other, &g, &why), -EPROTO);
+    assert_string_equal(why, "header check failed");
+}
+
 static void every_flipped_bit_is_found(void **state)
 {
     struct tly_frame f = sample(), g;
+    struct tly_context out = fresh(), in = fresh();
     uint8_t wire[TLY_FRAME_BYTES];
     const char *why;
-    tly_frame_encode(&f, key, wire);
-    for (int bit = 0; bit < TLY_FRAME_BYTES * 8; bit++) {
-        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), -EPROTO);
-        wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    for (int same = 0; same < 2; same++) {
+        struct tly_context before = in;
+        int size = (int)tly_frame_encode(&f, key, &out, wire);
+        for (int bit = 0; bit < size * 8; bit++) {
+            wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            assert_int_equal(tly_frame_decode(wire, key, 7, &in, &g, &why), -EPROTO);
+            assert_memory_equal(&in, &before, sizeof in);
+            wire[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+        assert_int_equal(tly_frame_decode(wire, key, 8, &in, &g, &why), -EPROTO);
+        assert_string_equal(why, "frame out of sequence");
+        assert_int_equal(tly_frame_decode(wire, key, 7, &in, &g, &why), 0);
     }
-    assert_int_equal(tly_frame_decode(wire, key, 8, &g, &why), -EPROTO);
-    assert_string_equal(why, "frame out of sequence");
 }
 
 static void limits_hold(void **state)
@@ -87,10 +135,11 @@ static void limits_hold(void **state)
     bad[4].rank = TLY_MAX_RANKS;
     bad[5].length = TLY_MAX_PART + 1;
     for (int i = 0; i < 6; i++) {
+        struct tly_context out = fresh(), in = fresh();
         uint8_t wire[TLY_FRAME_BYTES];
         const char *why;
-        tly_frame_encode(&bad[i], key, wire);
-        assert_int_equal(tly_frame_decode(wire, key, 7, &g, &why), -EPROTO);
+        tly_frame_encode(&bad[i], key, &out, wire);
+        assert_int_equal(tly_frame_decode(wire, key, 7, &in, &g, &why), -EPROTO);
     }
 }
 
@@ -203,6 +252,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_type_has_a_name),
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(contexts_follow),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(counts_wrap),

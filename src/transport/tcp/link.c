@@ -49,6 +49,7 @@ enum {
 
 struct outgoing {
     uint8_t header[TLY_FRAME_BYTES];
+    uint32_t head; /* bytes of the header that are sent */
     const uint8_t *payload;
     uint32_t len;
     uint32_t type;
@@ -93,6 +94,7 @@ struct tly_link {
     uint8_t reference[TLY_REFERENCE_BYTES]; /* what follows, if in.flags has TLY_SHOWN */
     struct tly_loan *loan;                  /* borrowed: of the frame that is being taken */
     uint32_t receive_seq;
+    struct tly_context received;
     int low_water;    /* SO_RCVLOWAT now */
     uint8_t *control; /* owned: payload that has no other place */
     bool checksum;    /* what is sent has one */
@@ -103,6 +105,7 @@ struct tly_link {
     int out_from, out_to; /* [from, to) wait for the kernel */
     uint32_t out_done;    /* bytes of out[out_from] that it has */
     uint32_t send_seq;
+    struct tly_context sent;
     bool wants_room; /* the kernel was full */
 
     struct tly_counts counts;
@@ -198,6 +201,8 @@ static struct tly_link *create(struct tly_loop *loop, int fd, const struct tly_l
     l->user = c->user;
     snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
     tly_hello_init(&l->hello, &c->identity, connector);
+    tly_context_init(&l->sent);
+    tly_context_init(&l->received);
     l->silence_ns = c->silence_ns;
     l->pace_bytes = PACE_BYTES;
     l->pace_ns = PACE_MS * TLY_MS;
@@ -306,7 +311,7 @@ static void append(struct tly_link *l, struct tly_outgoing *o)
             slot->trailer_len = TLY_TRAILER_BYTES;
         }
     }
-    tly_frame_encode(&o->frame, l->hello.send_key, slot->header);
+    slot->head = tly_frame_encode(&o->frame, l->hello.send_key, &l->sent, slot->header);
     slot->token = o->token;
     slot->owned = o->owned;
     l->owes = false;
@@ -328,7 +333,7 @@ static void fill(struct tly_link *l)
             break;
         }
         append(l, &o);
-        bytes += TLY_FRAME_BYTES + l->out[l->out_to - 1].len;
+        bytes += l->out[l->out_to - 1].head + l->out[l->out_to - 1].len;
     }
 }
 
@@ -338,7 +343,7 @@ static void advance(struct tly_link *l, size_t n)
     l->bytes_sent += n;
     while (n > 0) {
         struct outgoing *o = &l->out[l->out_from];
-        uint32_t left = TLY_FRAME_BYTES + o->len + o->trailer_len - l->out_done;
+        uint32_t left = o->head + o->len + o->trailer_len - l->out_done;
         if (n < left) {
             l->out_done += (uint32_t)n;
             return;
@@ -361,13 +366,13 @@ static ssize_t push_batch(struct tly_link *l)
     uint32_t skip = l->out_done;
     for (int i = l->out_from; i < l->out_to; i++) {
         struct outgoing *o = &l->out[i];
-        if (skip < TLY_FRAME_BYTES)
-            iov[n++] = (struct iovec){o->header + skip, TLY_FRAME_BYTES - skip};
-        uint32_t done = skip > TLY_FRAME_BYTES ? skip - TLY_FRAME_BYTES : 0;
+        if (skip < o->head)
+            iov[n++] = (struct iovec){o->header + skip, o->head - skip};
+        uint32_t done = skip > o->head ? skip - o->head : 0;
         if (o->len > done)
             iov[n++] = (struct iovec){(void *)(o->payload + done), o->len - done};
         if (o->trailer_len) {
-            uint32_t before = TLY_FRAME_BYTES + o->len, past = skip > before ? skip - before : 0;
+            uint32_t before = o->head + o->len, past = skip > before ? skip - before : 0;
             iov[n++] = (struct iovec){o->trailer + past, o->trailer_len - past};
         }
         skip = 0;
@@ -532,10 +537,11 @@ static int begin_frame(struct tly_link *l, const char **why)
 {
     static const uint8_t zero[TLY_FRAME_KEY_BYTES];
     const uint8_t *key = l->state == OPEN ? l->hello.receive_key : zero;
-    int err = tly_frame_decode(l->stage + l->stage_from, key, l->receive_seq, &l->in, why);
+    const uint8_t *header = l->stage + l->stage_from;
+    int err = tly_frame_decode(header, key, l->receive_seq, &l->received, &l->in, why);
     if (err)
         return err;
-    l->stage_from += TLY_FRAME_BYTES;
+    l->stage_from += tly_frame_size(header);
     l->receive_seq++;
     l->landed = 0;
     l->follows = l->in.payload;
@@ -675,13 +681,21 @@ static int complete_frame(struct tly_link *l, const char **why)
     return err;
 }
 
+/* Of the frame that the stage begins with, as far as it is there. */
+static uint32_t header_bytes(const struct tly_link *l)
+{
+    return l->stage_to - l->stage_from < TLY_FRAME_LEAST
+               ? TLY_FRAME_LEAST
+               : tly_frame_size(l->stage + l->stage_from);
+}
+
 /* Use up what the stage holds.  0, or -errno with *why. */
 static int eat_stage(struct tly_link *l, const char **why)
 {
     while (l->state != CLOSED) {
         uint32_t have = l->stage_to - l->stage_from;
         if (!l->landing) {
-            if (have < TLY_FRAME_BYTES)
+            if (have < header_bytes(l))
                 break;
             int err = begin_frame(l, why);
             if (err)
@@ -747,7 +761,7 @@ static ssize_t whole_blocks(struct tly_link *l, uint32_t left)
 /* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
 static uint32_t least_wanted(const struct tly_link *l)
 {
-    uint32_t left = l->landing ? l->follows - l->landed + l->trailer : TLY_FRAME_BYTES;
+    uint32_t left = l->landing ? l->follows - l->landed + l->trailer : header_bytes(l);
     left -= l->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
     return left < TLY_ALIGN ? left : TLY_ALIGN;
 }

@@ -244,6 +244,12 @@ static void opened(void *user, struct tly_link *l)
     }
 }
 
+/* The first frame's context is its own, and so is every second one's behind that; the others' is that of the one before. */
+static uint64_t key_of(int round)
+{
+    return 0x1234567890abcdefull + ((uint64_t)round + 1) / 2;
+}
+
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
@@ -256,7 +262,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     assert_int_equal(f->payload, p->len);
     p->loan = tly_link_loan(l);
     assert_true(!p->loan == (medium == TCP || x.inside || p->len < 8192) || x.no_loan_is_well);
-    assert_int_equal(f->key, 0x1234567890abcdefull + f->round);
+    assert_int_equal(f->key, key_of((int)f->round));
     if (e->destroy_in_header) {
         e->link = NULL;
         tly_link_destroy(l);
@@ -325,7 +331,7 @@ static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
     struct parcel *p = &x.parcels[x.next];
     *out = (struct tly_outgoing){
         .frame = {.type = TLY_PUSH,
-                  .key = 0x1234567890abcdefull + (uint64_t)x.next,
+                  .key = key_of(x.next),
                   .round = (uint32_t)x.next,
                   .length = p->len,
                   .payload = p->len},
@@ -545,15 +551,14 @@ static void test_with_checksums(void **state)
     summed = false;
 }
 
+/* What the connecting end says before its first frame; the second message has the first one's context. */
+enum { HELLOS = TLY_FRAME_BYTES + TLY_FRAME_LEAST + 2 * TLY_HELLO_BYTES };
+
 /* A bit flipped anywhere in a payload or its checksum: the connection ends, the frame does not count, and what would
  * have been overwritten is as it was. */
 static void test_altered_payload(void **state)
 {
-    enum {
-        HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES),
-        LEN = 1000,
-        TOLD = TLY_FRAME_BYTES + TLY_TRAILER_BYTES
-    };
+    enum { LEN = 1000, TOLD = TLY_FRAME_BYTES + TLY_TRAILER_BYTES };
     for (int at = 0; at < LEN + TLY_TRAILER_BYTES; at += at < 64 || at >= LEN - 1 ? 1 : 61) {
         struct proxy p = at % 2 ? pieces : whole;
         p.flip_at = HELLOS + LEN + TOLD + TLY_FRAME_BYTES + at; /* in the second frame */
@@ -762,22 +767,23 @@ static void test_nobody_there(void **state)
 /* A bit flipped anywhere in a header: the connection ends, and nothing of the frame is believed. */
 static void test_flipped_bits(void **state)
 {
-    enum { HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES) };
-    for (int at = 0; at < TLY_FRAME_BYTES; at++) {
+    for (int at = 0; at < TLY_FRAME_BYTES + TLY_FRAME_LEAST; at++) {
+        int before =
+            at < TLY_FRAME_BYTES ? 1 : 2; /* in the second frame, or in the third, which has no context */
         struct proxy p = whole;
-        p.flip_at = HELLOS + (TLY_FRAME_BYTES + 100) + at; /* in the second frame */
+        p.flip_at = HELLOS + before * 100 + TLY_FRAME_BYTES + at;
         start(&p);
-        add(100, BLOCKS);
-        add(100, BLOCKS);
+        for (int i = 0; i < 3; i++)
+            add(100, BLOCKS);
         dial();
         turn_until(&x.b.closed, 1);
         assert_int_equal(x.b.err, EPROTO);
-        assert_int_equal(x.arrived, 1);
-        assert_int_equal(x.b.headers, 1);
+        assert_int_equal(x.arrived, before);
+        assert_int_equal(x.b.headers, before);
         stop();
     }
     /* And anywhere in the handshake: nobody gets in, but for bytes of the last message that mean nothing. */
-    for (int at = 0, third = HELLOS / 2 + TLY_FRAME_BYTES; at < HELLOS;
+    for (int at = 0, third = HELLOS - TLY_HELLO_BYTES; at < HELLOS;
          at += at >= third && at < third + 32 ? 1 : 8) {
         struct proxy p = whole;
         p.flip_at = at;
@@ -803,7 +809,7 @@ static void test_flipped_bits(void **state)
 /* The stream ends somewhere: what was whole has arrived, what was not has not. */
 static void test_cut_off(void **state)
 {
-    enum { HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES), FRAME = TLY_FRAME_BYTES + 1000 };
+    enum { FRAME = TLY_FRAME_BYTES + 1000 };
     static const int at[] = {1,        127,       128,   129,       128 + 63,     128 + 64,
                              128 + 65, 128 + 999, FRAME, FRAME + 1, 2 * FRAME - 1};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
@@ -832,7 +838,6 @@ static void test_cut_off(void **state)
 /* Silent in the middle of a frame: for so long and no longer. */
 static void test_silence(void **state)
 {
-    enum { HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES) };
     struct proxy p = whole;
     p.stall_at = HELLOS + 500;
     start(&p);
@@ -969,7 +974,7 @@ static void test_taken_back_under_a_reader(void **state)
 /* Whatever a reference says: what comes lies in what was shown, or the connection ends. */
 static void test_garbled_reference(void **state)
 {
-    enum { HELLOS = 2 * (TLY_FRAME_BYTES + TLY_HELLO_BYTES), REFERENCE = 24 };
+    enum { REFERENCE = 24 };
     int refused = 0;
     for (int at = 0; at < REFERENCE; at++) {
         struct proxy p = whole;
