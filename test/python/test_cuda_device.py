@@ -387,6 +387,53 @@ def test_errors(three):
         assert one["meta"].startswith("NotImplementedError") and "meta" in one["meta"]
 
 
+def uncopied():
+    """Rank 1 cannot copy the first chunk's sum to its device; whether all are told, and the next calls work."""
+    import threading
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    told = []
+    with fake.install(4, 1 << 14, 1 << 16) as (on,):
+        mark = on.mark
+
+        def fail():
+            if threading.current_thread().name == "tally-event" and on.mark is fail:
+                on.mark = mark
+                raise RuntimeError("a copy has failed")
+            return mark()
+        if tally.rank() == 1:
+            on.mark = fail
+        for _ in range(4):
+            x = fake.tensor(torch.ones(20_000))
+            told.append(said(lambda: fake.read(t.allreduce(x, op=t.Sum, name="x")).sum().item()))
+    return told
+
+
+def test_a_copy_back_that_fails(three):
+    for first, *rest in three(uncopied, timeout=60):
+        assert "a copy has failed" in first and rest == [60_000] * 3
+
+
+def test_chunks_that_end_at_once():
+    """One of two fails, and before the other is taken back it has ended."""
+    from tally.torch import device
+    ended = []
+    both = device.Transfer(None, 2, [], None, None, ended.append)
+
+    class Lock:
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            if both._left == 1:
+                both.landed(None, False)
+    both._lock = Lock()
+    both.landed(RuntimeError("one"), True)
+    assert ended == [both] and both.failed()
+
+
 def mixed(path):
     """Calls of the backend on several devices and the host."""
     import fake_device as fake

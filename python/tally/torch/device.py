@@ -298,8 +298,10 @@ class _Load:
 
     def _ended(self, operation):
         self._transfer.operation = operation
+        alone = False
         try:
             operation.wait()
+            alone = True  # the operation has not failed on the other ranks
             if self._device is not None and not self._transfer.failed():
                 with self._device.arrived():
                     for host, (_, target) in zip(self._hosts, self._spans):
@@ -307,18 +309,18 @@ class _Load:
                             target.copy_(host, non_blocking=True)
                     self._piece.event = self._device.mark()
         except Exception as error:
-            if self._first and self._about is not None:
+            if self._first and not alone and self._about is not None:
                 _failures[(_core.generation(), *self._about)] += 1
-            self._landed(error)
+            self._landed(error, alone)
         else:
             self._landed(None)
 
-    def _landed(self, failure):
+    def _landed(self, failure, alone=False):
         transfer, device, piece = self._transfer, self._device, self._piece
         self._hosts = self._spans = self._submit = self._piece = None
         if piece is not None:
             _carrier.give(device, piece)
-        transfer.landed(failure, self._first)
+        transfer.landed(failure, self._first, alone)
 
 
 class _Carrier:
@@ -397,7 +399,8 @@ class Transfer:
     stream that is current where wait() is called, and for what comes behind it.
 
     Where one of several operations fails, the others are taken back, and it ends when all have: none is in flight when
-    the next call comes.  Where the first does, those that have not been begun never are (see _attempt())."""
+    the next call comes.  Where the first does, those that have not been begun never are (see _attempt()): on no rank, so
+    not where only its copy has failed."""
 
     def __init__(self, device, count, tensors, result, finish, then):
         self._device, self._left, self._tensors = device, count, tensors
@@ -406,7 +409,7 @@ class Transfer:
         self._arrived = threading.Event()
         self._event = self._failure = None
         self._operations, self._reason = [], None  # those begun; why they are taken back
-        self.lost = None  # why the first has failed
+        self.lost = None  # why the first has failed, on all ranks
         self.operation = None  # the last that has ended
 
     def failed(self):
@@ -428,15 +431,18 @@ class Transfer:
         for operation in operations:
             operation.cancel(reason)
 
-    def landed(self, failure, first):
-        """One of the operations has ended, and the copies of its results have been given to the device."""
+    def landed(self, failure, first, alone=False):
+        """One of the operations has ended, and the copies of its results have been given to the device.
+
+        alone: it is the copies that have failed, on this rank."""
         with self._lock:
             self._left -= 1
-            if first:
+            last = not self._left
+            if first and not alone:
                 self.lost = failure
             if failure is not None and (first or self._failure is None):
                 self._failure = failure  # the first's says best why
-            if not self._left:
+            if last:
                 try:
                     if self._failure is None and self._device is not None:
                         self._event = self._device.runtime.record(self._device.arriving)
@@ -447,7 +453,7 @@ class Transfer:
                 self._arrived.set()
             elif failure is None or self._reason is not None:
                 return
-        if not self.done():
+        if not last:
             self.cancel("another part of it has failed: %s" % failure)
         elif then is not None:
             then(self)
