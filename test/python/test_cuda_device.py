@@ -332,6 +332,30 @@ def test_api(three):
         assert three(api, seed, timeout=PATIENCE) == [[]] * 3
 
 
+def joined_again():
+    """A job that is left before rank 1's device has come so far as a tensor, and joined again."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    told, late = [], tally.rank() == 1
+    with fake.install(7) as (on,):
+        fake.world.hold(on.runtime.current(), late)
+        handle = t.allreduce_async(fake.tensor(torch.ones(3)), op=t.Sum, name="x")
+        t.shutdown()
+        t.init()
+        fake.world.hold(on.runtime.current(), False)
+        told.append(said(handle.wait) if late else "")
+        x = t.allreduce(fake.tensor(torch.full((3,), 10.)), op=t.Sum, name="x")
+        told.append(fake.read(x).tolist())
+    return told
+
+
+def test_what_was_begun_in_the_last_job(three):
+    told = three(joined_again, timeout=30)
+    assert [one[1] for one in told] == [[30] * 3] * 3 and "left the job" in told[1][0]
+
+
 # --- what goes wrong, and what is mixed ------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import errno
 import itertools
 import threading
 import time
@@ -213,10 +214,11 @@ class _Load:
     submit(host vectors, then): starts the operation.  about: (kind, name, space, group), of which the other ranks are
     told if it cannot be started; None: they are not.  first: of its transfer."""
 
-    __slots__ = ("_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_first", "_piece", "_hosts",
-                 "_copied", "_failure")
+    __slots__ = ("_generation", "_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_first",
+                 "_piece", "_hosts", "_copied", "_failure")
 
     def __init__(self, device, ready, spans, submit, about, line, transfer, first):
+        self._generation = _core.generation()
         self._device, self._ready, self._spans, self._submit = device, ready, spans, submit
         self._about, self._line, self._transfer, self._first = about, line, transfer, first
         self._piece = self._copied = self._failure = None
@@ -279,20 +281,21 @@ class _Load:
 
     def _start(self):
         try:
-            if self._failure is not None:
-                raise self._failure
-            if self._copied is not None:
+            if self._failure is None and self._copied is not None:
                 self._copied.synchronize()
         except Exception as error:
-            if self._about is not None:
-                kind, name, space, group = self._about
-                _core.refuse(kind, name, space, error, group)
+            self._failure = error
+        try:
+            if self._generation != _core.generation():  # nothing of it shall meet the next job's
+                raise _core.Error("this rank has left the job", errno.ESHUTDOWN)
+            if self._failure is not None:
+                if self._about is not None:
+                    kind, name, space, group = self._about
+                    _core.refuse(kind, name, space, self._failure, group)
+                raise self._failure
+            self._transfer.begun(self._submit(self._hosts, self._ended))
+        except Exception as error:
             self._landed(error)
-        else:
-            try:
-                self._transfer.begun(self._submit(self._hosts, self._ended))
-            except Exception as error:
-                self._landed(error)
 
     # --- at the operation's end, in a thread on the completion queue, or in submit()
 
