@@ -366,6 +366,37 @@ def said(call):
         return "%s: %s" % (type(error).__name__, error)
 
 
+def refused_unnamed():
+    """Calls without a name that rank 1 must refuse; after each, one that all can make."""
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    odd, told = tally.rank() == 1, []
+    pair = t.add_process_set([0, 1])
+    calls = [lambda x: t.allreduce(x, op=t.Sum), lambda x: t.grouped_allreduce([x, x], op=t.Sum)[1],
+             lambda x: t.broadcast(x, 0), t.allgather, t.reducescatter]
+    with fake.install(8):
+        for call in calls:
+            x = fake.tensor(torch.ones(3, dtype=torch.complex64 if odd else torch.float32))
+            told.append((said(lambda: fake.read(call(x)).tolist()), fake.read(call(fake.tensor(torch.ones(3)))).tolist()))
+        if tally.rank() < 2:
+            for root in (2 if odd else 0, 1):
+                x = fake.tensor(torch.ones(3))
+                told.append(said(lambda: fake.read(t.broadcast(x, root, process_set=pair)).tolist()))
+    t.remove_process_set(pair)
+    return told
+
+
+def test_refused_without_a_name(three):
+    for rank, told in enumerate(three(refused_unnamed, timeout=60)):
+        results = [[3] * 3, [3] * 3, [1] * 3, [1] * 9, [1]]
+        for (first, second), result in zip(told, results):
+            assert ("complex64" if rank == 1 else "rank 1 refuses") in first and second == result
+        if rank < 2:
+            assert "root rank 2 is not in" in told[5] and told[6] == [1] * 3
+
+
 def errors():
     """What each rank is told where one of them cannot; after each, the next operation works."""
     import fake_device as fake

@@ -16,7 +16,7 @@ from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
 from . import device
 from .compression import Compression
 from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
-                  _reduction)
+                  _reduction, _refuse)
 from .process_sets import global_process_set
 
 # --- alltoall ----------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def _reducescatter(tensors, names, reduction, process_set, prescale, postscale):
             if not tensor.dim():
                 raise ValueError("reducescatter needs a tensor with a first dimension")
     except (TypeError, ValueError, NotImplementedError) as reason:
-        for name in names:
-            _core.refuse(REDUCE_SCATTER, name, USER, reason, group)
+        for tensor, name in zip(tensors, names):
+            _refuse(tensor, REDUCE_SCATTER, name, USER, reason, group)
         raise
     operations = []
     for tensor, name in zip(tensors, names):

@@ -94,6 +94,13 @@ joined = []
 joined_in = 0
 
 
+def _refuse(tensor, kind, name, space, reason, group):
+    """Tell the other ranks why a tensor cannot be handed over, under the name that its operation would have had."""
+    if isinstance(tensor, torch.Tensor) and not tensor.is_cpu and device.supported(tensor.device) and space in _BY_NAME:
+        name = device.named(name, kind, space, group)
+    _core.refuse(kind, name, space, reason, group)
+
+
 def _dtype_code(tensor, kind, name, space, group=None):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
     if joined and joined_in == _core.generation() and space in _BY_NAME:
@@ -110,7 +117,7 @@ def _dtype_code(tensor, kind, name, space, group=None):
         reason = TypeError("expected a torch.Tensor, got %s" % type(tensor).__name__)
     except (TypeError, NotImplementedError) as error:
         reason = error
-    _core.refuse(kind, name, space, reason, group)
+    _refuse(tensor, kind, name, space, reason, group)
     raise reason
 
 
@@ -222,8 +229,8 @@ def _all_or_none(kind, tensors, names, group=None):
         for tensor in tensors:
             _check(tensor)
     except (TypeError, NotImplementedError) as reason:
-        for name in names:
-            _core.refuse(kind, name, USER, reason, group)
+        for tensor, name in zip(tensors, names):
+            _refuse(tensor, kind, name, USER, reason, group)
         raise
 
 
@@ -373,9 +380,11 @@ def _broadcast(tensor, target, root_rank, name, space=USER, process_set=global_p
     else:
         buffer = tensor.detach().resolve_neg().contiguous()
         finish = _unpack(buffer, target, None)
+    if not buffer.is_cpu:
+        name = device.named(name, BROADCAST, space, group)
     root = process_set.place(root_rank, BROADCAST, name, space)
     if not buffer.is_cpu:
-        name, shape, flat = device.named(name, BROADCAST, space, group), buffer.shape, buffer.detach().view(-1)
+        shape, flat = buffer.shape, buffer.detach().view(-1)
 
         def submit(hosts, ended):
             return _core.broadcast(name, hosts[0].data_ptr(), flat.numel(), code, root, shape, space, hosts, None,
