@@ -76,6 +76,41 @@ def test_a_group_that_times_out(three, store):
             assert "can no longer be used" in again
 
 
+def aborted_meanwhile(path):
+    """Rank 1 alone makes a call, of which another of its threads ends the group before it has been submitted."""
+    import functools
+    import threading
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    with group("tally", path):
+        one, told = dist.new_group(), []
+        if tally.rank() == 1:
+            inside, go, look_at = threading.Event(), threading.Event(), one._look_at
+
+            def wait(work, *tensors):
+                inside.set()
+                go.wait(20)
+                look_at(work, *tensors)
+            one._look_at = wait
+            call = functools.partial(dist.all_reduce, torch.ones(3), group=one)
+            calling = threading.Thread(target=lambda: told.append(said(call)))
+            aborting = threading.Thread(target=one.abort)
+            calling.start()
+            inside.wait(20)
+            aborting.start()
+            aborting.join(0.5)
+            go.set()
+            for thread in (calling, aborting):
+                thread.join(20)
+        dist.all_reduce(torch.ones(1))
+    return told
+
+
+def test_a_group_aborted_while_a_call_begins(three, store):
+    assert ["aborted" in one for one in three(aborted_meanwhile, store, timeout=60)[1]] == [True]
+
+
 def come_after(path):
     """A call that two ranks have given up, and whose memory they have changed, when the third makes it."""
     import time

@@ -76,7 +76,18 @@ class GroupWork(Work):
         self.group.check()
         if self._numbered:
             self.group.enter(self)
+        self._lock.acquire()  # who ends the group meanwhile takes back what is there after it
+        try:
+            self.group.check()
+        except Error:
+            self._filled_in()
+            raise
         return self
+
+    def _filled_in(self):
+        self._lock.release()
+        if self._numbered:
+            self.group.leave()
 
     def give_up(self, error):
         """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
@@ -127,8 +138,7 @@ class GroupWork(Work):
                 if self._missing:
                     self.group.refuse("%s: %s" % (self.what, error))
         finally:
-            if self._numbered:
-                self.group.leave()
+            self._filled_in()
         if isinstance(error, Error):
             raise self._explained(error) from None
         if error is not None:
