@@ -893,6 +893,26 @@ def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
     assert status == 0 and output.count("good") == 4, output
 
 
+def test_hybrid_sharding_of_two_models(store):
+    """Of one shape: where replicas take turns with them in another order, they are not averaged with each other."""
+    needs("torch.distributed.fsdp", "fully_shard")
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    models = [torch.nn.Linear(4, 4, bias=False) for _ in range(2)]
+    for model in models:
+        fully_shard(model, mesh=mesh["shard"])
+        tally.torch.hsdp(model, mesh["replicate"])
+    os.environ["TALLY_TIMEOUT"] = "3"
+    try:
+        models[rank // 2](torch.ones(1, 4)).sum().backward()
+        raise SystemExit("averaged with the wrong model")
+    except RuntimeError as error:
+        assert "'hsdp." in str(error) and "TALLY_TIMEOUT" in str(error), error
+    print("good", flush=True)
+    os._exit(0)
+    """), store])
+    assert status == 0 and output.count("good") == 4, output
+
+
 def test_hybrid_sharding_without_fsdp2():
     """Said by whoever has a PyTorch without it."""
     import torch

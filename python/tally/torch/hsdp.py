@@ -11,6 +11,8 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import functools
+import itertools
+import weakref
 
 import torch.distributed as dist
 
@@ -18,6 +20,9 @@ from .. import _core
 from .._core import BUCKET
 from .join import join, time_out
 from .ops import Average, _reduce
+
+
+_numbers = weakref.WeakKeyDictionary()  # process group of the replicas -> numbers of its models, in order of hsdp()
 
 
 class _Replicas:
@@ -28,6 +33,10 @@ class _Replicas:
         self._group = group
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self._joined = 0  # generation of the communicator that has been looked at
+
+    def number(self):
+        """Of the next model: modules of several have the same names."""
+        return next(_numbers.setdefault(self._group, itertools.count()))
 
     def average(self, name, shard, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
@@ -68,7 +77,7 @@ def hsdp(model, replicas):
     model: a module to which fully_shard() has been applied with a mesh of one dimension, the ranks of one replica; all
         such modules in it are taken.
     replicas: the process group, or the DeviceMesh of one dimension, of the ranks that hold the same shard as this one.
-        Tally's job, of which this process can have one, is theirs.
+        Tally's job, of which this process can have one, is theirs.  All call hsdp() for their models in the same order.
 
     Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
     reduced, and for replicas that hold other shards; NotImplementedError where this PyTorch has no FSDP2, or one without
@@ -93,5 +102,6 @@ def hsdp(model, replicas):
                              "itself; shard it over the ranks of one replica, mesh[\"shard\"]")
         for group in groups:  # one, or torch takes no hook
             shards[name] = _shard(group, name, replicas)
+    number = replicas.number()
     for name, module in modules.items():
-        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%s" % name, shards.get(name)))
+        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%d.%s" % (number, name), shards.get(name)))
