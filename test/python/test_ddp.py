@@ -396,9 +396,9 @@ def train_part(name, path):
         return gradients
 
 
-def part_with_own_hooks(path):
-    """A model over all ranks, of which a part is wrapped over pairs as well, both with hooks of the user's own: whether the
-    whole's gradients are averages over all."""
+def part_with_own_hooks(later, path):
+    """A model over all ranks, of which a part is wrapped over pairs as well, both with hooks of the user's own, which call
+    ours at once or in a callback: whether the whole's gradients are averages over all."""
     import copy
     import tally
     import tally.torch as t
@@ -410,6 +410,10 @@ def part_with_own_hooks(path):
     def hook(states, bucket):
         return t.ddp_hook(states[0], bucket)
 
+    def call_later(state, bucket):
+        begun = dist.all_reduce(torch.zeros(1), async_op=True).get_future()
+        return begun.then(lambda _: t.ddp_hook(state, bucket).wait())
+
     with group("gloo", path):
         pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
         torch.manual_seed(0)
@@ -417,8 +421,8 @@ def part_with_own_hooks(path):
         alone = copy.deepcopy(module)
         whole = DistributedDataParallel(module, find_unused_parameters=True, bucket_cap_mb=0.004)
         part = DistributedDataParallel(module[1], process_group=pair)
-        whole.register_comm_hook([t.state()], hook)
-        part.register_comm_hook([t.state()], hook)
+        for one in (whole, part):
+            one.register_comm_hook(*((t.state(), call_later) if later else ([t.state()], hook)))
         for one in (whole, alone):
             one(torch.full((1, 40), float(rank))).sum().backward()
         for p in alone.parameters():
@@ -426,8 +430,9 @@ def part_with_own_hooks(path):
         return all(torch.allclose(p.grad, q.grad / 4) for p, q in zip(module.parameters(), alone.parameters()))
 
 
-def test_a_part_wrapped_with_own_hooks(four, store):
-    assert four(part_with_own_hooks, store) == [True] * 4
+@pytest.mark.parametrize("later", [False, True])
+def test_a_part_wrapped_with_own_hooks(four, store, later):
+    assert four(part_with_own_hooks, later, store) == [True] * 4
 
 
 def copied(path):

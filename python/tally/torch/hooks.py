@@ -114,9 +114,10 @@ class State:
 
     def __init__(self):
         self._model = None  # until it is registered
+        self._given = None  # it, where register_comm_hook() got this; else a hook of the user's own has it
 
     def __getstate__(self):
-        return {"_model": None}  # a pickled model is another one
+        return {"_model": None, "_given": None}  # a pickled model is another one
 
     def __repr__(self):
         return "tally.torch.state() of model %s" % (self._model and self._model.number)
@@ -132,7 +133,8 @@ class State:
         """The model that a bucket is of, in the job."""
         if bucket.index() == 0 or self._model is None:  # a hook of the user's own may call ours with a state of any model
             parameters = bucket.parameters()
-            model = getattr(_calling, "model", None) or (_models.get(parameters[0]) if parameters else None)
+            model = getattr(_calling, "model", None) or self._given  # the second in a callback of the user's hook
+            model = model or (_models.get(parameters[0]) if parameters else None)
             model = model or self._model or _Model()
             if model is not self._model:
                 try:
@@ -198,6 +200,7 @@ def _have_ddp_tell():
             _models[parameter] = model
         if isinstance(state, State):
             state.register(model)
+            state._given = model
 
     ddp.__init__, ddp.register_comm_hook = make, register_comm_hook
 
