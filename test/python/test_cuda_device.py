@@ -533,6 +533,41 @@ def test_mixed_devices(three, store):
         assert "cuda:0" in told["two devices"] and "cuda:1" in told["two devices"]
 
 
+def late(path):
+    """Calls that are given up before rank 1 makes them; of the second rank 0's tensor is not ready before it has."""
+    import datetime
+    import threading
+    import time
+    import fake_device as fake
+    import tally
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank, told = tally.rank(), []
+    with fake.install(9, 1 << 14, 1 << 20) as (on,), group("tally", path):
+        for others_late in (False, True):
+            one, stream = dist.new_group(timeout=datetime.timedelta(seconds=1)), on.runtime.current()
+            dist.barrier()
+            x = fake.tensor(torch.ones(20_000))
+            if rank == 1 or (rank and others_late):
+                time.sleep(3)
+            elif others_late:
+                fake.world.hold(stream, True)
+                threading.Timer(1.5, fake.world.hold, (stream, False)).start()
+            told.append(said(lambda: dist.all_reduce(x, group=one)))
+            dist.barrier()
+            dist.all_reduce(y := fake.tensor(torch.ones(20_000)))
+            assert fake.read(y).tolist() == [3] * 20_000
+    return told
+
+
+def test_a_late_rank(three, store):
+    for rank, told in enumerate(three(late, store, timeout=PATIENCE)):
+        for said_, others_late in zip(told, (False, True)):
+            assert "not ended within 1 s" in said_
+            assert ("has cancelled it" in said_) == (rank == 1 or (rank == 2 and others_late)), (rank, told)
+
+
 def other_backend(path):
     """What goes to another backend that was asked for CUDA tensors."""
     import fake_device as fake

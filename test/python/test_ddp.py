@@ -462,8 +462,8 @@ def test_a_part_wrapped_by_itself(four, store):
         close(own, wanted)
 
 
-def hook_of_others(path):
-    """A hook that is not ours, on a process group that torch.distributed does not know."""
+def hook_of_others(before, path):
+    """A hook that is not ours, on a process group that torch.distributed does not know, or no longer."""
     import tally
     import torch.distributed as dist
     from torch.futures import Future
@@ -477,16 +477,20 @@ def hook_of_others(path):
     with group("gloo", path):
         unknown = dist.new_group()
         _kept.append(unknown)
+        if before:
+            dist.destroy_process_group(unknown)
         model = DistributedDataParallel(network(), process_group=unknown)
-        dist.destroy_process_group(unknown)
+        if not before:
+            dist.destroy_process_group(unknown)
         model.register_comm_hook(None, hook)
         loss(model, 0, tally.rank()).backward()
         return not any(p.grad.any() for p in model.parameters())
 
 
-def test_hooks_of_others(three, store):
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_others(three, store, before):
     """They are left alone, also where the process group is none that torch has made."""
-    assert three(hook_of_others, store) == [True] * 3
+    assert three(hook_of_others, before, store) == [True] * 3
 
 
 def both(mode, path):
@@ -641,14 +645,30 @@ def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
     assert join._place(store, "key", 3) == "here"
 
 
-def test_a_rank_that_comes_after_the_time_out(store):
+def test_a_first_rank_that_has_another_job(monkeypatch):
+    """The ranks that wait for its word on where to meet are told."""
+    import datetime
+    import torch.distributed as dist
+    join = importlib.import_module("tally.torch.join")
+    store, ranks = dist.HashStore(), (0, 1, 2)
+    store.set_timeout(datetime.timedelta(seconds=2))
+    for rank, here, word in ((0, True, "is rank 0 of 2 for Tally"), (1, False, "rank 0 does not come: .* is rank 0 of 2")):
+        for name, value in (("is_initialized", here), ("rank", 0), ("size", 2)):
+            monkeypatch.setattr(join._core, name, lambda value=value: value)
+        with pytest.raises(ValueError, match=word):
+            join.join(store, ranks, rank)
+
+
+@pytest.mark.parametrize("sparse", ["", "sparse"])
+def test_a_rank_that_comes_after_the_time_out(store, sparse):
     """Its bucket fails as that of the other did, who has changed the memory since; the next step is right again."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
         import datetime, os, sys, time, tally.torch, torch, torch.distributed as dist
         rank = int(os.environ["RANK"])
         dist.init_process_group("tally", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2,
                                 timeout=datetime.timedelta(seconds=2))
-        layer = torch.nn.Linear(300, 300, bias=False)
+        layer = torch.nn.Embedding(300, 300, sparse=True) if sys.argv[2] else torch.nn.Linear(300, 300, bias=False)
+        inputs = torch.arange(300) if sys.argv[2] else torch.ones(1, 300)
         model = torch.nn.parallel.DistributedDataParallel(layer)
         model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
         for step in range(4):  # in the second DDP has buckets of its own agreed on
@@ -656,15 +676,16 @@ def test_a_rank_that_comes_after_the_time_out(store):
             if rank == 1 and step == 2:
                 time.sleep(3)
             try:
-                (model(torch.ones(1, 300)) * (10. ** step * (1 + rank))).sum().backward()
-                print("step", step, (layer.weight.grad == 1.5 * 10 ** step).all().item(), flush=True)
+                (model(inputs) * (10. ** step * (1 + rank))).sum().backward()
+                print("step", step, (layer.weight.grad.to_dense() == 1.5 * 10 ** step).all().item(), flush=True)
             except RuntimeError as error:
                 print("step", step, str(error).splitlines()[0], flush=True)
         dist.destroy_process_group()
-    """), store])
+    """), store, sparse])
     assert status == 0, output
     assert [output.count("step %d True" % step) for step in range(4)] == [2, 2, 0, 2], output
-    assert output.count("rank 0 has cancelled it: it has not ended within 2 s, the group's time-out") == 2, output
+    told = "': rank 0 has cancelled it: it has not ended within 2 s, the group's time-out"
+    assert output.count((".rows" if sparse else "") + told) == 2, output
 
 
 def test_a_rank_with_a_past(store):

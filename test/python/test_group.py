@@ -326,6 +326,15 @@ def test_calls_that_differ(three, store):
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
 
 
+def test_lists_that_look_alike():
+    """Of more of them than the short digests can tell apart."""
+    import torch
+    from tally.torch.group import _SHOWN, _list_note
+    tensors = [torch.empty(length, 1) for length in range(30)]
+    notes = {_list_note([*tensors, torch.empty(length)]) for length in range(5000)}
+    assert len(notes) == 5000 and max(map(len, notes)) <= 2 * _SHOWN
+
+
 def several_at_once(path):
     """Calls of several tensors, which go as one vector: of other shapes, strides and, where they are moved, types."""
     import tally.torch

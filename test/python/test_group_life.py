@@ -52,6 +52,7 @@ def late(path):
             waiting.start()
             time.sleep(0.2)
             one.abort()
+            assert all(work._settled for work in works)
             waiting.join(60)
             told.append(said(future.wait))
         x = torch.ones(2)
@@ -135,6 +136,65 @@ def test_a_rank_that_comes_after_the_time_out(three, store):
         assert "not ended within 1 s, the group's time-out" in first, first
         assert rank != 1 or "has cancelled it: " in first
         assert "can no longer be used" in second
+
+
+def given_up(path):
+    """Messages from any rank: rank 0 gives up the first, before one comes, which is the second's; the third's never comes."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    told, rank = [], tally.rank()
+    with group("tally", path):
+        one, x = dist.new_group(), torch.zeros(3, 4)
+        if rank == 0:
+            works = []
+            for place, source, limit in ((x[0], None, 1), (x[1], None, 60), (x[2], 2, 3)):
+                one.set_timeout(datetime.timedelta(seconds=limit))
+                works.append(dist.irecv(place, source, group=one))
+            told.append(said(works[0].get_future().wait))
+        dist.barrier()
+        if rank == 1:
+            dist.send(torch.full((4,), 7.), 0, group=one)
+        if rank == 0:
+            told += [said(work.wait) for work in works[1:]]
+            told.append(x.tolist())
+        dist.barrier()
+    return told
+
+
+def test_messages_that_are_given_up(three, store):
+    first, second, third, received = three(given_up, store, timeout=60)[0]
+    assert "not ended within 1 s" in first and second == "nothing" and "not ended within 3 s" in third
+    assert received == [[0] * 4, [7] * 4, [0] * 4]
+
+
+def test_what_ends_soon_is_waited_for():
+    """A call that is being taken back says why, not that the time of this wait is over."""
+    import errno
+    import types
+    import tally.torch
+    from tally.torch.work import GroupWork
+
+    class Operation:
+        left = 3
+
+        def wait(self, timeout=None):
+            self.left -= 1
+            if self.left > 0:
+                raise TimeoutError
+            raise tally.Error("it was taken back", errno.ECANCELED)
+
+        def cancel(self, _):
+            pass
+
+    nothing = lambda *_: None
+    work = GroupWork(types.SimpleNamespace(limit=60, begun=0, check=nothing, hold=nothing, let_go=nothing, fail=nothing),
+                     "call", False, [], None)
+    with work:
+        work.add(lambda *_: Operation())
+    work.fail(tally.Error("the group was aborted", errno.ECANCELED))
+    with pytest.raises(tally.Error, match="aborted"):
+        work.wait(datetime.timedelta(seconds=0.001))
 
 
 @pytest.mark.parametrize("backend, env, file, expected", [

@@ -715,6 +715,24 @@ def parts_of_one():
     assert all(p.eq(-(t.size() + 1)).all() for p in model.values())
 
 
+def whole_of_one():
+    """A gradient that is another view of all of a tensor: who writes to it is found out."""
+    import tally
+    import torch
+    t = hvd()
+    p = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], backward_passes_per_step=2)
+    p.grad = torch.zeros(6).view(2, 3)
+    p.sum().backward()
+    p.grad.mul_(2)
+    with pytest.raises(tally.Error, match="gradient of p was changed"):
+        optimizer.step()
+
+
+def test_a_gradient_that_is_a_view(four):
+    four(whole_of_one)
+
+
 def test_gradients_that_are_parts_of_one(four):
     four(parts_of_one)
 
