@@ -208,8 +208,11 @@ void tly_redo_done(struct session *p, const struct tly_frame *f)
     for (size_t i = 0; i < count; i++) {
         if (all[i]->complete)
             tly_round_has_answer(s, all[i], p->rank);
-        else
+        else {
+            all[i]->answers[p->rank].held =
+                false; /* one that is about to be complete is answered all the same */
             tly_round_cancel(p, all[i]);
+        }
     }
     free(all);
     tly_redo_look_at_all(s);

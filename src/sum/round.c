@@ -544,7 +544,7 @@ void tly_round_cancel(struct session *p, struct round *r)
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
     bool begun = r->summed || r->pieces_left;
-    if (slot->state == SLOT_ABSENT || r->complete || (begun && is_whole(r)))
+    if (slot->state == SLOT_ABSENT || r->complete || (begun && !r->refused && is_whole(r)))
         return;          /* summed already, or about to be: its answer is on the way */
     r->refused |= begun; /* of what ranks have had the beginning of, and cannot have the rest */
     slot->withdrawn = true;

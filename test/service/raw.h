@@ -10,7 +10,7 @@
 #include "transport/outbox.h"
 
 /* Two of the ranks come by raw_begin(); the others where a test calls raw_enter(). */
-enum { RAW_PART = 65536, RAW_WINDOW = 2 * RAW_PART, RAW_COME = 2, RAW_MOST_RANKS = 8, RAW_ASKED = 64 };
+enum { RAW_PART = 65536, RAW_WINDOW = 2 * RAW_PART, RAW_COME = 2, RAW_MOST_RANKS = 12, RAW_ASKED = 64 };
 
 struct raw_rank {
     struct tly_link *link;

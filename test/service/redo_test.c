@@ -1,8 +1,11 @@
 /* redo_test.c - what ranks and a service say to each other after a loss, at moments that whole jobs hit once in a thousand
  * times.  The ranks are links of the test's own. */
+#include <dlfcn.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <sodium.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -244,12 +247,92 @@ static void test_taken_back_during_a_stream(void **state)
     check_empty(2);
 }
 
+/* Stands in front of libc's: while `slow` is set no sum of the crew's comes to its end. */
+static atomic_bool slow;
+
+int pthread_mutex_lock(pthread_mutex_t *m)
+{
+    static int (*_Atomic lock)(pthread_mutex_t * m);
+    static _Thread_local int crew; /* 0: not known; -1: another */
+    char name[16] = "";
+    if (!lock)
+        lock = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
+    if (!crew && atomic_load(&slow))
+        crew = pthread_getname_np(pthread_self(), name, sizeof name) == 0 && !strcmp(name, "tally-crew")
+                   ? 1
+                   : -1;
+    while (crew > 0 && atomic_load(&slow))
+        sched_yield();
+    return lock(m);
+}
+
+static int set_up_crew(void **state)
+{
+    return raw_begin(RAW_MOST_RANKS,
+                     (const char *const[]){"TALLY_FRAGMENT_BYTES=4K", "TALLY_SUM_THREADS=1", NULL});
+}
+
+static int tear_down_crew(void **state)
+{
+    atomic_store(&slow, false);
+    return tear_down(state);
+}
+
+/* All have pushed a part, of which the crew sums what there is; the first rank has pushed so much of it. */
+static struct tly_frame push_to_crew(uint32_t first)
+{
+    struct tly_frame f = push_in_group(400, RAW_PART);
+    atomic_store(&slow, true);
+    for (int i = RAW_MOST_RANKS - 1; i >= 0; i--) {
+        if (i >= RAW_COME)
+            raw_enter(i);
+        tell_group(i, 1, RAW_MOST_RANKS);
+        post_part(i, f, 1, 0, i ? RAW_PART : first);
+        raw_settle(i);
+    }
+    return f;
+}
+
+/* While the beginning is summed all take back the rest but one, whose rest comes then. */
+static void test_taken_back_during_a_sum(void **state)
+{
+    struct tly_frame f = push_to_crew(RAW_PART / 4 * 3), back = f;
+    back.type = TLY_CANCEL;
+    for (int i = 1; i < RAW_MOST_RANKS; i++) {
+        raw_post(i, back, NULL, 0);
+        raw_settle(i);
+    }
+    post_part(0, f, 1, RAW_PART / 4 * 3, RAW_PART);
+    raw_post(0, back, NULL, 0);
+    raw_settle(0);
+    atomic_store(&slow, false);
+    for (int i = 0; i < 2000 && (i == 0 || raw.rank[0].facts.rounds_open); i++)
+        raw_settle(0);
+    check_empty(RAW_MOST_RANKS);
+}
+
+/* All of it is summed when a connection breaks whose rank does not want it any more. */
+static void test_broken_during_a_sum(void **state)
+{
+    push_to_crew(RAW_PART);
+    raw_break(0);
+    raw_enter(0);
+    say_done(0, TLY_RESUMED);
+    raw_settle(0);
+    atomic_store(&slow, false);
+    for (int i = 0; i < RAW_MOST_RANKS; i++)
+        raw_until(&raw.rank[i].results, 1);
+    check_empty(RAW_MOST_RANKS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_final_is_asked_for_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_refusal_during_a_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_taken_back_during_a_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_taken_back_during_a_sum, set_up_crew, tear_down_crew),
+        cmocka_unit_test_setup_teardown(test_broken_during_a_sum, set_up_crew, tear_down_crew),
         cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
     };
     if (sodium_init() < 0)
