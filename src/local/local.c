@@ -329,6 +329,11 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
     atomic_fetch_add(&l->claims, 1); /* who has the lock may have much to do */
     pthread_mutex_lock(&l->lock);
     atomic_fetch_sub(&l->claims, 1);
+    if (op->held && !op->meeting &&
+        !atomic_load(&l->failed)) { /* the others' rounds end when all posts have come */
+        op->mark = true;
+        tly_posts_send(l);
+    }
     pthread_mutex_lock(&l->inbox_lock);
     for (struct tly_list *n = l->landed.next, *next; n != &l->landed; n = next) {
         next = n->next;

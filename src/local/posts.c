@@ -102,7 +102,7 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
         op->borrowed = NULL;
     }
     /* One in which others may still count, or look for what has not come to a good end, is not used again. */
-    if (op->parts || (r->posts[l->me].gen && (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
+    if (r->posts[l->me].gen && (op->parts || (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
     if (is_complete(l, r))
