@@ -333,7 +333,8 @@ static void say_part(struct peer *p, struct part *part)
     }
     tly_peer_head(part, &head);
     part->state = PART_SAID;
-    post_about(p, &head, TLY_HAVE, part->quiet ? TLY_QUIET : 0, part->landed, NULL);
+    post_about(p, &head, TLY_HAVE, (part->quiet ? TLY_QUIET : 0) | (part->op->patient ? TLY_PATIENT : 0),
+               part->landed, NULL);
     if (part->index == 0 && part->op->reason)
         tly_queue_cancel(p->comm, part->op); /* that may have been lost, too */
 }

@@ -268,6 +268,8 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
 void tly_round_progress(struct tly_service *s, struct round *r);
 void tly_round_cancel(struct session *p, struct round *r);
 void tly_round_forget_slots(struct tly_service *s, struct round *r);
+/* Whose push or word this is waits for the others from now on, unless it is patient. */
+void tly_round_awaited(struct tly_service *s, struct round *r, const struct tly_frame *f);
 /* One rank more has pushed it or spoken of it. */
 void tly_round_arrived(struct tly_service *s, struct round *r);
 /* It has an answer, which this rank has not confirmed. */

@@ -300,6 +300,7 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     r->said = true;
     r->had |= slot->have || whole;
     r->told_in = (uint32_t)f->count > r->told_in ? (uint32_t)f->count : r->told_in;
+    tly_round_awaited(s, r, f);
     tly_round_arrived(s, r);
     p->lacking--;
     for (uint32_t i = 0; i < r->who->count && r->arrived == 1; i++)

@@ -109,8 +109,7 @@ static void confirm(struct tly_service *s, struct round *r, uint32_t rank)
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
-/* Whose push this is waits for the others from now on. */
-static void wait_from_now(struct tly_service *s, struct round *r, const struct tly_frame *f)
+void tly_round_awaited(struct tly_service *s, struct round *r, const struct tly_frame *f)
 {
     if (r->since || f->flags & TLY_PATIENT)
         return;
@@ -139,7 +138,7 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     r->references = 1;
     r->born = s->loop->awake;
     r->age = s->next_age++;
-    wait_from_now(s, r, f);
+    tly_round_awaited(s, r, f);
     r->answers = (struct answer *)(r->slots + s->ranks);
     for (uint32_t i = 0; i < s->ranks; i++)
         r->answers[i].round = r;
@@ -443,7 +442,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (first && r->opened)
             tly_straggler_began(&s->straggler, p->rank, r->opened, slot->busy, f->flags & TLY_PROMPT,
                                 tly_now());
-        wait_from_now(s, r, f);
+        tly_round_awaited(s, r, f);
         if (first) {
             tly_round_arrived(s, r);
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
