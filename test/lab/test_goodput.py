@@ -52,6 +52,16 @@ def test_backward_order_and_scale():
     assert min(count for _, count in models.backward("vgg16", 1e-9)) == 1
 
 
+@pytest.mark.parametrize("k, large, small", [(0, 0.995, 0.984), (1, 0.994, 0.976), (4, 0.991, 0.954), (7, 0.988, 0.935),
+                                             (8, 0.989, 0.938)])
+def test_what_the_schedule_makes_of_the_optimum(k, large, small):
+    """In the model of cards as queues, where no time is measured: no less than it did when these were written."""
+    program = systems.built("meson/bench/goodput/cards", "bench/goodput/cards")
+    for size, least in ((128 << 20, large), (16 << 20, small)):
+        told = subprocess.run([program, "8", str(k), str(size)], check=True, capture_output=True, text=True).stdout
+        assert least <= float(told.split()[0]) < 1, told
+
+
 def test_buckets_are_those_of_distributed_data_parallel():
     mega = 1 << 20
     counts = [c for _, c in systems.buckets([("a", 100), ("b", mega), ("c", 6 * mega), ("d", mega), ("e", 5)])]
