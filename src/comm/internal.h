@@ -148,6 +148,7 @@ struct tensor {
     } spec;                 /* of the last operation, */
     uint64_t spec_hash;     /* and the name's with it; 0: none */
     struct plan *plan_list; /* the latest that names it, or NULL; shared */
+    int32_t priority;       /* of its last operation; the loop's */
     struct cut {
         uint64_t bytes; /* size and epoch for which it was made */
         uint32_t epoch;
@@ -409,6 +410,8 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
  * memory. */
 const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, struct epoch *e);
 /* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
+/* Is this operation's tensor of a list that goes from its end?  In the loop; names_lock held. */
+bool tly_tensor_goes_backwards(const struct tally_op *op);
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);

@@ -24,11 +24,15 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
         return -ENOMEM;
     op->part_count = op->parts_left = n;
     op->credit = cut->credit;
+    bool backwards = tly_tensor_goes_backwards(op);
     uint64_t place = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct part *p = &op->parts[i];
         p->op = op;
-        p->index = p->order = p->number = i;
+        p->index = p->number = i;
+        p->order = backwards && i
+                       ? n - i
+                       : i; /* the first is always the first: its service names who does not come */
         p->group = op->group->number;
         p->owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner);
         p->dtype = op->dtype;

@@ -138,19 +138,22 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                                  .input = &nothing,
                                  .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
                                  .dtype = op->dtype};
-    uint64_t place = 0;
-    for (uint32_t i = 0; i < cut->count; i++) {
+    bool backwards = tly_tensor_goes_backwards(op);
+    uint64_t place = backwards ? op->bytes : 0;
+    for (uint32_t turned = 0; turned < cut->count; turned++) {
+        uint32_t i = backwards ? cut->count - 1 - turned : turned;
         struct part *p = &op->parts[i + 1];
         uint16_t dealt = cut->pieces[i].owner;
         uint32_t length = cut->pieces[i].length;
         const struct tally_group *g = c->carry[(turn[dealt]++ + dealt) % (unsigned)c->lists_of_teams];
         *p = (struct part){.op = op, .state = PART_LANDED, .owner = dealt};
+        place -= backwards ? length : 0;
         if (g->ranks[c->machine] == (uint32_t)c->rank) {
             *p = (struct part){
                 .op = op,
                 .place = place,
                 .index = i + 1,
-                .order = i + 1,
+                .order = turned + 1,
                 .number = i + 1,
                 .group = g->number,
                 .length = length,
@@ -163,7 +166,7 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
             tly_list_append(&op->local.pieces, &p->shard.node);
             mine++;
         }
-        place += length;
+        place += backwards ? 0 : length;
     }
     free(turn);
     op->local.parts = cut->count;

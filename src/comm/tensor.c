@@ -137,6 +137,16 @@ const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes
     return &t->cut;
 }
 
+/* Gradients are: the last of a list, which the next step needs first, is the most urgent, so that of all that waits it goes
+ * first.  Then a tensor's parts go from their end, too, and the list's small ones are again the first and the last. */
+bool tly_tensor_goes_backwards(const struct tally_op *op)
+{
+    struct tensor *t = op->tensor;
+    const struct plan *list = t->plan_list;
+    t->priority = op->priority;
+    return list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
+}
+
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[])
 {

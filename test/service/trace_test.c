@@ -61,6 +61,33 @@ static int many_steps(int rank, void *arg)
     return 0;
 }
 
+enum { LISTED = 2, LISTED_COUNT = 200000 };
+
+/* A list whose first tensor is the most urgent, and then its last; parts are small and all credit is there. */
+static int steps_of_a_list(int rank, void *arg)
+{
+    static const char *const names[LISTED] = {"first", "last"};
+    static const uint64_t bytes[LISTED] = {LISTED_COUNT * 4, LISTED_COUNT * 4};
+    static float x[LISTED][LISTED_COUNT];
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_plan(c, 0, LISTED, names, bytes) == 0);
+    for (int step = 0; step < 4; step++) {
+        tally_op *op[LISTED];
+        for (int i = 0; i < LISTED; i++) {
+            struct tally_options o = {.size = sizeof o, .priority = step < 2 ? -i : i};
+            CHECK(tally_push_pull(c, names[i], x[i], x[i], LISTED_COUNT, TALLY_FLOAT32, TALLY_SUM, &o,
+                                  &op[i]) == 0);
+        }
+        for (int i = 0; i < LISTED; i++) {
+            CHECK(tally_op_wait(op[i], -1) == 0);
+            tally_op_free(op[i]);
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
 static void await_services(struct board *b, int count)
 {
     for (int i = 0; atomic_load(&b->services) != count; i++) {
@@ -171,9 +198,59 @@ static void test_a_place_that_two_have_had(void **state)
     job_clear(&j);
 }
 
+static int by_end(const void *a, const void *b)
+{
+    int64_t x = ((const struct tly_slice *)a)->to, y = ((const struct tly_slice *)b)->to;
+    return (x > y) - (x < y);
+}
+
+/* In the order in which a list's last tensors are the most urgent its parts go from the end, but for each tensor's first,
+ * whose service says who does not come. */
+static void test_a_list_goes_backwards(void **state)
+{
+    char folder[] = "/tmp/trace-job-XXXXXX", setting[64], pattern[64], command[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(setting, sizeof setting, "TALLY_TRACE=%s/t", folder);
+    struct job j = {.ranks = 2,
+                    .main = steps_of_a_list,
+                    .settings = {setting, "TALLY_PART_BYTES=16K", "TALLY_CREDIT_BYTES=64M",
+                                 "TALLY_WINDOW_PARTS=1000"}};
+    job_start(&j);
+    job_finish(&j);
+    snprintf(pattern, sizeof pattern, "%s/t.*.rank-0.json", folder);
+    struct tly_timeline t = read_files(pattern, 1);
+    struct tly_process *p = &t.processes[0];
+    int tensors = 0;
+    qsort(p->slices, p->slice_count, sizeof *p->slices, by_end);
+    for (uint32_t round = 1; round < 4; round += 2) /* each the second in its order */
+        for (size_t n = 0; n < t.name_count; n++) {
+            uint32_t count = 0, seen = 0;
+            if (strcmp(t.names[n].name, "first") != 0 && strcmp(t.names[n].name, "last") != 0)
+                continue;
+            tensors++;
+            for (size_t i = 0; i < p->slice_count; i++)
+                count += p->slices[i].row == TLY_ROW_QUEUE && p->slices[i].key == t.names[n].key &&
+                         p->slices[i].round == round;
+            for (size_t i = 0; i < p->slice_count; i++) {
+                const struct tly_slice *s = &p->slices[i];
+                if (s->row == TLY_ROW_QUEUE && s->key == t.names[n].key && s->round == round) {
+                    assert_int_equal(s->part, round == 1 || seen == 0 ? seen : count - seen);
+                    seen++;
+                }
+            }
+            assert_true(seen > 40);
+        }
+    assert_int_equal(tensors, 2 * LISTED);
+    tly_timeline_finish(&t);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_list_goes_backwards),
         cmocka_unit_test(test_a_place_that_two_have_had),
         cmocka_unit_test(test_a_failed_job_leaves_what_was_open),
         cmocka_unit_test(test_so_it_does_in_shared_memory),
