@@ -413,7 +413,7 @@ def test_a_broken_connection_is_repaired_unseen(tmp_path, kind, up):
         job.await_true(trick.done.is_set, "the damage")
         job.await_steps(5)
         job.finish()
-        assert job.services[0].running()
+        assert job.services[0].running(), job.services[0].output()
 
 
 @pytest.mark.parametrize("byte", some(range(0, 64, 7), [7, 42]))
