@@ -59,7 +59,7 @@ struct slot {
 struct answer {
     struct round *round;
     uint32_t sent;
-    uint32_t on_way; /* fragments of which the kernel does not have all */
+    uint32_t on_way; /* for the timeline: fragments of which the kernel does not have all */
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* by its rank */
@@ -148,7 +148,6 @@ struct session {
     bool watcher;               /* no rank: asks how the service stands, or measures before the job begins */
     struct tly_meter_flow flow; /* of one that measures */
     bool left;                  /* has said goodbye */
-    bool over;                  /* its connection has ended: nothing is on its way */
     struct tly_map groups;      /* number -> struct members, as this rank has told */
     uint32_t taken;             /* bytes of the push under way that are counted already */
     uint64_t pushed, accepted, granted, answered; /* in charge bytes */

@@ -160,7 +160,6 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     struct session *p = user;
     if (err == EACCES)
         tly_warn("sum", "%s was not let in: %s", tly_link_name(l), why);
-    p->over = true;
     if (p->left)
         tly_round_received(p, p->delivered);
     /* A rank that goes without a word is the coordinator's to judge. */
@@ -509,9 +508,8 @@ static void sent(void *user, struct tly_link *l, void *token)
 {
     struct session *p = user;
     struct answer *a = token;
-    if (a->on_way)
-        a->on_way--;
-    if (!a->on_way && a->done)
+    if (p->service->trace && --a->on_way == 0 &&
+        a->done) /* who is trusted less may confirm what is not sent yet */
         tly_round_stamp(p->service, a->round, TLY_AT_ANSWERED, p->rank);
 }
 
