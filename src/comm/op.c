@@ -354,7 +354,8 @@ static int check_request(const tally_comm *c, const struct request *r, const str
     if (r->dtype > TALLY_BOOL)
         return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
     size_t element = tly_reduce_element_size((int)r->dtype);
-    if (r->count > UINT64_MAX / 16 / element)
+    uint64_t bytes; /* nothing is divided by what the compiler does not know: that takes as long as a lock */
+    if (__builtin_mul_overflow(r->count, element, &bytes) || bytes > UINT64_MAX / 16)
         return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
     bool gives = r->kind != TALLY_BROADCAST;
     bool gets =
@@ -369,7 +370,7 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
     if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
         return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_bytes);
-    if (r->kind != TALLY_ALLGATHER && r->count * element / c->part_bytes > UINT32_MAX / 64)
+    if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_bytes)
         return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
                         (unsigned long long)r->count, c->part_bytes);
     if (!o)

@@ -6,8 +6,6 @@
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
-enum { AHEAD = 256 }; /* bytes of a payload that are asked for before they are there */
-
 static bool suits(struct tly_local *l, const struct tly_local_op *op)
 {
     return op->bytes <= TLY_EAGER && (op->kind == TALLY_PUSH_PULL || op->kind == TALLY_BARRIER) &&
@@ -44,7 +42,7 @@ static bool meet(struct tly_local *l, const struct tly_post *own, const void *in
         while (!tly_post_is_there(n, at)) {
             tly_local_rest(l, 0);
             /* Else a payload would cross only once the post is seen: its lines come together with that. */
-            for (uint64_t k = 0; own->bytes > TLY_TINY && k < own->bytes && k < AHEAD; k += 64)
+            for (uint64_t k = 0; own->bytes > TLY_TINY && k < own->bytes && k < TLY_AHEAD; k += 64)
                 __builtin_prefetch(tly_post_at(n->control, at + sizeof *own + k));
             if (atomic_load(&l->claims))
                 return false;

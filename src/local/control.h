@@ -16,6 +16,7 @@ enum {
     TLY_RING = 256 << 10,  /* bytes, a power of two */
     TLY_EAGER = 4096,      /* most bytes in a post */
     TLY_TINY = 16,         /* most bytes in its first 64 */
+    TLY_AHEAD = 256,       /* bytes of a payload that are asked for before they are read, or written */
     TLY_PROCESSORS = 1024, /* whose numbers are looked at */
     TLY_WORKS = 1 << 15, /* large operations in flight; more take the other way.  A team's wait: so many that
                               ranks which submit in opposite orders do not come to wait for each other */

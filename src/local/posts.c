@@ -531,8 +531,11 @@ void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const st
     atomic_store_explicit(&here->there, 1, memory_order_release);
     l->tail = next;
     tly_local_tell(l);
-    /* The line that is cleared next is in the others' caches since the ring came round: let it come meanwhile. */
-    __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + bytes_behind(payload)), 1);
+    /* The lines that are written next are in the others' caches since the ring came round: let them come meanwhile. */
+    uint64_t behind = bytes_behind(payload);
+    for (uint64_t k = 0; k < behind && k < TLY_AHEAD; k += 64)
+        __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + k), 1);
+    __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + behind), 1);
 }
 
 static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op, const struct tly_post *p)

@@ -400,32 +400,37 @@ static void whole(ARGUMENTS)
 
 void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, size_t count)
 {
-    struct tly_fold f = *given;
-    size_t from = tly_format_size(f.from), to = tly_format_size(f.to), head = 0;
-    bool half = f.from == TLY_F16 || f.from == TLY_BF16 || f.from != f.to;
+    struct tly_fold cached;
+    const struct tly_fold *f = given; /* to copy what was just written takes as long as a short sum */
+    size_t from = tly_format_size(f->from), to = tly_format_size(f->to), head = 0;
+    bool half = f->from == TLY_F16 || f->from == TLY_BF16 || f->from != f->to;
     size_t lanes = TLY_VECTOR / (half ? sizeof(float) : from);
     const void *part[TLY_FOLD_MAX] = {0};
 
-    assert(f.n >= 1 && f.n <= TLY_FOLD_MAX);
-    if (count < lanes || (f.from >= TLY_S8 && (f.prescale != 1 || f.divisor != 1 || f.postscale != 1))) {
-        tly_fold_scalar(&f, in, out, count);
+    assert(f->n >= 1 && f->n <= TLY_FOLD_MAX);
+    if (count < lanes || (f->from >= TLY_S8 && (f->prescale != 1 || f->divisor != 1 || f->postscale != 1))) {
+        tly_fold_scalar(f, in, out, count);
         return;
     }
-    f.stream = f.stream && (uintptr_t)out % to == 0;
-    if (f.stream)
+    if (f->stream && (uintptr_t)out % to != 0) {
+        cached = *f;
+        cached.stream = false;
+        f = &cached;
+    }
+    if (f->stream)
         head = -(uintptr_t)out % TLY_VECTOR / to;
     if (head > count)
         head = count;
     size_t body = (count - head) / lanes * lanes;
 
     if (head > 0)
-        tly_fold_scalar(&f, in, out, head);
-    for (int j = 0; j < f.n; j++)
+        tly_fold_scalar(f, in, out, head);
+    for (int j = 0; j < f->n; j++)
         part[j] = (const unsigned char *)in[j] + head * from;
-    whole(&f, part, (unsigned char *)out + head * to, body);
+    whole(f, part, (unsigned char *)out + head * to, body);
     if (head + body == count)
         return;
-    for (int j = 0; j < f.n; j++)
+    for (int j = 0; j < f->n; j++)
         part[j] = (const unsigned char *)part[j] + body * from;
-    tly_fold_scalar(&f, part, (unsigned char *)out + (head + body) * to, count - head - body);
+    tly_fold_scalar(f, part, (unsigned char *)out + (head + body) * to, count - head - body);
 }

@@ -18,9 +18,9 @@
 
 #if defined __x86_64__
 typedef unsigned int float_mode;
+enum { MODE = 0x1f80, RAISED = 0x3f }; /* to nearest, no FTZ, no DAZ, all traps masked; flags */
 static float_mode mode_default(void)
 {
-    enum { MODE = 0x1f80, RAISED = 0x3f }; /* to nearest, no FTZ, no DAZ, all traps masked; flags */
     float_mode saved = _mm_getcsr();
     if ((saved & ~RAISED) != MODE) /* to set it takes as long as a few sums */
         _mm_setcsr(MODE);
@@ -28,7 +28,7 @@ static float_mode mode_default(void)
 }
 static void mode_restore(float_mode saved)
 {
-    if (_mm_getcsr() != saved)
+    if ((saved & ~RAISED) != MODE)
         _mm_setcsr(saved);
 }
 #elif defined __aarch64__
@@ -157,25 +157,27 @@ static int refuse(int error, const char *reason, const char **why)
 
 int tly_reduce_check(const struct tly_reduction *r, const char **why)
 {
-    bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
-    bool real = r->dtype <= TALLY_BFLOAT16;
-    bool bitwise = r->op == TALLY_BAND || r->op == TALLY_BOR || r->op == TALLY_BXOR;
+    int dtype = r->dtype, op = r->op;
+    uint32_t divisor = r->divisor;
+    bool complex = dtype == TLY_COMPLEX64 || dtype == TLY_COMPLEX128;
+    bool real = dtype <= TALLY_BFLOAT16;
+    bool bitwise = op == TALLY_BAND || op == TALLY_BOR || op == TALLY_BXOR;
 
-    if (r->dtype >= TLY_DTYPE_COUNT)
+    if (dtype >= TLY_DTYPE_COUNT)
         return refuse(-EINVAL, "unknown element type", why);
-    if (r->op >= TLY_REDUCTION_COUNT)
+    if (op >= TLY_REDUCTION_COUNT)
         return refuse(-EINVAL, "unknown reduction", why);
     if (!isfinite(r->prescale) || !isfinite(r->postscale))
         return refuse(-EINVAL, "a scale factor is not finite", why);
-    if (r->op == TALLY_AVERAGE && r->divisor == 0)
+    if (op == TALLY_AVERAGE && divisor == 0)
         return refuse(-EINVAL, "an average needs a divisor", why);
-    if (r->dtype == TALLY_BOOL && r->op == TALLY_AVERAGE)
+    if (dtype == TALLY_BOOL && op == TALLY_AVERAGE)
         return refuse(-ENOTSUP, "booleans have no average", why);
-    if (r->dtype == TALLY_BOOL && (r->prescale != 1 || r->postscale != 1))
+    if (dtype == TALLY_BOOL && (r->prescale != 1 || r->postscale != 1))
         return refuse(-ENOTSUP, "booleans cannot be scaled", why);
     if (bitwise && (real || complex))
         return refuse(-ENOTSUP, "bitwise reductions need integers or booleans", why);
-    if (complex && r->op != TALLY_SUM && r->op != TALLY_AVERAGE)
+    if (complex && op != TALLY_SUM && op != TALLY_AVERAGE)
         return refuse(-ENOTSUP, "complex numbers have only sum and average", why);
     return 0;
 }

@@ -18,7 +18,7 @@
  *
  * Results do not depend on the variant (scalar, AVX2, AVX-512, NEON), on alignment, nor on the calling
  * thread's floating-point mode (FTZ, DAZ, rounding, traps): the entry points save it, set the default and
- * restore it.
+ * restore it.  In the default mode exceptions that a sum raises stay raised, as where the caller adds.
  *
  * How it is fast.  Adding each input to an accumulator as it arrives reads two and writes one for every
  * input; here all n are read once and the result is written once: (n + 1) / (3n - 1) of the traffic.  A fold
