@@ -231,6 +231,11 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
     slot->whole = whole;
     a->held = a->done = false;
     a->sent = whole || f->offset > length ? length : f->offset;
+    if (a->received) { /* the round stays until the answer that follows is confirmed, too */
+        a->received = false;
+        r->received--;
+        tly_round_owe(s, r, p->rank);
+    }
     if (r->verdict)
         tly_verdict_arrived(p, r);
     else if (slot->state == SLOT_BROKEN && !slot->loan && !r->complete) {

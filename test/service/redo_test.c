@@ -91,6 +91,15 @@ static void check_empty(int ranks)
     assert_int_equal(raw.rank[0].facts.rounds_open, 0);
 }
 
+/* Of one more result, which it has kept to itself. */
+static void confirm(int rank)
+{
+    tly_loop_lock(&raw.loop);
+    const struct tly_counts counts = {.received = ++raw.rank[rank].received};
+    tly_link_set_counts(raw.rank[rank].link, &counts, 0);
+    tly_loop_unlock(&raw.loop);
+}
+
 /* Two ranks sum two parts at once, each with a slot of its own. */
 static void check_two_parts(uint64_t key)
 {
@@ -325,6 +334,38 @@ static void test_broken_during_a_sum(void **state)
     check_empty(RAW_MOST_RANKS);
 }
 
+/* A rank that has confirmed a result comes again and says that it has it: the service answers once more.  All others have
+ * confirmed it, too, but what it answers is kept until that is confirmed. */
+static void test_confirmed_before_the_break(void **state)
+{
+    struct tly_frame f = push_in_group(500, LENGTH);
+    raw.rank[0].confirms_nothing = true;
+    for (int i = 0; i < 2; i++) {
+        tell_group(i, 1, 2);
+        post_part(i, f, 1, 0, LENGTH);
+    }
+    for (int i = 0; i < 2; i++) {
+        raw_until(&raw.rank[i].results, 1);
+        raw_settle(i);
+    }
+    raw_break(1);
+    raw_enter(1);
+    raw.rank[1].confirms_nothing = true;
+    tell_group(1, 1, 2);
+    f.type = TLY_HAVE;
+    f.flags = TLY_LAST | TLY_RESUMED;
+    f.offset = LENGTH;
+    raw_post(1, f, NULL, 0);
+    say_done(1, TLY_RESUMED);
+    raw_until(&raw.rank[1].results, 1);
+    raw.rank[0].confirms_nothing = false;
+    confirm(0);
+    raw_settle(0);
+    assert_int_not_equal(raw.rank[0].facts.bytes_in_use, 0);
+    confirm(1);
+    check_empty(2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +374,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_taken_back_during_a_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_taken_back_during_a_sum, set_up_crew, tear_down_crew),
         cmocka_unit_test_setup_teardown(test_broken_during_a_sum, set_up_crew, tear_down_crew),
+        cmocka_unit_test_setup_teardown(test_confirmed_before_the_break, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
     };
     if (sodium_init() < 0)
