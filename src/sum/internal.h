@@ -59,7 +59,7 @@ struct slot {
 struct answer {
     struct round *round;
     uint32_t sent;
-    uint32_t on_way; /* for the timeline: fragments of which the kernel does not have all */
+    uint32_t on_way; /* fragments of which the kernel does not have all */
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* by its rank */

@@ -20,6 +20,7 @@ void tly_redo_detach(struct session *p)
     tly_map_each(&s->store, r)
     {
         struct slot *slot = &r->slots[p->rank];
+        r->answers[p->rank].on_way = 0;
         if (slot->state == SLOT_ABSENT)
             continue;
         if (slot->state == SLOT_COMING || slot->state == SLOT_AGAIN || slot->loan)
@@ -27,7 +28,6 @@ void tly_redo_detach(struct session *p)
         slot->charge = 0; /* counts begin at 0 again */
         r->answers[p->rank].held = true;
         r->answers[p->rank].queued = false;
-        r->answers[p->rank].on_way = 0;
         tly_redo_loans(s, r);
     }
 }

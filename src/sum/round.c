@@ -236,11 +236,25 @@ static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank
         s->dropped_slots--;
 }
 
+static bool is_answer(void *value, void *answer)
+{
+    return value == answer;
+}
+
+static void unqueue(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct answer *a = &r->answers[rank];
+    if (s->by_rank[rank] && a->queued)
+        tly_heap_filter(&s->by_rank[rank]->ready, is_answer, a);
+    a->queued = false;
+}
+
 /* The round fails: no data is kept, but every push counts as arrived. */
 void tly_round_forget_slots(struct tly_service *s, struct round *r)
 {
     for (uint32_t i = 0; i < s->ranks; i++) {
         struct slot *slot = &r->slots[i];
+        unqueue(s, r, i); /* what is ready of the result is not sent after the verdict */
         free_slot_data(s, r, i);
         give_back(s, i, slot);
         if (slot->state == SLOT_AGAIN && s->by_rank[i])
@@ -497,11 +511,6 @@ void tly_round_landed(struct session *p, struct round *r, const struct tly_frame
     tly_round_progress(p->service, r);
 }
 
-static bool is_answer(void *value, void *answer)
-{
-    return value == answer;
-}
-
 /* A rank's push is none any more; the round goes with the last. */
 static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
 {
@@ -514,10 +523,8 @@ static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
         p->lacking++;
     slot->state = SLOT_ABSENT;
     slot->withdrawn = false;
-    if (p && a->queued)
-        tly_heap_filter(&p->ready, is_answer, a);
-    a->queued = false;
-    a->sent = a->on_way = 0;
+    unqueue(s, r, rank);
+    a->sent = 0;
     if (--r->arrived > 0)
         return;
     for (uint32_t i = 0; i < r->who->count; i++) {
@@ -526,6 +533,7 @@ static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
             continue;
         of->lacking--;
         tly_link_detach(of->link, &r->answers[r->who->rank[i]]);
+        r->answers[r->who->rank[i]].on_way = 0;
     }
     tly_round_remove(s, r);
 }
@@ -949,7 +957,10 @@ void tly_round_received(struct session *p, uint64_t count)
     struct tly_service *s = p->service;
     bool any = false;
     while (p->received < count && p->received < p->delivered) {
-        struct round *r = p->deliveries[p->received++ % p->ring_room];
+        struct round *r = p->deliveries[p->received % p->ring_room];
+        if (r->answers[p->rank].on_way && tly_link_is_open(p->link))
+            break; /* it cannot have what is not sent yet */
+        p->received++;
         if (r->opened)
             tly_straggler_answered(&s->straggler, p->rank, r->opened, tly_now());
         any |= tly_round_has_answer(s, r, p->rank);

@@ -508,8 +508,7 @@ static void sent(void *user, struct tly_link *l, void *token)
 {
     struct session *p = user;
     struct answer *a = token;
-    if (p->service->trace && --a->on_way == 0 &&
-        a->done) /* who is trusted less may confirm what is not sent yet */
+    if (--a->on_way == 0 && a->done)
         tly_round_stamp(p->service, a->round, TLY_AT_ANSWERED, p->rank);
 }
 

@@ -18,6 +18,7 @@
 #include "deaf.h"
 #include "job.h"
 #include "raw.h"
+#include "sum/internal.h"
 
 #include <cmocka.h>
 
@@ -39,6 +40,12 @@ static int set_up(void **state)
 {
     tally_log_redirect(listen_to_log, NULL);
     return raw_begin(2, (const char *const[]){"TALLY_MEMORY=4M", NULL});
+}
+
+static int set_up_traced(void **state)
+{
+    tally_log_redirect(listen_to_log, NULL);
+    return raw_begin(2, (const char *const[]){"TALLY_MEMORY=256M", "TALLY_TRACE=/tmp", NULL});
 }
 
 static int set_up_larger(void **state)
@@ -378,6 +385,35 @@ static void test_groups_without_end(void **state)
     raw_until(&raw.rank[1].answers, 1);
 }
 
+/* What he says he has got, and has not read, is kept until it is sent: he reads nothing, then all of it. */
+static void test_confirmed_too_early(void **state)
+{
+    enum { ROUNDS = 1200 }; /* more than sockets take */
+    static uint8_t data[RAW_PART];
+    memset(data, 0, sizeof data);
+    deaf = true;
+    for (int i = 0; i < ROUNDS; i++) {
+        for (int k = 0; k < RAW_COME; k++) {
+            const struct tly_counts counts = {.received = 100000};
+            raw.rank[k].confirms_nothing = true;
+            tly_loop_lock(&raw.loop);
+            tly_link_set_counts(raw.rank[k].link, &counts, 0);
+            tly_loop_unlock(&raw.loop);
+            raw_post(k, raw_push(1000 + (uint64_t)i, RAW_PART), data, RAW_PART);
+        }
+        for (uint64_t summed = 0; summed <= (uint64_t)i;) { /* his window is open again then */
+            tly_loop_turn(&raw.loop, 2);
+            tly_loop_lock(raw.service->loop);
+            summed = raw.service->facts.parts_summed;
+            tly_loop_unlock(raw.service->loop);
+        }
+        assert_int_equal(raw.rank[0].closed + raw.rank[1].closed, 0);
+    }
+    deaf = false;
+    for (int k = 0; k < RAW_COME; k++)
+        raw_until(&raw.rank[k].results, ROUNDS);
+}
+
 /* Questions about nothing have no answer and cost nothing. */
 static void test_about_nothing(void **state)
 {
@@ -545,6 +581,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_messages_without_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_nothing_confirmed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_groups_without_end, set_up_larger, tear_down),
+        cmocka_unit_test_setup_teardown(test_confirmed_too_early, set_up_traced, tear_down),
         cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_asking_without_reading, set_up, tear_down),
         cmocka_unit_test(test_crowds),

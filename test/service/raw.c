@@ -151,6 +151,7 @@ int raw_begin(uint32_t count, const char *const *settings)
     assert_int_equal(tly_loop_init(&raw.loop), 0);
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
     assert_int_equal(tly_service_create(NULL, &raw.params, &raw.identity, &at, &raw.service), 0);
+    services[0].incarnation = tly_service_incarnation(raw.service);
     assert_int_equal(tly_service_begin(raw.service, &roster), 0);
     for (int i = 0; i < RAW_COME; i++)
         raw_enter(i);
