@@ -405,11 +405,15 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
     size_t from = tly_format_size(f->from), to = tly_format_size(f->to), head = 0;
     bool half = f->from == TLY_F16 || f->from == TLY_BF16 || f->from != f->to;
     size_t lanes = TLY_VECTOR / (half ? sizeof(float) : from);
-    const void *part[TLY_FOLD_MAX] = {0};
+    const void *part[TLY_FOLD_MAX];
 
     assert(f->n >= 1 && f->n <= TLY_FOLD_MAX);
     if (count < lanes || (f->from >= TLY_S8 && (f->prescale != 1 || f->divisor != 1 || f->postscale != 1))) {
         tly_fold_scalar(f, in, out, count);
+        return;
+    }
+    if (!f->stream && count % lanes == 0) {
+        whole(f, in, out, count);
         return;
     }
     if (f->stream && (uintptr_t)out % to != 0) {

@@ -335,10 +335,46 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
     t->group_size = NULL;
 }
 
+/* So few numbers are summed before a fold of them is described. */
+enum { FEW = 16 };
+
+static bool is_few(const struct tly_reduction *r, int n, size_t count)
+{
+    return count <= FEW && n <= TLY_FOLD_MAX && r->dtype == TALLY_FLOAT32 && r->op == TALLY_SUM &&
+           r->prescale == 1 && r->postscale == 1;
+}
+
+/* T of reduce.h for `width` numbers of each input, a constant: neighbours, then neighbours of those. */
+static inline __attribute__((always_inline)) void sum_run(int n, const void *const input[], void *output,
+                                                          size_t at, size_t width)
+{
+    float x[TLY_FOLD_MAX][FEW];
+    for (int j = 0; j < n; j++)
+        memcpy(x[j], (const unsigned char *)input[j] + at * sizeof(float), width * sizeof(float));
+    for (; n > 1; n = (n + 1) / 2)
+        for (int j = 0; 2 * j < n; j++)
+            for (size_t i = 0; i < width; i++)
+                x[j][i] = 2 * j + 1 < n ? x[2 * j][i] + x[2 * j + 1][i] : x[2 * j][i];
+    for (size_t i = 0; i < width; i++)
+        x[0][i] = x[0][i] == x[0][i] ? x[0][i] : __builtin_nanf("");
+    memcpy((unsigned char *)output + at * sizeof(float), x[0], width * sizeof(float));
+}
+
+static void sum_few(int n, const void *const input[], void *output, size_t count)
+{
+    if (count == FEW)
+        sum_run(n, input, output, 0, FEW);
+    else
+        for (size_t at = 0; at < count; at++)
+            sum_run(n, input, output, at, 1);
+}
+
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count)
 {
     float_mode saved = mode_default();
-    if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
+    if (is_few(r, n, count)) {
+        sum_few(n, input, output, count);
+    } else if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
         struct tly_fold f = step(r, n, n, input, output, &count);
         f.n = n;
         variant()->fold(&f, input, output, count);
