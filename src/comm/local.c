@@ -146,24 +146,24 @@ bool tly_comm_is_local(const struct tally_op *op, bool ordered)
 
 void tly_comm_describe_local(struct tally_op *op)
 {
-    op->local = (struct tly_local_op){
-        .key = op->key,
-        .spec = op->spec,
-        .round = op->round,
-        .kind = op->kind,
-        .dtype = op->dtype,
-        .reduction = op->reduction,
-        .mark = op->mark || op->kind > TALLY_BARRIER,
-        .patient = op->patient,
-        .root = op->root,
-        .priority = op->priority,
-        .prescale = op->prescale,
-        .postscale = op->postscale,
-        .count = op->count,
-        .bytes = op->bytes,
-        .input = op->input,
-        .output = op->output,
-        .first_dim = op->ndim ? op->shape[0] : 1};
+    struct tly_local_op *l = &op->local; /* clear, as the whole operation */
+    l->key = op->key;
+    l->spec = op->spec;
+    l->round = op->round;
+    l->kind = op->kind;
+    l->dtype = op->dtype;
+    l->reduction = op->reduction;
+    l->mark = op->mark || op->kind > TALLY_BARRIER;
+    l->patient = op->patient;
+    l->root = op->root;
+    l->priority = op->priority;
+    l->prescale = op->prescale;
+    l->postscale = op->postscale;
+    l->count = op->count;
+    l->bytes = op->bytes;
+    l->input = op->input;
+    l->output = op->output;
+    l->first_dim = op->ndim ? op->shape[0] : 1;
 }
 
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op)

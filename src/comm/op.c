@@ -432,6 +432,35 @@ static void take_shape(struct tally_op *op, const struct request *r, const struc
         op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
 }
 
+/* What few operations have.  False: no memory. */
+static bool furnish(tally_comm *c, struct tally_op *op, const struct request *r,
+                    const struct tally_options *o)
+{
+    if (o && o->note && !(op->note = strdup(o->note)))
+        return false;
+    if (r->reason) {
+        op->mark = true;
+        op->reason = copy_reason(r->reason);
+        if (!op->reason)
+            return false;
+    } else if (tly_kind_is_exchange(r->kind) && !(op->table = make_table(r))) {
+        return false;
+    }
+    if (r->kind == TALLY_ALLGATHER &&
+        !(op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims)))
+        return false;
+    if (!r->copy)
+        return true;
+    op->copy = malloc(op->bytes + 1);
+    if (!op->copy)
+        return false;
+    if (op->bytes)
+        memcpy(op->copy, r->input, op->bytes);
+    op->input = op->copy;
+    atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
+    return true;
+}
+
 static struct tally_op *make_op(tally_comm *c, const struct request *r, const struct tally_options *o)
 {
     struct tally_op *op = malloc(sizeof *op);
@@ -469,29 +498,10 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->tag = o ? o->tag : NULL;
     op->patient = atomic_load_explicit(&c->stands_by, memory_order_relaxed);
     take_shape(op, r, o);
-    bool noted = o && o->note;
-    if (noted)
-        op->note = strdup(o->note);
-    if (r->reason) {
-        op->mark = true;
-        op->reason = copy_reason(r->reason);
-    }
-    if (r->kind == TALLY_ALLGATHER)
-        op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims);
-    if (tly_kind_is_exchange(r->kind) && !r->reason)
-        op->table = make_table(r);
-    if (r->copy && (op->copy = malloc(op->bytes + 1)) != NULL) {
-        if (op->bytes)
-            memcpy(op->copy, r->input, op->bytes);
-        op->input = op->copy;
-        atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
-    }
-    if (op->queued)
-        op->references++;
-    if (!op->shape || (noted && !op->note) || (r->reason && !op->reason) ||
-        (r->kind == TALLY_ALLGATHER && !op->first_dims) ||
-        (tly_kind_is_exchange(r->kind) && !r->reason && !op->table) || (r->copy && !op->copy)) {
-        op->references = 1;
+    if (o && o->queued)
+        atomic_init(&op->references, 3);
+    if (!op->shape || !furnish(c, op, r, o)) {
+        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
         tly_op_unref(op);
         return NULL;
     }

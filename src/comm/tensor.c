@@ -186,25 +186,37 @@ static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16"
                                      "uint8",   "int16",   "int32",   "int64",    "bool"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
-/* Field by field: memcmp() reads what has just been written in other pieces, which takes as long as the hash. */
-static bool is_same_spec(const struct spec *a, const struct spec *b)
+/* What is hashed of an operation's lengths: ranks of an allgather may differ in the first dimension, and those of a table in
+ * all. */
+static uint64_t compared_count(const struct tally_op *op)
 {
-    bool same =
-        a->count == b->count && a->digest == b->digest && a->list == b->list && a->prescale == b->prescale &&
-        a->postscale == b->postscale && a->kind == b->kind && a->dtype == b->dtype &&
-        a->reduction == b->reduction && a->root == b->root && a->ndim == b->ndim;
-    for (uint32_t i = 0; i < TLY_FEW_DIMS; i++)
-        same &= a->shape[i] == b->shape[i];
+    return op->kind == TALLY_ALLGATHER || op->table ? 0 : op->count;
+}
+
+static uint32_t skipped_dims(const struct tally_op *op)
+{
+    return op->kind == TALLY_ALLGATHER && op->ndim ? 1 : 0;
+}
+
+/* Is it what the tensor's last operation was, whose hash is kept? */
+static bool is_as_before(const struct tally_op *op)
+{
+    const struct spec *s = &op->tensor->spec;
+    uint32_t skip = skipped_dims(op);
+    bool same = op->tensor->spec_hash && !op->note && s->count == compared_count(op) &&
+                s->digest == op->digest && s->list == op->group->list && s->prescale == op->prescale &&
+                s->postscale == op->postscale && s->kind == op->kind && s->dtype == op->dtype &&
+                s->reduction == op->reduction && s->root == op->root && s->ndim == op->ndim;
+    for (uint32_t i = skip; i < op->ndim && same; i++)
+        same = s->shape[i - skip] == op->shape[i];
     return same;
 }
 
-uint64_t tly_spec_hash(const struct tally_op *op)
+static uint64_t hash_spec(const struct tally_op *op)
 {
     struct tensor *t = op->tensor;
-    /* Ranks of an allgather may differ in the first dimension. */
-    bool gather = op->kind == TALLY_ALLGATHER;
-    uint32_t skip = gather && op->ndim ? 1 : 0, dims = op->ndim - skip;
-    struct spec s = {.count = gather || op->table ? 0 : op->count,
+    uint32_t skip = skipped_dims(op), dims = op->ndim - skip;
+    struct spec s = {.count = compared_count(op),
                      .digest = op->digest,
                      .list = op->group->list,
                      .prescale = op->prescale,
@@ -217,8 +229,6 @@ uint64_t tly_spec_hash(const struct tally_op *op)
     bool known = dims <= TLY_FEW_DIMS && !op->note;
     for (uint32_t i = 0; i < dims && known; i++)
         s.shape[i] = op->shape[skip + i];
-    if (known && t->spec_hash && is_same_spec(&s, &t->spec))
-        return t->spec_hash;
     uint64_t h = XXH3_64bits_withSeed(t->name, strlen(t->name), op->space);
     h = XXH3_64bits_withSeed(op->shape + skip, dims * sizeof *op->shape, h);
     if (op->note)
@@ -229,6 +239,11 @@ uint64_t tly_spec_hash(const struct tally_op *op)
         t->spec_hash = h;
     }
     return h;
+}
+
+uint64_t tly_spec_hash(const struct tally_op *op)
+{
+    return is_as_before(op) ? op->tensor->spec_hash : hash_spec(op);
 }
 
 /* Of its data; where the text ends, or would. */
