@@ -134,7 +134,6 @@ struct tally_group {
 /* A name in use. */
 struct tensor {
     uint64_t key;
-    char *name;     /* owned */
     uint64_t group; /* id */
     uint8_t kind, space;
     bool unnamed;     /* used once */
@@ -159,6 +158,7 @@ struct tensor {
         uint32_t count;
         uint64_t credit; /* so much in flight suits its parts */
     } cut, plan;         /* for the size last used; for the size agreed on in a plan */
+    char name[];
 };
 
 struct tally_op {

@@ -541,6 +541,24 @@ static void keep_own_piece(const struct tally_op *op)
         memmove(output, input, given);
 }
 
+static char *prepend(char *to, const char *text)
+{
+    size_t length = strlen(text);
+    return memcpy(to - length, text, length);
+}
+
+/* "unnamed barrier 17", to be read before `end`.  A formatter takes as long as a small operation. */
+static const char *make_name(char *end, const char *kind, uint64_t number)
+{
+    char *at = end;
+    *--at = 0;
+    do
+        *--at = (char)('0' + number % 10);
+    while (number /= 10);
+    *--at = ' ';
+    return prepend(prepend(at, kind), "unnamed ");
+}
+
 /* Give the operation its name and round.  names_lock held. */
 static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
 {
@@ -562,9 +580,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         name = made;
     } else if (!name) {
         number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-        snprintf(made, sizeof made, "unnamed %s %llu", ordered ? "call" : kinds[r->kind],
-                 (unsigned long long)*number);
-        name = made;
+        name = make_name(made + sizeof made, ordered ? "call" : kinds[r->kind], *number);
     }
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)

@@ -28,12 +28,14 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
     }
     if (t)
         return t;
-    t = calloc(1, sizeof *t);
-    if (!t || !(t->name = strdup(name)) || tly_map_put(&c->names, key, t) != 0) {
-        tly_tensor_destroy(t);
+    size_t length = strlen(name);
+    t = calloc(1, sizeof *t + length + 1);
+    if (!t || tly_map_put(&c->names, key, t) != 0) {
+        free(t);
         tly_fail(ENOMEM, "out of memory");
         return NULL;
     }
+    memcpy(t->name, name, length);
     t->key = key;
     t->group = g->id;
     t->kind = (uint8_t)kind;
@@ -55,7 +57,6 @@ void tly_tensor_destroy(struct tensor *t)
     leave_plan(t);
     free(t->cut.pieces);
     free(t->plan.pieces);
-    free(t->name);
     free(t);
 }
 
