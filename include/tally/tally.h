@@ -297,7 +297,8 @@ TALLY_API int tally_op_watch(tally_op *op);
 
 /* Take back an operation: it fails with -ECANCELED and `reason` on all ranks, also on those that submit it later, as if
  * this one had refused it (tally_refuse).  Returns at once.  The operation uses its memory until it ends, once its service has
- * heard of it; one that all ranks have submitted ends as ever, well or badly.  Nothing happens to one that has ended.
+ * heard of it; one that all ranks have submitted, and whose first part is being summed, ends as ever, well or badly.  Nothing
+ * happens to one that has ended.
  * -ENOMEM; -ECHILD. */
 TALLY_API int tally_op_cancel(tally_op *op, const char *reason);
 
