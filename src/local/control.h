@@ -78,6 +78,8 @@ struct tly_control {
     uint64_t processors[TLY_PROCESSORS / 64]; /* that it may use, as bits; written before `state` */
     _Alignas(64) _Atomic uint32_t
         doubts; /* the lowest rank's is used: how often a rank was about to take back a post */
+    _Alignas(64) _Atomic uint64_t elected; /* the lowest rank's is used: the round for which each rank keeps a
+                                              window, 0: none.  (stage.c) */
     _Alignas(64) struct {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
@@ -211,6 +213,10 @@ void tly_stage_close(struct tly_local *l);
 void tly_stage_prepare(struct tly_local *l, struct tly_round *r);
 /* All posts are there. */
 void tly_stage_begin(struct tly_local *l, struct tly_round *r);
+/* Is it the one for which each rank keeps a window? */
+bool tly_stage_is_elected(const struct tly_local *l, const struct tly_round *r);
+/* A round has become ready, or this one has ended here: is another to be elected, and by this rank? */
+void tly_stage_elect(struct tly_local *l, const struct tly_round *ended);
 /* Do a block; `first`: no other round that goes through windows comes before it.  True: something was done. */
 bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first);
 /* Is there any? */

@@ -34,7 +34,7 @@ enum {
     PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
-    MOST_WINDOWED = 8, /* rounds whose windows are looked at: more than can have one, but for the first */
+    MOST_WINDOWED = 8, /* rounds whose windows are looked at, and the elected: more than have one */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 
@@ -156,7 +156,7 @@ static bool has_step(struct tly_local *l)
     int windowed = 0;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        if (r->windowed && windowed == MOST_WINDOWED)
+        if (r->windowed && windowed >= MOST_WINDOWED && !tly_stage_is_elected(l, r))
             continue;
         if (tly_work_finished(r) || r->op->parts ||
             (r->windowed ? tly_stage_can(l, r, windowed == 0) : tly_work_left(r)))
@@ -174,7 +174,7 @@ static bool step(struct tly_local *l, const struct errand *e)
     for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
-        if (r->windowed && windowed == MOST_WINDOWED)
+        if (r->windowed && windowed >= MOST_WINDOWED && !tly_stage_is_elected(l, r))
             continue;
         if (tly_work_finished(r)) {
             tly_posts_finish(l, r);

@@ -96,6 +96,7 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
     tly_list_remove(&op->node);
     if (r->windowed) {
         tly_stage_close_window(l, op);
+        tly_stage_elect(l, r);
     } else if (!op->parts) {
         if (op->borrowed) /* to look for it takes a lock that the whole process has */
             tly_pool_free(op->borrowed);
@@ -142,7 +143,7 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r)
     tly_posts_end(l, tly_posts_let_go(l, r), 0, NULL);
 }
 
-/* Of what goes through windows one must be the first on all ranks, whose priorities may differ. */
+/* Of what goes through windows all ranks had better do the same first, and their priorities may differ. */
 static int64_t priority(const struct tly_round *r)
 {
     return r->windowed ? r->posts[0].first_dim : r->op->priority;
@@ -159,6 +160,8 @@ static void make_ready(struct tly_local *l, struct tly_round *r)
     while (n != &l->ready && is_before(r, tly_list_entry(n, struct tly_round, node)))
         n = n->prev;
     tly_list_append(n->next, &r->node);
+    if (r->windowed)
+        tly_stage_elect(l, NULL);
 }
 
 static bool in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)

@@ -7,7 +7,11 @@
  *
  * A rank's work entry says how far it is, in blocks: `next` those that can be read of its input, `done` those of its own
  * that are summed.  Only the rank itself writes them.  A slot of a window is free again once its rank has taken out what
- * lay there, and nobody else has to be asked. */
+ * lay there, and nobody else has to be asked.
+ *
+ * A rank has memory for some windows only, and a round with a window here may wait for a rank where it has none.  So that
+ * ranks never wait for each other in a circle, the lowest one elects one round after the other, each once the one before
+ * has ended there (what is then left of that elsewhere needs nobody), and each rank keeps a window for the elected. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -113,10 +117,17 @@ static bool can_sum(const struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
+/* May it have a window? */
+static bool can_open(const struct tly_local *l, const struct tly_round *r, bool first)
+{
+    return ((first || l->windows < MOST_WINDOWS) && (!l->no_more || l->window[0].is_free)) ||
+           (l->window[1].is_free && tly_stage_is_elected(l, r));
+}
+
 static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return r->staged < r->parts && r->staged < r->copied + slots(r) &&
-           (r->op->borrowed || first || (l->windows < MOST_WINDOWS && (!l->no_more || l->window[0].is_free)));
+           (r->op->borrowed || can_open(l, r, first));
 }
 
 static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
@@ -209,43 +220,60 @@ static bool sum(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-/* One of those that are there from the start: two, of which one is kept for `first`.  NULL: none is free. */
-static void *kept_window(struct tly_local *l, bool first)
+/* One of those that are there from the start; NULL: it is taken. */
+static void *kept_window(struct tly_local *l, int i)
 {
-    for (int i = 0; i < (first ? 2 : 1); i++)
-        if (l->window[i].is_free) {
-            l->window[i].is_free = false;
-            return l->window[i].at;
-        }
-    return NULL;
+    if (!l->window[i].is_free)
+        return NULL;
+    l->window[i].is_free = false;
+    return l->window[i].at;
 }
 
-/* A rank that began other operations first may wait for this one with all its windows taken: the first of all, in an order
- * that all ranks have, gets one in any case. */
-static bool open_window(struct tly_local *l, struct tly_round *r, bool first)
+static bool open_window(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
     if (op->borrowed)
         return true;
-    op->borrowed = kept_window(l, first);
-    if (!op->borrowed && l->no_more && !first)
-        return false;
-    if (!op->borrowed &&
+    op->borrowed = kept_window(l, 0);
+    if (!op->borrowed && !l->no_more &&
         tly_pool_borrow(l->segment, (uint64_t)slots(r) * r->part_bytes, &op->borrowed) != 0) {
-        char sentence[300];
-        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
-                 tly_error());
         op->borrowed = NULL;
         l->no_more = true; /* until one is given back */
-        if (first)
-            l->calls->broken(l->user, ENOMEM, sentence);
-        return false;
     }
+    if (!op->borrowed && tly_stage_is_elected(l, r))
+        op->borrowed = kept_window(l, 1);
+    if (!op->borrowed)
+        return false;
     l->windows++;
     uint64_t place = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
     /* `next` publishes it. */
     atomic_store_explicit(&work_of(l, r, l->me)->window, place, memory_order_relaxed);
     return true;
+}
+
+static uint64_t name_of(const struct tly_round *r)
+{
+    return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
+}
+
+bool tly_stage_is_elected(const struct tly_local *l, const struct tly_round *r)
+{
+    return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == name_of(r);
+}
+
+void tly_stage_elect(struct tly_local *l, const struct tly_round *ended)
+{
+    _Atomic uint64_t *elected = &l->own->elected;
+    if (l->me != 0 || (atomic_load(elected) != 0 && !(ended && tly_stage_is_elected(l, ended))))
+        return;
+    uint64_t name = 0;
+    for (struct tly_list *n = l->ready.next; n != &l->ready && !name; n = n->next) {
+        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        name = r->windowed ? name_of(r) : 0;
+    }
+    atomic_store_explicit(elected, name, memory_order_relaxed);
+    if (name)
+        tly_local_tell(l);
 }
 
 void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op)
@@ -283,7 +311,7 @@ void tly_stage_close(struct tly_local *l)
 
 static bool put_in(struct tly_local *l, struct tly_round *r, bool first)
 {
-    if (!can_put_in(l, r, first) || !open_window(l, r, first))
+    if (!can_put_in(l, r, first) || !open_window(l, r))
         return false;
     uint32_t block = r->staged++;
     if (owner_of(l, r, block) != l->me)

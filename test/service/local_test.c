@@ -309,6 +309,60 @@ static void test_other_priorities(void **state)
     job_clear(&j);
 }
 
+/* Large tensors under way at once, in another order and with other priorities on each rank, and no memory but for the two
+ * windows that are there from the start. */
+static int full_pool(int rank, void *arg)
+{
+    enum { OPS = 6, EACH = 500000, TURNS = UNDER_SANITIZER ? 2 : 6 };
+    static const struct rlimit little = {96 << 20, 96 << 20};
+    static float x[OPS][EACH];
+    tally_op *op[OPS];
+    void *at;
+    bool rising = *(bool *)arg;
+    CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+    tally_comm *c = join();
+    for (uint64_t bytes = little.rlim_cur; bytes >= 4096;)
+        if (tly_pool_borrow(c->local->segment, bytes, &at) != 0)
+            bytes /= 2;
+    uint64_t own = (uint64_t)rank;
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int i = 0; i < OPS; i++)
+            for (int k = 0; k < EACH; k++)
+                x[i][k] = (float)(rank + i + k % 7);
+        for (int i = 0; i < OPS; i++) {
+            int which = rising ? i : (i * (rank % 2 ? 5 : 1) + rank + turn) % OPS;
+            char name[16];
+            snprintf(name, sizeof name, "%d", which);
+            struct tally_options o = {.size = sizeof o,
+                                      .priority = rising ? i : (int)(job_random(&own) % OPS)};
+            CHECK(tally_push_pull(c, name, x[which], x[which], EACH, TALLY_FLOAT32, TALLY_SUM, &o,
+                                  &op[which]) == 0);
+        }
+        for (int i = 0; i < OPS; i++) {
+            finish(op[i], 0);
+            for (int k = 0; k < EACH; k++)
+                CHECK(x[i][k] == (float)(3 + 3 * (i + k % 7)));
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_full_pool(void **state)
+{
+    for (int i = 0; i < 2; i++) {
+        bool rising = i == 0;
+        struct job j = {.ranks = 3,
+                        .machine = together,
+                        .main = full_pool,
+                        .arg = &rising,
+                        .settings = {"TALLY_TIMEOUT=60"}};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+}
+
 /* --- what goes wrong ----------------------------------------------------------------------------- */
 
 static int disagree(int rank, void *arg)
@@ -925,6 +979,7 @@ int main(void)
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_one_by_one),
         cmocka_unit_test(test_other_priorities),
+        cmocka_unit_test(test_full_pool),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_one_leaves_in_between),
         cmocka_unit_test(test_rank_killed),
