@@ -3,11 +3,12 @@
  * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
  * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.
  *
- * When they take much longer than predicted, each rank tells the coordinator once how full its credit was on average,
- * and which service's parts took by far the longest, if one's did.  A card that is slower than the plan has it shows
- * so: the ranks behind it have their credit handed over all the time, while the others wait for them with theirs given
- * back; a service behind it keeps all ranks' alike, and their parts.  The coordinator compares (src/join/coordinator.c,
- * judge) and tells all. */
+ * When they take much longer than predicted, each rank tells the coordinator once how long it had how much of its credit
+ * handed over, and which service's parts took by far the longest, if one's did.  A card that is slower than the plan has
+ * it shows so: the ranks behind it have all of their credit handed over all the time, while the others wait for them with
+ * theirs given back; a service behind it keeps all ranks' alike, and their parts.  (How long counts: a rank that computes
+ * longer has its credit out in all of its flights, too, but they are short.)  The coordinator compares
+ * (src/join/coordinator.c, judge) and tells all. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
-enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
+enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8, MOST_HELD = 1000 };
 
 /* Times predicted, over reached: what is between these goes as predicted. */
 #define FAST 1.2
@@ -69,10 +70,10 @@ static void tell(tally_comm *c)
         const struct peer *peer = &c->peers[i];
         wait[i] = peer->parts >= LEAST_PARTS ? (double)peer->waited / (double)peer->parts : -1;
     }
-    double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
+    double held = p->held * 1000 / (double)predicted_ns(p, p->bytes) / (double)c->credit_bytes;
     int who = tly_plan_standout(c->services, wait);
     p->told = true;
-    tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(held, 1) * 1000),
+    tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(held, MOST_HELD) * 1000),
                          who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
 }
 

@@ -22,8 +22,9 @@ enum {
     MISSING_EVERY_S = 10,
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
-    MEET_S = 10,        /* all ranks a service that joins a running job */
-    LEAST_HELD = 250,   /* thousandths of its credit that who waits for its own card has out, on average */
+    MEET_S = 10, /* all ranks a service that joins a running job */
+    LEAST_HELD =
+        500, /* thousandths of the predicted time that who waits for its own card has all its credit out */
     MOST_WATCHERS = 64, /* at a time */
     LEAVE_S = 5,        /* so long a coordinator apart waits for members that know that the job is over */
 };
