@@ -246,7 +246,8 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
     }
     if (!r->verdict && r->resolved && r->holder == p->rank && r->summed < r->base)
         post(p, r, TLY_AGAIN, TLY_MARK);
-    tly_round_queue_answers(s, r);
+    if (!r->verdict)
+        tly_round_queue_answers(s, r);
 }
 
 static int read_verdict(const struct tly_frame *f, const void *data, char *sentence)
@@ -291,6 +292,10 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     }
     struct slot *slot = &r->slots[p->rank];
     if (slot->state != SLOT_ABSENT) {
+        if (!r->answers[p->rank].held) {
+            *why = "a HAVE of what it has pushed over this connection";
+            return -EPROTO;
+        }
         speaks_again(p, r, f);
         return 0;
     }

@@ -529,6 +529,7 @@ static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
         return;
     for (uint32_t i = 0; i < r->who->count; i++) {
         struct session *of = s->by_rank[r->who->rank[i]];
+        unqueue(s, r, r->who->rank[i]);
         if (!of)
             continue;
         of->lacking--;
@@ -760,7 +761,7 @@ void tly_round_queue_answers(struct tly_service *s, struct round *r)
         uint32_t rank = r->who->rank[i];
         struct answer *a = &r->answers[rank];
         struct session *p = s->by_rank[rank];
-        if (!p || a->queued || !answer_ready(s, r, rank))
+        if (!p || a->queued || r->slots[rank].state == SLOT_ABSENT || !answer_ready(s, r, rank))
             continue;
         a->queued = tly_heap_push(&p->ready, order, a) == 0;
         if (!a->queued)

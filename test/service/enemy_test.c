@@ -414,6 +414,18 @@ static void test_confirmed_too_early(void **state)
         raw_until(&raw.rank[k].results, ROUNDS);
 }
 
+/* What he has of a result is asked only over another connection than he had pushed over. */
+static void test_says_what_it_has_unasked(void **state)
+{
+    static const uint8_t data[RAW_PART];
+    struct tly_frame f = raw_push(900, RAW_PART);
+    raw_post(1, f, data, RAW_PART / 2);
+    f.type = TLY_HAVE;
+    f.offset = RAW_PART - 64;
+    raw_post(1, f, NULL, 0);
+    thrown_out("a HAVE of what it has pushed over this connection");
+}
+
 /* Questions about nothing have no answer and cost nothing. */
 static void test_about_nothing(void **state)
 {
@@ -582,6 +594,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_nothing_confirmed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_groups_without_end, set_up_larger, tear_down),
         cmocka_unit_test_setup_teardown(test_confirmed_too_early, set_up_traced, tear_down),
+        cmocka_unit_test_setup_teardown(test_says_what_it_has_unasked, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_asking_without_reading, set_up, tear_down),
         cmocka_unit_test(test_crowds),

@@ -366,6 +366,64 @@ static void test_confirmed_before_the_break(void **state)
     check_empty(2);
 }
 
+/* One rank has taken its push back when another's connection breaks, which says what it has and takes back its own, too: the round
+ * goes, and with it what was to be sent of it. */
+static void test_taken_back_around_a_break(void **state)
+{
+    struct tly_frame f = push_in_group(502, RAW_PART), back = f;
+    back.type = TLY_CANCEL;
+    for (int i = 0; i < 2; i++) {
+        tell_group(i, 1, 2);
+        post_part(i, f, 1, 0, RAW_PART / 2);
+    }
+    for (int i = 0; i < 2; i++)
+        raw_until(&raw.rank[i].landed, RAW_PART / 2);
+    raw_post(1, back, NULL, 0);
+    raw_settle(1);
+    raw_break(0);
+    raw_enter(0);
+    tell_group(0, 1, 2);
+    say_have(0, f, RAW_PART / 2);
+    raw_post(0, back, NULL, 0);
+    say_done(0, TLY_RESUMED);
+    check_empty(2);
+    assert_int_equal(raw.rank[1].landed, RAW_PART / 2);
+}
+
+/* A rank refuses; the connection of another, which does not know it yet, breaks; the third comes late, and must hear of it. */
+static void test_a_refusal_around_a_break(void **state)
+{
+    enum { LATE = 1, REFUSES = 2 };
+    struct tly_frame f = raw_push(503, LENGTH), mark = f;
+    struct tly_writer w = {0};
+    raw_enter(REFUSES);
+    mark.flags = TLY_LAST | TLY_MARK;
+    mark.length = 0;
+    mark.spec = 1;
+    tly_write_text(&w, "it cannot");
+    raw_post(REFUSES, mark, w.data, w.len);
+    free(w.data);
+    raw_until(&raw.rank[REFUSES].verdicts, 1);
+    raw_settle(REFUSES);
+    post_part(0, f, 1, 0, LENGTH);
+    raw_break(0);
+    raw_enter(0);
+    post_part(0, f, 1, 0, LENGTH);
+    raw_until(&raw.rank[0].verdicts, 1);
+    raw_settle(0);
+    raw_break(0);
+    raw_enter(0);
+    say_have(0, f, 0);
+    say_done(0, TLY_RESUMED);
+    raw_until(&raw.rank[0].verdicts, 1);
+    for (int i = 0; i < 3; i++)
+        raw_settle(i);
+    assert_int_equal(raw.rank[0].results + raw.rank[LATE].results + raw.rank[REFUSES].results, 0);
+    post_part(LATE, f, 1, 0, LENGTH);
+    raw_until(&raw.rank[LATE].verdicts, 1);
+    check_empty(3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -375,6 +433,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_taken_back_during_a_sum, set_up_crew, tear_down_crew),
         cmocka_unit_test_setup_teardown(test_broken_during_a_sum, set_up_crew, tear_down_crew),
         cmocka_unit_test_setup_teardown(test_confirmed_before_the_break, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_taken_back_around_a_break, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_refusal_around_a_break, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
     };
     if (sodium_init() < 0)
