@@ -139,21 +139,20 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                                  .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
                                  .dtype = op->dtype};
     bool backwards = tly_tensor_goes_backwards(op);
-    uint64_t place = backwards ? op->bytes : 0;
-    for (uint32_t turned = 0; turned < cut->count; turned++) {
-        uint32_t i = backwards ? cut->count - 1 - turned : turned;
+    uint64_t place = 0;
+    /* Who carries what is the same on all ranks; in which order each sends it need not be. */
+    for (uint32_t i = 0; i < cut->count; i++) {
         struct part *p = &op->parts[i + 1];
         uint16_t dealt = cut->pieces[i].owner;
         uint32_t length = cut->pieces[i].length;
         const struct tally_group *g = c->carry[(turn[dealt]++ + dealt) % (unsigned)c->lists_of_teams];
         *p = (struct part){.op = op, .state = PART_LANDED, .owner = dealt};
-        place -= backwards ? length : 0;
         if (g->ranks[c->machine] == (uint32_t)c->rank) {
             *p = (struct part){
                 .op = op,
                 .place = place,
                 .index = i + 1,
-                .order = turned + 1,
+                .order = backwards ? cut->count - i : i + 1,
                 .number = i + 1,
                 .group = g->number,
                 .length = length,
@@ -163,10 +162,10 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                 .root = (uint32_t)c->size - 1,
                 .shard = {.op = &op->local, .place = place, .length = length}};
             tly_list_init(&p->shard.node);
-            tly_list_append(&op->local.pieces, &p->shard.node);
+            tly_list_append(backwards ? op->local.pieces.next : &op->local.pieces, &p->shard.node);
             mine++;
         }
-        place += backwards ? 0 : length;
+        place += length;
     }
     free(turn);
     op->local.parts = cut->count;

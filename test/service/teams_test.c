@@ -568,6 +568,63 @@ static void test_late(void **state)
     job_clear(&j);
 }
 
+/* A planned list of rising priorities.  In the first step each machine's second rank submits it from its end; or all submit
+ * it in one order, but one of them refuses the last tensor once. */
+enum { OPPOSITE, REFUSED, LISTS };
+
+static int listed(int rank, void *arg)
+{
+    enum { OPS = 6, EACH = 300000, STEPS = 3 };
+    static const char *const names[OPS] = {"a", "b", "c", "d", "e", "f"};
+    static float x[OPS][EACH];
+    uint64_t bytes[OPS];
+    int how = *(int *)arg;
+    tally_op *op[OPS];
+    tally_comm *c = join();
+    for (int i = 0; i < OPS; i++)
+        bytes[i] = sizeof x[i];
+    CHECK(tally_plan(c, 0, OPS, names, bytes) == 0);
+    for (int step = 0; step < STEPS; step++) {
+        bool refused = how == REFUSED && step == 1;
+        for (int at = 0; at < OPS; at++) {
+            int i = how == OPPOSITE && rank % 2 ? OPS - 1 - at : at;
+            struct tally_options o = {.size = sizeof o, .priority = i};
+            for (int k = 0; k < EACH; k++)
+                x[i][k] = (float)(i + rank + k % 7);
+            op[i] = NULL;
+            if (refused && rank == 1 && i == OPS - 1)
+                CHECK(tally_refuse(c, names[i], TALLY_PUSH_PULL, NULL, "no gradient") == 0);
+            else
+                CHECK(tally_push_pull(c, names[i], x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, &o, &op[i]) ==
+                      0);
+        }
+        for (int i = 0; i < OPS; i++) {
+            bool failed = refused && i == OPS - 1;
+            if (op[i])
+                finish(op[i], failed ? -EINVAL : 0);
+            for (int k = 0; k < EACH && !failed; k++)
+                CHECK(x[i][k] == (float)(4 * (i + k % 7) + 6));
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_listed(void **state)
+{
+    for (int how = 0; how < LISTS; how++) {
+        struct job j = {.ranks = 4,
+                        .tallyds = 1,
+                        .machine = pairs,
+                        .main = listed,
+                        .arg = &how,
+                        .settings = {"TALLY_TIMEOUT=60", "TALLY_PART_BYTES=64K"}};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -584,6 +641,7 @@ int main(void)
         cmocka_unit_test(test_rank_leaves),
         cmocka_unit_test(test_closed_at_once),
         cmocka_unit_test(test_late),
+        cmocka_unit_test(test_listed),
     };
     return cmocka_run_group_tests_name("teams", tests, NULL, NULL);
 }
