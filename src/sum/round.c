@@ -174,12 +174,30 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
     tly_list_remove(&r->node);
 }
 
+static bool is_answer(void *value, void *answer)
+{
+    return value == answer;
+}
+
+static void unqueue(struct tly_service *s, struct round *r, uint32_t rank)
+{
+    struct answer *a = &r->answers[rank];
+    if (s->by_rank[rank] && a->queued)
+        tly_heap_filter(&s->by_rank[rank]->ready, is_answer, a);
+    a->queued = false;
+}
+
 void tly_round_remove(struct tly_service *s, struct round *r)
 {
     leave_incomplete(s, r);
     lift_burden(s, r);
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < s->ranks; i++) {
         confirm(s, r, i);
+        unqueue(s, r, i);
+        if (r->answers[i].on_way && s->by_rank[i]) /* of who has taken its push back, or left */
+            tly_link_detach(s->by_rank[i]->link, &r->answers[i]);
+        r->answers[i].on_way = 0;
+    }
     s->restored -= r->restored;
     r->restored = false;
     tly_pool_give(&s->pool, r->result, r->result_room);
@@ -234,19 +252,6 @@ static void free_slot_data(struct tly_service *s, struct round *r, uint32_t rank
     slot->filled = slot->start = r->base;
     if (slot->state == SLOT_DROPPED)
         s->dropped_slots--;
-}
-
-static bool is_answer(void *value, void *answer)
-{
-    return value == answer;
-}
-
-static void unqueue(struct tly_service *s, struct round *r, uint32_t rank)
-{
-    struct answer *a = &r->answers[rank];
-    if (s->by_rank[rank] && a->queued)
-        tly_heap_filter(&s->by_rank[rank]->ready, is_answer, a);
-    a->queued = false;
 }
 
 /* The round fails: no data is kept, but every push counts as arrived. */
@@ -529,12 +534,8 @@ static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
         return;
     for (uint32_t i = 0; i < r->who->count; i++) {
         struct session *of = s->by_rank[r->who->rank[i]];
-        unqueue(s, r, r->who->rank[i]);
-        if (!of)
-            continue;
-        of->lacking--;
-        tly_link_detach(of->link, &r->answers[r->who->rank[i]]);
-        r->answers[r->who->rank[i]].on_way = 0;
+        if (of)
+            of->lacking--;
     }
     tly_round_remove(s, r);
 }

@@ -424,6 +424,167 @@ static void test_a_refusal_around_a_break(void **state)
     check_empty(3);
 }
 
+/* --- anything in any order ----------------------------------------------------------------------- */
+
+enum { KEYS = 8, FEW_RANKS = 3, WORDS = 5000 };
+
+static uint32_t a_number(uint64_t *state, uint32_t below)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % below;
+}
+
+/* Of the rounds that are talked about just now; one in four is a barrier. */
+static struct tly_frame about(uint64_t base, uint32_t i)
+{
+    struct tly_frame f = raw_push(base + i, i % 4 == 3 ? 0 : RAW_PART);
+    f.part = i % 2;
+    f.kind = i % 4 == 3 ? TALLY_BARRIER : f.kind;
+    return f;
+}
+
+static void say_text(int rank, struct tly_frame f, int type, uint16_t flags)
+{
+    struct tly_writer w = {0};
+    f.type = (uint8_t)type;
+    f.flags = flags;
+    tly_write_text(&w, "no");
+    raw_post(rank, f, w.data, w.len);
+    free(w.data);
+}
+
+static void push_some(int rank, struct tly_frame f, uint32_t *pushed, uint64_t *dice)
+{
+    uint32_t from = *pushed, rest = f.length - from;
+    if (from && !rest)
+        return;
+    *pushed = a_number(dice, 3) && rest > RAW_PART / 2 ? from + RAW_PART / 2 : f.length;
+    if (f.length)
+        post_part(rank, f, 1, from, *pushed);
+    else
+        raw_post(rank, f, NULL, 0);
+}
+
+static void come_again(int rank, uint64_t base, uint32_t *pushed, uint64_t *dice)
+{
+    raw_break(rank);
+    raw_enter(rank);
+    for (uint32_t i = 0; i < KEYS; i++) {
+        struct tly_frame f = about(base, i);
+        uint32_t quarters = a_number(dice, 4), how = a_number(dice, 12);
+        f.type = TLY_HAVE;
+        f.offset = quarters * (f.length / 4);
+        f.flags = how < 2 ? TLY_LAST | TLY_RESUMED : how == 2 ? TLY_QUIET : 0;
+        pushed[i] = f.length; /* unless it is asked */
+        if (how < 8)
+            raw_post(rank, f, NULL, 0);
+    }
+    if (a_number(dice, 4))
+        say_done(rank, TLY_RESUMED);
+}
+
+/* What the service asked for last. */
+static void push_again(int rank, uint64_t base)
+{
+    struct raw_rank *r = &raw.rank[rank];
+    struct tly_frame f = about(base, (uint32_t)(r->asked[(r->again - 1) % RAW_ASKED] - base) % KEYS);
+    f.offset = r->again_from;
+    f.flags = TLY_LAST | TLY_RESUMED;
+    if (f.offset <= f.length)
+        raw_post(rank, f, floats(1), f.length - f.offset);
+}
+
+static void say_anything(int rank, uint64_t base, uint32_t *pushed, uint64_t *dice)
+{
+    struct raw_rank *r = &raw.rank[rank];
+    uint32_t i = a_number(dice, KEYS), what = a_number(dice, 40);
+    struct tly_frame f = about(base, i);
+    r->confirms_nothing = a_number(dice, 4) == 0;
+    f.spec = a_number(dice, 100) ? f.spec : 10;
+    if (what < 20) {
+        push_some(rank, f, &pushed[i], dice);
+    } else if (what < 24) {
+        f.type = TLY_CANCEL;
+        raw_post(rank, f, NULL, 0);
+        pushed[i] = 0;
+    } else if (what < 26) {
+        say_text(rank, f, TLY_CANCEL, TLY_MARK);
+    } else if (what < 27) {
+        f.length = f.part = 0;
+        f.spec = 3;
+        say_text(rank, f, f.type, TLY_LAST | TLY_MARK);
+    } else if (what < 28) {
+        f.length = 0;
+        say_text(rank, f, TLY_SPEC, 0);
+    } else if (what < 31) {
+        come_again(rank, base, pushed, dice);
+    } else if (what < 33) {
+        confirm(rank);
+    } else if (what < 36 && r->again) {
+        push_again(rank, base);
+    }
+}
+
+static void hush(void *user, enum tally_log_level level, const char *line)
+{
+}
+
+/* Ranks say what may be said, at any time.  Some are thrown out for it; the service is as before for all others. */
+static void anything(int ranks, uint64_t seed)
+{
+    uint32_t pushed[RAW_MOST_RANKS][KEYS] = {{0}};
+    uint64_t base = 1000, dice = seed;
+    tally_log_redirect(hush, NULL); /* why they are thrown out */
+    for (int i = RAW_COME; i < ranks; i++)
+        raw_enter(i);
+    for (int word = 0; word < WORDS; word++) {
+        int rank = (int)a_number(&dice, (uint32_t)ranks);
+        if (word % 200 == 199 || !raw.rank[rank].link) {
+            base += KEYS;
+            memset(pushed, 0, sizeof pushed);
+        }
+        if (!raw.rank[rank].link)
+            raw_enter(rank);
+        say_anything(rank, base, pushed[rank], &dice);
+        for (uint32_t turns = a_number(&dice, 3); turns > 1; turns--)
+            tly_loop_turn(&raw.loop, 1);
+    }
+    for (int i = 0; i < ranks; i++) {
+        raw_break(i);
+        raw_enter(i);
+        raw.rank[i].confirms_nothing = false;
+        say_done(i, TLY_RESUMED);
+    }
+    for (int i = 0; i < ranks; i++)
+        raw_settle(i);
+    for (int i = 0; i < ranks; i++) {
+        raw.rank[i].results = 0;
+        post_part(i, raw_push(1, LENGTH), 1, 0, LENGTH);
+    }
+    for (int i = 0; i < ranks; i++) {
+        raw_until(&raw.rank[i].results, 1);
+        check_result(i, 0, LENGTH, (float)ranks);
+    }
+    tally_log_redirect(NULL, NULL);
+}
+
+/* SEED in the environment: another one. */
+static uint64_t seed(uint64_t usual)
+{
+    const char *set = getenv("SEED");
+    return set ? strtoull(set, NULL, 10) : usual;
+}
+
+static void test_anything(void **state)
+{
+    anything(FEW_RANKS, seed(1));
+}
+
+static void test_anything_while_it_sums(void **state)
+{
+    anything(RAW_MOST_RANKS, seed(2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +597,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_taken_back_around_a_break, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_refusal_around_a_break, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_little_room_for_results, set_up_little, tear_down),
+        cmocka_unit_test_setup_teardown(test_anything, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_anything_while_it_sums, set_up_crew, tear_down_crew),
     };
     if (sodium_init() < 0)
         return 1;
