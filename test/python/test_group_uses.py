@@ -64,6 +64,9 @@ def stand_on_it(path):
         calls.wait()
         assert z[0] == (rank + 2) % 3
 
+        # It asks for each type of device that the name stands for: on a machine without CUDA it must be none.
+        assert dist.BackendConfig(dist.Backend("tally")).get_device_backend_map() == {"cpu": "tally"}
+
         # What torch does to all groups for NCCL's sake; its compiler when it finds its work in a cache.
         for what in ("_add_ephemeral_timeout_for_all_pgs", "_set_pg_timeout"):
             with warnings.catch_warnings(action="ignore"):

@@ -789,7 +789,7 @@ def create(options, _=None):
 
 
 if not hasattr(dist.Backend, "TALLY"):
-    dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu"])
 
 
 def _have_destroy_tell():
