@@ -354,7 +354,7 @@ def test_a_module_wrapped_again(three, store, given):
 
 
 def registered_in_another_order(path):
-    """Two models of one shape; what is no state."""
+    """Two models of one shape; what is no state; what is no bucket."""
     import tally
     import tally.torch as t
     import torch
@@ -365,6 +365,8 @@ def registered_in_another_order(path):
         for wrong in (None, t.state):
             with pytest.raises(TypeError, match="tally.torch.state()"):
                 models[0].register_comm_hook(wrong, t.ddp_hook)
+        with pytest.raises(NotImplementedError, match="single gradients, not buckets"):
+            t.ddp_hook(t.state(), (torch.ones(1), torch.ones(1)))
         for model in models if rank else reversed(models):
             model.register_comm_hook(t.state(), t.ddp_hook)
         x = torch.full((1, 2), rank + 1.0)

@@ -265,6 +265,10 @@ def _average_sparse(model, gradient, name, priority):
 
 def _average(state, bucket, dtype):
     """Start the average of a bucket, sent as `dtype` if one is given; the future of the bucket's tensor."""
+    if isinstance(bucket, tuple):
+        raise NotImplementedError("the hook is called with single gradients, not buckets, as it is where "
+                                  "torch._dynamo.config.optimize_ddp is \"python_reducer\"; leave that at "
+                                  "\"ddp_optimizer\", or use the backend \"tally\"")
     model = state.enter(bucket)
     gradient = bucket.buffer()
     index = bucket.index()
