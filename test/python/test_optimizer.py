@@ -452,6 +452,34 @@ def test_a_parameter_that_was_frozen(four):
     four(thawed)
 
 
+def one_freezes():
+    import torch
+    t = hvd()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    t.broadcast_parameters(model.state_dict(), 0)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.full((1, 2), t.rank() + 1.0)).sum().backward()
+        optimizer.step()
+
+    step()
+    model[0].weight.requires_grad_(t.rank() != 1)
+    fails(t.Error, step, "0.weight is frozen on rank 1")
+    model[0].requires_grad_(False)
+    step()
+    model[0].requires_grad_(True)
+    step()
+    return [p.tolist() for p in model.parameters()]
+
+
+def test_a_parameter_that_one_rank_freezes(four):
+    """All are told at once, and go on once they freeze alike."""
+    results = four(one_freezes)
+    assert results == results[:1] * 4
+
+
 def test_two_optimizers(four):
     four(two_optimizers)
 

@@ -11,6 +11,7 @@ import functools
 import gc
 import warnings
 import weakref
+import zlib
 from contextlib import contextmanager
 
 import torch
@@ -254,7 +255,9 @@ class _Distributed:
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
             if self.of_all:
-                self._census = uneven.count(self._prefix + "/census", 0), _core.generation()
+                frozen = ",".join(self._names[p] for p in self._update if not p.requires_grad)
+                mark = zlib.crc32(frozen.encode()) % (1 << 30)
+                self._census = uneven.count(self._prefix + "/census", 0, mark), _core.generation()
 
     def refuse(self, reason):
         """Have the other ranks' next step fail with this rank's reason: its census, and all gradients, lest those meet the
@@ -314,7 +317,7 @@ class _Distributed:
         all gradients.  then: called at the end of each of them, in another thread."""
         if self._agreed != _core.generation():
             self._agree()
-        handles = [uneven.count(self._prefix + "/census", 1, then) if self._census is None else self._census[0]]
+        handles = [self._census[0] if self._census else uneven.count(self._prefix + "/census", 1, then=then)]
         self._census = None
         for p in self._update:
             handle = self._handles.get(p)  # begun by a backward without a step
@@ -346,6 +349,7 @@ class _Distributed:
                         self._handles[p] = self._submit(p)
                     except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
                         failure = failure or error
+        census_failure = self._hear_census()
         for p, handle in list(self._handles.items()):
             if handle is not None:
                 if self._is_changed(p):
@@ -360,18 +364,38 @@ class _Distributed:
                 except _core.Error as error:
                     failure = failure or error
             self._delay[p] = self.backward_passes_per_step
-        if self._census is not None:
-            try:
-                uneven.note(self._census[0].wait())
-            except _core.Error as error:
-                failure = failure or error
-            self._census = None
+        failure = failure or census_failure
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
         self._synchronized, self._unscaled = True, False
         if failure is not None:
             raise failure
+
+    def _hear_census(self):
+        """Hear who has joined, and whether ranks have frozen other parameters; the Error, or None.
+
+        What is frozen here the others may wait for: where ranks differ all are told, each parameter by its name."""
+        if self._census is None:
+            return None
+        try:
+            census = self._census[0].wait()
+        except _core.Error as error:
+            return error
+        finally:
+            self._census = None
+        uneven.note(census)
+        if len(uneven.marks(census)) < 2:
+            return None
+        failure = None
+        for p in self._update:
+            if self._handles.get(p) is None and not p.requires_grad:
+                error = _core.Error("%s is frozen on rank %d (requires_grad is False), and other ranks have frozen "
+                                    "others, or none" % (self._names[p], _core.rank()), errno.EINVAL)
+                kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
+                _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, error)
+                failure = failure or error
+        return failure
 
     def _is_changed(self, p):
         """Whether somebody else has written to the gradient since backward, or put another in its place."""

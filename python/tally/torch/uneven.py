@@ -37,10 +37,10 @@ def _registered(of_all):
     return [one for one in living if one is not None and one.of_all == of_all]
 
 
-def count(name, joined, then=None):
-    """Submit a census of ranks; the result has a 1 for each that has joined."""
+def count(name, joined, mark=0, then=None):
+    """Submit a census of ranks: the result says of each whether it has joined, and its mark, below 2**30."""
     words = torch.zeros(_core.size(), dtype=torch.int32)
-    words[_core.rank()] = joined
+    words[_core.rank()] = joined + 2 * mark
     return ops._reduce(words, words, name, ops.Sum, 1.0, 1.0, 0, GRADIENT, None, then)
 
 
@@ -54,7 +54,7 @@ class _Rows:
     def wait(self):
         self.numbers = self._gather.wait()
         self.lengths = self._gather.first_dims
-        return torch.tensor([not length for length in self.lengths])
+        return torch.tensor([int(not length) for length in self.lengths])
 
     def firsts(self):
         """Each rank's first number, as it came to the host: no wait for a device, to which `numbers` may go."""
@@ -87,8 +87,13 @@ def _rows_missing(then):
     return ops.Group([_Rows(torch.empty(0, dtype=torch.float64), then)])
 
 
+def marks(census):
+    """Those of the ranks that have not joined."""
+    return {word // 2 for word in census.tolist() if not word % 2}
+
+
 def _members(census):
-    return set(census.nonzero().flatten().tolist())
+    return set((census % 2).nonzero().flatten().tolist())
 
 
 def _heard():
@@ -119,7 +124,7 @@ def _stand_in(begins):
             if not handles.done():
                 continue
             census = handles.wait()[0]
-            if census.all():
+            if len(_members(census)) == len(census):
                 del rounds[begin]
                 continue
             before |= _members(census)
