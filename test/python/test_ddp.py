@@ -921,6 +921,25 @@ def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
     assert status == 0 and output.count("good") == 4, output
 
 
+def test_hybrid_sharding_of_other_modules(store):
+    """Replicas that have sharded other modules are told so, each of them."""
+    needs("torch.distributed.fsdp", "fully_shard")
+    status, output = jobs.run(4, 0, ["-c", textwrap.dedent(HYBRID + """
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for module in [model[0], model[1]][:1 + rank // 2] + [model]:
+        fully_shard(module, mesh=mesh["shard"])
+    tally.torch.hsdp(model, mesh["replicate"])
+    try:
+        model(torch.ones(1, 4)).sum().backward()
+        raise SystemExit("averaged all the same")
+    except RuntimeError as error:
+        assert "what is sharded in model 0 of hsdp()" in str(error) and "module '1'" in str(error), error
+    print("good", flush=True)
+    os._exit(0)
+    """), store])
+    assert status == 0 and output.count("good") == 4, output
+
+
 def test_hybrid_sharding_of_two_models(store):
     """Of one shape: where replicas take turns with them in another order, they are not averaged with each other."""
     needs("torch.distributed.fsdp", "fully_shard")

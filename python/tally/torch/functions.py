@@ -24,10 +24,11 @@ except ImportError:
     from pickle import dumps as _dumps
 
 
-def compare(what, own, process_set=global_process_set):
-    """Raise Error on all ranks, the same sentence, unless the ranks' lists of strings `own` are alike.  Collective."""
+def compare(what, own, process_set=global_process_set, name=None):
+    """Raise Error on all ranks, the same sentence, unless the ranks' lists of strings `own` are alike.  Collective: calls
+    of a name meet, or those in the same place of the order."""
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(own).encode()).digest()), dtype=torch.uint8)
-    digests = _allgather(digest.unsqueeze(0), None, STATE, process_set=process_set).wait()
+    digests = _allgather(digest.unsqueeze(0), name, STATE, process_set=process_set).wait()
     if digests.eq(digests[0]).all():
         return
     for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .. import _core
 from .._core import BUCKET
+from .functions import compare
 from .join import join, time_out
 from .ops import Average, _reduce
 
@@ -29,8 +30,9 @@ class _Replicas:
     """Averages gradients over the replicas, in place.  A module that one replica leaves out is waited for by its name,
     where without one all that follow would be averaged with the wrong ones."""
 
-    def __init__(self, group):
+    def __init__(self, group, modules):
         self._group = group
+        self._modules = sorted("module %r" % name for name in modules)
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self._joined = 0  # generation of the communicator that has been looked at
 
@@ -38,12 +40,13 @@ class _Replicas:
         """Of the next model: modules of several have the same names."""
         return next(_numbers.setdefault(self._group, itertools.count()))
 
-    def average(self, name, shard, gradient):
+    def average(self, number, name, shard, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
             join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), time_out(self._group))
             self._joined = _core.generation()
-        _reduce(gradient, gradient, name, Average, 1.0, 1.0, 0, BUCKET, note=shard).wait()
+            compare("what is sharded in model %d of hsdp()" % number, self._modules, name="hsdp.%d" % number)
+        _reduce(gradient, gradient, "hsdp.%d.%s" % (number, name), Average, 1.0, 1.0, 0, BUCKET, note=shard).wait()
 
 
 def _group_of(replicas):
@@ -90,7 +93,7 @@ def hsdp(model, replicas):
         if not hasattr(fsdp, "fully_shard"):
             raise NotImplementedError("hsdp: this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard)")
         raise ValueError("no module of the model is sharded; call fully_shard() on it first")
-    replicas, shards = _Replicas(_group_of(replicas)), {}
+    replicas, shards = _Replicas(_group_of(replicas), modules), {}
     for name, module in modules.items():
         if not hasattr(module, "set_all_reduce_hook"):
             raise NotImplementedError("hsdp: FSDP2 of this PyTorch has no set_all_reduce_hook()")
@@ -104,4 +107,4 @@ def hsdp(model, replicas):
             shards[name] = _shard(group, name, replicas)
     number = replicas.number()
     for name, module in modules.items():
-        module.set_all_reduce_hook(functools.partial(replicas.average, "hsdp.%d.%s" % (number, name), shards.get(name)))
+        module.set_all_reduce_hook(functools.partial(replicas.average, number, name, shards.get(name)))

@@ -157,7 +157,7 @@ class _Distributed:
                  "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
                  "backward_passes_per_step=%d" % self.backward_passes_per_step,
                  "sparse_as_dense=%s" % bool(self._sparse_as_dense),
-                 *("parameter %r of shape %s" % (self._names[p], tuple(p.shape)) for p in self._update)],
+                 *("parameter %r of shape %s, %s" % (self._names[p], tuple(p.shape), p.dtype) for p in self._update)],
                 self._process_set)
         names, sizes = [], []
         for p in reversed(list(self._update)):
