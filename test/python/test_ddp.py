@@ -365,8 +365,9 @@ def registered_in_another_order(path):
         for wrong in (None, t.state):
             with pytest.raises(TypeError, match="tally.torch.state()"):
                 models[0].register_comm_hook(wrong, t.ddp_hook)
-        with pytest.raises(NotImplementedError, match="single gradients, not buckets"):
-            t.ddp_hook(t.state(), (torch.ones(1), torch.ones(1)))
+        for wrong in (torch.ones(1), torch.ones(1)), torch.ones(1):
+            with pytest.raises(NotImplementedError, match="DistributedDataParallel's buckets, not [tT]"):
+                t.ddp_hook(t.state(), wrong)
         for model in models if rank else reversed(models):
             model.register_comm_hook(t.state(), t.ddp_hook)
         x = torch.full((1, 2), rank + 1.0)

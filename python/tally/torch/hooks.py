@@ -265,10 +265,11 @@ def _average_sparse(model, gradient, name, priority):
 
 def _average(state, bucket, dtype):
     """Start the average of a bucket, sent as `dtype` if one is given; the future of the bucket's tensor."""
-    if isinstance(bucket, tuple):
-        raise NotImplementedError("the hook is called with single gradients, not buckets, as it is where "
-                                  "torch._dynamo.config.optimize_ddp is \"python_reducer\"; leave that at "
-                                  "\"ddp_optimizer\", or use the backend \"tally\"")
+    if not hasattr(bucket, "buffer"):
+        raise NotImplementedError("the hook takes DistributedDataParallel's buckets, not %s: not where "
+                                  "torch._dynamo.config.optimize_ddp is \"python_reducer\" (use \"ddp_optimizer\", or the "
+                                  "backend \"tally\"), nor FSDP1's gradients (for FSDP2 there is tally.torch.hsdp())"
+                                  % type(bucket).__name__)
     model = state.enter(bucket)
     gradient = bucket.buffer()
     index = bucket.index()
