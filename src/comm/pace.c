@@ -3,11 +3,11 @@
  * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
  * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.
  *
- * When they take much longer than predicted, each rank tells the coordinator once how long it had how much of its credit
- * handed over, and which service's parts took by far the longest, if one's did.  A card that is slower than the plan has
- * it shows so: the ranks behind it have all of their credit handed over all the time, while the others wait for them with
- * theirs given back; a service behind it keeps all ranks' alike, and their parts.  (How long counts: a rank that computes
- * longer has its credit out in all of its flights, too, but they are short.)  The coordinator compares
+ * When they take much longer than predicted, each rank tells the coordinator once how long they took, how full its credit
+ * was on average, and which service's parts took by far the longest, if one's did.  A card that is slower than the plan
+ * has it shows so: the ranks behind it have their credit handed over all the time, while the others wait for them with
+ * theirs given back; a service behind it keeps all ranks' alike, and their parts.  (So does a rank that computes longer,
+ * but its flights are shorter than the others', who wait for it in theirs.)  The coordinator compares
  * (src/join/coordinator.c, judge) and tells all. */
 #include <errno.h>
 #include <math.h>
@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
-enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8, MOST_HELD = 1000 };
+enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
 
 /* Times predicted, over reached: what is between these goes as predicted. */
 #define FAST 1.2
@@ -70,11 +70,12 @@ static void tell(tally_comm *c)
         const struct peer *peer = &c->peers[i];
         wait[i] = peer->parts >= LEAST_PARTS ? (double)peer->waited / (double)peer->parts : -1;
     }
-    double held = p->held * 1000 / (double)predicted_ns(p, p->bytes) / (double)c->credit_bytes;
+    double took = (double)p->ns / (double)predicted_ns(p, p->bytes);
+    double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
     int who = tly_plan_standout(c->services, wait);
     p->told = true;
-    tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(held, MOST_HELD) * 1000),
-                         who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
+    tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(took, 1e6) * 1000),
+                         (uint32_t)(fmin(held, 1) * 1000), who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
 }
 
 static void machine_name(const tally_comm *c, int i, char *out, size_t len)

@@ -22,9 +22,8 @@ enum {
     MISSING_EVERY_S = 10,
     COMPLAINT_MS = 300,
     CONNECT_S = 30,
-    MEET_S = 10, /* all ranks a service that joins a running job */
-    LEAST_HELD =
-        500, /* thousandths of the predicted time that who waits for its own card has all its credit out */
+    MEET_S = 10,        /* all ranks a service that joins a running job */
+    LEAST_HELD = 250,   /* thousandths of its credit that who waits for its own card has out, on average */
     MOST_WATCHERS = 64, /* at a time */
     LEAVE_S = 5,        /* so long a coordinator apart waits for members that know that the job is over */
 };
@@ -314,17 +313,30 @@ static void answer(struct member *watcher)
 
 /* --- who holds the job up -------------------------------------------------------------------------- */
 
+/* Of the longest rank's time; who is on time has about as much.  To have twice the others' credit out for being late
+ * alone, a rank must begin when they have pushed all, half of its own time later: .67. */
+#define LATE .8
+
 /* All ranks say that it goes slower than predicted.  If those behind one card alone have their credit out, the others
- * wait for what they send: its (first) machine.  Else the service that most of them point at. */
+ * wait for what they send: its (first) machine.  Else the service that most of them point at.  Whose own times are much
+ * shorter than another's computes longer: it has its credit out while the others wait for it, and says nothing of its
+ * card. */
 static void judge(struct tly_coordinator *c)
 {
     const struct tly_roster *r = &c->roster;
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < c->size; i++) {
+        if (!c->ranks[i] || !c->ranks[i]->told)
+            return; /* not all yet */
+        if (c->ranks[i]->took > longest)
+            longest = c->ranks[i]->took;
+    }
     double *held = calloc(r->machine_count, sizeof *held); /* the most, of the ranks behind each card */
     for (uint32_t i = 0; held && i < r->machine_count; i++)
         held[i] = -1; /* who shares another's card has none */
     for (uint32_t i = 0; held && i < c->size; i++) {
-        if (!c->ranks[i] || !c->ranks[i]->told)
-            goto out; /* not all yet */
+        if (c->ranks[i]->took < LATE * longest)
+            continue;
         double *most = &held[r->services[r->ranks[i].machine].card];
         if (c->ranks[i]->held > *most)
             *most = c->ranks[i]->held;
@@ -345,7 +357,6 @@ static void judge(struct tly_coordinator *c)
     if (!w.failed && machine != TLY_NO_SERVICE)
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
-out:
     free(held);
 }
 
@@ -466,6 +477,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         /* Of an epoch that is over it would be about others: places are given anew. */
         if (m->joined && c->state == RUNNING && !m->told && tly_read32(&r) == c->roster.epoch) {
             m->told = true;
+            m->took = tly_read32(&r);
             m->held = tly_read32(&r);
             m->suspect = tly_read32(&r);
             judge(c);

@@ -45,13 +45,13 @@ struct member {
     bool watcher;
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
-    uint32_t accuser;       /* that rank */
-    uint32_t accuses;       /* a rank: how many services it cannot reach, in this epoch */
-    bool told;              /* that the job is slower than predicted */
-    uint32_t held, suspect; /* what it told */
-    uint32_t card;          /* MEASURING: its card's place in the survey, */
-    bool stands, awaited;   /* whether it streams for it, and is about to answer, */
-    bool silent;            /* and has said nothing in this round */
+    uint32_t accuser;             /* that rank */
+    uint32_t accuses;             /* a rank: how many services it cannot reach, in this epoch */
+    bool told;                    /* that the job is slower than predicted */
+    uint32_t took, held, suspect; /* what it told */
+    uint32_t card;                /* MEASURING: its card's place in the survey, */
+    bool stands, awaited;         /* whether it streams for it, and is about to answer, */
+    bool silent;                  /* and has said nothing in this round */
 };
 
 /* All fields but the first three belong to the loop. */

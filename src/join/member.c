@@ -589,10 +589,12 @@ void tly_member_goodbye(struct tly_member *m)
         post(m, TLY_GOODBYE, 0, NULL);
 }
 
-void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t held, uint32_t service)
+void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
+                          uint32_t service)
 {
     struct tly_writer w = {0};
     tly_write32(&w, epoch);
+    tly_write32(&w, took);
     tly_write32(&w, held);
     tly_write32(&w, service);
     if (m->link)

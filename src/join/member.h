@@ -90,10 +90,10 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
 
 /* A rank leaves the job; a tallyd leaves the split. */
 void tly_member_goodbye(struct tly_member *m);
-/* The job goes slower than predicted in this epoch: for how long our credit was handed over (times how much of it), in thousandths of
- * what was predicted, and the service whose parts
- * take longest by far, or TLY_NO_SERVICE. */
-void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t held, uint32_t service);
+/* The job goes slower than predicted in this epoch: how long it took, in thousandths of the time predicted; how full our credit
+ * was on average, in thousandths; and the service whose parts take longest by far, or TLY_NO_SERVICE. */
+void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
+                          uint32_t service);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
 /* Service `index` of the roster cannot be reached. */

@@ -142,8 +142,9 @@ static void judge_step(struct tly_straggler *w, int64_t now)
         /* In what order a rank serves its connections makes more than half of a difference at one of them. */
         bool is_slow =
             more_busy > least_ns && (double)more_busy > share_limit * length && more_busy > usual_busy;
-        /* Who is slow is late too, with what waits behind what is under way. */
-        if (is_slow && more_busy >= more_late / 2) {
+        /* Who is slow is late too, with what waits behind what is under way.  Who is late is slow too, as its pushes
+         * share its card with the answers to the others: by no more than it is late. */
+        if (is_slow && more_busy >= more_late) {
             p->slow_steps++;
             p->slow_share += (double)more_busy / length;
         } else if (is_late) {

@@ -117,6 +117,9 @@ static void test_a_rank_that_computes_longer(void **state)
                               .push_ms = {2, 2, 2, 2},
                               .noise_ms = 10},
               2, false, 0.15, 0.3);
+    /* also where its card has the answers to the others to send while it pushes, at half of the speed */
+    must_name(&(struct setup){.ranks = 3, .compute_ms = {100, 100, 140}, .push_ms = {2, 2, 4.2}}, 2, false,
+              0.15, 0.3);
     /* also where one of the two is beside the service */
     must_name(&(struct setup){.ranks = 2, .compute_ms = {100, 120}, .push_ms = {.1, 1}, .here = {true}}, 1,
               false, 0.1, 0.2);

@@ -123,3 +123,4 @@ def test_who_computes_longer_is_named_at_the_end(said):
     output = done.ranks[0].output
     assert re.search(r"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by rank 2$", output, re.MULTILINE), output
     assert "is slower than it said" not in output
+    assert "rank 2 was the others' delay" in output and "it computes longer" in output

@@ -364,10 +364,11 @@ static void test_a_guest_learns_who_has_left(void **state)
     assert_int_equal(guest->roster.ranks[1].left, 1);
 }
 
-static void suspect(struct member *m, uint32_t epoch, uint32_t held, uint32_t service)
+static void suspect(struct member *m, uint32_t epoch, uint32_t took, uint32_t held, uint32_t service)
 {
     struct tly_writer w = {0};
     tly_write32(&w, epoch);
+    tly_write32(&w, took);
     tly_write32(&w, held);
     tly_write32(&w, service);
     post(m, TLY_PACE, 0, &w);
@@ -375,7 +376,7 @@ static void suspect(struct member *m, uint32_t epoch, uint32_t held, uint32_t se
 
 static void tell_pace(struct member *m, uint32_t epoch, uint32_t held)
 {
-    suspect(m, epoch, held, TLY_NO_SERVICE);
+    suspect(m, epoch, 2000, held, TLY_NO_SERVICE);
 }
 
 /* What holds the job up is found anew in each epoch, from what its ranks say in it; and somebody must really be held. */
@@ -437,7 +438,16 @@ static void test_ranks_behind_one_card_point_at_a_service(void **state)
     run(FIRST + 1);
     assert_int_equal(x.member[0].roster.services[1].card, 0);
     for (uint32_t i = 0; i < RANKS; i++)
-        suspect(&x.member[i], x.member[i].roster.epoch, 900, 2);
+        suspect(&x.member[i], x.member[i].roster.epoch, 2000, 900, 2);
+    turn_until(&x.member[0].judged, 1);
+    assert_int_equal(x.member[0].slow, 2);
+}
+
+/* Whose gradients come late has its credit out while the others wait for it, but is under way for a shorter time. */
+static void test_who_computes_longer_has_no_slow_card(void **state)
+{
+    suspect(&x.member[0], x.member[0].roster.epoch, 4000, 150, 2);
+    suspect(&x.member[1], x.member[1].roster.epoch, 1800, 670, 2);
     turn_until(&x.member[0].judged, 1);
     assert_int_equal(x.member[0].slow, 2);
 }
@@ -726,6 +736,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_who_holds_all_up, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_who_computes_longer_has_no_slow_card, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_machine_of_several_ranks_holds_all_up, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_host_of_several_containers_holds_all_up, set_up_without_tallyd,
