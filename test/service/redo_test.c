@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "job.h"
 #include "raw.h"
 #include "wire/pack.h"
 
@@ -430,8 +431,7 @@ enum { KEYS = 8, FEW_RANKS = 3, WORDS = 5000 };
 
 static uint32_t a_number(uint64_t *state, uint32_t below)
 {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*state >> 33) % below;
+    return (uint32_t)(job_random(state) % below);
 }
 
 /* Of the rounds that are talked about just now; one in four is a barrier. */

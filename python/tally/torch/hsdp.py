@@ -34,7 +34,7 @@ class _Replicas:
         self._group = group
         self._modules = sorted("module %r" % name for name in modules)
         self.ranks = tuple(dist.get_process_group_ranks(group))
-        self._joined = 0  # generation of the communicator that has been looked at
+        self._joined = 0  # generation of the communicator in which the replicas are known to be alike
 
     def number(self):
         """Of the next model: modules of several have the same names."""
@@ -44,8 +44,8 @@ class _Replicas:
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
             join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), time_out(self._group))
-            self._joined = _core.generation()
             compare("what is sharded in model %d of hsdp()" % number, self._modules, name="hsdp.%d" % number)
+            self._joined = _core.generation()
         _reduce(gradient, gradient, "hsdp.%d.%s" % (number, name), Average, 1.0, 1.0, 0, BUCKET, note=shard).wait()
 
 

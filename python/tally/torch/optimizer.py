@@ -255,8 +255,7 @@ class _Distributed:
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
             if self.of_all:
-                frozen = ",".join(self._names[p] for p in self._update if not p.requires_grad)
-                mark = zlib.crc32(frozen.encode()) % (1 << 30)
+                mark = zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
                 self._census = uneven.count(self._prefix + "/census", 0, mark), _core.generation()
 
     def refuse(self, reason):
@@ -264,11 +263,12 @@ class _Distributed:
         step after it."""
         _core.refuse(PUSH_PULL, self._prefix + "/census", GRADIENT, reason)
         for p in self._update:
-            name = self._prefix + self._names[p]
-            if p in self._sparse:
-                _core.refuse(ALLGATHER, name + ".rows", GRADIENT, reason)
-            elif p.requires_grad:
-                _core.refuse(PUSH_PULL, name, GRADIENT, reason)
+            if p in self._sparse or p.requires_grad:
+                self._refuse(p, reason)
+
+    def _refuse(self, p, reason):
+        kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
+        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason)
 
     def _submit(self, p):
         if self._agreed != _core.generation():
@@ -392,8 +392,7 @@ class _Distributed:
             if self._handles.get(p) is None and not p.requires_grad:
                 error = _core.Error("%s is frozen on rank %d (requires_grad is False), and other ranks have frozen "
                                     "others, or none" % (self._names[p], _core.rank()), errno.EINVAL)
-                kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
-                _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, error)
+                self._refuse(p, error)
                 failure = failure or error
         return failure
 
