@@ -10,8 +10,10 @@ it.  The folder of a job that failed stays and is named.
 """
 
 import argparse
+import errno
 import pathlib
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -161,6 +163,10 @@ class Shape:
         self.apart = rnd.random() < 0.3  # the coordinator
         self.victim = rnd.randrange(self.ranks) if rnd.random() < 0.15 and not self.apart else None
         self.pairs = rnd.random() < 0.3  # two ranks a machine, which push once
+        if rnd.random() < 0.4:
+            self.words.append(f"cancel={rnd.choice([30, 300])}")
+        if rnd.random() < 0.4:
+            self.words.append("group=1")
 
     def rank_env(self):
         return {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(self.ranks)} if self.pairs else {}
@@ -185,7 +191,10 @@ def run(seed, folder):
             fault(job, s.rnd)
         job.await_steps(3)
         if s.victim is None:
-            job.finish()
+            for rank in job.finish():
+                for key, (status, text) in rank.ends.items():
+                    taken_back = status == -errno.ECANCELED and re.search(r"rank [0-3] has cancelled it: by chance", text)
+                    assert status == 0 or (taken_back and "cancel" in str(s.words)), f"{key}: {status} {text}"
         else:
             job.kill(job.ranks[s.victim])
             others = [r for r in range(s.ranks) if r != s.victim]

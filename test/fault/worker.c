@@ -1,10 +1,12 @@
 /* worker.c - a rank for the fault tests: steps of tensors that fault.py can compute too, and a history of them.
  *
  *   worker FOLDER [seed=N] [sizes=A,B,...] [shuffle=0|1] [pause_ms=N] [late=STEP:MS] [leave=STEP] [differ=STEP:TENSOR]
+ *          [cancel=N] [group=0|1]
  *
  * Tensor t of step s is input(seed, s, t, rank), `sizes[t]` elements of float32.  By t mod 8 it is broadcast (5), gathered
- * with a first dimension that differs by rank (7), summed out of place (odd) or in place.  After each step the ranks
- * agree by one more operation whether to stop, which they do when FOLDER/stop is there.
+ * with a first dimension that differs by rank (7), summed out of place (odd) or in place; with `group` it is the even
+ * ranks' alone (3).  In `cancel` of 1000 steps a rank takes one of its operations back.  After each step the ranks agree
+ * by one more operation whether to stop, which they do when FOLDER/stop is there.
  *
  * FOLDER/rank-N gets a line for each event, written whole at once, so that what precedes a kill is there:
  *   NS begin STEP TENSOR          submitted
@@ -33,7 +35,7 @@ enum { MOST_TENSORS = 64, QUIET_MS = 300, ENDED_BY_ERROR = 3 };
 static struct {
     uint64_t seed;
     size_t count[MOST_TENSORS];
-    int tensors, shuffle, pause_ms;
+    int tensors, shuffle, pause_ms, cancel, group;
     long late_step, late_ms, leave_step, differ_step;
     int differ_tensor;
 } plan = {.late_step = -1, .leave_step = -1, .differ_step = -1};
@@ -41,6 +43,7 @@ static struct {
 static int history = -1;
 static float *input[MOST_TENSORS], *output[MOST_TENSORS];
 static tally_op *ops[MOST_TENSORS];
+static tally_group *even;
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
 {
@@ -105,6 +108,11 @@ static bool broadcasts(int tensor)
     return tensor % 8 == 5;
 }
 
+static bool of_even_ranks(int tensor)
+{
+    return plan.group && tensor % 8 == 3;
+}
+
 /* An allgather's first dimension differs from rank to rank. */
 static size_t own_count(int tensor, int rank)
 {
@@ -116,7 +124,9 @@ static int submit(tally_comm *c, long step, int t)
     char name[32];
     int rank = tally_comm_rank(c), size = tally_comm_size(c);
     size_t count = own_count(t, rank);
-    struct tally_options o = {.size = sizeof o, .priority = -t};
+    struct tally_options o = {.size = sizeof o, .priority = -t, .group = of_even_ranks(t) ? even : NULL};
+    if (of_even_ranks(t) && rank % 2)
+        return 0;
     if (step == plan.differ_step && (t == plan.differ_tensor || plan.differ_tensor < 0))
         count /= 2;
     snprintf(name, sizeof name, "tensor %d", t);
@@ -163,6 +173,18 @@ static int submit_all(tally_comm *c, long step)
             return err;
     }
     return 0;
+}
+
+/* At some moment between the first begin and the last end. */
+static void cancel_one(tally_comm *c, long step)
+{
+    uint64_t z = mix(mix(mix(plan.seed) + (uint64_t)step) + 1000 + (uint64_t)tally_comm_rank(c));
+    if (z % 1000 >= (uint64_t)plan.cancel)
+        return;
+    nanosleep(&(struct timespec){0, (long)((z >> 20) % 4000 * ((z >> 40) % 1000))}, NULL);
+    tally_op *op = ops[(z >> 10) % (uint64_t)plan.tensors];
+    if (op)
+        tally_op_cancel(op, "by chance");
 }
 
 /* An operation that fails alone (a verdict) is noted; one that fails because the communicator has ends the work. */
@@ -221,7 +243,10 @@ static int work(tally_comm *c, const char *stop)
             sleep_ms(plan.late_ms);
         if (step == plan.leave_step)
             return 0;
-        int err = submit_all(c, step), err2 = wait_all(c, step);
+        int err = submit_all(c, step);
+        if (!err)
+            cancel_one(c, step);
+        int err2 = wait_all(c, step);
         if (err || err2)
             return err ? err : err2;
         note("step %ld", step);
@@ -249,6 +274,10 @@ static void read_plan(int argc, char **argv)
             plan.shuffle = atoi(value);
         else if (strcmp(argv[i], "pause_ms") == 0)
             plan.pause_ms = atoi(value);
+        else if (strcmp(argv[i], "cancel") == 0)
+            plan.cancel = atoi(value);
+        else if (strcmp(argv[i], "group") == 0)
+            plan.group = atoi(value);
         else if (strcmp(argv[i], "late") == 0)
             sscanf(value, "%ld:%ld", &plan.late_step, &plan.late_ms);
         else if (strcmp(argv[i], "leave") == 0)
@@ -285,6 +314,12 @@ int main(int argc, char **argv)
         return ENDED_BY_ERROR;
     }
     note("joined %d %d", tally_comm_size(c), tally_comm_service_count(c));
+    int ranks[MOST_TENSORS], count = (tally_comm_size(c) + 1) / 2;
+    for (int i = 0; i < count; i++)
+        ranks[i] = 2 * i;
+    if (plan.group && tally_comm_rank(c) % 2 == 0 &&
+        tally_group_create(c, "even", ranks, (size_t)count, &even))
+        return 2;
     err = work(c, stop);
     if (err) {
         char sentence[1024];
