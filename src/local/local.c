@@ -34,7 +34,7 @@ enum {
     PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
-    MOST_WINDOWED = 8, /* rounds whose windows are looked at, and the elected: more than have one */
+    MOST_WINDOWED = 8, /* rounds that go through windows are looked at; then only who has one, or is elected */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 
@@ -147,6 +147,13 @@ static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r
     return bytes;
 }
 
+/* Of many that go through windows, those far behind cannot get one soon.  Who has one is to give it back all the same: the
+ * elected one may wait for it. */
+static bool is_passed_over(const struct tly_local *l, const struct tly_round *r, int windowed)
+{
+    return r->windowed && windowed >= MOST_WINDOWED && !r->op->borrowed && !tly_stage_is_elected(l, r);
+}
+
 /* Whether any round has one for this rank, now, or somebody has left. */
 static bool has_step(struct tly_local *l)
 {
@@ -156,7 +163,7 @@ static bool has_step(struct tly_local *l)
     int windowed = 0;
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        if (r->windowed && windowed >= MOST_WINDOWED && !tly_stage_is_elected(l, r))
+        if (is_passed_over(l, r, windowed))
             continue;
         if (tly_work_finished(r) || r->op->parts ||
             (r->windowed ? tly_stage_can(l, r, windowed == 0) : tly_work_left(r)))
@@ -174,7 +181,7 @@ static bool step(struct tly_local *l, const struct errand *e)
     for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
-        if (r->windowed && windowed >= MOST_WINDOWED && !tly_stage_is_elected(l, r))
+        if (is_passed_over(l, r, windowed))
             continue;
         if (tly_work_finished(r)) {
             tly_posts_finish(l, r);

@@ -303,22 +303,27 @@ static int other_priorities(int rank, void *arg)
 static void test_other_priorities(void **state)
 {
     struct job j = {
-        .ranks = 2, .machine = together, .main = other_priorities, .settings = {"TALLY_TIMEOUT=60"}};
+        .ranks = 2, .machine = together, .main = other_priorities, .settings = {"TALLY_TIMEOUT=15"}};
     job_start(&j);
     job_finish(&j);
     job_clear(&j);
 }
 
+struct pool_way {
+    int ops;     /* under way at once */
+    bool rising; /* each is more urgent than all before it; else each rank has its own order */
+};
+
 /* Large tensors under way at once, in another order and with other priorities on each rank, and no memory but for the two
  * windows that are there from the start. */
 static int full_pool(int rank, void *arg)
 {
-    enum { OPS = 6, EACH = 500000, TURNS = UNDER_SANITIZER ? 2 : 6 };
+    enum { MOST = 60, EACH = 300000, TURNS = UNDER_SANITIZER ? 2 : 6 };
     static const struct rlimit little = {96 << 20, 96 << 20};
-    static float x[OPS][EACH];
-    tally_op *op[OPS];
+    static float x[MOST][EACH];
+    tally_op *op[MOST];
     void *at;
-    bool rising = *(bool *)arg;
+    const struct pool_way *way = arg;
     CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
     tally_comm *c = join();
     for (uint64_t bytes = little.rlim_cur; bytes >= 4096;)
@@ -326,22 +331,22 @@ static int full_pool(int rank, void *arg)
             bytes /= 2;
     uint64_t own = (uint64_t)rank;
     for (int turn = 0; turn < TURNS; turn++) {
-        for (int i = 0; i < OPS; i++)
+        for (int i = 0; i < way->ops; i++)
             for (int k = 0; k < EACH; k++)
                 x[i][k] = (float)(rank + i + k % 7);
-        for (int i = 0; i < OPS; i++) {
-            int which = rising ? i : (i * (rank % 2 ? 5 : 1) + rank + turn) % OPS;
+        for (int i = 0; i < way->ops; i++) {
+            int which = way->rising ? i : (i * (rank % 2 ? 5 : 1) + rank + turn) % way->ops;
             char name[16];
             snprintf(name, sizeof name, "%d", which);
-            struct tally_options o = {.size = sizeof o,
-                                      .priority = rising ? i : (int)(job_random(&own) % OPS)};
+            struct tally_options o = {
+                .size = sizeof o, .priority = way->rising ? i : (int)(job_random(&own) % (uint64_t)way->ops)};
             CHECK(tally_push_pull(c, name, x[which], x[which], EACH, TALLY_FLOAT32, TALLY_SUM, &o,
                                   &op[which]) == 0);
         }
-        for (int i = 0; i < OPS; i++) {
+        for (int i = 0; i < way->ops; i++) {
             finish(op[i], 0);
             for (int k = 0; k < EACH; k++)
-                CHECK(x[i][k] == (float)(3 + 3 * (i + k % 7)));
+                CHECK(x[i][k] == (float)(c->size * (c->size - 1) / 2 + c->size * (i + k % 7)));
         }
     }
     CHECK(tally_comm_close(c) == 0);
@@ -350,13 +355,14 @@ static int full_pool(int rank, void *arg)
 
 static void test_full_pool(void **state)
 {
-    for (int i = 0; i < 2; i++) {
-        bool rising = i == 0;
-        struct job j = {.ranks = 3,
+    static const struct pool_way ways[] = {{6, true}, {6, false}, {60, true}}; /* 60: more than are looked at */
+    for (int i = 0; i < 3; i++) {
+        struct pool_way way = ways[i];
+        struct job j = {.ranks = i < 2 ? 3 : 2,
                         .machine = together,
                         .main = full_pool,
-                        .arg = &rising,
-                        .settings = {"TALLY_TIMEOUT=60"}};
+                        .arg = &way,
+                        .settings = {"TALLY_TIMEOUT=15"}};
         job_start(&j);
         job_finish(&j);
         job_clear(&j);
@@ -561,7 +567,7 @@ static void test_one_leaves_in_between(void **state)
                     .machine = together,
                     .main = leaves_in_between,
                     .arg = new_board(),
-                    .settings = {"TALLY_TIMEOUT=60"}};
+                    .settings = {"TALLY_TIMEOUT=15"}};
     job_start(&j);
     job_finish(&j);
     job_clear(&j);

@@ -574,32 +574,32 @@ enum { OPPOSITE, REFUSED, LISTS };
 
 static int listed(int rank, void *arg)
 {
-    enum { OPS = 6, EACH = 300000, STEPS = 3 };
-    static const char *const names[OPS] = {"a", "b", "c", "d", "e", "f"};
-    static float x[OPS][EACH];
-    uint64_t bytes[OPS];
+    enum { LISTED = 6, EACH = 300000, STEPS = 3 };
+    static const char *const names[LISTED] = {"a", "b", "c", "d", "e", "f"};
+    static float x[LISTED][EACH];
+    uint64_t bytes[LISTED];
     int how = *(int *)arg;
-    tally_op *op[OPS];
+    tally_op *op[LISTED];
     tally_comm *c = join();
-    for (int i = 0; i < OPS; i++)
+    for (int i = 0; i < LISTED; i++)
         bytes[i] = sizeof x[i];
-    CHECK(tally_plan(c, 0, OPS, names, bytes) == 0);
+    CHECK(tally_plan(c, 0, LISTED, names, bytes) == 0);
     for (int step = 0; step < STEPS; step++) {
         bool refused = how == REFUSED && step == 1;
-        for (int at = 0; at < OPS; at++) {
-            int i = how == OPPOSITE && rank % 2 ? OPS - 1 - at : at;
+        for (int at = 0; at < LISTED; at++) {
+            int i = how == OPPOSITE && rank % 2 ? LISTED - 1 - at : at;
             struct tally_options o = {.size = sizeof o, .priority = i};
             for (int k = 0; k < EACH; k++)
                 x[i][k] = (float)(i + rank + k % 7);
             op[i] = NULL;
-            if (refused && rank == 1 && i == OPS - 1)
+            if (refused && rank == 1 && i == LISTED - 1)
                 CHECK(tally_refuse(c, names[i], TALLY_PUSH_PULL, NULL, "no gradient") == 0);
             else
                 CHECK(tally_push_pull(c, names[i], x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, &o, &op[i]) ==
                       0);
         }
-        for (int i = 0; i < OPS; i++) {
-            bool failed = refused && i == OPS - 1;
+        for (int i = 0; i < LISTED; i++) {
+            bool failed = refused && i == LISTED - 1;
             if (op[i])
                 finish(op[i], failed ? -EINVAL : 0);
             for (int k = 0; k < EACH && !failed; k++)
