@@ -34,6 +34,7 @@ void *tly_pool_take(struct tly_pool *p, uint32_t bytes)
         if (!buffer)
             return NULL;
     }
+    p->taken = true;
     p->in_use += size;
     if (p->in_use > p->peak)
         p->peak = p->in_use;
@@ -61,4 +62,13 @@ void tly_pool_trim(struct tly_pool *p)
             free(buffer);
         }
     p->kept = 0;
+}
+
+void tly_pool_look(struct tly_pool *p, int64_t now)
+{
+    if (p->taken || p->in_use)
+        p->idle_since = now;
+    else if (p->kept && now - p->idle_since >= TLY_POOL_REST_NS)
+        tly_pool_trim(p);
+    p->taken = false;
 }

@@ -59,6 +59,25 @@ static void test_warm(void **state)
     tly_pool_trim(&p);
 }
 
+/* Over a pause it stays warm; not for good. */
+static void test_rest(void **state)
+{
+    const int64_t second = TLY_POOL_REST_NS / 10;
+    struct tly_pool p = {.limit = UINT64_MAX / 2};
+    void *a = tly_pool_take(&p, 5000);
+    tly_pool_look(&p, 100 * second); /* in use, however long */
+    tly_pool_give(&p, a, 5000);
+    tly_pool_look(&p, 109 * second);
+    assert_int_equal(p.kept, 8192);
+    assert_ptr_equal(tly_pool_take(&p, 5000), a);
+    tly_pool_give(&p, a, 5000);
+    tly_pool_look(&p, 115 * second); /* taken and given since the last look */
+    tly_pool_look(&p, 124 * second);
+    assert_int_equal(p.kept, 8192);
+    tly_pool_look(&p, 125 * second);
+    assert_int_equal(p.kept, 0);
+}
+
 static void test_apart(void **state)
 {
     enum { MOST = 400 };
@@ -96,6 +115,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_warm),
+        cmocka_unit_test(test_rest),
         cmocka_unit_test(test_apart),
     };
     return cmocka_run_group_tests_name("pool", tests, NULL, NULL);

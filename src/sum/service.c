@@ -565,8 +565,7 @@ static void tick(struct tly_hook *h)
         tly_redo_restore(s);
     if (s->dropped_slots)
         tly_round_ask_again(s); /* memory that was short may be there again, without any news */
-    if (s->pool.in_use == 0 && s->pool.kept)
-        tly_pool_trim(&s->pool);
+    tly_pool_look(&s->pool, s->loop->awake);
 }
 
 static uint64_t read_limit(const char *path)
