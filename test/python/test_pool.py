@@ -157,3 +157,56 @@ def odd_gradients():
 def test_gradients_that_cannot(machine):
     for right, plain, sparse, image in machine(odd_gradients):
         assert all(right) and plain and sparse and not image
+
+
+def no_place(how):
+    """Whether the gradients are right, and which are in the pool: where a parameter has become smaller, or where an earlier
+    gradient is kept and there is no memory for another place."""
+    import torch
+    from tally import _core
+    t = hvd()
+    plain = torch.nn.Linear(4, 4)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.0), plain.named_parameters())
+
+    def step():
+        rows = plain.weight.shape[0]
+        ((plain.weight @ torch.ones(4)).sum() + plain.bias[:rows].sum()).mul(t.rank() + 1).backward()
+        optimizer.step()
+
+    step()
+    kept = plain.weight.grad
+    optimizer.zero_grad(set_to_none=True)
+    if how == "memory":
+        def refuse(_):
+            raise MemoryError("no memory")
+        with pytest.MonkeyPatch.context() as patch:
+            if t.rank() == 0:
+                patch.setattr(_core, "alloc", refuse)
+            step()
+    else:
+        del kept
+        plain.weight.data = plain.weight.data[:how].clone()
+        step()
+    right = bool((plain.weight.grad == (t.size() + 1) / 2).all()) and plain.weight.grad.shape == plain.weight.shape
+    return right, is_shared(plain.weight.grad), is_shared(plain.bias.grad)
+
+
+@pytest.mark.parametrize("how", (1, 2, "memory"))
+def test_no_place_for_a_gradient(machine, how):
+    for rank, (right, weight, bias) in enumerate(machine(no_place, how)):
+        assert right and bias
+        assert weight == (how == "memory" and rank > 0)
+
+
+def sizes():
+    import torch
+    t = hvd()
+    shapes = [t.alloc(size).shape for size in (np.int64(5), torch.Size([2, 3]), (1, np.int64(2)))]
+    with pytest.raises(RuntimeError, match="negative"):
+        t.alloc(-1)
+    return shapes
+
+
+def test_sizes_as_torch_has_them(machine):
+    for shapes in machine(sizes):
+        assert shapes == [(5,), (2, 3), (1, 2)]

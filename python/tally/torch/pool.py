@@ -16,16 +16,12 @@ def alloc(*size, dtype=None):
     size: as for torch.zeros(); dtype: torch's default where None.  Contiguous, at a page's beginning.  Where this
     machine's ranks do not sum in shared memory (tally.h, tally_alloc(), says where) it is ordinary memory, and all is as with torch.zeros().  A forked
     process (a DataLoader's worker) does not have it and must not look at it.  MemoryError says which limit was met."""
-    if len(size) == 1 and not isinstance(size[0], int):
-        size = tuple(size[0])
-    dtype = dtype or torch.get_default_dtype()
-    count = 1
-    for extent in size:
-        count *= extent
-    if not count:
-        return torch.zeros(size, dtype=dtype)
-    element = torch.empty(0, dtype=dtype).element_size()
-    return torch.frombuffer(_core.alloc(count * element), dtype=dtype, count=count).view(size)
+    size = size or ((),)
+    like = torch.empty(*size, dtype=dtype, device="meta")
+    if not like.numel():
+        return torch.zeros(*size, dtype=dtype, device="cpu")
+    memory = _core.alloc(like.numel() * like.element_size())
+    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()).view(like.shape)
 
 
 _BEGIN = 64  # bytes of which a tensor's place is a multiple
@@ -47,7 +43,8 @@ class Places:
     A gradient that backward has made elsewhere is copied to its place, which then is the parameter's `grad`, as with
     DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients are set to zero; where they
     are set to None, each backward's is copied, while the cache still has it.  Gradients that cannot lie there stay
-    where they are: sparse, not contiguous, on a device, with a graph of their own."""
+    where they are: sparse, not contiguous, on a device, with a graph of their own, of a parameter that has another shape
+    by now, or where there is no memory for them."""
 
     def __init__(self, parameters):
         self._parameters = list(parameters)
@@ -79,12 +76,15 @@ class Places:
         if place is None or gradient is place:
             return
         if (gradient.layout is not torch.strided or not gradient.is_cpu or not gradient.is_contiguous()
-                or gradient.dtype != place.dtype or gradient.requires_grad
+                or gradient.dtype != place.dtype or gradient.shape != place.shape or gradient.requires_grad
                 or gradient.data_ptr() == place.data_ptr()):
             return
         if sys.getrefcount(place) > _ALONE:
             # Somebody has kept an earlier gradient: it stays theirs, as it is.
-            place = self._at[p] = alloc(p.shape, dtype=p.dtype)
+            try:
+                place = self._at[p] = alloc(p.shape, dtype=p.dtype)
+            except MemoryError:
+                return
         with torch.no_grad():
             place.copy_(gradient)
         p.grad = place
