@@ -787,3 +787,47 @@ def test_elastic_run_gives_up(monkeypatch):
     monkeypatch.setattr(_core, "shutdown", lambda: None)
     state = SimpleNamespace(sync=lambda: None, restore=lambda: None, on_reset=lambda: None)
     assert "missing" in fails(_core.Error, lambda: train(state)) and len(starts) == 2
+
+
+# --- torch's default device --------------------------------------------------------------------------------------
+
+
+def elsewhere():
+    """What tally.torch makes of its own is on the host, whatever torch's default device is: of "meta" there is no memory
+    that could be written, as there is none of a GPU for the host."""
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    cpu, layer = torch.device("cpu"), t.SyncBatchNorm(3)
+    torch.set_default_device("meta")
+    try:
+        model = torch.nn.Linear(3, 2, device=cpu)
+        t.broadcast_parameters(model.state_dict(), 0)
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                                           model.named_parameters())
+        model(torch.ones(1, 3, device=cpu)).sum().backward()
+        optimizer.step()
+        t.broadcast_optimizer_state(optimizer, 0)
+        table = torch.nn.Embedding(4, 2, sparse=True, device=cpu)
+        sparse = t.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), [("table", table.weight)])
+        table(torch.tensor([r], device=cpu)).sum().backward()
+        sparse.step()
+        layer(torch.arange(6.0, device=cpu).view(2, 3)).sum().backward()
+        results = [
+            t.broadcast_object({"a": r}, 0) == {"a": 0},
+            t.allgather_object(r) == list(range(n)),
+            t.allgather(torch.full((1,), float(r), device=cpu)).tolist() == [float(i) for i in range(n)],
+            t.alltoall(torch.arange(float(n), device=cpu)).tolist() == [float(r)] * n,
+            t.alltoall(torch.arange(float(n), device=cpu), torch.ones(n, dtype=torch.int64, device=cpu))[1].tolist() == [1] * n,
+            t.reducescatter(torch.arange(float(n), device=cpu), op=t.Sum).tolist() == [float(n * r)],
+            t.alloc(3).tolist() == [0.0] * 3 and t.alloc(0).device == cpu,
+            t.join() >= 0]
+    finally:
+        torch.set_default_device(None)
+    return results
+
+
+def test_another_default_device(four, machine):
+    for job in (four, machine):
+        for results in job(elsewhere):
+            assert all(results), results

@@ -68,7 +68,7 @@ class Cuda:
 
     def pinned(self, length):
         with torch.cuda.device(self._place):
-            return torch.empty(length, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def future(self):
         """A future whose value may be on the device."""

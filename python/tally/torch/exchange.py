@@ -36,7 +36,7 @@ class _Exchange:
         self._submitted = threading.Event()
         # Rows of other shapes might have as many elements.
         shape = zlib.crc32(repr(tuple(tensor.shape[1:])).encode())
-        _allgather(torch.tensor([[shape, *given]]), name + ".splits", then=self._splits_known, process_set=process_set)
+        _allgather(torch.tensor([[shape, *given]], device="cpu"), name + ".splits", then=self._splits_known, process_set=process_set)
 
     def _splits_known(self, operation):
         try:
@@ -55,7 +55,7 @@ class _Exchange:
 
             shape = (sum(self._received), *rows.shape[1:])
             if self._device is None:
-                result = torch.empty(shape, dtype=rows.dtype)
+                result = torch.empty(shape, dtype=rows.dtype, device="cpu")
                 self._exchange = submit((rows, result), None, result)
             else:
                 with self._device.arrived():
@@ -78,7 +78,7 @@ class _Exchange:
         rows = self._exchange.wait()
         if self._device is not None:
             self._device.keep([rows])  # it was made on another stream
-        return rows, torch.tensor(self._received, dtype=self._dtype)
+        return rows, torch.tensor(self._received, dtype=self._dtype, device="cpu")
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):

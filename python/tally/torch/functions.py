@@ -76,7 +76,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
     """
     names = (None, None) if name is None else (name + ".length", name + ".pickle")
     root = _core.rank() == root_rank
-    length = torch.zeros(1, dtype=torch.int64)
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
     if root:
         try:
             data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
@@ -87,7 +87,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
         length[0] = data.numel()
     _broadcast(length, length, root_rank, names[0], STATE, process_set).wait()
     if not root:
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     _broadcast(data, data, root_rank, names[1], STATE, process_set).wait()
     return obj if root else pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
 
@@ -143,7 +143,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         return _Slot(tensor)
 
     def make(slot):
-        tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
+        tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
         return tensors[-1]
 
     state = broadcast_object(_replace(optimizer.state_dict(), torch.Tensor, take) if root else None, root_rank,

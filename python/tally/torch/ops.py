@@ -454,7 +454,7 @@ class _Gather:
             if self.like is not None:
                 result = device.of(self.like).upload(address, length, self.like, shape)
             else:
-                result = torch.empty(shape, dtype=self.dtype)
+                result = torch.empty(shape, dtype=self.dtype, device="cpu")
             if length and self.like is None:
                 ctypes.memmove(result.data_ptr(), address, length)
             self.first_dims, self.result = first_dims, result

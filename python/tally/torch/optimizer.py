@@ -297,8 +297,9 @@ class _Distributed:
                     "its gradient is sparse, and another rank's first one is not, or missing: sparse_as_dense=True makes "
                     "them alike"), self._process_set.group())
                 self._sparse[p] = torch.sparse_coo_tensor(
-                    torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64),
-                    gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape)
+                    torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
+                    gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
+                    device=gradient.device, check_invariants=False)
             return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], then,
                                    self._process_set)
         sent, ctx = self._compression.compress(gradient)

@@ -48,9 +48,9 @@ class SparseReduction:
         self._strides = [1]
         for length in reversed(self._shape[1:self._sparse_dim]):
             self._strides.insert(0, self._strides[0] * length)
-        self._own = (tensor.indices() * torch.tensor(self._strides).unsqueeze(1)).sum(0)
+        self._own = (tensor.indices() * torch.tensor(self._strides, device="cpu").unsqueeze(1)).sum(0)
         self._values = values
-        self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape])
+        self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
         self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set)
 
     def _rows_known(self, operation):
@@ -112,7 +112,7 @@ class SparseReduction:
             for stride in self._strides:
                 indices.append(rows // stride)
                 rows = rows % stride
-            self._result = torch.sparse_coo_tensor(torch.stack(indices), values, self._shape, is_coalesced=True,
+            self._result = torch.sparse_coo_tensor(torch.stack(indices), values, self._shape, device=values.device, is_coalesced=True,
                                                    check_invariants=False)
         return self._result
 

@@ -39,7 +39,7 @@ def _registered(of_all):
 
 def count(name, joined, mark=0, then=None):
     """Submit a census of ranks: the result says of each whether it has joined, and its mark, below 2**30."""
-    words = torch.zeros(_core.size(), dtype=torch.int32)
+    words = torch.zeros(_core.size(), dtype=torch.int32, device="cpu")
     words[_core.rank()] = joined + 2 * mark
     return ops._reduce(words, words, name, ops.Sum, 1.0, 1.0, 0, GRADIENT, None, then)
 
@@ -54,7 +54,7 @@ class _Rows:
     def wait(self):
         self.numbers = self._gather.wait()
         self.lengths = self._gather.first_dims
-        return torch.tensor([int(not length) for length in self.lengths])
+        return torch.tensor([int(not length) for length in self.lengths], device="cpu")
 
     def firsts(self):
         """Each rank's first number, as it came to the host: no wait for a device, to which `numbers` may go."""
@@ -84,7 +84,7 @@ def refuse_gather(reason):
 
 def _rows_missing(then):
     """Take part in a gather() of the other ranks, for a rank that has joined."""
-    return ops.Group([_Rows(torch.empty(0, dtype=torch.float64), then)])
+    return ops.Group([_Rows(torch.empty(0, dtype=torch.float64, device="cpu"), then)])
 
 
 def marks(census):
