@@ -440,6 +440,27 @@ def test_odd_tensors(three, store):
     assert three(odd_tensors, store) == [True] * 3
 
 
+def in_inference_mode(path):
+    """Sums that end in another thread, which has no inference mode, of tensors whose numbers do not lie in a row."""
+    import torch
+    import torch.distributed as dist
+    with group("tally", path), torch.inference_mode():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        column = (torch.ones(4, 3) * (rank + 1))[:, 1]
+        image = (torch.ones(2, 3, 2, 2) * (rank + 1)).to(memory_format=torch.channels_last)
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (column, image, sparse)]
+        time.sleep(0.2)  # most likely they have ended, and nobody asked
+        for work in works:
+            work.wait()
+        total = size * (size + 1) / 2
+        return bool((column == total).all() and (image == total).all() and (sparse.to_dense() == 1).all())
+
+
+def test_inference_mode(three, store):
+    assert all(three(in_inference_mode, store))
+
+
 def let_go(path):
     """{call: whether its tensor is still there after it, where no garbage is collected}."""
     import weakref

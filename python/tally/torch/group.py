@@ -491,9 +491,11 @@ class Group(dist.ProcessGroup):
             places = places.view(torch.int64).view(len(rows), indices.shape[0]).t()
             summands = values.new_empty((len(rows),) + tuple(values.shape[1:]))
             _put(summands, flat)
-            total = torch.sparse_coo_tensor(places, summands, tensor.shape, check_invariants=False).coalesce()
+            total = torch.sparse_coo_tensor(places, summands, tensor.shape, device=summands.device,
+                                            check_invariants=False).coalesce()
             # Not on a detached alias: a sparse tensor takes new indices and values.
-            tensor.copy_(total / self.size() if operator == _KIND.AVG else total)
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.copy_(total / self.size() if operator == _KIND.AVG else total)
         if keep:
             work.follow(combine)
 

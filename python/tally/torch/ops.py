@@ -153,7 +153,7 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
 def _unpack(packed, target, then):
     def finish(result):
         with torch.no_grad():
-            target.copy_(packed)
+            target.detach().copy_(packed)
         return result if then is None else then(result)
     return finish
 
