@@ -493,8 +493,12 @@ def in_sets():
     optimizer.step()
     assert torch.equal(model.weight, before - sum(rank + 1 for rank in mine.ranks))
     other = sets[1] if mine is sets[0] else sets[0]
-    fails(ValueError, lambda: t.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0),
-                                                     process_set=other), "not in")
+    outside = torch.nn.Linear(2, 1, bias=False)  # of a set that this rank is not in: it steps alone
+    before = outside.weight.detach().clone()
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(outside.parameters(), lr=1.0), process_set=other)
+    outside(torch.full((1, 2), own)).sum().backward()
+    optimizer.step()
+    assert torch.equal(outside.weight, before - own)
 
     assert t.remove_process_set(sets[1]) and not t.remove_process_set(sets[1])
     assert not t.remove_process_set(t.global_process_set)

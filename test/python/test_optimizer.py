@@ -796,3 +796,18 @@ def raising():
 
 def test_a_compression_that_raises(four):
     four(raising)
+
+
+def refused():
+    import torch
+    t = hvd()
+    model = torch.nn.Linear(2, 2)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    fails(TypeError, lambda: copy.deepcopy((model, optimizer)), "make another one")
+    phases = torch.nn.Linear(2, 2, dtype=torch.complex64)
+    fails(TypeError, lambda: t.DistributedOptimizer(torch.optim.SGD(phases.parameters(), lr=0.1),
+                                                    phases.named_parameters()), "weight is of complex")
+
+
+def test_refused_by_name(three):
+    three(refused)

@@ -88,7 +88,8 @@ class _Distributed:
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
         self._places = Places(reversed(self._update))
         self._process_set = process_set
-        self.of_all = process_set.group() is None                 # raises where this rank is not in it
+        self._alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
+        self.of_all = process_set.included() and process_set.group() is None
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._census = None                                       # of this step, and the generation it belongs to
         self._handles = {}
@@ -104,10 +105,17 @@ class _Distributed:
         for number, group in enumerate(self._split(groups)):
             for p in group:
                 self._group_of[p] = (number, len(group))
-        if process_set.size() > 1:
+        if not self._alone:
+            of_complex = [name for p, name in parameters if p.is_complex()]
+            if of_complex:
+                raise TypeError("parameter %s is of complex numbers; tally.torch.ddp_hook and the backend average them"
+                                % of_complex[0])
             self._register(list(self._update))
             self._agree()
             uneven.register(self)
+
+    def __deepcopy__(self, memo):
+        raise TypeError("a DistributedOptimizer cannot be copied; make another one, of the copied model's optimizer")
 
     def _split(self, groups):
         """Lists of parameters that are submitted together."""
@@ -187,7 +195,7 @@ class _Distributed:
                 self._delay[p] = self.backward_passes_per_step
                 added.append(p)
         self._places = Places(reversed(self._update))
-        if self._process_set.size() > 1:
+        if not self._alone:
             self._register(added)
             self._agree()
 
@@ -338,7 +346,7 @@ class _Distributed:
         For what must see reduced gradients before the step, such as clipping; call step() in skip_synchronize() then.
         Raises Error, after all have ended, if one failed, or was changed on its way (through .data, unseen)."""
         failure = None
-        if self._process_set.size() > 1:
+        if not self._alone:
             thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
             if thawed:
                 raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
@@ -512,10 +520,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     num_groups, groups: gradients that start together: a number of groups, or lists of parameters.
     sparse_as_dense: turn sparse gradients into dense ones first; else the rows that any rank has are summed, and a
         parameter's first gradient must be sparse on every rank or on none.
-    process_set: the ranks whose gradients are reduced together, this one among them.
+    process_set: the ranks whose gradients are reduced together; on a rank outside of it they are left alone.
 
     Collective: every rank must create it over the same names, in the same order, with the same options (but for groups);
-    Error on all its ranks if they differ.
+    Error on all its ranks if they differ.  A deep copy of it raises TypeError.
     Where only one rank runs, gradients are left alone.
     """
     reduction = _reduction(op, None)
