@@ -36,7 +36,8 @@ class _Exchange:
         self._submitted = threading.Event()
         # Rows of other shapes might have as many elements.
         shape = zlib.crc32(repr(tuple(tensor.shape[1:])).encode())
-        _allgather(torch.tensor([[shape, *given]], device="cpu"), name + ".splits", then=self._splits_known, process_set=process_set)
+        _allgather(torch.tensor([[shape, *given]], device="cpu"), name + ".splits", then=self._splits_known,
+                   process_set=process_set)
 
     def _splits_known(self, operation):
         try:

@@ -112,8 +112,8 @@ class SparseReduction:
             for stride in self._strides:
                 indices.append(rows // stride)
                 rows = rows % stride
-            self._result = torch.sparse_coo_tensor(torch.stack(indices), values, self._shape, device=values.device, is_coalesced=True,
-                                                   check_invariants=False)
+            self._result = torch.sparse_coo_tensor(torch.stack(indices), values, self._shape, device=values.device,
+                                                   is_coalesced=True, check_invariants=False)
         return self._result
 
     __call__ = wait  # Horovod's handle is called for the result
