@@ -193,6 +193,7 @@ static void tick(struct tly_hook *h)
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
+    tly_blame_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
         snprintf(c->doom, sizeof c->doom,
@@ -614,6 +615,7 @@ int tally_comm_close(tally_comm *c)
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
     char pace[400];
+    tly_blame_settle(c);
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);

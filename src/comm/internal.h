@@ -10,6 +10,7 @@
  *   local.c   the way through shared memory, and its pool
  *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
+ *   blame.c   whom the services find to keep the others waiting
  */
 #ifndef TLY_COMM_INTERNAL_H
 #define TLY_COMM_INTERNAL_H
@@ -234,6 +235,14 @@ struct stay {
     uint64_t came, went;
 };
 
+/* A service has found that a rank keeps the others waiting. */
+struct word {
+    uint32_t rank;
+    bool network;       /* is slow; else it computes longer */
+    int64_t at, window; /* awake clock; how long it had looked, 0: nothing has been said */
+    char text[300];
+};
+
 /* The connection to one summation service.  Owner: the loop. */
 struct peer {
     tally_comm *comm;
@@ -265,7 +274,8 @@ struct peer {
     int losses;                /* of the connection, lately */
     int64_t lost_at, retry_at; /* awake clock */
     uint64_t incarnation;
-    int slow;      /* the rank whose network it last said is slow, or -1 */
+    struct word word;
+    int64_t watched_at; /* awake clock: when it last had to do with what it judges ranks by; 0: never */
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
     struct stay flight;
@@ -285,6 +295,13 @@ struct pace {
     double held;
     bool told; /* the coordinator */
     int slow;  /* the machine that it takes for the cause; -1: none, or not said */
+};
+
+/* Services' words about who keeps the others waiting are counted.  Owner: the loop; awake clock. */
+struct blame {
+    int64_t since, until; /* 0: there is nothing to count */
+    int64_t repeat_s;     /* so long the same rank is not named again */
+    bool network;         /* whether that was the cause that was named last */
 };
 
 /* The oldest operation in shared memory.  Owner: the loop. */
@@ -373,6 +390,7 @@ struct tally_comm {
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
+    struct blame blame;
     uint32_t straggler; /* who was named last, */
     int64_t named_at;   /* and when, on the awake clock; 0: nobody */
     uint32_t reports_missing;
@@ -561,6 +579,13 @@ void tly_events_init(tally_comm *c);
 void tly_events_finish(tally_comm *c);
 void tly_events_close(tally_comm *c);
 void tly_events_op(tally_comm *c, struct tally_op *op);
+
+/* blame.c */
+/* A service says which rank the others wait for, and after how many ns of looking. */
+void tly_blame_heard(struct peer *peer, uint32_t rank, bool network, int64_t window, const char *text);
+/* Nothing more is waited for. */
+void tly_blame_settle(tally_comm *c);
+void tly_blame_tick(tally_comm *c);
 
 /* pace.c */
 int tly_pace_init(tally_comm *c); /* once the weights are known; -ENOMEM, sentence set */

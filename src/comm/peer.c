@@ -11,7 +11,6 @@
 
 enum {
     EXPLAIN_MS = 1500,
-    REPEAT_S = 60,
     PROMPT_MS = 1,
     NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
     NEWS_MS = 5,
@@ -88,6 +87,8 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     if (p->sent == p->start)
         tly_part_stamp(p, TLY_AT_FIRST);
     tly_peer_head(p, &out->frame);
+    if (p->op->kind == TALLY_PUSH_PULL && p->op->group->size == peer->comm->size && !p->op->patient)
+        peer->watched_at = peer->comm->loop.awake;
     uint32_t done = p->length;
     if (p->mark) {
         send_mark(p, out);
@@ -296,27 +297,16 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
         tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
 }
 
-/* A service says which rank the others wait for, step after step.  Several notice it; once is enough. */
 static void on_straggler(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
-    tally_comm *c = peer->comm;
     char text[TLY_SENTENCE];
     uint32_t rank = tly_read32(&r);
     bool network = tly_read32(&r);
+    uint64_t window = tly_read64(&r);
     tly_read_text(&r, text, sizeof text);
-    /* In what order a rank serves its connections may make it slow at one service, not at most of them. */
-    int agreed = 0;
-    peer->slow = network ? (int)rank : -1;
-    for (int i = 0; i < c->services; i++)
-        agreed += network && c->peers[i].slow == (int)rank;
-    if (network && 2 * agreed < c->sharing)
-        return;
-    if (c->named_at && rank == c->straggler && c->loop.awake - c->named_at < REPEAT_S * TLY_SEC)
-        return;
-    c->straggler = rank;
-    c->named_at = c->loop.awake;
-    tly_warn("comm", "%s", text);
+    if (!r.failed && window > 0 && window < INT64_MAX / 2)
+        tly_blame_heard(peer, rank, network, (int64_t)window, text);
 }
 
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
@@ -526,7 +516,6 @@ int tly_peer_connect(struct peer *p)
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
-    p->slow = -1;
     p->local = p->comm->params.shm && !p->never_local;
     return dial(p);
 }

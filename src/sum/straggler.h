@@ -29,7 +29,6 @@ struct tly_straggler {
     int64_t began, length; /* of the step; of the last one */
     uint32_t steps;        /* in this window */
     int64_t window_began;
-    uint32_t named, quiet, silence; /* who was named last; windows without a word: left, and next time */
 };
 
 struct tly_finding {

@@ -282,7 +282,7 @@ void tly_verdict_late(struct tly_service *s, struct round *r, const struct sessi
     free(w.data);
 }
 
-/* Once in a while, to the lowest rank alone: most services notice the same. */
+/* To the lowest rank alone, which hears of it from most services (src/comm/blame.c). */
 void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
 {
     char *text = s->held_up;
@@ -301,6 +301,7 @@ void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
                         : "it computes longer (its pushes begin late)");
     tly_write32(&w, f->rank);
     tly_write32(&w, f->network);
+    tly_write64(&w, (uint64_t)(f->steps * f->step_s * TLY_SEC));
     tly_write_text(&w, text);
     if (!w.failed)
         tly_session_post(s->by_rank[to], &status, w.data, w.len, NULL);

@@ -1,5 +1,5 @@
 """The split over machines that differ, on the emulated cluster: what crosses each link is what `tally plan` says, and
-who is slower than it said is named."""
+who is slower than it said is named, and why a rank keeps the others waiting."""
 
 import json
 import os
@@ -99,9 +99,9 @@ STEPS = """
 import array, os, time
 import tally
 tally.init()
-x = array.array("f", [0.0]) * 300000
+x = array.array("f", [0.0]) * int(os.environ["COUNT"])
 for step in range(45):
-    time.sleep(0.2 if os.environ["RANK"] == "2" else 0.05)
+    time.sleep(0.2 if os.environ["RANK"] == os.environ.get("LONGER") else 0.05)
     tally.push_pull(x, name="gradient")
 tally.shutdown()
 """
@@ -117,10 +117,30 @@ def test_who_computes_longer_is_named_at_the_end(said):
             [sys.executable, "-c", STEPS],
             hosts,
             timeout_s=2 * PATIENCE_S,
-            env={"TALLY_BANDWIDTH": said, "PYTHONPATH": str(BUILD / "python")},
+            env={"PYTHONPATH": str(BUILD / "python"), "COUNT": "300000", "LONGER": "2", "TALLY_BANDWIDTH": said},
         )
     assert done.ok, str(done)
     output = done.ranks[0].output
     assert re.search(r"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by rank 2$", output, re.MULTILINE), output
     assert "is slower than it said" not in output
     assert "rank 2 was the others' delay" in output and "it computes longer" in output
+
+
+@pytest.mark.parametrize("workers, tallyds", [(4, 2), (8, 0)])
+def test_a_rank_behind_a_slow_card_does_not_compute_longer(workers, tallyds):
+    """Its sums come late, too, so it begins late; what most services see says which is the cause."""
+    ranks, services = [f"w{i}" for i in range(workers)], [f"c{i}" for i in range(tallyds)]
+    hosts = [Host(h, rate="25mbit") if h == "w2" else h for h in ranks + services]
+    with Lab(hosts, rate="100mbit") as lab:
+        done = lab.job(
+            [sys.executable, "-c", STEPS],
+            ranks,
+            services,
+            tallyd(),
+            timeout_s=2 * PATIENCE_S,
+            env={"TALLY_MEASURE": "off", "COUNT": "100000", "PYTHONPATH": str(BUILD / "python")},
+        )
+    assert done.ok, str(done)
+    output = done.ranks[0].output
+    assert re.search("rank 2 was the others' delay in .*its network is slow", output), output
+    assert "computes longer" not in output
