@@ -279,6 +279,8 @@ struct peer {
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
     struct stay flight;
+    uint64_t flight_held; /* as the pace's, of what goes there */
+    double held;
     uint64_t waited, parts; /* us in all flights that count, and their parts */
 };
 
@@ -606,14 +608,18 @@ static inline void tly_pace_admitted(struct peer *p, uint32_t cost)
     if (p->comm->pace.predicted > 0) {
         uint64_t now = (uint64_t)tly_now() / 1000;
         p->comm->pace.flight_held -= cost * now;
+        p->flight_held -= cost * now;
         p->flight.us -= now;
         p->flight.came++;
     }
 }
-static inline void tly_pace_accepted(tally_comm *c, uint64_t bytes)
+static inline void tly_pace_accepted(struct peer *p, uint64_t bytes)
 {
-    if (c->pace.predicted > 0)
-        c->pace.flight_held += bytes * ((uint64_t)tly_now() / 1000);
+    if (p->comm->pace.predicted > 0) {
+        uint64_t more = bytes * ((uint64_t)tly_now() / 1000);
+        p->comm->pace.flight_held += more;
+        p->flight_held += more;
+    }
 }
 static inline void tly_pace_landed(struct peer *p)
 {

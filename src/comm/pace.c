@@ -4,11 +4,12 @@
  * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.
  *
  * When they take much longer than predicted, each rank tells the coordinator once how long they took, how full its credit
- * was on average, and which service's parts took by far the longest, if one's did.  A card that is slower than the plan
- * has it shows so: the ranks behind it have their credit handed over all the time, while the others wait for them with
- * theirs given back; a service behind it keeps all ranks' alike, and their parts.  (So does a rank that computes longer,
- * but its flights are shorter than the others', who wait for it in theirs.)  The coordinator compares
- * (src/join/coordinator.c, judge) and tells all. */
+ * was on average, and which service's parts took by far the longest, if one's did, else where by far most of its credit
+ * lay.  A card that is slower than the plan has it shows so: the ranks behind it have their credit handed over all the
+ * time, while the others wait for them with theirs given back; a service behind it keeps all ranks' alike, and their
+ * parts.  (So does a rank that computes longer, but its flights are shorter than the others', who wait for it in theirs.)
+ * Without tallyd the card is a rank's and a service's: all parts wait for that rank's pushes, and the others' credit lies
+ * at that service.  The coordinator compares (src/join/coordinator.c, judge) and tells all. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -65,14 +66,18 @@ double tly_pace_reached(const tally_comm *c)
 static void tell(tally_comm *c)
 {
     struct pace *p = &c->pace;
-    double wait[TLY_MAX_SERVICES];
+    double wait[TLY_MAX_SERVICES], lies[TLY_MAX_SERVICES];
     for (int i = 0; i < c->services; i++) {
         const struct peer *peer = &c->peers[i];
-        wait[i] = peer->parts >= LEAST_PARTS ? (double)peer->waited / (double)peer->parts : -1;
+        bool enough = peer->parts >= LEAST_PARTS;
+        wait[i] = enough ? (double)peer->waited / (double)peer->parts : -1;
+        lies[i] = enough && c->weight[i] > 0 ? peer->held / c->weight[i] : -1; /* it sends in proportion */
     }
     double took = (double)p->ns / (double)predicted_ns(p, p->bytes);
     double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
     int who = tly_plan_standout(c->services, wait);
+    if (who < 0) /* all parts wait for the same machine's pushes, too */
+        who = tly_plan_standout(c->services, lies);
     p->told = true;
     tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(took, 1e6) * 1000),
                          (uint32_t)(fmin(held, 1) * 1000), who < 0 ? TLY_NO_SERVICE : (uint32_t)who);
@@ -116,8 +121,11 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
         p->flight_held = -(c->in_flight * ((uint64_t)p->since / 1000));
         p->flight = 0;
         p->counts = true;
-        for (int i = 0; i < c->services; i++)
-            c->peers[i].flight = (struct stay){0};
+        for (int i = 0; i < c->services; i++) {
+            struct peer *peer = &c->peers[i];
+            peer->flight = (struct stay){0};
+            peer->flight_held = -(peer->in_flight * ((uint64_t)p->since / 1000));
+        }
     }
     p->flight += op->bytes;
     p->counts &= op->kind == TALLY_PUSH_PULL && op->group->size == c->size && !op->mark;
@@ -136,6 +144,7 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
     p->held += (double)(p->flight_held + c->in_flight * ((uint64_t)now / 1000));
     for (int i = 0; i < c->services; i++) {
         struct peer *peer = &c->peers[i];
+        peer->held += (double)(peer->flight_held + peer->in_flight * ((uint64_t)now / 1000));
         if (peer->flight.came != peer->flight.went) /* some were asked for again */
             continue;
         peer->waited += peer->flight.us;

@@ -77,7 +77,7 @@ static void land(struct peer *peer, uint64_t bytes)
 {
     tally_comm *c = peer->comm;
     bytes = bytes < peer->in_flight ? bytes : peer->in_flight;
-    tly_pace_accepted(c, bytes);
+    tly_pace_accepted(peer, bytes);
     peer->in_flight -= bytes;
     c->in_flight -= bytes;
 }

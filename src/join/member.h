@@ -91,7 +91,8 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
 /* A rank leaves the job; a tallyd leaves the split. */
 void tly_member_goodbye(struct tly_member *m);
 /* The job goes slower than predicted in this epoch: how long it took, in thousandths of the time predicted; how full our credit
- * was on average, in thousandths; and the service whose parts take longest by far, or TLY_NO_SERVICE. */
+ * was on average, in thousandths; and the service whose parts take longest by far, or that keeps most of it by far, or
+ * TLY_NO_SERVICE. */
 void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
                           uint32_t service);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */

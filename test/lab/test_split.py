@@ -66,20 +66,17 @@ def test_bytes_on_every_link_of_unequal_machines():
             assert 0.985 * due < measured < 1.08 * due, f"{host} {way} {measured} bytes, the plan says {due:.0f}"
 
 
-@pytest.mark.parametrize("ranks_per_host", [1, 2])
-@pytest.mark.parametrize("slow", ["c1", "w2", "w0"])
-def test_who_is_slower_than_it_said_is_named(slow, ranks_per_host, tmp_path):
+def name_who_is_slower(slow, workers, tallyds, ranks_per_host, tmp_path):
     """One card carries a quarter of what its machine says; what that does to the others names it, however busy the
     test's own machine is."""
     name = r"tallyd [01] on c1" if slow == "c1" else rf"the machine of rank {int(slow[1]) * ranks_per_host} \({slow}\)"
     tensors = tmp_path / "list"
     tensors.write_text("1500000 x\n", encoding="ascii")
-    hosts = [Host(h, rate="25mbit") if h == slow else h for h in ("w0", "w1", "w2", "w3", "c0", "c1")]
-    with Lab(hosts, rate="100mbit") as lab:
+    with Lab([Host(h, rate="25mbit") if h == slow else h for h in workers + tallyds], rate="100mbit") as lab:
         done = lab.job(
             [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "2", "0", str(tensors)],
-            ["w0", "w1", "w2", "w3"],
-            ["c0", "c1"],
+            workers,
+            tallyds,
             tallyd(),
             ranks_per_host,
             env={"TALLY_PART_BYTES": "48K", "TALLY_FRAGMENT_BYTES": "24K", "TALLY_BANDWIDTH": "100M"},
@@ -93,6 +90,19 @@ def test_who_is_slower_than_it_said_is_named(slow, ranks_per_host, tmp_path):
     assert re.search(rf"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by {name}", said), said
     for rank in done.ranks[1:]:
         assert "is slower than it said" not in rank.output, "said once"
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+@pytest.mark.parametrize("slow", ["c1", "w2", "w0"])
+def test_who_is_slower_than_it_said_is_named(slow, ranks_per_host, tmp_path):
+    name_who_is_slower(slow, ["w0", "w1", "w2", "w3"], ["c0", "c1"], ranks_per_host, tmp_path)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("slow", ["w2", "w0"])
+def test_who_is_slower_than_it_said_is_named_without_tallyd(slow, workers, tmp_path):
+    """Its rank and its service hold up all alike: what tells is at whose service the others' credit lies."""
+    name_who_is_slower(slow, [f"w{i}" for i in range(workers)], [], 1, tmp_path)
 
 
 STEPS = """
