@@ -590,13 +590,15 @@ void tly_blame_settle(tally_comm *c);
 void tly_blame_tick(tally_comm *c);
 
 /* pace.c */
-int tly_pace_init(tally_comm *c); /* once the weights are known; -ENOMEM, sentence set */
+int tly_pace_init(tally_comm *c); /* of each epoch, once its weights are known; -ENOMEM, sentence set */
 void tly_pace_finish(tally_comm *c);
 /* The coordinator has heard all ranks: the machine that holds the job up. */
 void tly_pace_judged(void *user, uint32_t machine);
 /* An operation has been put into active_ops, has been taken out. */
 void tly_pace_enters(tally_comm *c, const struct tally_op *op);
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
+/* The service that seems to hold us up, or -1. */
+int tly_pace_suspect(const tally_comm *c);
 /* Seconds for a byte over the flights that count; 0: too few. */
 double tly_pace_reached(const tally_comm *c);
 /* "; at best ..." for the line at the start, "; large tensors at ..." for that at the end; or "". */

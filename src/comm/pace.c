@@ -33,6 +33,11 @@ int tly_pace_init(tally_comm *c)
     *p = (struct pace){.slow = -1, .machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
     if (!p->machine)
         return tly_fail(ENOMEM, "out of memory");
+    for (int i = 0; i < c->services; i++) {
+        struct peer *peer = &c->peers[i];
+        peer->waited = peer->parts = 0;
+        peer->held = 0;
+    }
     tly_roster_machines(&c->member.roster, p->machine);
     double cost = tly_plan_cost(c->services, p->machine, c->weight, NULL);
     p->predicted = isnan(cost) ? 0 : cost;
@@ -62,22 +67,27 @@ double tly_pace_reached(const tally_comm *c)
     return enough ? (double)p->ns / (double)TLY_SEC / (double)p->bytes : 0;
 }
 
+int tly_pace_suspect(const tally_comm *c)
+{
+    double wait[TLY_MAX_SERVICES], lies[TLY_MAX_SERVICES];
+    for (int i = 0; i < c->services; i++) {
+        const struct peer *peer = &c->peers[i];
+        bool enough = peer->parts >= LEAST_PARTS && c->weight[i] > 0; /* else it has left */
+        wait[i] = enough ? (double)peer->waited / (double)peer->parts : -1;
+        lies[i] = enough ? peer->held / c->weight[i] : -1; /* it sends in proportion */
+    }
+    int who = tly_plan_standout(c->services, wait);
+    /* Else all parts wait for the same machine's pushes, too. */
+    return who < 0 ? tly_plan_standout(c->services, lies) : who;
+}
+
 /* How it has gone here, to the coordinator. */
 static void tell(tally_comm *c)
 {
     struct pace *p = &c->pace;
-    double wait[TLY_MAX_SERVICES], lies[TLY_MAX_SERVICES];
-    for (int i = 0; i < c->services; i++) {
-        const struct peer *peer = &c->peers[i];
-        bool enough = peer->parts >= LEAST_PARTS;
-        wait[i] = enough ? (double)peer->waited / (double)peer->parts : -1;
-        lies[i] = enough && c->weight[i] > 0 ? peer->held / c->weight[i] : -1; /* it sends in proportion */
-    }
     double took = (double)p->ns / (double)predicted_ns(p, p->bytes);
     double held = p->held * 1000 / (double)p->ns / (double)c->credit_bytes;
-    int who = tly_plan_standout(c->services, wait);
-    if (who < 0) /* all parts wait for the same machine's pushes, too */
-        who = tly_plan_standout(c->services, lies);
+    int who = tly_pace_suspect(c);
     p->told = true;
     tly_member_tell_pace(&c->member, c->epoch->number, (uint32_t)(fmin(took, 1e6) * 1000),
                          (uint32_t)(fmin(held, 1) * 1000), who < 0 ? TLY_NO_SERVICE : (uint32_t)who);

@@ -38,9 +38,73 @@ static void test_where_it_is_much(void **state)
     assert_non_null(strstr(line(8 / 1.21), "faster"));
 }
 
+enum { SERVICES = 3 };
+
+/* Parts take 1 ms at each service, at one of them 5; at another most of the credit lies. */
+static tally_comm *held_up(struct peer peers[SERVICES], uint32_t weight[SERVICES], int slow, int full)
+{
+    tally_comm *c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    c->services = SERVICES;
+    c->peers = peers;
+    c->weight = weight;
+    for (int i = 0; i < SERVICES; i++) {
+        peers[i] =
+            (struct peer){.parts = 10, .waited = i == slow ? 50000 : 10000, .held = i == full ? 1e9 : 1e8};
+        weight[i] = 1;
+    }
+    return c;
+}
+
+static void test_which_service_holds_us_up(void **state)
+{
+    struct peer peers[SERVICES];
+    uint32_t weight[SERVICES];
+    tally_comm *c = held_up(peers, weight, 2, 1);
+    assert_int_equal(tly_pace_suspect(c), 2);
+    free(c);
+    c = held_up(peers, weight, -1, 1); /* no part takes long */
+    assert_int_equal(tly_pace_suspect(c), 1);
+    weight[1] = 10; /* it has so much more to sum */
+    assert_int_equal(tly_pace_suspect(c), -1);
+    free(c);
+    c = held_up(peers, weight, -1, -1);
+    assert_int_equal(tly_pace_suspect(c), -1);
+    free(c);
+}
+
+static void test_who_has_left_the_split_is_not_suspected(void **state)
+{
+    struct peer peers[SERVICES];
+    uint32_t weight[SERVICES];
+    tally_comm *c = held_up(peers, weight, 2, 2);
+    weight[2] = 0;
+    assert_int_equal(tly_pace_suspect(c), -1);
+    free(c);
+}
+
+static void test_figures_are_of_one_epoch(void **state)
+{
+    struct peer peers[SERVICES];
+    uint32_t weight[SERVICES];
+    tally_comm *c = held_up(peers, weight, 2, 1);
+    struct tly_roster_service service[SERVICES] = {0};
+    c->member.roster.services = service;
+    c->member.roster.service_count = SERVICES;
+    assert_int_equal(tly_pace_init(c), 0);
+    for (int i = 0; i < SERVICES; i++)
+        assert_true(peers[i].parts == 0 && peers[i].waited == 0 && peers[i].held == 0);
+    assert_int_equal(tly_pace_suspect(c), -1);
+    tly_pace_finish(c);
+    free(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_last_line),
-                                       cmocka_unit_test(test_where_it_is_much)};
+                                       cmocka_unit_test(test_where_it_is_much),
+                                       cmocka_unit_test(test_which_service_holds_us_up),
+                                       cmocka_unit_test(test_who_has_left_the_split_is_not_suspected),
+                                       cmocka_unit_test(test_figures_are_of_one_epoch)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
