@@ -183,7 +183,7 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         return;
     double ratio = p->predicted / reached;
     if (ratio > FAST)
-        snprintf(who, sizeof who, ", cards are faster than they said");
+        snprintf(who, sizeof who, ", cards are faster than was said or measured");
     else if (ratio < SLOW && p->slow >= 0) {
         snprintf(who, sizeof who, ", held up by ");
         machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));

@@ -26,6 +26,8 @@ static void test_the_last_line(void **state)
     assert_string_equal(line(8), "; large tensors at 8 s for 1 GB, 1 Gbit/s (predicted 8 s, 1 Gbit/s)");
     assert_string_equal(line(10), "; large tensors at 10 s for 1 GB, 0.8 Gbit/s (predicted 8 s, 1 Gbit/s), "
                                   "by which machine is not known");
+    assert_string_equal(line(5), "; large tensors at 5 s for 1 GB, 1.6 Gbit/s (predicted 8 s, 1 Gbit/s), "
+                                 "cards are faster than was said or measured");
     assert_string_equal(line(0), "");
 }
 
