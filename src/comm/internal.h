@@ -276,7 +276,7 @@ struct peer {
     uint64_t incarnation;
     struct word word;
     int64_t watched_at; /* awake clock: when it last had to do with what it judges ranks by; 0: never */
-    bool reported; /* answer to tally_comm_report */
+    bool reported;      /* answer to tally_comm_report */
     uint64_t report[7];
     struct stay flight;
     uint64_t flight_held; /* as the pace's, of what goes there */

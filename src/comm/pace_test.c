@@ -103,10 +103,10 @@ static void test_figures_are_of_one_epoch(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_last_line),
-                                       cmocka_unit_test(test_where_it_is_much),
-                                       cmocka_unit_test(test_which_service_holds_us_up),
-                                       cmocka_unit_test(test_who_has_left_the_split_is_not_suspected),
-                                       cmocka_unit_test(test_figures_are_of_one_epoch)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_last_line), cmocka_unit_test(test_where_it_is_much),
+        cmocka_unit_test(test_which_service_holds_us_up),
+        cmocka_unit_test(test_who_has_left_the_split_is_not_suspected),
+        cmocka_unit_test(test_figures_are_of_one_epoch)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

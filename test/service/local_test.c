@@ -355,7 +355,8 @@ static int full_pool(int rank, void *arg)
 
 static void test_full_pool(void **state)
 {
-    static const struct pool_way ways[] = {{6, true}, {6, false}, {60, true}}; /* 60: more than are looked at */
+    static const struct pool_way ways[] = {
+        {6, true}, {6, false}, {60, true}}; /* 60: more than are looked at */
     for (int i = 0; i < 3; i++) {
         struct pool_way way = ways[i];
         struct job j = {.ranks = i < 2 ? 3 : 2,
