@@ -13,7 +13,10 @@ if [ "${1:-}" = --fix ]; then
 fi
 status=0
 sources '*.c' '*.h' | xargs clang-format --dry-run --Werror --style=file || status=1
-# clang-tidy reads build/meson/compile_commands.json; GCC's options that clang lacks are no finding.
-sources 'src/*.c' ':!*_test.c' | xargs -n 8 -P "$(nproc)" clang-tidy -p build/meson --quiet --warnings-as-errors='*' \
+# clang-tidy reads what Meson wrote, less the option that clang rejects; GCC's others that it lacks are no finding.
+commands=$(mktemp -d)
+trap 'rm -rf "$commands"' EXIT
+sed 's/ -mmemset-strategy=[^ "]*//g' build/meson/compile_commands.json >"$commands/compile_commands.json"
+sources 'src/*.c' ':!*_test.c' | xargs -n 8 -P "$(nproc)" clang-tidy -p "$commands" --quiet --warnings-as-errors='*' \
     --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-optimization-argument 2>/dev/null || status=1
 exit $status

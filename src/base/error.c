@@ -7,7 +7,7 @@
 
 static _Thread_local char sentence[TLY_SENTENCE];
 
-int tly_fail(int err, const char *format, ...)
+int(tly_fail)(int err, const char *format, ...)
 {
     char text[TLY_SENTENCE]; /* the arguments may include the old sentence */
     va_list args;

@@ -20,6 +20,9 @@ int tly_cli_misuse(const char *command, const char *format, ...) __attribute__((
 
 /* Print "tally COMMAND: message" on standard error and return CLI_FAILED. */
 int tly_cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#ifdef __clang_analyzer__ /* see base/error.h */
+#define tly_cli_fail(...) (tly_cli_fail(__VA_ARGS__), CLI_FAILED)
+#endif
 
 /* Digits, and nothing but digits, from lowest to highest, as a number; -1 for anything else. */
 long tly_cli_number(const char *text, long lowest, long highest);

@@ -31,7 +31,7 @@ int tly_cli_misuse(const char *command, const char *format, ...)
     return CLI_USAGE;
 }
 
-int tly_cli_fail(const char *command, const char *format, ...)
+int(tly_cli_fail)(const char *command, const char *format, ...)
 {
     va_list args;
     va_start(args, format);

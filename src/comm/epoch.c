@@ -135,6 +135,7 @@ static void drop_keep(tally_comm *c, struct keep *k)
         k->from->unasked -= sizeof *k;
     tly_pool_give(&c->copies, k->data, k->length);
     free(k->verdict);
+    k->verdict = NULL;
     tly_list_append(&c->spare_keeps, &k->node);
 }
 
@@ -697,11 +698,8 @@ void tly_epoch_finish(tally_comm *c)
     drop_promises(&c->promising);
     for (int i = 0; i < c->services; i++)
         drop_keeps(&c->peers[i]);
-    while (!tly_list_empty(&c->spare_keeps)) {
-        struct keep *k = tly_list_entry(c->spare_keeps.next, struct keep, node);
-        tly_list_remove(&k->node);
-        free(k);
-    }
+    while (!tly_list_empty(&c->spare_keeps))
+        free(tly_list_entry(tly_list_take(&c->spare_keeps), struct keep, node));
     tly_pool_trim(&c->copies);
     tly_epoch_unref(c->epoch);
     c->epoch = NULL;

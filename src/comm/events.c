@@ -79,11 +79,8 @@ void tly_events_finish(tally_comm *c)
         tly_list_remove(&op->event);
         tly_op_unref(op);
     }
-    while (!tly_list_empty(&c->logs)) {
-        struct log_line *line = tly_list_entry(c->logs.next, struct log_line, node);
-        tly_list_remove(&line->node);
-        free(line);
-    }
+    while (!tly_list_empty(&c->logs))
+        free(tly_list_entry(tly_list_take(&c->logs), struct log_line, node));
     pthread_cond_destroy(&c->events_more);
     pthread_mutex_destroy(&c->events_lock);
 }

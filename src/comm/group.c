@@ -32,7 +32,7 @@ int tly_group_begin(tally_comm *c)
     g->comm = c;
     g->rank = c->rank;
     g->size = c->size;
-    g->ranks = malloc((size_t)c->size * sizeof *g->ranks);
+    g->ranks = calloc((size_t)c->size, sizeof *g->ranks);
     if (!g->ranks)
         return tly_fail(ENOMEM, "out of memory");
     for (int i = 0; i < c->size; i++)

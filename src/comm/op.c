@@ -469,7 +469,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc; and the compiler must not make it
      * one, nor a slow string instruction. */
     size_t size = sizeof *op;
-    __asm__("" : "+r"(op), "+r"(size));
+    __asm__("" : "+r"(size));
     memset(op, 0, size);
     atomic_init(&op->references, 2);
     op->generation = c->generation;
@@ -762,7 +762,7 @@ static int exchange(tally_comm *c, struct request *r, const struct tally_options
     if (err)
         return err;
     if ((given && !r->input) || (taken && !r->output))
-        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)(given + taken));
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)given + taken);
     r->count = given > taken ? given : taken;
     return submit(c, r, o, op);
 }

@@ -149,12 +149,13 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
         predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
         return;
     int64_t now = tly_now();
+    uint64_t us = (uint64_t)now / 1000;
     p->bytes += p->flight;
     p->ns += now - p->since;
-    p->held += (double)(p->flight_held + c->in_flight * ((uint64_t)now / 1000));
+    p->held += (double)(p->flight_held + c->in_flight * us);
     for (int i = 0; i < c->services; i++) {
         struct peer *peer = &c->peers[i];
-        peer->held += (double)(peer->flight_held + peer->in_flight * ((uint64_t)now / 1000));
+        peer->held += (double)(peer->flight_held + peer->in_flight * us);
         if (peer->flight.came != peer->flight.went) /* some were asked for again */
             continue;
         peer->waited += peer->flight.us;

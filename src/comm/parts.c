@@ -262,7 +262,7 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
 int tly_parts_gather(tally_comm *c, struct tally_op *op)
 {
     const struct tally_group *g = op->group;
-    uint64_t row = op->bytes, parts = 1, total = 0;
+    uint64_t row, parts = 1, total = 0;
     if (op->first_dim > 0)
         row = op->bytes / (uint64_t)op->first_dim;
     else {

@@ -802,7 +802,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         pthread_join(c->thread, NULL);
     }
     while (!tly_list_empty(&c->members))
-        drop(tly_list_entry(c->members.next, struct member, node));
+        drop(tly_list_entry(tly_list_take(&c->members), struct member, node));
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);

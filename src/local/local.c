@@ -671,8 +671,7 @@ void tly_local_unref(struct tly_local *l)
     if (!l || atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1)
         return;
     while (!tly_list_empty(&l->idle)) {
-        struct tly_round *r = tly_list_entry(l->idle.next, struct tly_round, node);
-        tly_list_remove(&r->node);
+        struct tly_round *r = tly_list_entry(tly_list_take(&l->idle), struct tly_round, node);
         free(r->data);
         free(r);
     }

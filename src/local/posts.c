@@ -408,10 +408,11 @@ bool tly_posts_read(struct tly_local *l)
     bool any = false, lost = false;
     if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
         return false; /* nobody minds any more what we have not read */
+    const uint32_t count = l->count;
     uint8_t left[TLY_LOCAL_RANKS];
-    for (uint32_t i = 0; i < l->count; i++) /* before the rings: what was posted before is read then */
+    for (uint32_t i = 0; i < count; i++) /* before the rings: what was posted before is read then */
         left[i] = (uint8_t)atomic_load_explicit(&l->at[i].control->left, memory_order_acquire);
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         if (i == l->me)
             continue;
         any |= read_ring(l, i);

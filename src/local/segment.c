@@ -133,14 +133,14 @@ static int too_much(uint64_t bytes)
 }
 
 /* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before.  Not each time for a little.
- * Asked for `bytes` more; of the `whole` that the user wants `had` are there. */
-static int ask_cgroup(uint64_t bytes, uint64_t had, uint64_t whole)
+ * Asked for `more`; of the `whole` that the user wants `had` are there. */
+static int ask_cgroup(uint64_t more, uint64_t had, uint64_t whole)
 {
     static atomic_ullong unasked;
-    if (atomic_fetch_add(&unasked, bytes) + bytes < UNASKED)
+    if (atomic_fetch_add(&unasked, more) + more < UNASKED)
         return 0;
     uint64_t room = tly_topo_memory("");
-    if (room >= MARGIN && bytes <= room - MARGIN) {
+    if (room >= MARGIN && more <= room - MARGIN) {
         atomic_store(&unasked, 0);
         return 0;
     }
@@ -246,11 +246,8 @@ void tly_segment_unref(struct tly_segment *s)
     pthread_mutex_lock(&lock);
     tly_list_remove(&s->node);
     pthread_mutex_unlock(&lock);
-    while (!tly_list_empty(&s->blocks)) {
-        struct block *b = tly_list_entry(s->blocks.next, struct block, node);
-        tly_list_remove(&b->node);
-        free(b);
-    }
+    while (!tly_list_empty(&s->blocks))
+        free(tly_list_entry(tly_list_take(&s->blocks), struct block, node));
     tly_segment_unmap(s->base, s->bytes);
     tly_fd_close(s->fd);
     free(s);

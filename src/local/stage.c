@@ -12,6 +12,7 @@
  * A rank has memory for some windows only, and a round with a window here may wait for a rank where it has none.  So that
  * ranks never wait for each other in a circle, the lowest one elects one round after the other, each once the one before
  * has ended there (what is then left of that elsewhere needs nobody), and each rank keeps a window for the elected. */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -327,10 +328,12 @@ static bool take_out(struct tly_local *l, struct tly_round *r)
     if (!can_take_out(l, r))
         return false;
     uint32_t block = r->copied;
-    if (owner_of(l, r, block) != l->me && !is_pooled(&r->posts[l->me]))
+    if (owner_of(l, r, block) != l->me && !is_pooled(&r->posts[l->me])) {
+        assert(r->op->borrowed); /* it has put that block in */
         memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
                (const uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
                length_of(r, block));
+    }
     r->copied++;
     return true;
 }

@@ -4,6 +4,7 @@
  * Pairs would not do: of two cards the slower shows, so the fastest of all could never show more than the second one
  * has.  But that is the one which matters, a spare machine with a card of its own class, on which most sums go.  So each
  * card that is wanted stands once in the middle of a group, and all others of the group stream to it and it to them. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -38,6 +39,7 @@ static int find_fastest(int count, const double *rate, const int *middle)
 void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int round, int *middle)
 {
     int rounds = tly_plan_measure_rounds(count, wanted), n = count_wanted(count, wanted);
+    assert(round < rounds && round >= 0);
     int from = (int)((int64_t)n * round / rounds), to = (int)((int64_t)n * (round + 1) / rounds);
     struct {
         int middle, size;

@@ -78,7 +78,7 @@ uint32_t tly_plan_part_bytes(double bandwidth)
     double bytes = bandwidth > 0 ? bandwidth * 0.5e-3 : MOST;
     if (bytes < LEAST)
         return LEAST;
-    return bytes < MOST ? (uint32_t)(bytes + STEP / 2) / STEP * STEP : MOST;
+    return bytes < MOST ? ((uint32_t)bytes + STEP / 2) / STEP * STEP : MOST;
 }
 
 enum { BLOCK = 64, FEWEST = 16 };

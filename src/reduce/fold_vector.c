@@ -407,7 +407,8 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
     size_t lanes = TLY_VECTOR / (half ? sizeof(float) : from);
     const void *part[TLY_FOLD_MAX];
 
-    assert(f->n >= 1 && f->n <= TLY_FOLD_MAX);
+    const int n = f->n;
+    assert(n >= 1 && n <= TLY_FOLD_MAX);
     if (count < lanes || (f->from >= TLY_S8 && (f->prescale != 1 || f->divisor != 1 || f->postscale != 1))) {
         tly_fold_scalar(f, in, out, count);
         return;
@@ -429,12 +430,12 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
 
     if (head > 0)
         tly_fold_scalar(f, in, out, head);
-    for (int j = 0; j < f->n; j++)
+    for (int j = 0; j < n; j++)
         part[j] = (const unsigned char *)in[j] + head * from;
     whole(f, part, (unsigned char *)out + head * to, body);
     if (head + body == count)
         return;
-    for (int j = 0; j < f->n; j++)
+    for (int j = 0; j < n; j++)
         part[j] = (const unsigned char *)part[j] + body * from;
     tly_fold_scalar(f, part, (unsigned char *)out + (head + body) * to, count - head - body);
 }

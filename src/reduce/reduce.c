@@ -362,6 +362,7 @@ static inline __attribute__((always_inline)) void sum_run(int n, const void *con
 
 static void sum_few(int n, const void *const input[], void *output, size_t count)
 {
+    assert(n >= 1);
     if (count == FEW)
         sum_run(n, input, output, 0, FEW);
     else

@@ -169,10 +169,7 @@ int tly_members_begin(struct tly_service *s, const struct tly_roster *roster)
 
 void tly_members_finish(struct tly_service *s)
 {
-    while (!tly_list_empty(&s->lists)) {
-        struct members *m = tly_list_entry(s->lists.next, struct members, node);
-        tly_list_remove(&m->node);
-        destroy(m);
-    }
+    while (!tly_list_empty(&s->lists))
+        destroy(tly_list_entry(tly_list_take(&s->lists), struct members, node));
     tly_map_finish(&s->pairs);
 }

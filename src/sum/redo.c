@@ -205,7 +205,7 @@ void tly_redo_done(struct session *p, const struct tly_frame *f)
     if ((f->flags & TLY_RESUMED) && !all)
         tly_outbox_lose(&p->outbox); /* no memory: over another connection its rank says it again */
     /* The rank has these, or wants them no longer. */
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; all && i < count; i++) {
         if (all[i]->complete)
             tly_round_has_answer(s, all[i], p->rank);
         else {

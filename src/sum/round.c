@@ -919,7 +919,7 @@ bool tly_round_reserve(struct session *p)
     struct round **ring = malloc(room * sizeof *ring);
     if (!ring)
         return false;
-    for (uint64_t i = p->stable; i < p->delivered; i++)
+    for (uint64_t i = p->stable; p->ring_room && i < p->delivered; i++)
         ring[i % room] = p->deliveries[i % p->ring_room];
     free(p->deliveries);
     p->deliveries = ring;

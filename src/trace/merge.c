@@ -18,6 +18,7 @@
  * so the one that has the other end of it is meant. */
 #include "trace/timeline.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -224,6 +225,7 @@ int tly_timeline_merge(struct tly_timeline *t, int64_t *slack, size_t *which, ch
     int err = tly_timeline_check(t, which, why, why_len);
     if (err)
         return err;
+    assert(t->count > 0);
     for (size_t i = 0; i < t->count; i++)
         if (!t->processes[i].service && t->processes[i].index == 0)
             first = i;

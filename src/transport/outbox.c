@@ -57,8 +57,7 @@ bool tly_outbox_next(struct tly_outbox *o, struct tly_outgoing *out, void **tag)
     }
     if (tly_list_empty(&o->letters))
         return false;
-    struct letter *l = tly_list_entry(o->letters.next, struct letter, node);
-    tly_list_remove(&l->node);
+    struct letter *l = tly_list_entry(tly_list_take(&o->letters), struct letter, node);
     o->bytes -= sizeof *l + l->frame.payload;
     *out = (struct tly_outgoing){.frame = l->frame, .payload = l->data, .owned = l->data};
     if (tag)

@@ -22,10 +22,10 @@ void tly_context_init(struct tly_context *c)
 }
 
 /* Of a whole header in which the check is 0. */
-static void write_check(uint8_t out[CHECK_BYTES], const uint8_t header[TLY_FRAME_BYTES],
+static void write_check(uint8_t check[CHECK_BYTES], const uint8_t header[TLY_FRAME_BYTES],
                         const uint8_t key[TLY_FRAME_KEY_BYTES])
 {
-    crypto_shorthash(out, header, TLY_FRAME_BYTES, key);
+    crypto_shorthash(check, header, TLY_FRAME_BYTES, key);
 }
 
 uint32_t tly_frame_encode(const struct tly_frame *f, const uint8_t key[TLY_FRAME_KEY_BYTES],

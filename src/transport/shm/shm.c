@@ -283,7 +283,7 @@ void tly_shm_close(struct tly_shm *s)
 {
     end_coming(s);
     while (!tly_list_empty(&s->lent)) {
-        struct tly_loan *loan = tly_list_entry(s->lent.next, struct tly_loan, node);
+        struct tly_loan *loan = tly_list_entry(tly_list_take(&s->lent), struct tly_loan, node);
         take_off(s, loan);
         move(loan, NULL);
         unref(loan);
@@ -595,9 +595,8 @@ bool tly_shm_next_return(struct tly_shm *s, uint64_t *id)
 {
     if (tly_list_empty(&s->returns))
         return false;
-    struct tly_loan *loan = tly_list_entry(s->returns.next, struct tly_loan, node);
+    struct tly_loan *loan = tly_list_entry(tly_list_take(&s->returns), struct tly_loan, node);
     *id = loan->id;
-    tly_list_remove(&loan->node);
     unref(loan);
     return true;
 }

@@ -209,10 +209,11 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
 int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
                        struct tly_listener **out)
 {
-    struct sockaddr_storage a = {0};
+    struct sockaddr_storage a;
     socklen_t len = sizeof a;
     struct tly_listener *l = NULL;
     int err;
+    memset(&a, 0, sizeof a);
     if (getsockname(fd, (struct sockaddr *)&a, &len) < 0 || !(l = calloc(1, sizeof *l))) {
         err = tly_fail(ENOMEM, "out of memory");
         goto fail;
