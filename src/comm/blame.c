@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
-enum { REPEAT_S = 60, MOST_REPEAT_S = 1 << 20, LEAST_HOLD_MS = 100 };
+enum { REPEAT_S = 60, MOST_REPEAT_S = 1 << 20, LEAST_HOLD_MS = 100, MOST_HOLD_MS = 600000 };
 
 /* Words about a rank that belong together: none is older than half a window was at the first. */
 struct count {
@@ -51,7 +51,6 @@ static void name(tally_comm *c, uint32_t rank, bool network)
     if (again && c->loop.awake - c->named_at < b->repeat_s * TLY_SEC)
         return;
     b->repeat_s = !again ? REPEAT_S : b->repeat_s < MOST_REPEAT_S ? 2 * b->repeat_s : b->repeat_s;
-    b->network = network;
     c->straggler = rank;
     c->named_at = c->loop.awake;
     tly_warn("comm", "%s", text);
@@ -70,9 +69,10 @@ void tly_blame_heard(struct peer *peer, uint32_t rank, bool network, int64_t win
     peer->word = (struct word){.rank = rank, .network = network, .at = c->loop.awake, .window = window};
     snprintf(peer->word.text, sizeof peer->word.text, "%s", text);
     if (!b->since) {
+        int64_t least = LEAST_HOLD_MS * TLY_MS, most = MOST_HOLD_MS * TLY_MS;
         int64_t hold = window / 20; /* a step and a half */
         b->since = c->loop.awake;
-        b->until = c->loop.awake + (hold > LEAST_HOLD_MS * TLY_MS ? hold : LEAST_HOLD_MS * TLY_MS);
+        b->until = c->loop.awake + (hold < least ? least : hold < most ? hold : most);
     }
     struct count n = count(c, rank, window);
     if (is_clear(&n))

@@ -303,7 +303,6 @@ struct pace {
 struct blame {
     int64_t since, until; /* 0: there is nothing to count */
     int64_t repeat_s;     /* so long the same rank is not named again */
-    bool network;         /* whether that was the cause that was named last */
 };
 
 /* The oldest operation in shared memory.  Owner: the loop. */

@@ -228,7 +228,7 @@ static hwloc_obj_t choose(int home, int index)
         return NULL;
     int cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE), usable = 0;
     hwloc_obj_t first = first_core(home), found = NULL;
-    hwloc_obj_t *near = first ? calloc((size_t)cores, sizeof *near) : NULL;
+    hwloc_obj_t *near = first && cores > 0 ? calloc((size_t)cores, sizeof *near) : NULL;
     if (!near)
         return NULL;
     near[0] = first;
