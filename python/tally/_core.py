@@ -521,7 +521,7 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
     if _comm is None:
         raise _unusable()
     events = _events
-    encoded = _encode(name)
+    encoded = None if name is None else _encode(name)
     key = (shape, priority, prescale, postscale, space, then is not None, group, note)
     op = _pointer()
     try:

@@ -29,7 +29,8 @@ class Events:
 
     def __init__(self, comm):
         self._comm = comm
-        self._changed = threading.Condition(threading.Lock())  # guards the rest
+        self._lock = threading.Lock()  # guards the rest
+        self._changed = threading.Condition(self._lock)
         self._calls = {}     # address of a queued operation -> (call, operation)
         self._early = set()  # addresses of queued operations that ended before their call was known
         self._threads = []
@@ -38,7 +39,7 @@ class Events:
         self._running = 0    # calls
         self._closed = self._finished = False
         lib.tally_comm_watch_log(comm, 1)
-        with self._changed:
+        with self._lock:
             self._start()
 
     def _start(self):
@@ -51,7 +52,7 @@ class Events:
     def expect(self, address, call, operation):
         """Run call(operation) once the queued operation at `address` has ended: in a thread of ours, or here and
         now if it has.  For every queued operation, once.  A call must not raise."""
-        with self._changed:
+        with self._lock:
             if address not in self._early and not self._finished:
                 self._calls[address] = (call, operation)
                 return
@@ -64,7 +65,7 @@ class Events:
         while True:
             status = blocking.tally_comm_next(self._comm, -1, place)
             entry = None
-            with self._changed:
+            with self._lock:
                 self._waiting -= 1
                 if status != 0 or self._closed or event.kind not in (_lib.EVENT_LOG, _lib.EVENT_OP):
                     self._living -= 1
@@ -85,7 +86,7 @@ class Events:
                     logger.exception("what was to follow an operation has failed")
             elif event.kind == _lib.EVENT_LOG:
                 logger.log(_LEVELS.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
-            with self._changed:
+            with self._lock:
                 if entry is not None:
                     entry = None  # and with it what the call holds
                     self._running -= 1
@@ -105,18 +106,18 @@ class Events:
     def stop(self):
         """Take all threads from the queue, once calls of what has ended have run.  The communicator can be closed
         afterwards, and has its own patience with what is in flight."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._running, PATIENCE_S)
         lib.tally_comm_watch_log(self._comm, 0)  # what is said from here on goes where it went before
         for thread in list(self._threads):
             thread.join(PATIENCE_S)
-        with self._changed:
+        with self._lock:
             self._closed = True  # for threads that still run a call
 
     def finish(self):
         """After the communicator's closing: all operations have ended, run what calls are left.  Each in a thread, for
         they may wait for each other."""
-        with self._changed:
+        with self._lock:
             entries, self._calls, self._finished = list(self._calls.values()), {}, True
         threads = [threading.Thread(target=call, args=(operation,), name="tally-event", daemon=True)
                    for call, operation in entries]

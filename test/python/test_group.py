@@ -674,15 +674,15 @@ def follow(path):
             time.sleep(0.01)
         assert strided.tolist() == [[2] * 3] * 4 and plain.tolist() == [2] * 3 and len(kept) == 2
         # While another thread would begin one.
-        look = module.Group._look_at
+        reduce = module.Group._reduce
 
-        def look_for_long(self, call, *tensors):
+        def reduce_for_long(self, *arguments):
             if rank == 0 and work.just_ended() is not None:
                 begun.set()
                 time.sleep(0.5)  # another thread has the GIL
-            look(self, call, *tensors)
+            reduce(self, *arguments)
         begun = threading.Event()
-        module.Group._look_at = look_for_long
+        module.Group._reduce = reduce_for_long
         b, c = torch.full((5,), 1.0), torch.full((5,), 10.0)
         if rank == 1:
             time.sleep(0.2)

@@ -52,7 +52,7 @@ def late(path):
             waiting.start()
             time.sleep(0.2)
             one.abort()
-            assert all(work._settled for work in works)
+            assert all(work.has_ended for work in works)
             waiting.join(60)
             told.append(said(future.wait))
         x = torch.ones(2)
@@ -87,13 +87,13 @@ def aborted_meanwhile(path):
     with group("tally", path):
         one, told = dist.new_group(), []
         if tally.rank() == 1:
-            inside, go, look_at = threading.Event(), threading.Event(), one._look_at
+            inside, go, reduce = threading.Event(), threading.Event(), one._reduce
 
-            def wait(work, *tensors):
+            def wait(*arguments):
                 inside.set()
                 go.wait(20)
-                look_at(work, *tensors)
-            one._look_at = wait
+                reduce(*arguments)
+            one._reduce = wait
             call = functools.partial(dist.all_reduce, torch.ones(3), group=one)
             calling = threading.Thread(target=lambda: told.append(said(call)))
             aborting = threading.Thread(target=one.abort)
@@ -188,8 +188,8 @@ def test_what_ends_soon_is_waited_for():
             pass
 
     nothing = lambda *_: None
-    work = GroupWork(types.SimpleNamespace(limit=60, begun=0, check=nothing, hold=nothing, let_go=nothing, fail=nothing),
-                     "call", False, [], None)
+    group = types.SimpleNamespace(limit=60, begun=0, failure=None, enter=nothing, hold=nothing, let_go=nothing, fail=nothing)
+    work = GroupWork(group, "call", False, [], None)
     with work:
         work.add(lambda *_: Operation())
     work.fail(tally.Error("the group was aborted", errno.ECANCELED))

@@ -34,14 +34,22 @@ from .. import _core
 from .._core import Error, Reduction
 from . import device
 from .join import decline, job_members, join
-from .ops import _DTYPES, _check
+from .ops import _DTYPES, _PLAIN, _check
 from .ranks import Ranks
-from .work import KEEPS_HALF, GroupWork, Together, just_ended
+from .work import GroupWork, Together, UnderWay, just_ended
 
+# c10d's reductions by their numbers, which are also their hashes: to compare two of them takes a microsecond.
 _KIND = ReduceOp.RedOpType
-_REDUCTIONS = {_KIND.SUM: Reduction.Sum, _KIND.AVG: Reduction.Average, _KIND.MIN: Reduction.Min,
-               _KIND.MAX: Reduction.Max, _KIND.PRODUCT: Reduction.Product}
-_BITWISE = {_KIND.BAND: 5, _KIND.BOR: 6, _KIND.BXOR: 7}  # TALLY_BAND and so on in tally.h
+_SUM, _AVG, _MIN, _MAX, _PRODUCT, _BAND, _BOR, _BXOR = map(hash, (
+    _KIND.SUM, _KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.PRODUCT, _KIND.BAND, _KIND.BOR, _KIND.BXOR))
+_NAMES = {hash(kind): name for name, kind in _KIND.__members__.items()}
+_REDUCTIONS = {_SUM: Reduction.Sum, _AVG: Reduction.Average, _MIN: Reduction.Min, _MAX: Reduction.Max,
+               _PRODUCT: Reduction.Product}
+_BITWISE = {_BAND: 5, _BOR: 6, _BXOR: 7}  # TALLY_BAND and so on in tally.h
+# (dtype, c10d's number) -> the library's number, of what it reduces as it is.
+_DIRECT = {(dtype, operator): int(reduction) for dtype in _DTYPES for operator, reduction in (
+    *_REDUCTIONS.items(), *(() if dtype.is_floating_point else _BITWISE.items()))
+    if (dtype, operator) != (torch.bool, _AVG)}
 # Sums, products and bits of two's complements are those of unsigned numbers.
 _UNSIGNED = {getattr(torch, "uint%d" % bits): getattr(torch, "int%d" % bits)
              for bits in (16, 32, 64) if hasattr(torch, "uint%d" % bits)}
@@ -156,10 +164,10 @@ _traced = True  # whether torch.compile would look into what is called here
 
 
 def _stay_untraced():
-    """Have torch.compile leave our functions alone: under it DDP's reducer calls them while frames are being traced.
-    Once its compiler has been imported, which nobody has to pay for who does not use it."""
+    """Have torch.compile, now that it has been imported, leave our functions alone: under it DDP's reducer calls them while
+    frames are being traced."""
     global _traced
-    for name in ("trace_rules", "skipfiles") if _traced else ():  # the second in an older PyTorch
+    for name in ("trace_rules", "skipfiles"):  # the second in an older PyTorch
         rules = sys.modules.get("torch._dynamo." + name)
         if hasattr(rules, "add"):
             rules.add("tally")
@@ -180,10 +188,9 @@ def _lists(value):
 
 
 def _operator(options):
-    """The reduction that options, or a reduction in their place, ask for."""
+    """The number of the reduction that options, or a reduction in their place, ask for."""
     operator = getattr(options, "reduceOp", options)
-    operator = getattr(operator, "op", operator)
-    return _KIND.SUM if operator is None else operator
+    return _SUM if operator is None else hash(operator)
 
 
 def _first(values):
@@ -216,10 +223,12 @@ def _method(method, *names):
 
     @functools.wraps(method)
     def call(self, *arguments, **named):
-        tensor = _first((*arguments, *named.values()))
-        other = None if tensor is None else self.other(tensor.device)
-        if other is not None:
-            return getattr(other, next((name for name in names if hasattr(other, name)), names[0]))(*arguments, **named)
+        if self.others:
+            tensor = _first((*arguments, *named.values()))
+            other = None if tensor is None else self.other(tensor.device)
+            if other is not None:
+                name = next((name for name in names if hasattr(other, name)), names[0])
+                return getattr(other, name)(*arguments, **named)
         if named:
             named = {_renamed(name, parameters): value for name, value in named.items()}
         return method(self, *arguments, **named)
@@ -239,12 +248,13 @@ class Group(dist.ProcessGroup):
         self.limit = limit  # seconds, for calls that give no other
         self._store, self._name, self._description = store, name, ""
         self._ranks = ranks
-        self._failure = None
+        self.failure = None  # why it can no longer be used
         self._others = None  # type of device -> another backend that has it, or its group once there is one
-        self._works = weakref.WeakSet()
+        self.others = True   # whether there are any; until the first call it is not known
+        self._works = UnderWay()
         self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
         self._together = None  # calls begun since _start_coalescing()
-        self._turn = threading.RLock()  # of who is submitting a call
+        self.turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
 
     def __str__(self):
@@ -302,32 +312,30 @@ class Group(dist.ProcessGroup):
     # --- life
 
     def _wait_for_pending_works(self):
-        for work in list(self._works):
+        for work in self._works.all():
             work.wait()
 
-    def check(self):
-        """Raise if the group is no more."""
-        if self._failure is not None:
-            raise Error("%s can no longer be used: %s" % (self, self._failure), self._failure.errno)
+    def gone(self):
+        """What a call raises once there is a failure."""
+        return Error("%s can no longer be used: %s" % (self, self.failure), self.failure.errno)
 
     def fail(self, failure, work=None):
         """End the group, whose calls would no longer meet the other ranks', and have a call end, by default all."""
-        self._failure = self._failure or failure
-        for one in list(self._works) if work is None else [work]:
+        self.failure = self.failure or failure
+        for one in self._works.all() if work is None else [work]:
             one.fail(failure)
 
     def abort(self):
         """End the group and what is under way in it, on all ranks; once this returns nobody uses tensors of its calls."""
-        works = list(self._works)
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
-        for work in works:
+        for work in self._works.all():
             with contextlib.suppress(RuntimeError):
                 work.wait()
         self._leave()
 
     def shutdown(self):
-        if self._failure is None:
-            self._failure = Error("it was destroyed", errno.ESHUTDOWN)
+        if self.failure is None:
+            self.failure = Error("it was destroyed", errno.ESHUTDOWN)
         self._leave()
 
     def _leave(self):
@@ -345,9 +353,11 @@ class Group(dist.ProcessGroup):
         Of "cpu:tally,cuda:nccl" torch makes this group alone, or has it stand for the other.  That is made with the first
         call that needs it, which all ranks make: another one waits for them."""
         if self._others is None:
-            self.check()  # torch knows no other of a group that was destroyed
+            if self.failure is not None:
+                raise self.gone()  # torch knows no other of a group that was destroyed
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
             self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
+            self.others = bool(self._others)
         other = self._others.get(place.type)
         if isinstance(other, str):
             other = self._others[place.type] = dist.new_group(
@@ -360,13 +370,17 @@ class Group(dist.ProcessGroup):
         self._ranks.refuse(reason)
 
     def enter(self, work):
-        """Count a call, and keep other threads' calls back until leave(): calls of the group's ranks meet in the order in
-        which their operations are submitted.
+        """Note a call, and if it is numbered count it and keep other threads' calls back until it gives up the turn: calls of
+        the group's ranks meet in the order in which their operations are submitted.
 
         A rank that begins one when another has ended must have begun none in between: on other ranks those may come
         first."""
+        self.turn.acquire()
+        self._works.add(work)
+        if not work.numbered:
+            self.turn.release()
+            return
         after = just_ended()
-        self._turn.acquire()
         follows = after is not None and after.group is self
         between = follows and after.latest != self.begun
         self.begun += 1
@@ -374,27 +388,23 @@ class Group(dist.ProcessGroup):
         if follows:
             after.latest = self.begun
         if between:
-            self.leave()
+            self.turn.release()
             work.give_up(Error(
                 "%s of %s was begun when an earlier call had ended (in the then() of its future), and others had been "
                 "begun in between: on other ranks they may come first. A hook that begins calls so needs one bucket "
                 "(bucket_cap_mb), and no find_unused_parameters" % (work.what, self), errno.EDEADLK))
 
-    def leave(self):
-        self._turn.release()
-
     def _call(self, what, outputs, options, numbered=True):
-        _stay_untraced()
+        if _traced and "torch._dynamo" in sys.modules:
+            _stay_untraced()
         work = GroupWork(self, what, numbered, outputs, options)
-        self._works.add(work)
         if self._together is not None:
             self._together.append(work)
         return work
 
     def hold(self, work):
         """Keep a call that has begun until somebody asks for its end."""
-        if KEEPS_HALF:
-            self._held.add(work)
+        self._held.add(work)
 
     def let_go(self, work):
         """Somebody has asked for the call's end, and sees to it from here on."""
@@ -428,20 +438,28 @@ class Group(dist.ProcessGroup):
         dtype = tensor.dtype
         if tensor.requires_grad:  # detach() lets go of the GIL, and another thread may keep it for a while
             tensor = tensor.detach()
-        whole = not dtype.is_floating_point and not dtype.is_complex
-        reduction = _BITWISE.get(operator) if whole else None
-        if reduction is None:
-            reduction = _REDUCTIONS.get(operator)
-        if reduction is not None and dtype in _DTYPES and (dtype is not torch.bool or operator != _KIND.AVG):
+        reduction = _DIRECT.get((dtype, operator))
+        if reduction is not None:
             return tensor, reduction
-        if dtype.is_complex and operator in (_KIND.SUM, _KIND.AVG):
-            return torch.view_as_real(tensor.resolve_conj()), reduction
-        if dtype in _UNSIGNED and (operator in (_KIND.SUM, _KIND.PRODUCT) or operator in _BITWISE):
-            return tensor.view(_UNSIGNED[dtype]), reduction
-        raise NotImplementedError("%s of %s is not supported" % (getattr(operator, "name", operator), dtype))
+        if dtype.is_complex and operator in (_SUM, _AVG):
+            return torch.view_as_real(tensor.resolve_conj()), int(_REDUCTIONS[operator])
+        if dtype in _UNSIGNED and operator in (_SUM, _PRODUCT, *_BITWISE):
+            return tensor.view(_UNSIGNED[dtype]), _DIRECT[_UNSIGNED[dtype], operator]
+        raise self._unsupported(operator, dtype)
+
+    @staticmethod
+    def _unsupported(operator, what):
+        return NotImplementedError("%s of %s is not supported" % (_NAMES.get(operator, operator), what))
 
     def _reduce(self, work, tensors, operator, root=None):
         """Add to `work` the reduction of tensors in place, at all ranks or at the root."""
+        if root is None and len(tensors) == 1:  # what most calls are about goes by a short way
+            tensor, = tensors
+            reduction = _DIRECT.get((tensor.dtype, operator))
+            if (reduction is not None and tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided
+                    and not tensor.is_nested and tensor.is_contiguous() and not tensor.is_neg()):
+                work.add(self._ranks.reduce_plain, tensor, reduction, in_place=True)
+                return
         keep, finish = root is None or root == self.rank(), None
         if len(tensors) == 1 and tensors[0].is_sparse:
             self._reduce_sparse(work, tensors[0], operator, keep)
@@ -459,7 +477,7 @@ class Group(dist.ProcessGroup):
         source, reduction = self._reduction(tensor, operator)
         if root is None:
             # Else it is summed in a copy, which is to be copied back.
-            in_place = source.is_contiguous() and not source.is_neg()
+            in_place = finish is None and source.is_contiguous() and not source.is_neg()
             work.add(self._ranks.reduce, source, source, reduction, note=_note(tensors, False), in_place=in_place)
         else:
             packed = source.resolve_neg().contiguous()
@@ -474,8 +492,8 @@ class Group(dist.ProcessGroup):
         self._look_at(work, tensor.detach()._values())
         if not tensor.is_cpu:
             raise NotImplementedError("sparse tensors on %s are not supported" % tensor.device)
-        if operator not in (_KIND.SUM, _KIND.AVG):
-            raise NotImplementedError("%s of a sparse tensor is not supported" % getattr(operator, "name", operator))
+        if operator not in (_SUM, _AVG):
+            raise self._unsupported(operator, "a sparse tensor")
         compact = tensor.detach().coalesce()
         indices, values = compact.indices(), compact.values()
         widths = [indices.shape[0] * indices.element_size(), values.shape[1:].numel() * values.element_size()]
@@ -495,7 +513,7 @@ class Group(dist.ProcessGroup):
                                             check_invariants=False).coalesce()
             # Not on a detached alias: a sparse tensor takes new indices and values.
             with torch.inference_mode(tensor.is_inference()):
-                tensor.copy_(total / self.size() if operator == _KIND.AVG else total)
+                tensor.copy_(total / self.size() if operator == _AVG else total)
         if keep:
             work.follow(combine)
 
@@ -515,13 +533,14 @@ class Group(dist.ProcessGroup):
     # --- reductions
 
     def allreduce(self, tensors, opts=None, timeout=None):
-        return self._allreduce("allreduce", _list(tensors), opts, timeout)
+        tensors = _list(tensors)
+        with self._call("allreduce", tensors, timeout or opts) as work:
+            self._reduce(work, tensors, _operator(opts))
+        return work
 
     def allreduce_coalesced(self, tensors, opts=None):
-        return self._allreduce("allreduce_coalesced", _list(tensors), opts)
-
-    def _allreduce(self, what, tensors, opts, timeout=None):
-        with self._call(what, tensors, timeout or opts) as work:
+        tensors = _list(tensors)
+        with self._call("allreduce_coalesced", tensors, opts) as work:
             self._reduce(work, tensors, _operator(opts))
         return work
 

@@ -216,6 +216,8 @@ class _Late:
         self.deadline, self._limit, self._then = time.monotonic() + limit, limit, then
         self._operation = None
 
+    has_ended = property(lambda self: self.deadline is None)
+
     def watch(self, operation):
         """The one of whose end end() is told; it keeps us."""
         if self.deadline is not None:

@@ -51,16 +51,25 @@ class Ranks:
         about = (PUSH_PULL, None, _SPACE, self._group) if numbered else None
         return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
 
+    def reduce_plain(self, tensor, reduction, then, note=None):
+        """Reduce in place a tensor that the library can take as it is."""
+        if self._line.waiting:
+            return self.reduce(tensor, tensor, reduction, then, note)
+        self._calls += 1
+        address = tensor.data_ptr()
+        return _core.push_pull(None, address, address, tensor.numel(), _DTYPES[tensor.dtype], reduction, tensor.shape,
+                               0, 1.0, 1.0, _SPACE, tensor, None, None, then, self._group, note)
+
     def reduce(self, source, target, reduction, then, note=None):
         """Reduce `source` into `target`: the same, or None for somewhere else."""
         if source.is_cpu and not self._line.waiting:
             self._calls += 1
-            return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group, note=note)
+            return _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None, then, self._group, note=note)
         if source.is_cpu:
-            return self._start(lambda _, then: _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None,
+            return self._start(lambda _, then: _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None,
                                                        then, self._group, note=note), then)
         self._calls += 1
-        return _reduce(source, target, None, int(reduction), 1.0, 1.0, 0, _SPACE, None, then, self._group, self._line,
+        return _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None, then, self._group, self._line,
                        self._calls, note)
 
     def reduce_to(self, source, reduction, root, then, note=None):
@@ -68,7 +77,7 @@ class Ranks:
         def submit(vectors, then):
             vector, = vectors
             return _core.reduce(None, vector.data_ptr(), vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
-                                int(reduction), root, _SPACE, vector, then, self._group, note)
+                                reduction, root, _SPACE, vector, then, self._group, note)
         return self._start(submit, then, (source, source if self.rank == root else None))
 
     def reduce_scatter(self, source, target, counts, reduction, then, note=None):
@@ -76,7 +85,7 @@ class Ranks:
         def submit(vectors, then):
             source, target = vectors
             return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
-                                        int(reduction), space=_SPACE, keep=vectors, then=then, group=self._group,
+                                        reduction, space=_SPACE, keep=vectors, then=then, group=self._group,
                                         note=note)
         return self._start(submit, then, (source, None), (None, target))
 

@@ -7,21 +7,24 @@ is completed.  A thread "tally-timer" ends calls past their deadline for those w
 SPDX-License-Identifier: Apache-2.0
 """
 
-import collections
 import contextlib
 import datetime
 import errno
+import logging
 import math
+import os
 import threading
 import time
 import weakref
 
 import torch
+from torch._C import Future
 from torch._C._distributed_c10d import Work
-from torch.futures import Future
 
 from .._core import Error, again
 from . import device
+
+logger = logging.getLogger("tally")
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
@@ -29,16 +32,34 @@ _LOOK_S = 0.5  # between looks whether another thread has ended the call
 # and once the rest has been collected waits for ever.
 KEEPS_HALF = torch.__version__ < (2, 7)
 
+_HERE = contextlib.nullcontext()  # where results arrive that are on no device
+
 _ended = threading.local()  # call: the one whose end this thread is telling to those who wait for its future
+
+
+class UnderWay:
+    """What is under way, as long as somebody else keeps it: calls, and others that know whether they have ended.  Who adds
+    has a lock."""
+
+    def __init__(self):
+        self._references = []
+        self._many = 64  # of them: time to let go of those that have ended
+
+    def add(self, work):
+        if len(self._references) >= self._many:
+            self._references = [one for one in self._references if not getattr(one(), "has_ended", True)]
+            self._many = 64 + 2 * len(self._references)
+        self._references.append(weakref.ref(work))
+
+    def all(self):
+        """Their list, with some that have ended."""
+        works = [reference() for reference in self._references]
+        return [work for work in works if work is not None]
 
 
 def just_ended():
     """The call in whose future's callbacks this thread is; None: in no call's."""
     return getattr(_ended, "call", None)
-
-
-def _nothing(_):
-    """What a call that has ended does at the end of an operation."""
 
 
 class GroupWork(Work):
@@ -47,47 +68,57 @@ class GroupWork(Work):
 
     options: c10d's of the call, or its time-out."""
 
+    # What is so until it becomes otherwise: to set it for each call took some of the 50 us that a bucket may.
+    has_ended = False
+    _operations = _touches = ()
+    _unseen = ()  # of the operations those whose end nobody sees until somebody asks for a future
+    _left = 1     # operations whose end has not been seen, and one for the filling in
+    _waits = False  # nobody sees it but who waits
+    _failure = _late = None  # why it has failed; why it was taken back
+    _begun = _future = None
+    _place = _device = _event = None  # where the tensors are, and when the results are there
+
     def __init__(self, group, what, numbered, outputs, options):
-        super().__init__()
-        self.group, self.what, self._outputs = group, what, outputs
-        limit = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
-        limit = limit.total_seconds() if limit is not None else 0
-        self._limit = limit if limit > 0 else group.limit
-        self._deadline = time.monotonic() + self._limit
-        # Who waits at once needs nobody else to see the end; who waits later, for a sum in place, neither.
-        self._then = self._one_ended if getattr(options, "asyncOp", True) else None
-        self._lock = threading.RLock()  # guards the rest
-        self._operations, self._touches = [], []
-        self._unseen = []  # of the operations those whose end nobody sees until somebody asks for a future
-        self._numbered = self._missing = numbered
-        self._left = 1  # operations that have not ended, and one for the filling in
-        self._settled = False
-        self._failure = self._late = None  # why it has failed; why it was taken back
-        self._begun = self._future = None
-        self._place = self._device = self._event = None  # where the tensors are, and when the results are there
-        self.sender = lambda: -1  # after the end of a recv: from which rank
+        Work.__init__(self)
+        self.group, self.what, self._outputs, self._options = group, what, outputs, options
+        self._start, self._patience = time.monotonic(), group.limit
+        self._lock = threading.RLock()  # guards what follows, and the above
+        self.numbered = self._missing = numbered
         # The group's number of this call, or of the last one that was begun before its future was asked for, or that the
         # future's callbacks have begun.
         self.latest = group.begun
+        if KEEPS_HALF:
+            self._itself = self  # until garbage is collected: C++ may ask for the end once more, for each of the tensors
+
+    @property
+    def _limit(self):
+        """Seconds until the time-out ends the call."""
+        options = self._options
+        limit = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
+        limit = limit.total_seconds() if limit is not None else 0
+        return limit if limit > 0 else self._patience
+
+    def sender(self):
+        """After the end of a recv: from which rank."""
+        return -1
 
     # --- filled in by Group
 
     def __enter__(self):
-        self.group.check()
-        if self._numbered:
-            self.group.enter(self)
+        group = self.group
+        if group.failure is not None:
+            raise group.gone()
+        group.enter(self)
         self._lock.acquire()  # who ends the group meanwhile takes back what is there after it
-        try:
-            self.group.check()
-        except Error:
+        if group.failure is not None:
             self._filled_in()
-            raise
+            raise group.gone()
         return self
 
     def _filled_in(self):
         self._lock.release()
-        if self._numbered:
-            self.group.leave()
+        if self.numbered:
+            self.group.turn.release()
 
     def give_up(self, error):
         """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
@@ -111,45 +142,49 @@ class GroupWork(Work):
 
         note: what the library does not see of it.
         in_place: nothing is to be done after it, so that its end is seen only if somebody asks for it."""
-        then = None if in_place and self._device is None else self._then
-        with self._lock:
-            self._left += 1
-            self._missing = False  # what cannot be submitted is refused by who was to submit it
+        unseen, then = in_place and self._device is None, None
+        if not unseen:
+            # Who waits at once needs nobody else to see the end.
+            self._waits = not getattr(self._options, "asyncOp", True)
+            then = None if self._waits else self._one_ended
+        self._left += 1
+        self._missing = False  # what cannot be submitted is refused by who was to submit it
         operation = submit(*arguments, then, note)
-        self._operations.append(operation)
-        if then is not self._then:
-            self._unseen.append(operation)
+        self._operations += (operation,)
+        if unseen:
+            self._unseen += (operation,)
         return operation
 
     def _see(self):
         with self._lock:
-            unseen, self._unseen = self._unseen, []
+            unseen, self._unseen = self._unseen, ()
         for operation in unseen:
             operation.watch(self._one_ended)
 
     def follow(self, touch):
         """Call touch() after the end of all operations, if they have ended well; in order of calls."""
-        self._touches.append(touch)
+        self._touches += (touch,)
 
     def __exit__(self, kind, error, trace):
+        if error is None:
+            self._left -= 1
+            ended = not self._left
+            self._filled_in()
+            if KEEPS_HALF:
+                self.group.hold(self)
+            if ended:
+                self._settle()
+            return
         try:
-            if error is not None and not isinstance(error, Error):
+            if self._missing and not isinstance(error, Error):
                 # The other ranks' operations must fail, and later calls still meet.
-                if self._missing:
-                    self.group.refuse("%s: %s" % (self.what, error))
+                self.group.refuse("%s: %s" % (self.what, error))
         finally:
             self._filled_in()
         if isinstance(error, Error):
             raise self._explained(error) from None
-        if error is not None:
-            if type(error) in (NotImplementedError, ValueError):
-                raise type(error)("%s: %s" % (self.what, error)) from None
-        if error is None:
-            self.group.hold(self)
-            if self._touches:
-                self._see()
-            if self._then is not None:
-                self._one_ended(None)
+        if type(error) in (NotImplementedError, ValueError):
+            raise type(error)("%s: %s" % (self.what, error)) from None
 
     # --- the end
 
@@ -163,9 +198,9 @@ class GroupWork(Work):
     def _settle(self):
         """All operations have ended: finish, once."""
         with self._lock:
-            if not self._settled:
+            if not self.has_ended:
                 try:
-                    with self._device.arrived() if self._device else contextlib.nullcontext():
+                    with self._device.arrived() if self._device else _HERE:
                         for operation in self._operations:
                             operation.wait()
                         if self._touches:
@@ -187,20 +222,16 @@ class GroupWork(Work):
     def fail(self, failure):
         """Have it end with `failure`, soon: what is under way is taken back, on all ranks, unless all have begun it."""
         with self._lock:
-            if self._settled or self._late is not None:
+            if self.has_ended or self._late is not None:
                 return
             self._late = failure
-            operations = list(self._operations)
+            operations = self._operations
         for operation in operations:
             operation.cancel(str(failure))
 
     def _close(self):
-        self._settled = True
-        self._operations, self._touches, self._unseen = [], [], []
-        if self._then is not None and not KEEPS_HALF:
-            # A method of our own keeps us, and the tensors, until garbage is collected; as it should where C++ may ask for
-            # the end once more, for each of the tensors.
-            self._then = _nothing
+        self.has_ended = True
+        self._operations = self._touches = self._unseen = ()
 
     def _complete(self):
         """Complete the future, if there is one and nobody has."""
@@ -234,13 +265,13 @@ class GroupWork(Work):
     @property
     def deadline(self):
         """When the group's time-out ends the call; None once it has, or the call has ended."""
-        return None if self._settled or self._late is not None else self._deadline
+        return None if self.has_ended or self._late is not None else self._start + self._limit
 
     def expire(self):
         """The group's time-out ends the call, and with it the group: its ranks are out of step."""
         self.fail(Error("%s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
                         % (self.what, self.group, self._limit,
-                           "the group's" if self._limit == self.group.limit else "its own"), errno.ETIMEDOUT))
+                           "the group's" if self._limit == self._patience else "its own"), errno.ETIMEDOUT))
 
     # --- called by torch
 
@@ -249,10 +280,11 @@ class GroupWork(Work):
 
         timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
         seconds = timeout.total_seconds() if timeout is not None else 0
-        deadline = self._deadline if seconds <= 0 else min(self._deadline, time.monotonic() + seconds)
-        for operation in list(self._operations):
+        end = self._start + self._limit
+        deadline = end if seconds <= 0 else min(end, time.monotonic() + seconds)
+        for operation in self._operations:
             ended = False
-            while not ended and not self._settled:  # another thread may abort the group
+            while not ended and not self.has_ended:  # another thread may abort the group
                 left = deadline - time.monotonic() if self._late is None else math.inf  # it ends soon
                 try:
                     operation.wait(max(0.0, min(left, _LOOK_S)))
@@ -260,25 +292,32 @@ class GroupWork(Work):
                 except TimeoutError:
                     if left > _LOOK_S:
                         continue
-                    if deadline < self._deadline:
+                    if deadline < end:
                         raise Error("%s of %s has not ended within %g s" % (self.what, self.group, seconds),
                                     errno.ETIMEDOUT) from None
                     self.expire()
                 except Error:
                     ended = True  # _settle() will meet it again
         self._settle()
-        self.group.let_go(self)
+        if KEEPS_HALF:
+            self.group.let_go(self)
         self._check()
         self._join()
         return True
 
+    def _look(self):
+        """See whether it has ended, which nobody may have seen yet."""
+        if not self.has_ended:
+            for operation in self._operations:
+                if not operation.done():
+                    return False
+            self._settle()
+        return True
+
     def is_completed(self):
-        if not self._settled:
-            if all(operation.done() for operation in list(self._operations)):
-                self._settle()
-            elif time.monotonic() >= self._deadline:
-                self.expire()
-        return self._settled
+        if not self._look() and time.monotonic() >= self._start + self._limit:
+            self.expire()
+        return self.has_ended
 
     def is_success(self):
         return self.is_completed() and self._failure is None
@@ -299,22 +338,24 @@ class GroupWork(Work):
 
     def get_future(self):
         """A future of the outputs."""
-        self.group.let_go(self)
+        if KEEPS_HALF:
+            self.group.let_go(self)
         self.latest = self.group.begun
-        if self._then is None:  # begun by who waits at once: nobody else will see the end
-            try:
+        if not self._look() and self._waits:  # nobody else will see the end
+            with contextlib.suppress(RuntimeError):  # it is the future's too
                 self.wait()
-            except RuntimeError:
-                pass  # it is the future's too
         with self._lock:
-            first = self._future is None
-            if first:
-                self._begun = self._device.runtime.future() if self._device else Future()
-                self._future = self._begun.then(self._value)
-        if first:
-            self._see()
-            deadlines.watch(self)
-        if self._settled:
+            if self._future is not None:
+                return self._future
+            if self.has_ended and self._failure is None and self._event is None:
+                self._future = Future([])
+                self._future.set_result(self._outputs)
+                return self._future
+            self._begun = self._device.runtime.future() if self._device else Future([])
+            self._future = self._begun.then(self._value)
+        self._see()
+        deadlines.watch(self)
+        if self.has_ended:
             self._complete()
         return self._future
 
@@ -337,8 +378,9 @@ class _Deadlines:
     """Ends calls past their deadline whose future somebody waits for.  Who waits for a call looks at the time."""
 
     def __init__(self):
-        self._changed = threading.Condition()
-        self._waiting = collections.deque()  # weak references
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = UnderWay()
         self._thread = None
         self._until = None  # when the thread wakes up; None: when told to
 
@@ -346,25 +388,19 @@ class _Deadlines:
         deadline = work.deadline
         if deadline is None:  # it has ended
             return
-        with self._changed:
-            while self._waiting and self._has_ended(self._waiting[0]()):
-                self._waiting.popleft()
-            self._waiting.append(weakref.ref(work))
-            if self._thread is None or not self._thread.is_alive():
+        with self._lock:
+            self._waiting.add(work)
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tally-timer", daemon=True)
                 self._thread.start()
             elif self._until is None or deadline < self._until:
                 self._changed.notify()
 
-    @staticmethod
-    def _has_ended(work):
-        return work is None or work.deadline is None
-
     def _sweep(self):
         """(calls that are late, when the next one will be)."""
         now, late, next_one = time.monotonic(), [], None
-        for work in [reference() for reference in self._waiting]:
-            deadline = None if work is None else work.deadline
+        for work in self._waiting.all():
+            deadline = work.deadline
             if deadline is not None and deadline <= now:
                 late.append(work)
             elif deadline is not None and (next_one is None or deadline < next_one):
@@ -373,13 +409,17 @@ class _Deadlines:
 
     def _run(self):
         while True:
-            with self._changed:
+            with self._lock:
                 late, self._until = self._sweep()
                 if not late:
                     self._changed.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
                     continue
             for work in late:
-                work.expire()
+                try:
+                    work.expire()
+                except Exception:
+                    logger.exception("a time-out could not end a call")
 
 
 deadlines = _Deadlines()
+os.register_at_fork(after_in_child=deadlines.__init__)  # its thread is the parent's
