@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -15,8 +17,6 @@ from test_group import said
 
 def late(path):
     """A rank that does not come: an error after the group's time-out, to who waits and to who holds a future."""
-    import threading
-    import time
     import tally.torch
     import torch
     import torch.distributed as dist
@@ -38,7 +38,15 @@ def late(path):
             while not work.is_completed():
                 time.sleep(0.01)
             told.append(said(work.wait))
+        def in_options_of_the_next_call(one):
+            options = dist.AllreduceOptions()
+            options.timeout = datetime.timedelta(seconds=1)
+            work = one.allreduce([torch.ones(3)], options)
+            options.timeout = datetime.timedelta(seconds=90)
+            return work
+
         for call in (lambda one: one.allreduce([torch.ones(3)], dist.ReduceOp.SUM, datetime.timedelta(seconds=1)),
+                     in_options_of_the_next_call,
                      lambda one: one.allgather([torch.ones(1)] * 3, torch.ones(1), datetime.timedelta(seconds=1)),
                      lambda one: one.barrier(timeout=datetime.timedelta(seconds=1))):
             one = dist.new_group()
@@ -69,7 +77,7 @@ def test_a_group_that_times_out(three, store):
         # Where one is much slower the other's time-out comes first.
         assert ("0.1 s" in first and "time-out" not in first) or "has cancelled it" in first
         assert "not ended within 1 s" in rest.pop(4)
-        for _ in range(3):
+        for _ in range(4):
             assert "not ended within 1 s, its own time-out" in rest.pop(4)
         assert all("aborted" in one for one in rest[4:]) and len(rest) == 6
         for waited, again in (rest[:2], rest[2:4]):
@@ -80,7 +88,6 @@ def test_a_group_that_times_out(three, store):
 def aborted_meanwhile(path):
     """Rank 1 alone makes a call, of which another of its threads ends the group before it has been submitted."""
     import functools
-    import threading
     import tally.torch
     import torch
     import torch.distributed as dist
@@ -114,7 +121,6 @@ def test_a_group_aborted_while_a_call_begins(three, store):
 
 def come_after(path):
     """A call that two ranks have given up, and whose memory they have changed, when the third makes it."""
-    import time
     import tally.torch
     import torch
     import torch.distributed as dist
@@ -166,6 +172,45 @@ def test_messages_that_are_given_up(three, store):
     first, second, third, received = three(given_up, store, timeout=60)[0]
     assert "not ended within 1 s" in first and second == "nothing" and "not ended within 3 s" in third
     assert received == [[0] * 4, [7] * 4, [0] * 4]
+
+
+def end_in_an_error(path):
+    """Who waits at once, and then asks for a future, of a result that cannot be copied to where it belongs."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    with group("tally", path):
+        time.sleep(0.3 * tally.rank())
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        return said(dist.group.WORLD.allreduce([torch.ones(1).expand(3)], options).get_future().wait)
+
+
+def test_a_call_that_ends_in_an_error(three, store):
+    assert ["memory location" in one for one in three(end_in_an_error, store, timeout=30)] == [True] * 3
+
+
+def test_a_timer_whose_thread_could_not_be_started(monkeypatch):
+    import tally.torch
+    from tally.torch.work import _Deadlines
+    expired = threading.Event()
+
+    class Call:
+        deadline, has_ended = 0.0, False
+
+        def expire(self):
+            self.deadline = None
+            expired.set()
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+    deadlines, one, two = _Deadlines(), Call(), Call()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            deadlines.watch(one)
+    deadlines.watch(two)
+    assert expired.wait(20)
 
 
 def test_what_ends_soon_is_waited_for():

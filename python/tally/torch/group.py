@@ -164,8 +164,8 @@ _traced = True  # whether torch.compile would look into what is called here
 
 
 def _stay_untraced():
-    """Have torch.compile, now that it has been imported, leave our functions alone: under it DDP's reducer calls them while
-    frames are being traced."""
+    """Have torch.compile, now that it has been imported, leave our functions alone: under it DDP's reducer calls them
+    while frames are being traced."""
     global _traced
     for name in ("trace_rules", "skipfiles"):  # the second in an older PyTorch
         rules = sys.modules.get("torch._dynamo." + name)
@@ -188,9 +188,12 @@ def _lists(value):
 
 
 def _operator(options):
-    """The number of the reduction that options, or a reduction in their place, ask for."""
+    """The number of the reduction that options, or a reduction in their place, ask for; what they have where it is none."""
     operator = getattr(options, "reduceOp", options)
-    return _SUM if operator is None else hash(operator)
+    if operator is None:
+        return _SUM
+    number = hash(operator)
+    return number if number in _NAMES else operator
 
 
 def _first(values):
@@ -223,7 +226,7 @@ def _method(method, *names):
 
     @functools.wraps(method)
     def call(self, *arguments, **named):
-        if self.others:
+        if self.mixed:
             tensor = _first((*arguments, *named.values()))
             other = None if tensor is None else self.other(tensor.device)
             if other is not None:
@@ -250,11 +253,11 @@ class Group(dist.ProcessGroup):
         self._ranks = ranks
         self.failure = None  # why it can no longer be used
         self._others = None  # type of device -> another backend that has it, or its group once there is one
-        self.others = True   # whether there are any; until the first call it is not known
+        self.mixed = True    # whether there may be any; the first call finds out
         self._works = UnderWay()
         self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
         self._together = None  # calls begun since _start_coalescing()
-        self.turn = threading.RLock()  # of who is submitting a call
+        self._turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
 
     def __str__(self):
@@ -327,8 +330,9 @@ class Group(dist.ProcessGroup):
 
     def abort(self):
         """End the group and what is under way in it, on all ranks; once this returns nobody uses tensors of its calls."""
+        works = self._works.all()
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
-        for work in self._works.all():
+        for work in works + self._works.all():
             with contextlib.suppress(RuntimeError):
                 work.wait()
         self._leave()
@@ -357,7 +361,7 @@ class Group(dist.ProcessGroup):
                 raise self.gone()  # torch knows no other of a group that was destroyed
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
             self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
-            self.others = bool(self._others)
+            self.mixed = bool(self._others)
         other = self._others.get(place.type)
         if isinstance(other, str):
             other = self._others[place.type] = dist.new_group(
@@ -370,16 +374,15 @@ class Group(dist.ProcessGroup):
         self._ranks.refuse(reason)
 
     def enter(self, work):
-        """Note a call, and if it is numbered count it and keep other threads' calls back until it gives up the turn: calls of
-        the group's ranks meet in the order in which their operations are submitted.
+        """Note a call, and if it is numbered count it and keep other threads' back until leave(): those of the group's ranks
+        meet in the order in which their operations are submitted.
 
         A rank that begins one when another has ended must have begun none in between: on other ranks those may come
         first."""
-        self.turn.acquire()
         self._works.add(work)
         if not work.numbered:
-            self.turn.release()
             return
+        self._turn.acquire()
         after = just_ended()
         follows = after is not None and after.group is self
         between = follows and after.latest != self.begun
@@ -388,11 +391,14 @@ class Group(dist.ProcessGroup):
         if follows:
             after.latest = self.begun
         if between:
-            self.turn.release()
+            self.leave()
             work.give_up(Error(
                 "%s of %s was begun when an earlier call had ended (in the then() of its future), and others had been "
                 "begun in between: on other ranks they may come first. A hook that begins calls so needs one bucket "
                 "(bucket_cap_mb), and no find_unused_parameters" % (work.what, self), errno.EDEADLK))
+
+    def leave(self):
+        self._turn.release()
 
     def _call(self, what, outputs, options, numbered=True):
         if _traced and "torch._dynamo" in sys.modules:
@@ -533,15 +539,14 @@ class Group(dist.ProcessGroup):
     # --- reductions
 
     def allreduce(self, tensors, opts=None, timeout=None):
-        tensors = _list(tensors)
-        with self._call("allreduce", tensors, timeout or opts) as work:
-            self._reduce(work, tensors, _operator(opts))
-        return work
+        return self._allreduce("allreduce", _list(tensors), timeout or opts, opts)
 
     def allreduce_coalesced(self, tensors, opts=None):
-        tensors = _list(tensors)
-        with self._call("allreduce_coalesced", tensors, opts) as work:
-            self._reduce(work, tensors, _operator(opts))
+        return self._allreduce("allreduce_coalesced", _list(tensors), opts, opts)
+
+    def _allreduce(self, what, tensors, options, operator):
+        with self._call(what, tensors, options) as work:
+            self._reduce(work, tensors, _operator(operator))
         return work
 
     def reduce(self, tensors, opts, op=None, timeout=None):

@@ -52,13 +52,13 @@ class Ranks:
         return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
 
     def reduce_plain(self, tensor, reduction, then, note=None):
-        """Reduce in place a tensor that the library can take as it is."""
+        """Reduce in place a contiguous tensor in host memory, of a type that the library has, as its memory is."""
         if self._line.waiting:
             return self.reduce(tensor, tensor, reduction, then, note)
         self._calls += 1
         address = tensor.data_ptr()
         return _core.push_pull(None, address, address, tensor.numel(), _DTYPES[tensor.dtype], reduction, tensor.shape,
-                               0, 1.0, 1.0, _SPACE, tensor, None, None, then, self._group, note)
+                               space=_SPACE, keep=tensor, then=then, group=self._group, note=note)
 
     def reduce(self, source, target, reduction, then, note=None):
         """Reduce `source` into `target`: the same, or None for somewhere else."""

@@ -10,7 +10,6 @@ SPDX-License-Identifier: Apache-2.0
 import contextlib
 import datetime
 import errno
-import logging
 import math
 import os
 import threading
@@ -24,8 +23,6 @@ from torch._C._distributed_c10d import Work
 from .._core import Error, again
 from . import device
 
-logger = logging.getLogger("tally")
-
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
 # Where C++ has called (DDP's reducer, functional collectives), a PyTorch before 2.7 keeps only what C++ sees of a work,
@@ -38,18 +35,19 @@ _ended = threading.local()  # call: the one whose end this thread is telling to 
 
 
 class UnderWay:
-    """What is under way, as long as somebody else keeps it: calls, and others that know whether they have ended.  Who adds
-    has a lock."""
+    """What is under way, as long as somebody else keeps it: calls, and others that know whether they have ended."""
 
     def __init__(self):
+        self._lock = threading.Lock()
         self._references = []
         self._many = 64  # of them: time to let go of those that have ended
 
     def add(self, work):
-        if len(self._references) >= self._many:
-            self._references = [one for one in self._references if not getattr(one(), "has_ended", True)]
-            self._many = 64 + 2 * len(self._references)
-        self._references.append(weakref.ref(work))
+        with self._lock:
+            if len(self._references) >= self._many:
+                self._references = [one for one in self._references if not getattr(one(), "has_ended", True)]
+                self._many = 64 + 2 * len(self._references)
+            self._references.append(weakref.ref(work))
 
     def all(self):
         """Their list, with some that have ended."""
@@ -81,6 +79,7 @@ class GroupWork(Work):
     def __init__(self, group, what, numbered, outputs, options):
         Work.__init__(self)
         self.group, self.what, self._outputs, self._options = group, what, outputs, options
+        self._given = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
         self._start, self._patience = time.monotonic(), group.limit
         self._lock = threading.RLock()  # guards what follows, and the above
         self.numbered = self._missing = numbered
@@ -88,15 +87,18 @@ class GroupWork(Work):
         # future's callbacks have begun.
         self.latest = group.begun
         if KEEPS_HALF:
-            self._itself = self  # until garbage is collected: C++ may ask for the end once more, for each of the tensors
+            self._itself = self  # so that only the collector frees us: C++ may ask for the end once more for each tensor
 
     @property
     def _limit(self):
         """Seconds until the time-out ends the call."""
-        options = self._options
-        limit = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
-        limit = limit.total_seconds() if limit is not None else 0
+        limit = self._given.total_seconds() if self._given is not None else 0
         return limit if limit > 0 else self._patience
+
+    @property
+    def _end(self):
+        """When that is, on the monotonic clock."""
+        return self._start + self._limit
 
     def sender(self):
         """After the end of a recv: from which rank."""
@@ -118,7 +120,7 @@ class GroupWork(Work):
     def _filled_in(self):
         self._lock.release()
         if self.numbered:
-            self.group.turn.release()
+            self.group.leave()
 
     def give_up(self, error):
         """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
@@ -265,7 +267,7 @@ class GroupWork(Work):
     @property
     def deadline(self):
         """When the group's time-out ends the call; None once it has, or the call has ended."""
-        return None if self.has_ended or self._late is not None else self._start + self._limit
+        return None if self.has_ended or self._late is not None else self._end
 
     def expire(self):
         """The group's time-out ends the call, and with it the group: its ranks are out of step."""
@@ -280,7 +282,7 @@ class GroupWork(Work):
 
         timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
         seconds = timeout.total_seconds() if timeout is not None else 0
-        end = self._start + self._limit
+        end = self._end
         deadline = end if seconds <= 0 else min(end, time.monotonic() + seconds)
         for operation in self._operations:
             ended = False
@@ -296,7 +298,7 @@ class GroupWork(Work):
                         raise Error("%s of %s has not ended within %g s" % (self.what, self.group, seconds),
                                     errno.ETIMEDOUT) from None
                     self.expire()
-                except Error:
+                except Exception:
                     ended = True  # _settle() will meet it again
         self._settle()
         if KEEPS_HALF:
@@ -315,7 +317,7 @@ class GroupWork(Work):
         return True
 
     def is_completed(self):
-        if not self._look() and time.monotonic() >= self._start + self._limit:
+        if not self._look() and time.monotonic() >= self._end:
             self.expire()
         return self.has_ended
 
@@ -381,7 +383,7 @@ class _Deadlines:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = UnderWay()
-        self._thread = None
+        self._runs = False  # a thread
         self._until = None  # when the thread wakes up; None: when told to
 
     def watch(self, work):
@@ -390,9 +392,9 @@ class _Deadlines:
             return
         with self._lock:
             self._waiting.add(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tally-timer", daemon=True)
-                self._thread.start()
+            if not self._runs:
+                threading.Thread(target=self._run, name="tally-timer", daemon=True).start()
+                self._runs = True
             elif self._until is None or deadline < self._until:
                 self._changed.notify()
 
@@ -408,17 +410,17 @@ class _Deadlines:
         return late, next_one
 
     def _run(self):
-        while True:
-            with self._lock:
-                late, self._until = self._sweep()
-                if not late:
-                    self._changed.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
-                    continue
-            for work in late:
-                try:
-                    work.expire()
-                except Exception:
-                    logger.exception("a time-out could not end a call")
+        try:
+            while True:
+                with self._lock:
+                    late, self._until = self._sweep()
+                    if not late:
+                        self._changed.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
+                        continue
+                while late:
+                    late.pop(0).expire()
+        finally:
+            self._runs = False  # where expire() has raised: the next call begins another
 
 
 deadlines = _Deadlines()
