@@ -630,7 +630,11 @@ static bool take_loop(tally_comm *c)
 
 static void hand_over(tally_comm *c, uint64_t bytes)
 {
-    if (bytes > SEND_BY_CALLER || !take_loop(c)) {
+    bool taken = bytes <= SEND_BY_CALLER && take_loop(c);
+    bool waits = taken && tly_list_empty(&c->active_ops); /* else the caller has more to do than to wait */
+    if (taken && !waits)
+        tly_loop_unlock(&c->loop);
+    if (!waits) {
         tly_loop_wake(&c->loop);
         return;
     }
