@@ -38,6 +38,7 @@ def late(path):
             while not work.is_completed():
                 time.sleep(0.01)
             told.append(said(work.wait))
+
         def in_options_of_the_next_call(one):
             options = dist.AllreduceOptions()
             options.timeout = datetime.timedelta(seconds=1)
