@@ -94,6 +94,87 @@ def test_what_stands_on_a_group(three, store):
     assert same_on_all([[p for one in rank for p in one] for rank in results])
 
 
+def handed_to_cpp(path):
+    """Calls that Python hands to C++ and lets go of: (their results, how many of them are left)."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+    from torch._C import _distributed_c10d
+    from torch.nn.parallel import DistributedDataParallel
+    from tally.torch.work import GroupWork
+    import test_ddp
+    rank, results = tally.rank(), {}
+
+    def live():
+        gc.collect()
+        return sum(isinstance(one, GroupWork) for one in gc.get_objects())
+
+    def ones(count=3):
+        return torch.full((count,), rank + 1.0)
+
+    with group("tally", path):
+        world, before = dist.group.WORLD, live()
+        model = DistributedDataParallel(test_ddp.network())
+        for initial in (False, True):  # whether the divisor is the number of ranks, or what the call gives
+            count = torch.ones(1)
+            model.reducer._set_forward_pass_work_handle(dist.all_reduce(count, async_op=True), initial)
+            gc.collect()
+            test_ddp.loss(model, 0, rank).backward()
+            results["count %s" % initial] = count.item()
+        model.reducer._set_forward_pass_work_handle(world.allreduce([ones(3 + (rank == 1))]), False)
+        try:
+            test_ddp.loss(model, 0, rank).backward()
+        except RuntimeError as error:
+            results["differ"] = "disagree" in str(error)
+        del model
+
+        if hasattr(_distributed_c10d, "_register_work"):
+            x, y, z = ones(), ones(), ones()
+            _distributed_c10d._register_work(x, dist.all_reduce(x, async_op=True))
+            _distributed_c10d._register_work(tensor=y, work=dist.all_reduce(y, async_op=True))
+            with dist._coalescing_manager(device=z.device, async_ops=True) as calls:
+                dist.all_reduce(z)
+                dist.isend(ones(), (rank + 1) % 3)
+                dist.irecv(into := torch.zeros(3), (rank + 2) % 3)
+            _distributed_c10d._register_work(z, calls.works[0])
+            del calls
+            gc.collect()
+            results["registered"] = [functional.wait_tensor(one).tolist() for one in (x, y, z)]
+        if hasattr(dist.Work, "boxed"):
+            boxed = dist.all_reduce(x := ones(), async_op=True).boxed()
+            gc.collect()
+            dist.Work.unbox(boxed).wait()
+            results["boxed"] = x.tolist()
+
+        # What C++ itself begins, by each of the group's methods that it calls.
+        outputs = {"all_reduce": functional.all_reduce(ones(), "sum", world),
+                   "all_gather": functional.all_gather_tensor(ones(1), 0, world),
+                   "reduce_scatter": functional.reduce_scatter_tensor(ones(), "sum", 0, world)}
+        if hasattr(functional, "broadcast"):
+            outputs["broadcast"] = functional.broadcast(ones(), 1, world)
+        if hasattr(functional, "all_to_all_single"):
+            outputs["all_to_all"] = functional.all_to_all_single(ones(), None, None, world)
+        outputs["several sums"] = functional.all_reduce_coalesced([ones()], "sum", world)[0]
+        outputs["several gathered"] = functional.all_gather_into_tensor_coalesced([ones(1)], world)[0]
+        outputs["several scattered"] = functional.reduce_scatter_tensor_coalesced([ones()], "sum", [0], world)[0]
+        gc.collect()
+        results.update({name: (one + 0).tolist() for name, one in outputs.items()})
+        del outputs
+        left = live() - before
+    return results, left
+
+
+def test_calls_that_only_cpp_keeps(three, store):
+    for rank, (results, left) in enumerate(three(handed_to_cpp, store)):
+        assert results.pop("count False") == results.pop("count True") == 3 and results.pop("differ")
+        expected = {"registered": [[6] * 3] * 3, "boxed": [6] * 3, "all_reduce": [6] * 3, "all_gather": [1, 2, 3],
+                    "reduce_scatter": [6], "broadcast": [2] * 3, "all_to_all": [1, 2, 3], "several sums": [6] * 3,
+                    "several gathered": [1, 2, 3], "several scattered": [6]}
+        assert results == {name: value for name, value in expected.items() if name in results}, rank
+        assert left == 0
+
+
 def shards(path):
     """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
     import tally.torch

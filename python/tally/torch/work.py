@@ -10,6 +10,7 @@ SPDX-License-Identifier: Apache-2.0
 import contextlib
 import datetime
 import errno
+import functools
 import math
 import os
 import threading
@@ -17,7 +18,7 @@ import time
 import weakref
 
 import torch
-from torch._C import Future
+from torch._C import Future, _distributed_c10d
 from torch._C._distributed_c10d import Work
 
 from .._core import Error, again
@@ -60,7 +61,21 @@ def just_ended():
     return getattr(_ended, "call", None)
 
 
-class GroupWork(Work):
+class _Work(Work):
+    """A work whose own C++ half knows nothing of its end.
+
+    torch keeps the Python half, too, where C++ has called the group (since 2.7).  Where Python hands a work to C++, torch
+    keeps the C++ half alone; that one never ends once Python has dropped the rest.  So C++ gets lasting() there."""
+
+    def lasting(self):
+        """A work of C++ alone that ends as this one does."""
+        return _distributed_c10d._create_work_from_future(self.get_future())
+
+    def boxed(self):
+        return self.lasting().boxed()
+
+
+class GroupWork(_Work):
     """One call of a group under way.  To be filled in `with` it: with one operation if it is `numbered`, so that the
     ranks' n-th calls meet whatever they are, or with messages.
 
@@ -362,11 +377,11 @@ class GroupWork(Work):
         return self._future
 
 
-class Together(Work):
+class Together(_Work):
     """Calls that are waited for as one."""
 
     def __init__(self, works):
-        super().__init__()
+        Work.__init__(self)
         self._works = works
 
     def wait(self, timeout=None):
@@ -374,6 +389,29 @@ class Together(Work):
 
     def is_completed(self):
         return all([work.is_completed() for work in self._works])
+
+    def get_future(self):
+        """A future of the outputs of all calls, in their order."""
+        ended = torch.futures.collect_all([work.get_future() for work in self._works])
+        return ended.then(lambda _: [output for one in ended.value() for output in one.value()])
+
+
+def _have_torch_keep_lasting_works():
+    """Have the functions of torch that take a work from Python and keep it in C++ take lasting()."""
+    def lasting(call):
+        @functools.wraps(call)
+        def keep(*arguments, **named):
+            return call(*[one.lasting() if isinstance(one, _Work) else one for one in arguments],
+                        **{name: one.lasting() if isinstance(one, _Work) else one for name, one in named.items()})
+        return keep
+
+    for owner, name in ((_distributed_c10d.Reducer, "_set_forward_pass_work_handle"),
+                        (_distributed_c10d, "_register_work")):
+        if hasattr(owner, name):  # the second came with PyTorch 2.4
+            setattr(owner, name, lasting(getattr(owner, name)))
+
+
+_have_torch_keep_lasting_works()
 
 
 class _Deadlines:
