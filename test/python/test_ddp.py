@@ -506,6 +506,44 @@ def test_hooks_of_others(three, store, before):
     assert three(hook_of_others, before, store) == [True] * 3
 
 
+def no_hooks(path):
+    """{case and backend: what register_comm_hook() says to what is no hook}, and the same without Tally's part in it."""
+    import torch
+    import torch.distributed as dist
+    import tally.torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    def annotated(state, bucket: int):
+        pass
+
+    def returns(state, bucket) -> int:
+        pass
+
+    wrong = {"number": 1, "nothing": None, "tensor": torch.ones(2), "array": np.ones(2), "future": torch.futures.Future(),
+             "bucket": annotated, "result": returns}
+    told = {}
+    for backend in ("gloo", "tally"):
+        with group(backend, path + backend):
+            model = DistributedDataParallel(network())
+            for name, hook in wrong.items():
+                for way, register in ((backend, model.register_comm_hook),
+                                      ("torch", DistributedDataParallel.register_comm_hook.__wrapped__.__get__(model))):
+                    try:
+                        register(None, hook)
+                    except Exception as error:
+                        told[name, way] = type(error).__name__, str(error)
+            loss(model, 0, tally.rank()).backward()  # it is as it was
+    return told
+
+
+def test_what_is_no_hook(three, store):
+    for told in three(no_hooks, store):
+        assert told["number", "torch"] == ("TypeError", "Communication hook must be callable.")
+        for (name, way), error in told.items():
+            assert error == told[name, "torch"], (name, way)
+        assert len(told) == 3 * 7
+
+
 def both(mode, path):
     return train("hook", mode, path), train("backend", mode, path + "-backend")
 

@@ -192,7 +192,10 @@ def _have_ddp_tell():
 
     @functools.wraps(register)
     def register_comm_hook(self, state, hook):
-        if hook in (ddp_hook, ddp_hook_fp16, ddp_hook_bf16) and not isinstance(state, State):
+        if not callable(hook):  # torch says so in its own words
+            register(self, state, hook)
+            return
+        if any(hook is one for one in (ddp_hook, ddp_hook_fp16, ddp_hook_bf16)) and not isinstance(state, State):
             raise TypeError("a hook of Tally's needs tally.torch.state(), one for each model, not %r" % (state,))
         model = _Model(self)
         register(self, state, _Hook(hook, model))
