@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device
+from . import device, lists
 from .join import decline, job_members, join
 from .ops import _DTYPES, _PLAIN, _check
 from .ranks import Ranks
@@ -129,6 +129,12 @@ def _landing(tensors):
     return aside, functools.partial(_apart, tensors, aside)
 
 
+def _spread(targets, flat):
+    """Put what _flat() made of one tensor into several like it."""
+    for target in targets:
+        _put(target, flat)
+
+
 def _copy(target, source):
     if target.data_ptr() != source.data_ptr():
         target.detach().copy_(source)
@@ -142,13 +148,8 @@ def _together(tensors):
     return flats[0] if len(flats) == 1 else torch.cat(flats)
 
 
-def _by_rank(lists):
-    """The tensors of lists that have one for each rank: each rank's side by side."""
-    return [one for pieces in zip(*lists) for one in pieces]
-
-
 def _apart(targets, flat):
-    """The opposite."""
+    """The opposite of _together()."""
     at = 0
     for target in targets:
         size = target.numel() * target.element_size() // flat.element_size()
@@ -418,7 +419,7 @@ class Group(dist.ProcessGroup):
 
     def _look_at(self, work, *tensors):
         if not tensors:
-            raise ValueError("no tensor")
+            raise ValueError("requires non-empty tensor list")
         for tensor in tensors:
             if (tensor.layout is not torch.strided or tensor.is_nested
                     or not (tensor.is_cpu or device.supported(tensor.device))):
@@ -434,10 +435,7 @@ class Group(dist.ProcessGroup):
             raise ValueError("%s of %s, where %s is needed" % (what, ours, needed))
 
     def _root(self, options):
-        root = options if isinstance(options, int) else options.rootRank
-        if not 0 <= root < self.size():
-            raise ValueError("root %d is no rank from 0 to %d" % (root, self.size() - 1))
-        return root
+        return lists.root_rank(options, self.size())
 
     def _reduction(self, tensor, operator):
         """(a view of `tensor`, the number of a reduction)."""
@@ -458,7 +456,7 @@ class Group(dist.ProcessGroup):
         return NotImplementedError("%s of %s is not supported" % (_NAMES.get(operator, operator), what))
 
     def _reduce(self, work, tensors, operator, root=None):
-        """Add to `work` the reduction of tensors in place, at all ranks or at the root."""
+        """Add to `work` the reduction of each of the tensors in place, at all ranks or at the root."""
         if root is None and len(tensors) == 1:  # what most calls are about goes by a short way
             tensor, = tensors
             reduction = _DIRECT.get((tensor.dtype, operator))
@@ -468,12 +466,12 @@ class Group(dist.ProcessGroup):
                 return
         keep, finish = root is None or root == self.rank(), None
         if len(tensors) == 1 and tensors[0].is_sparse:
-            self._reduce_sparse(work, tensors[0], operator, keep)
+            self._reduce_sparse(work, tensors, operator, keep)
             return
         self._look_at(work, *tensors)
         tensor = tensors[0]
         if len(tensors) > 1:
-            self._expect({one.dtype for one in tensors}, {tensor.dtype}, "types")
+            lists.of_one_type(tensors)
             self._reduction(tensor, operator)  # before cat(), which may not know the type either
             tensor = torch.cat([one.detach().reshape(-1) for one in tensors])
             finish = functools.partial(_apart, tensors, tensor)
@@ -493,14 +491,31 @@ class Group(dist.ProcessGroup):
         if keep and finish:
             work.follow(finish)
 
-    def _reduce_sparse(self, work, tensor, operator, keep):
+    def _reduce_list(self, work, tensors, operator):
+        """Add to `work` the reduction of all tensors of all ranks' lists, into each of them."""
+        lists.alike(tensors)
+        if operator == _AVG:  # Gloo averages the first, and leaves a sum in the others
+            raise self._unsupported(operator, "several tensors")
+        if tensors[0].is_sparse:
+            self._reduce_sparse(work, tensors, operator, True)
+            return
+        self._look_at(work, *tensors)
+        views, (reduction, *_) = zip(*[self._reduction(tensor, operator) for tensor in tensors])
+        total = lists.combined(views, operator).contiguous()
+        work.look_at([total])
+        work.add(self._ranks.reduce, total, total, reduction, note=_note(tensors[:1], False))
+        work.follow(functools.partial(_spread, tensors, _flat(total)))
+
+    def _reduce_sparse(self, work, tensors, operator, keep):
         """As for dense ones: the sum of the ranks' tensors.  Indices and values of all are gathered."""
-        self._look_at(work, tensor.detach()._values())
+        tensor = tensors[0]
+        for one in tensors:
+            self._look_at(work, one.detach()._values())
         if not tensor.is_cpu:
             raise NotImplementedError("sparse tensors on %s are not supported" % tensor.device)
         if operator not in (_SUM, _AVG):
             raise self._unsupported(operator, "a sparse tensor")
-        compact = tensor.detach().coalesce()
+        compact = functools.reduce(torch.add, [one.detach() for one in tensors]).coalesce()
         indices, values = compact.indices(), compact.values()
         widths = [indices.shape[0] * indices.element_size(), values.shape[1:].numel() * values.element_size()]
         rows = torch.cat([_flat(part).view(torch.uint8).view(indices.shape[1], width)
@@ -518,17 +533,18 @@ class Group(dist.ProcessGroup):
             total = torch.sparse_coo_tensor(places, summands, tensor.shape, device=summands.device,
                                             check_invariants=False).coalesce()
             # Not on a detached alias: a sparse tensor takes new indices and values.
-            with torch.inference_mode(tensor.is_inference()):
-                tensor.copy_(total / self.size() if operator == _AVG else total)
+            for one in tensors:
+                with torch.inference_mode(one.is_inference()):
+                    one.copy_(total / self.size() if operator == _AVG else total)
         if keep:
             work.follow(combine)
 
-    def _gather(self, work, lists, tensors):
+    def _gather(self, work, outputs, tensors):
         """Add to `work` the gathering of each of the tensors into its list, of one for each rank."""
         gathering = work.add(self._ranks.gather, _together(tensors), note=_note(tensors))
 
         def spread():
-            for rank, (targets, piece) in enumerate(zip(zip(*lists), gathering.pieces())):
+            for rank, (targets, piece) in enumerate(zip(zip(*outputs), gathering.pieces())):
                 here = sum(one.numel() * one.element_size() for one in targets)
                 there = piece.numel() * piece.element_size()
                 if here != there:
@@ -539,35 +555,39 @@ class Group(dist.ProcessGroup):
     # --- reductions
 
     def allreduce(self, tensors, opts=None, timeout=None):
-        return self._allreduce("allreduce", _list(tensors), timeout or opts, opts)
-
-    def allreduce_coalesced(self, tensors, opts=None):
-        return self._allreduce("allreduce_coalesced", _list(tensors), opts, opts)
-
-    def _allreduce(self, what, tensors, options, operator):
-        with self._call(what, tensors, options) as work:
-            self._reduce(work, tensors, _operator(operator))
+        tensors = _list(tensors)
+        with self._call("allreduce", tensors, timeout or opts) as work:
+            if len(tensors) == 1:
+                self._reduce(work, tensors, _operator(opts))
+            else:
+                self._reduce_list(work, tensors, _operator(opts))
         return work
 
-    def reduce(self, tensors, opts, op=None, timeout=None):
+    def allreduce_coalesced(self, tensors, opts=None):
+        tensors = _list(tensors)
+        with self._call("allreduce_coalesced", tensors, opts) as work:
+            self._reduce(work, tensors, _operator(opts))
+        return work
+
+    def reduce(self, tensors, opts=None, op=None, timeout=None):
         tensors = _list(tensors)
         with self._call("reduce", tensors, timeout or opts) as work:
-            self._reduce(work, tensors, _operator(getattr(opts, "reduceOp", op)), self._root(opts))
+            root = self._root(opts)
+            lists.root_tensor(opts, tensors)
+            self._reduce(work, [lists.one(tensors)], _operator(getattr(opts, "reduceOp", op)), root)
         return work
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
-        outputs, lists = _list(output_tensors), _lists(input_tensors)
+        outputs, inputs = _list(output_tensors), _lists(input_tensors)
         with self._call("reduce_scatter", outputs, timeout or opts) as work:
-            self._expect([len(inputs) for inputs in lists], [self.size()] * len(outputs), "numbers of tensors")
-            pieces = _by_rank(lists)
-            self._look_at(work, *outputs, *pieces)
-            self._expect([inputs[self.rank()].numel() for inputs in lists], [one.numel() for one in outputs],
-                         "elements")
-            self._expect({one.dtype for one in pieces}, {outputs[0].dtype}, "types")
-            self._reduction(outputs[0], _operator(opts))  # before cat(), which may not know the type either
+            output, pieces = lists.one(outputs, "output "), lists.one(inputs, "input ")
+            self._expect(len(pieces), self.size(), "number of input tensors")
+            self._look_at(work, output, *pieces)
+            self._expect(pieces[self.rank()].numel(), output.numel(), "number of elements")
+            self._expect({one.dtype for one in pieces}, {output.dtype}, "types")
+            self._reduction(output, _operator(opts))  # before cat(), which may not know the type either
             self._reduce_scatter(work, outputs, torch.cat([one.detach().reshape(-1) for one in pieces]),
-                                 [sum(one.numel() for one in mine) for mine in zip(*lists)], opts,
-                                 _note([inputs[0] for inputs in lists]))
+                                 [one.numel() for one in pieces], opts, _note(pieces[:1]))
         return work
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -604,26 +624,26 @@ class Group(dist.ProcessGroup):
 
     # --- data as it is
 
-    def broadcast(self, tensors, opts, timeout=None):
+    def broadcast(self, tensors, opts=None, timeout=None):
+        """tensors: all are overwritten with one of the root's: the first, or the one that opts.rootTensor says."""
         tensors = _list(tensors)
         with self._call("broadcast", tensors, timeout or opts) as work:
+            root, tensor = self._root(opts), lists.root_tensor(opts, tensors)
+            lists.alike(tensors)
             self._look_at(work, *tensors)
-            root, flat = self._root(opts), _together(tensors)
-            work.add(self._ranks.broadcast, flat, root, note=_note(tensors))
-            if self.rank() != root:
-                work.follow(functools.partial(_apart, tensors, flat))
+            flat = _flat(tensor)
+            work.add(self._ranks.broadcast, flat, root, note=_note([tensor]))
+            if self.rank() != root or len(tensors) > 1:
+                work.follow(functools.partial(_spread, tensors, flat))
         return work
 
-    def scatter(self, output_tensors, input_tensors, opts, timeout=None):
+    def scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs = _list(output_tensors)
         with self._call("scatter", outputs, timeout or opts) as work:
-            root, source, counts = self._root(opts), None, None
-            lists = _lists(input_tensors) if self.rank() == root else []
-            pieces = _by_rank(lists)
-            self._look_at(work, *outputs, *pieces)
-            if self.rank() == root:
-                self._expect([[(one.numel(), one.dtype) for one in inputs] for inputs in lists],
-                             [[(one.numel(), one.dtype)] * self.size() for one in outputs])
+            root, output, source, counts = self._root(opts), lists.one(outputs, "output "), None, None
+            pieces = lists.of_root(_lists(input_tensors), "input", self.size(), output, self.rank() == root)
+            self._look_at(work, output, *(pieces or ()))
+            if pieces is not None:
                 source = _together(pieces)
                 counts = [source.numel() // self.size()] * self.size()
             target, finish = _landing(outputs)
@@ -633,20 +653,23 @@ class Group(dist.ProcessGroup):
         return work
 
     def allgather(self, output_tensors, input_tensors, opts=None):
-        lists = _lists(output_tensors)
-        return self._allgather("allgather", lists, _list(input_tensors), lists, opts)
+        """output_tensors: a list for each of the inputs, all with the same tensors, one for each input of each rank."""
+        outputs, inputs = _lists(output_tensors), _list(input_tensors)
+        with self._call("allgather", outputs, opts) as work:
+            lists.gathered(outputs, inputs, self.size())
+            self._look_at(work, *itertools.chain(*outputs), *inputs)
+            self._gather(work, [outputs[0][place::len(inputs)] for place in range(len(inputs))], inputs)
+            for others in outputs[1:]:
+                for pair in zip(others, outputs[0]):
+                    work.follow(functools.partial(_copy, *pair))
+        return work
 
     def allgather_coalesced(self, output_lists, input_list, opts=None):
         """output_lists: a list for each rank, with a tensor for each of the inputs."""
-        return self._allgather("allgather_coalesced", [list(one) for one in zip(*output_lists)], input_list,
-                               output_lists, opts)
-
-    def _allgather(self, what, lists, inputs, result, opts):
-        with self._call(what, result, opts) as work:
-            self._look_at(work, *_by_rank(lists), *inputs)
-            self._expect([[(one.numel(), one.dtype) for one in outputs] for outputs in lists],
-                         [[(one.numel(), one.dtype)] * self.size() for one in inputs])
-            self._gather(work, lists, inputs)
+        with self._call("allgather_coalesced", output_lists, opts) as work:
+            lists.gathered_apart(output_lists, input_list, self.size())
+            self._look_at(work, *itertools.chain(*output_lists), *input_list)
+            self._gather(work, list(zip(*output_lists)), input_list)
         return work
 
     def all_gather_single(self, output, input, opts=None):
@@ -668,17 +691,14 @@ class Group(dist.ProcessGroup):
                 work.follow(functools.partial(_copy, *pair))
         return work
 
-    def gather(self, output_tensors, input_tensors, opts, timeout=None):
-        inputs = _list(input_tensors)
-        with self._call("gather", output_tensors, timeout or opts) as work:
-            root, target, counts = self._root(opts), None, None
-            lists = _lists(output_tensors) if self.rank() == root else []
-            pieces = _by_rank(lists)
-            self._look_at(work, *pieces, *inputs)
-            flat = _together(inputs)
-            if self.rank() == root:
-                self._expect([[(one.numel(), one.dtype) for one in outputs] for outputs in lists],
-                             [[(one.numel(), one.dtype)] * self.size() for one in inputs])
+    def gather(self, output_tensors, input_tensors, opts=None, timeout=None):
+        inputs, outputs = _list(input_tensors), _lists(output_tensors)
+        with self._call("gather", outputs, timeout or opts) as work:
+            root, tensor, target, counts = self._root(opts), lists.one(inputs, "input "), None, None
+            pieces = lists.of_root(outputs, "output", self.size(), tensor, self.rank() == root)
+            self._look_at(work, tensor, *(pieces or ()))
+            flat = _flat(tensor)
+            if pieces is not None:
                 target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
                 work.follow(functools.partial(_apart, pieces, target))
             work.add(self._ranks.gather_to, flat, target, counts, root, note=_note(inputs))

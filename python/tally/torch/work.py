@@ -200,8 +200,9 @@ class GroupWork(_Work):
             self._filled_in()
         if isinstance(error, Error):
             raise self._explained(error) from None
-        if type(error) in (NotImplementedError, ValueError):
-            raise type(error)("%s: %s" % (self.what, error)) from None
+        if type(error) in (NotImplementedError, ValueError):  # what Gloo refuses is a RuntimeError
+            again_as = RuntimeError if type(error) is ValueError else NotImplementedError
+            raise again_as("%s: %s" % (self.what, error)) from None
 
     # --- the end
 

@@ -1,0 +1,121 @@
+"""What the lists of tensors in one call must be: as with Gloo, whose words the errors have.
+
+Group calls these before it submits anything.  Each raises ValueError with what is wrong, which becomes the call's
+RuntimeError; the other ranks are told.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import functools
+
+import torch
+from torch._C._distributed_c10d import ReduceOp
+
+_KIND = ReduceOp.RedOpType
+# How tensors of one list are combined before the ranks' results are: c10d's number -> a function of two tensors.
+_COMBINE = {hash(kind): combine for kind, combine in (
+    (_KIND.SUM, torch.add), (_KIND.AVG, torch.add), (_KIND.MIN, torch.minimum), (_KIND.MAX, torch.maximum),
+    (_KIND.PRODUCT, torch.mul), (_KIND.BAND, torch.bitwise_and), (_KIND.BOR, torch.bitwise_or),
+    (_KIND.BXOR, torch.bitwise_xor))}
+
+
+def root_rank(options, size):
+    """The root that options, or a number in their place, ask for; c10d's default is 0."""
+    root = options if isinstance(options, int) else getattr(options, "rootRank", 0)
+    if not 0 <= root < size:
+        raise ValueError("invalid root rank: %d; the group has ranks 0 to %d" % (root, size - 1))
+    return root
+
+
+def root_tensor(options, tensors):
+    """Which of the list's tensors options mean."""
+    root = getattr(options, "rootTensor", 0)
+    if not 0 <= root < len(tensors):
+        raise ValueError("invalid root tensor: %d; the list has %d" % (root, len(tensors)))
+    return tensors[root]
+
+
+def alike(tensors, like=None):
+    """All tensors of a list must have one layout, type and shape: the first one's, or those of `like`."""
+    if like is None:
+        if not tensors:
+            raise ValueError("requires non-empty tensor list")
+        if len(tensors) == 1:
+            return
+        like = tensors[0]
+    for what, of in (("layout", lambda one: one.layout), ("type", lambda one: one.dtype),
+                     ("size", lambda one: list(one.shape))):
+        expected = of(like)
+        for index, tensor in enumerate(tensors):
+            if of(tensor) != expected:
+                raise ValueError("invalid tensor %s at index %d (expected %s, got %s)"
+                                 % (what, index, expected, of(tensor)))
+
+
+def of_one_type(tensors):
+    """All tensors of a list must have the first one's type."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise ValueError("tensors must all have the same type, not %s and %s" % (tensors[0].dtype, tensor.dtype))
+
+
+def one(tensors, what=""):
+    """The tensor of a list that may have no other.  what: "input " or "output ", if there are both."""
+    if len(tensors) != 1:
+        raise ValueError("requires a single-element %stensor list, not one of %d" % (what, len(tensors)))
+    return tensors[0]
+
+
+def of_root(lists, what, size, like, is_root):
+    """The root's tensors, one for each rank and like `like`, from its list of one list; None elsewhere."""
+    if not is_root:
+        if lists:
+            raise ValueError("requires empty %s on non-root" % what)
+        return None
+    if len(lists) != 1:
+        raise ValueError("requires a single-element %s list containing a list with %d tensors" % (what, size))
+    tensors, = lists
+    if len(tensors) != size:
+        raise ValueError("Incorrect %s list size %d. %s list size should be %d, same as size of the process group"
+                         % (what, len(tensors), what.capitalize(), size))
+    alike(tensors, like)
+    return tensors
+
+
+def gathered(lists, inputs, size):
+    """The lists of an all-gather: one for each input, with a tensor for each input of each rank."""
+    if not inputs:
+        raise ValueError("requires non-empty input tensor list")
+    if len(lists) != len(inputs):
+        raise ValueError("requires input/output tensor lists to have the same length, not %d and %d"
+                         % (len(inputs), len(lists)))
+    for index, outputs in enumerate(lists):
+        if len(outputs) != size * len(inputs):
+            raise ValueError("invalid output tensor list at index %d (expected length %d, got %d)"
+                             % (index, size * len(inputs), len(outputs)))
+    alike(inputs)
+    for outputs in lists:
+        alike(outputs, inputs[0])
+
+
+def gathered_apart(lists, inputs, size):
+    """The lists of an all-gather of tensors that are not alike: one for each rank, with a tensor for each input."""
+    if len(lists) != size:
+        raise ValueError("output lists should be equal to world size, %d, not %d" % (size, len(lists)))
+    for outputs in lists:
+        if len(outputs) != len(inputs):
+            raise ValueError("invalid output list of %d tensors, where there are %d inputs"
+                             % (len(outputs), len(inputs)))
+        for index, (output, given) in enumerate(zip(outputs, inputs)):
+            if output.dtype != given.dtype:
+                raise ValueError("invalid tensor type at index %d (expected %s, got %s)"
+                                 % (index, given.dtype, output.dtype))
+            if output.shape != given.shape:
+                raise ValueError("invalid size of output tensor at index %d (expected length %s, got %s)"
+                                 % (index, list(given.shape), list(output.shape)))
+
+
+def combined(tensors, operator):
+    """A new tensor that the list's tensors, of a type that torch can reduce so, are reduced to."""
+    with torch.no_grad():
+        return functools.reduce(_COMBINE[operator], [tensor.detach() for tensor in tensors])
