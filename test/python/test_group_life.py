@@ -76,7 +76,8 @@ def test_a_group_that_times_out(three, store):
     for rank in (0, 2):
         first, *rest = told[rank]
         # Where one is much slower the other's time-out comes first.
-        assert ("0.1 s" in first and "time-out" not in first) or "has cancelled it" in first
+        assert ("0.1 s" in first and "time-out" not in first and "Timed out" in first) or "has cancelled it" in first
+        assert all("Timed out" in one for one in rest[:9])
         assert "not ended within 1 s" in rest.pop(4)
         for _ in range(4):
             assert "not ended within 1 s, its own time-out" in rest.pop(4)
@@ -84,6 +85,71 @@ def test_a_group_that_times_out(three, store):
         for waited, again in (rest[:2], rest[2:4]):
             assert "Error" in waited and "not ended within 1 s" in waited and "time-out" in waited
             assert "can no longer be used" in again
+
+
+def monitored(path):
+    """What monitored_barrier() says: of ranks that come, of some that do not, of one that comes late, of a late rank 0."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank, told = tally.rank(), {}
+    short = datetime.timedelta(shorts=3)
+    with group("tally", path):
+        one = dist.group.WORLD
+
+        def note(case, *arguments, **named):
+            told[case] = said(lambda: one.monitored_barrier(*arguments, **named))
+
+        def after():
+            x = torch.ones(3)
+            dist.all_reduce(x)  # in step all the same
+            assert x.tolist() == [4] * 3
+
+        note("all come")
+        note("all come again", datetime.timedelta(shorts=60), True)
+        after()
+        if rank in (0, 3):
+            note("two do not", short)
+        after()
+        if rank not in (0, 3):
+            note("two do not", short)
+        after()
+        if rank in (0, 3):
+            note("both named", short, wait_all_ranks=True)
+        after()
+        if rank not in (0, 3):
+            note("both named", short, wait_all_ranks=True)
+        after()
+        if rank:
+            note("without rank 0", timeout=short)
+        after()
+        if not rank:
+            note("without rank 0", timeout=short)
+        after()
+        if rank == 2:
+            dist.send(torch.full((1,), 7.0), 0)  # is not taken for the barrier's
+        note("messages beside it")
+        if rank == 0:
+            dist.recv(x := torch.zeros(1), 2)
+            assert x.item() == 7
+        some = dist.new_group([1, 2], timeout=short)
+        if rank == 1:
+            told["in a group"] = said(lambda: some.monitored_barrier())
+        dist.destroy_process_group(some)
+        after()
+    return told
+
+
+def test_monitored_barriers(four, store):
+    told = four(monitored, store)
+    for rank, one in enumerate(told):
+        assert one["all come"] == one["all come again"] == one["messages beside it"] == "nothing"
+        for case, names in (("two do not", "Rank 1"), ("both named", "Ranks 1, 2")):
+            assert "Timed out: %s failed to pass monitoredBarrier in 3000 ms" % names in one[case], (rank, case, one)
+            assert ("Rank 3 successfully reached monitoredBarrier" in one[case]) == (rank == 3), one[case]
+        late = "Timed out: %s failed to pass monitoredBarrier in 3000 ms" % ("Rank 0" if rank else "Rank 1")
+        assert late in one["without rank 0"], (rank, one)
+    assert "Timed out: Rank 1 failed to pass monitoredBarrier in 3000 ms" in told[1]["in a group"]
 
 
 def aborted_meanwhile(path):

@@ -175,6 +175,115 @@ def test_calls_that_only_cpp_keeps(three, store):
         assert left == 0
 
 
+def ranges_of(profiled, calls):
+    """{call: the ranges that a profile has of it: (name, shapes)}; calls are marked by ranges of their own."""
+    events = sorted(profiled.events(), key=lambda event: event.time_range.start)
+    found = {}
+    for mark in events:
+        if mark.name in calls:
+            found[mark.name] = [(one.name, one.input_shapes) for one in events
+                                if one.name.startswith(("c10d::", "gloo:", "tally:"))
+                                and mark.time_range.start <= one.time_range.start <= mark.time_range.end]
+    return found
+
+
+def profiled_calls(path):
+    """{backend: ranges of each call}, and what was made of a call that fails and while no profiler is on."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from tally.torch import profile
+    from torch.nn.parallel import DistributedDataParallel
+    rank, ranges = tally.rank(), {}
+    x, longer, whole = torch.ones(2, 2), torch.ones(4, 3), torch.ones(6, 2)
+    pieces = [torch.zeros(2, 2) for _ in range(3)]
+
+    def sparse():
+        return torch.sparse_coo_tensor([[0]], [1.0], (4,), check_invariants=True)
+
+    def passed(one):
+        works = [one.send([x], (rank + 1) % 3, 0), one.recv([pieces[0]], (rank + 2) % 3, 0)]
+        for work in works:
+            work.wait()
+
+    calls = {
+        "sum": lambda one: dist.all_reduce(longer, group=one),
+        "sum later": lambda one: dist.all_reduce(longer, group=one, async_op=True).wait(),
+        "sum in a future": lambda one: dist.all_reduce(longer, group=one, async_op=True).get_future().wait(),
+        "sum of some": lambda one: one.allreduce_coalesced([x, longer]).wait(),
+        "broadcast": lambda one: dist.broadcast(x, 1, group=one),
+        "reduce": lambda one: dist.reduce(x, 1, group=one),
+        "all_gather": lambda one: dist.all_gather(pieces, x, group=one),
+        "all_gather of some": lambda one: one.allgather_coalesced([[torch.zeros(2, 2)] for _ in range(3)], [x]).wait(),
+        "gather": lambda one: dist.gather(x, pieces if rank == 1 else None, 1, group=one),
+        "scatter": lambda one: dist.scatter(x, pieces if rank == 1 else None, 1, group=one),
+        "reduce_scatter": lambda one: dist.reduce_scatter(x, pieces, group=one),
+        "all_to_all": lambda one: dist.all_to_all_single(torch.zeros(6, 2), whole, group=one),
+        "all_to_all of a list": lambda one: one.alltoall([torch.zeros(2, 2) for _ in range(3)], pieces).wait(),
+        "messages": passed,
+        "barrier": lambda one: one.barrier().wait()}
+    with group("gloo", path):
+        ours = dist.new_group(backend="tally")
+        for backend, one in (("gloo", dist.group.WORLD), ("tally", ours)):
+            # In backward DDP's reducer makes its calls from another thread.
+            model = DistributedDataParallel(torch.nn.Linear(3, 4), process_group=one)
+            for call in calls.values():
+                call(one)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as made:
+                for name, call in calls.items():
+                    dist.barrier(ours)
+                    with torch.profiler.record_function(name):
+                        call(one)
+                with torch.profiler.record_function("backward"):
+                    model(longer).sum().backward()
+            ranges[backend] = ranges_of(made, [*calls, "backward"])
+            del model
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as made:
+            with torch.profiler.record_function("fails"):
+                try:
+                    ours.allreduce([x, longer])
+                except RuntimeError:
+                    pass
+            with torch.profiler.record_function("sparse"):
+                dist.all_reduce(sparse(), group=ours)
+            ours.monitored_barrier()
+            left = dist.all_reduce(x, group=ours, async_op=True)
+        left.wait()  # the profiler is no more
+        ended = [event.name for event in made.events() if event.name.startswith("tally:")]
+
+        entered = []
+        enter = profile._autograd._record_function_with_args_enter
+        profile._autograd._record_function_with_args_enter = lambda *arguments: entered.append(arguments)
+        try:
+            kind = type(ours.barrier()).__name__
+            for call in calls.values():
+                call(ours)
+        finally:
+            profile._autograd._record_function_with_args_enter = enter
+    return ranges, ended, entered, kind
+
+
+def test_ranges_of_a_profile(three, store):
+    """As Gloo's; but a reduce_scatter is none of all_reduces here."""
+    for ranges, ended, entered, kind in three(profiled_calls, store):
+        assert entered == [] and kind == "GroupWork"
+        assert ended == ["tally:all_reduce", "tally:all_reduce", "tally:monitored_barrier", "tally:all_reduce"]
+        assert len(ranges["gloo"]) == len(ranges["tally"]) == 16
+        for call, with_gloo in ranges["gloo"].items():
+            ours = ranges["tally"][call]
+            operators = {name for name, _ in with_gloo if name.startswith("c10d::")}
+            assert {name for name, _ in ours if name.startswith("c10d::")} == operators, (call, ours)
+            for name, shapes in ours:
+                if name.startswith("tally:") and name != "tally:reduce_scatter":
+                    assert ("gloo" + name[5:], shapes) in with_gloo, (call, ours, with_gloo)
+            whole = [shapes for name, shapes in ours if name.startswith("tally:")]
+            assert whole == [shapes for name, shapes in ours if name.startswith("c10d::")], call
+            assert whole and (all(whole) or call in ("barrier", "scatter")), call
+        assert ranges["tally"]["backward"][-1][1] == [[16]]
+        assert ("tally:reduce_scatter", [[2, 2]] * 3) in ranges["tally"]["reduce_scatter"]
+
+
 def shards(path):
     """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
     import tally.torch

@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, lists
+from . import device, lists, monitored, profile
 from .join import decline, job_members, join
 from .ops import _DTYPES, _PLAIN, _check
 from .ranks import Ranks
@@ -260,6 +260,7 @@ class Group(dist.ProcessGroup):
         self._together = None  # calls begun since _start_coalescing()
         self._turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
+        self._monitored = 0  # calls of monitored_barrier()
 
     def __str__(self):
         return "process group %s" % (self._description if self._description.strip("undefined") else self._name)
@@ -401,10 +402,14 @@ class Group(dist.ProcessGroup):
     def leave(self):
         self._turn.release()
 
-    def _call(self, what, outputs, options, numbered=True):
+    def _call(self, what, outputs, options, numbered=True, inputs=None):
+        """A call to be filled in.  inputs: the tensors that it reads, if they are not its outputs."""
         if _traced and "torch._dynamo" in sys.modules:
             _stay_untraced()
-        work = GroupWork(self, what, numbered, outputs, options)
+        if profile.is_on():
+            work = profile.ProfiledWork(self, what, numbered, outputs, options, outputs if inputs is None else inputs)
+        else:
+            work = GroupWork(self, what, numbered, outputs, options)
         if self._together is not None:
             self._together.append(work)
         return work
@@ -579,7 +584,7 @@ class Group(dist.ProcessGroup):
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs, inputs = _list(output_tensors), _lists(input_tensors)
-        with self._call("reduce_scatter", outputs, timeout or opts) as work:
+        with self._call("reduce_scatter", outputs, timeout or opts, inputs=inputs) as work:
             output, pieces = lists.one(outputs, "output "), lists.one(inputs, "input ")
             self._expect(len(pieces), self.size(), "number of input tensors")
             self._look_at(work, output, *pieces)
@@ -597,7 +602,7 @@ class Group(dist.ProcessGroup):
         return self._reduce_scatter_singles("reduce_scatter_single_coalesced", outputs, inputs, opts)
 
     def _reduce_scatter_singles(self, what, outputs, inputs, opts):
-        with self._call(what, outputs, opts) as work:
+        with self._call(what, outputs, opts, inputs=inputs) as work:
             self._look_at(work, *outputs, *inputs)
             self._expect([one.numel() for one in inputs], [one.numel() * self.size() for one in outputs],
                          "number of elements")
@@ -639,7 +644,7 @@ class Group(dist.ProcessGroup):
 
     def scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
         outputs = _list(output_tensors)
-        with self._call("scatter", outputs, timeout or opts) as work:
+        with self._call("scatter", outputs, timeout or opts, inputs=input_tensors) as work:
             root, output, source, counts = self._root(opts), lists.one(outputs, "output "), None, None
             pieces = lists.of_root(_lists(input_tensors), "input", self.size(), output, self.rank() == root)
             self._look_at(work, output, *(pieces or ()))
@@ -655,7 +660,7 @@ class Group(dist.ProcessGroup):
     def allgather(self, output_tensors, input_tensors, opts=None):
         """output_tensors: a list for each of the inputs, all with the same tensors, one for each input of each rank."""
         outputs, inputs = _lists(output_tensors), _list(input_tensors)
-        with self._call("allgather", outputs, opts) as work:
+        with self._call("allgather", outputs, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
             self._look_at(work, *itertools.chain(*outputs), *inputs)
             self._gather(work, [outputs[0][place::len(inputs)] for place in range(len(inputs))], inputs)
@@ -666,7 +671,7 @@ class Group(dist.ProcessGroup):
 
     def allgather_coalesced(self, output_lists, input_list, opts=None):
         """output_lists: a list for each rank, with a tensor for each of the inputs."""
-        with self._call("allgather_coalesced", output_lists, opts) as work:
+        with self._call("allgather_coalesced", output_lists, opts, inputs=input_list) as work:
             lists.gathered_apart(output_lists, input_list, self.size())
             self._look_at(work, *itertools.chain(*output_lists), *input_list)
             self._gather(work, list(zip(*output_lists)), input_list)
@@ -679,7 +684,7 @@ class Group(dist.ProcessGroup):
         return self._allgather_singles("all_gather_single_coalesced", outputs, inputs, opts)
 
     def _allgather_singles(self, what, outputs, inputs, opts):
-        with self._call(what, outputs, opts) as work:
+        with self._call(what, outputs, opts, inputs=inputs) as work:
             self._look_at(work, *outputs, *inputs)
             self._expect([(one.numel(), one.dtype) for one in outputs],
                          [(one.numel() * self.size(), one.dtype) for one in inputs], "elements")
@@ -693,7 +698,7 @@ class Group(dist.ProcessGroup):
 
     def gather(self, output_tensors, input_tensors, opts=None, timeout=None):
         inputs, outputs = _list(input_tensors), _lists(output_tensors)
-        with self._call("gather", outputs, timeout or opts) as work:
+        with self._call("gather", outputs, timeout or opts, inputs=inputs) as work:
             root, tensor, target, counts = self._root(opts), lists.one(inputs, "input "), None, None
             pieces = lists.of_root(outputs, "output", self.size(), tensor, self.rank() == root)
             self._look_at(work, tensor, *(pieces or ()))
@@ -705,7 +710,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
-        with self._call("all_to_all_single", [output], opts) as work:
+        with self._call("all_to_all_single", [output], opts, inputs=input) as work:
             self._look_at(work, output, input)
             self._expect(input.dtype, output.dtype, "types")
             source = _flat(input)
@@ -726,7 +731,7 @@ class Group(dist.ProcessGroup):
         return [size * (flat.numel() // rows) for size in sizes] if rows else sizes
 
     def alltoall(self, output_tensors, input_tensors, opts=None):
-        with self._call("all_to_all", output_tensors, opts) as work:
+        with self._call("all_to_all", output_tensors, opts, inputs=input_tensors) as work:
             self._look_at(work, *output_tensors, *input_tensors)
             self._expect((len(output_tensors), len(input_tensors)), (self.size(),) * 2, "numbers of tensors")
             self._expect({one.dtype for one in (*input_tensors, *output_tensors)}, {input_tensors[0].dtype}, "types")
@@ -770,6 +775,18 @@ class Group(dist.ProcessGroup):
         with self._call("barrier", [], timeout or opts) as work:
             work.add(self._ranks.barrier)
         return work
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """A barrier in which rank 0 finds out who does not come within the time-out, by default the group's.
+
+        wait_all_ranks: name all of these, and not the first only.  Raises tally.Error with the names on all ranks that are
+        here; unlike other time-outs this one leaves the group usable."""
+        if self.failure is not None:
+            raise self.gone()
+        number, self._monitored = self._monitored, self._monitored + 1
+        with profile.ranges("monitored_barrier"):
+            monitored.barrier(self._ranks, number, self.limit if timeout is None else timeout.total_seconds(),
+                              wait_all_ranks)
 
     # Each of a pair by the names that it has had, of which torch calls either.
     for one in (("allreduce",), ("allreduce_coalesced",), ("reduce",), ("reduce_scatter",), ("broadcast",), ("scatter",),

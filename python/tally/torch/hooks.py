@@ -234,7 +234,7 @@ class _Late:
     def expire(self):
         operation, self.deadline = self._operation, None
         if operation is not None:
-            operation.cancel("it has not ended within %g s, the group's time-out: a rank is late, or has not run this "
+            operation.cancel("Timed out: it has not ended within %g s, the group's time-out: a rank is late, or has not run this "
                              "backward" % self._limit)
 
 

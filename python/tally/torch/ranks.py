@@ -20,7 +20,8 @@ from .._lib import PUSH_PULL
 from . import device
 from .ops import _DTYPES, _reduce
 
-_SPACE = 128  # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
+_SPACE = 128        # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
+_NOTES = _SPACE + 1  # that of messages which are the backend's own
 
 
 class Ranks:
@@ -169,6 +170,15 @@ class Ranks:
             return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector,
                               then, self._group, note)
         return self._start(submit, then, (None, vector), numbered=False, ready=ready)
+
+    def send_note(self, vector, to, tag):
+        """A message beside those of send(), of a vector in host memory."""
+        return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _NOTES, vector,
+                          group=self._group)
+
+    def receive_note(self, vector, sender, tag):
+        return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _NOTES, vector,
+                          group=self._group)
 
     def _begin(self, waiting, search=None):
         """Begin what can begin: whatever comes behind a search waits for it, or might take its message.

@@ -287,7 +287,7 @@ class GroupWork(_Work):
 
     def expire(self):
         """The group's time-out ends the call, and with it the group: its ranks are out of step."""
-        self.fail(Error("%s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
+        self.fail(Error("Timed out: %s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
                         % (self.what, self.group, self._limit,
                            "the group's" if self._limit == self._patience else "its own"), errno.ETIMEDOUT))
 
@@ -311,7 +311,7 @@ class GroupWork(_Work):
                     if left > _LOOK_S:
                         continue
                     if deadline < end:
-                        raise Error("%s of %s has not ended within %g s" % (self.what, self.group, seconds),
+                        raise Error("Timed out: %s of %s has not ended within %g s" % (self.what, self.group, seconds),
                                     errno.ETIMEDOUT) from None
                     self.expire()
                 except Exception:
