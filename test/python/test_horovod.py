@@ -147,6 +147,10 @@ def scatters():
     odd = r == 1
     fails(ValueError if odd else RuntimeError, lambda: t.reducescatter(torch.tensor(1.0) if odd else torch.ones(n)),
           "first dimension")
+    # As many elements for each rank, in rows of other lengths.
+    x, y = torch.ones((2 * n, 3) if odd else (n, 6)), torch.ones(n)
+    fails(RuntimeError, lambda: t.reducescatter(x, name="rows"), "disagree", "[%d, 3]" % (2 * n), "[%d, 6]" % n)
+    fails(RuntimeError, lambda: t.grouped_reducescatter([y, x], name="more rows"), "disagree")
     # Not the same call as an allreduce of that name.
     both = [t.allreduce_async(torch.ones(n), name="same", op=t.Sum),
             t.reducescatter_async(torch.ones(n), "same", t.Sum)]

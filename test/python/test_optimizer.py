@@ -174,7 +174,7 @@ def manners():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.step()
-    assert any("skip_synchronize" in str(w.message) for w in caught)
+    assert any("optimizer.step() called without optimizer.skip_synchronize()" in str(w.message) for w in caught)
 
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05, "a scheduler made before still rules"
@@ -409,6 +409,29 @@ def test_a_gradient_sparse_on_one_rank_only():
         job(half_sparse, timeout=100)
     finally:
         job.close()
+
+
+def frozen_sparse():
+    """An embedding that has had sparse gradients is frozen on one rank: all are told, it by its own name."""
+    import tally
+    import torch
+    t = hvd()
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(2):
+        if step and t.rank() == 1:
+            model.weight.requires_grad_(False)
+        else:
+            model(torch.tensor([t.rank()])).sum().backward()
+        if step:
+            fails(tally.Error, optimizer.step, "weight is frozen on rank 1")
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_sparse_gradient_frozen_on_one_rank(three):
+    three(frozen_sparse)
 
 
 def closures():

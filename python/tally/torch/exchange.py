@@ -164,9 +164,11 @@ def _reducescatter(tensors, names, reduction, process_set, prescale, postscale):
         if not packed.is_cpu:
             name = device.named(name, REDUCE_SCATTER, USER, group)
 
-        def submit(pair, then, result=None, name=name, counts=counts, code=code):
+        shape = str(list(packed.shape))  # ranks whose tensors have as many elements in other rows are told
+
+        def submit(pair, then, result=None, name=name, counts=counts, code=code, shape=shape):
             return _core.reduce_scatter(name, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, reduction, prescale,
-                                        postscale, USER, pair, result, then=then, group=group)
+                                        postscale, USER, pair, result, then=then, group=group, note=shape)
 
         if packed.is_cpu:
             operations.append(submit((packed, result), None, result))

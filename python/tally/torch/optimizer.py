@@ -18,7 +18,7 @@ import torch
 
 from .. import _core
 from .._core import GRADIENT, Reduction
-from .._lib import PUSH_PULL
+from .._lib import ALLGATHER, PUSH_PULL
 from .compression import Compression
 from .functions import compare
 from .ops import Average, Group, _reduce, _reduction
@@ -457,8 +457,9 @@ class _Distributed:
                 self._synchronized = self._unscaled = False
         if self._should_synchronize and not self._unscaled:
             if self._synchronized:
-                warnings.warn("optimizer.step() after optimizer.synchronize() reduces the gradients once more; call it "
-                              "in `with optimizer.skip_synchronize():`", stacklevel=2)
+                warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after "
+                              "optimizer.synchronize() reduces the gradients once more; call it in "
+                              "`with optimizer.skip_synchronize():`", stacklevel=2)
             self.synchronize()
         elif self._handles:
             raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as that of "
