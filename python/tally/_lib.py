@@ -7,7 +7,6 @@ the conversion of its arguments.
 SPDX-License-Identifier: Apache-2.0
 """
 
-import ctypes
 import os
 from ctypes import (CDLL, POINTER, PyDLL, Structure, c_char, c_char_p, c_double, c_int, c_int32, c_int64,
                     c_size_t, c_uint32, c_uint64, c_void_p)
@@ -137,7 +136,8 @@ for _view, _table in ((lib, _shared), (blocking, _waiting)):
         try:
             _function = getattr(_view, _name)
         except AttributeError:
-            raise ImportError("%s has no %s: it is of another release than this package" % (blocking._name, _name))
+            raise ImportError("%s has no %s: it is of another release than this package"
+                              % (blocking._name, _name)) from None
         _function.restype = _result
         _function.argtypes = _arguments
 

@@ -2,7 +2,6 @@
 each machine or come late, several cards, ports behind a firewall, what launchers set; and unequal numbers of ranks."""
 
 import os
-import pathlib
 import re
 import sys
 import time
@@ -93,7 +92,7 @@ def without(*what):
 def test_ipv6(net, variables):
     said = sums(finish(start(net, ["w0", "w2"], ["c0"], **variables)), 2, 2, 3)
     port = 29888 if "29888" in str(variables) else 29777
-    assert f"rank 0 of 2 at fd77::1," in said and f"coordinator [fd77::1]:{port}," in said
+    assert "rank 0 of 2 at fd77::1," in said and f"coordinator [fd77::1]:{port}," in said
 
 
 def test_each_knows_the_name_by_another_family(net):

@@ -1,6 +1,8 @@
 """Jobs that tests share.  Functions that run on the ranks are module-level and have no `test_` in their names."""
 
+import os
 import sys
+import tempfile
 
 import pytest
 
@@ -21,6 +23,13 @@ def _job(ranks, services, **more):
 four = _job(4, 2)   # 4 machines of one rank, 2 tallyd
 three = _job(3, 1)  # a tree that is not full
 machine = _job(3, 0, machines=1)  # ranks of one machine, which share memory
+
+
+@pytest.fixture
+def store():
+    """Path for a FileStore that nobody has used."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield os.path.join(folder, "store")
 
 
 def pytest_configure(config):

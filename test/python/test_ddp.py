@@ -2,10 +2,8 @@
 
 import contextlib
 import importlib
-import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 
 import numpy as np
@@ -223,13 +221,6 @@ def reference_two(size):
         for one in steps:
             one.step()
     return [p for model in models for p in parameters(model)]
-
-
-@pytest.fixture
-def store():
-    """Path for a FileStore that nobody has used."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield os.path.join(folder, "store")
 
 
 def same_on_all(results):
@@ -509,7 +500,6 @@ def test_hooks_of_others(three, store, before):
 def no_hooks(path):
     """{case and backend: what register_comm_hook() says to what is no hook}, and the same without Tally's part in it."""
     import torch
-    import torch.distributed as dist
     import tally.torch
     from torch.nn.parallel import DistributedDataParallel
 

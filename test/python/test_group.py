@@ -9,7 +9,7 @@ import time
 import pytest
 
 import jobs
-from test_ddp import group, needs, store
+from test_ddp import group
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64",
           "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn")
@@ -746,7 +746,6 @@ def chained(path, cap):
     """PowerSGD, whose hook begins sums when others have ended: its ranks have the same parameters, or are told why not."""
     import tally.torch
     import torch
-    import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
     rank = tally.rank()

@@ -1,7 +1,6 @@
 """The groups of the backend "tally": beside and after each other, of some ranks, late, left, destroyed and made again."""
 
 import datetime
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,7 @@ import time
 import pytest
 
 import jobs
-from test_ddp import group, store
+from test_ddp import group
 from test_group import said
 
 
@@ -93,7 +92,7 @@ def monitored(path):
     import torch
     import torch.distributed as dist
     rank, told = tally.rank(), {}
-    short = datetime.timedelta(shorts=3)
+    short = datetime.timedelta(seconds=3)
     with group("tally", path):
         one = dist.group.WORLD
 
@@ -106,7 +105,7 @@ def monitored(path):
             assert x.tolist() == [4] * 3
 
         note("all come")
-        note("all come again", datetime.timedelta(shorts=60), True)
+        note("all come again", datetime.timedelta(seconds=60), True)
         after()
         if rank in (0, 3):
             note("two do not", short)
@@ -255,6 +254,14 @@ def end_in_an_error(path):
 
 def test_a_call_that_ends_in_an_error(three, store):
     assert ["memory location" in one for one in three(end_in_an_error, store, timeout=30)] == [True] * 3
+
+
+@pytest.mark.parametrize("description, said_so", [("undefined", "7"), ("", "7"), ("fine", "fine"), ("dp", "dp")])
+def test_how_a_group_is_called(description, said_so):
+    """By its description, where it has one."""
+    from types import SimpleNamespace
+    from tally.torch.group import Group
+    assert Group.__str__(SimpleNamespace(_description=description, _name="7")) == "process group " + said_so
 
 
 def test_a_timer_whose_thread_could_not_be_started(monkeypatch):

@@ -4,9 +4,7 @@ import datetime
 import gc
 import warnings
 
-import pytest
-
-from test_ddp import group, needs, store
+from test_ddp import group, needs
 
 
 def stand_on_it(path):
@@ -141,6 +139,7 @@ def handed_to_cpp(path):
             del calls
             gc.collect()
             results["registered"] = [functional.wait_tensor(one).tolist() for one in (x, y, z)]
+            results["received"] = into.tolist()
         if hasattr(dist.Work, "boxed"):
             boxed = dist.all_reduce(x := ones(), async_op=True).boxed()
             gc.collect()
@@ -168,7 +167,7 @@ def handed_to_cpp(path):
 def test_calls_that_only_cpp_keeps(three, store):
     for rank, (results, left) in enumerate(three(handed_to_cpp, store)):
         assert results.pop("count False") == results.pop("count True") == 3 and results.pop("differ")
-        expected = {"registered": [[6] * 3] * 3, "boxed": [6] * 3, "all_reduce": [6] * 3, "all_gather": [1, 2, 3],
+        expected = {"registered": [[6] * 3] * 3, "received": [(rank + 2) % 3 + 1] * 3, "boxed": [6] * 3, "all_reduce": [6] * 3, "all_gather": [1, 2, 3],
                     "reduce_scatter": [6], "broadcast": [2] * 3, "all_to_all": [1, 2, 3], "several sums": [6] * 3,
                     "several gathered": [1, 2, 3], "several scattered": [6]}
         assert results == {name: value for name, value in expected.items() if name in results}, rank
@@ -288,7 +287,6 @@ def shards(path):
     """FSDP2 and a checkpoint over the group; parameters as a whole, and whether they come back."""
     import tally.torch
     import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from test_ddp import group, store
+from test_ddp import group
 
 CALLS = 400
 MEMBERS = ([0, 1, 2], [0, 1], [1, 2], [0, 2])

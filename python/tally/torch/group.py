@@ -263,7 +263,8 @@ class Group(dist.ProcessGroup):
         self._monitored = 0  # calls of monitored_barrier()
 
     def __str__(self):
-        return "process group %s" % (self._description if self._description.strip("undefined") else self._name)
+        described = self._description not in ("", "undefined")  # torch's word for none
+        return "process group %s" % (self._description if described else self._name)
 
     # --- names and settings
 
