@@ -32,9 +32,10 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, lists, monitored, profile
+from . import device, lists, monitored
 from .join import decline, job_members, join
 from .ops import _DTYPES, _PLAIN, _check
+from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks
 from .work import GroupWork, Together, UnderWay, just_ended
 
@@ -407,8 +408,8 @@ class Group(dist.ProcessGroup):
         """A call to be filled in.  inputs: the tensors that it reads, if they are not its outputs."""
         if _traced and "torch._dynamo" in sys.modules:
             _stay_untraced()
-        if profile.is_on():
-            work = profile.ProfiledWork(self, what, numbered, outputs, options, outputs if inputs is None else inputs)
+        if is_profiled():
+            work = ProfiledWork(self, what, numbered, outputs, options, outputs if inputs is None else inputs)
         else:
             work = GroupWork(self, what, numbered, outputs, options)
         if self._together is not None:
@@ -499,6 +500,7 @@ class Group(dist.ProcessGroup):
 
     def _reduce_list(self, work, tensors, operator):
         """Add to `work` the reduction of all tensors of all ranks' lists, into each of them."""
+        tensors = list(tensors)  # the caller's may change
         lists.alike(tensors)
         if operator == _AVG:  # Gloo averages the first, and leaves a sum in the others
             raise self._unsupported(operator, "several tensors")
@@ -561,7 +563,8 @@ class Group(dist.ProcessGroup):
     # --- reductions
 
     def allreduce(self, tensors, opts=None, timeout=None):
-        tensors = _list(tensors)
+        if type(tensors) is not list:  # most are, and a call costs a bucket's time
+            tensors = _list(tensors)
         with self._call("allreduce", tensors, timeout or opts) as work:
             if len(tensors) == 1:
                 self._reduce(work, tensors, _operator(opts))
@@ -785,7 +788,7 @@ class Group(dist.ProcessGroup):
         if self.failure is not None:
             raise self.gone()
         number, self._monitored = self._monitored, self._monitored + 1
-        with profile.ranges("monitored_barrier"):
+        with ranges("monitored_barrier"):
             monitored.barrier(self._ranks, number, self.limit if timeout is None else timeout.total_seconds(),
                               wait_all_ranks)
 

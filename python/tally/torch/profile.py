@@ -16,7 +16,7 @@ from torch._C import _autograd
 
 from .work import GroupWork
 
-is_on = _autograd._profiler_enabled
+is_profiled = _autograd._profiler_enabled
 
 _TITLES = {  # call -> (c10d's operator, how Gloo and NCCL call it)
     "allreduce": ("allreduce_", "all_reduce"),
@@ -74,7 +74,7 @@ class Ranges:
 @contextlib.contextmanager
 def ranges(what):
     """The ranges of a call that ends before it returns."""
-    if not is_on():
+    if not is_profiled():
         yield
         return
     both = Ranges(what, ())
