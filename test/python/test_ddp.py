@@ -497,6 +497,27 @@ def test_hooks_of_others(three, store, before):
     assert three(hook_of_others, before, store) == [True] * 3
 
 
+def profiled_hook(mode, path):
+    """The ranges of a backward with the hook: (name, shapes)."""
+    import torch
+    import tally
+    with group("gloo", path):
+        model = wrap(network(mode), "hook", gradient_as_bucket_view=True)
+        for step in range(2):  # the second has the buckets that stay
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as made:
+                loss(model, step, tally.rank()).backward()
+        ranges = [(event.name, event.input_shapes) for event in made.events() if event.name.startswith("tally:")]
+        return ranges, sum(p.numel() for p in model.parameters()), [9, 40]
+
+
+def test_ranges_of_the_hook(three, store):
+    for ranges, numbers, _ in three(profiled_hook, "plain", store):
+        assert ranges == [("tally:all_reduce", [[numbers]])]
+    for ranges, numbers, table in three(profiled_hook, "sparse", store + "-sparse"):
+        assert sorted(ranges) == [("tally:all_reduce", [table]),
+                                  ("tally:all_reduce", [[numbers - table[0] * table[1]]])]
+
+
 def no_hooks(path):
     """{case and backend: what register_comm_hook() says to what is no hook}, and the same without Tally's part in it."""
     import torch

@@ -28,6 +28,7 @@ from .._lib import ALLGATHER, PUSH_PULL
 from . import device
 from .join import join_default
 from .ops import Average, _reduce
+from .profile import Range, is_profiled
 from .sparse import SparseReduction
 from .work import deadlines
 
@@ -234,8 +235,8 @@ class _Late:
     def expire(self):
         operation, self.deadline = self._operation, None
         if operation is not None:
-            operation.cancel("Timed out: it has not ended within %g s, the group's time-out: a rank is late, or has not run this "
-                             "backward" % self._limit)
+            operation.cancel("Timed out: it has not ended within %g s, the group's time-out: a rank is late, or has "
+                             "not run this backward" % self._limit)
 
 
 def _nothing(_):
@@ -255,6 +256,8 @@ def _ended(tensor, limit):
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
     future = begun.then(lambda _: ended.pop().wait())  # what is left here keeps itself
+    if is_profiled():
+        future.add_done_callback(Range("tally:all_reduce", tensor).end)
     if limit is None:
         return future, then, _nothing
     late = _Late(limit, then)

@@ -14,9 +14,8 @@ from torch._C._distributed_c10d import ReduceOp
 _KIND = ReduceOp.RedOpType
 # How tensors of one list are combined before the ranks' results are: c10d's number -> a function of two tensors.
 _COMBINE = {hash(kind): combine for kind, combine in (
-    (_KIND.SUM, torch.add), (_KIND.AVG, torch.add), (_KIND.MIN, torch.minimum), (_KIND.MAX, torch.maximum),
-    (_KIND.PRODUCT, torch.mul), (_KIND.BAND, torch.bitwise_and), (_KIND.BOR, torch.bitwise_or),
-    (_KIND.BXOR, torch.bitwise_xor))}
+    (_KIND.SUM, torch.add), (_KIND.MIN, torch.minimum), (_KIND.MAX, torch.maximum), (_KIND.PRODUCT, torch.mul),
+    (_KIND.BAND, torch.bitwise_and), (_KIND.BOR, torch.bitwise_or), (_KIND.BXOR, torch.bitwise_xor))}
 
 
 def root_rank(options, size):

@@ -1,7 +1,7 @@
 """Ranges of a group's calls for torch.profiler, as Gloo's calls have them.
 
     c10d::allreduce_     while the call is submitted, in the thread that makes it
-    tally:all_reduce     from then to the end, whichever thread sees that
+    tally:all_reduce     from then to the end, whichever thread sees that; a bucket of the hook has this one
 
 Both have the shapes of the tensors that the call reads.  A call has ranges if its thread has a profiler on when it begins
 (backward's threads have the caller's); no other call makes any.
@@ -51,24 +51,24 @@ def _tensors(value):
             yield from _tensors(one)
 
 
-class Ranges:
-    """The two ranges of a call."""
+class Range:
+    """One range, which begins as it is made."""
 
-    def __init__(self, what, inputs):
-        operator, title = _TITLES[what]
-        inputs = list(_tensors(inputs))
-        # This one first: where one thread ends both, the other one lies within it.
-        self._whole = _autograd._record_function_with_args_enter("tally:" + title, *inputs)
-        self._submitting = _autograd._record_function_with_args_enter("c10d::" + operator, *inputs)
+    def __init__(self, name, inputs):
+        self._record = _autograd._record_function_with_args_enter(name, *_tensors(inputs))
 
-    def submitted(self):
-        _autograd._record_function_with_args_exit(self._submitting)
+    def end(self, _=None):
+        """In any thread; only the first time counts."""
+        record, self._record = self._record, None
+        if record is not None:
+            _autograd._record_function_with_args_exit(record)
 
-    def ended(self):
-        """Only the first time counts."""
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            _autograd._record_function_with_args_exit(whole)
+
+def _both(what, inputs):
+    """(the range of a call as a whole, that of its submission).  Where one thread ends both, the second lies within the
+    first."""
+    operator, title = _TITLES[what]
+    return Range("tally:" + title, inputs), Range("c10d::" + operator, inputs)
 
 
 @contextlib.contextmanager
@@ -77,12 +77,12 @@ def ranges(what):
     if not is_profiled():
         yield
         return
-    both = Ranges(what, ())
+    whole, submission = _both(what, ())
     try:
         yield
     finally:
-        both.submitted()
-        both.ended()
+        submission.end()
+        whole.end()
 
 
 class ProfiledWork(GroupWork):
@@ -92,30 +92,28 @@ class ProfiledWork(GroupWork):
 
     def __init__(self, group, what, numbered, outputs, options, inputs):
         GroupWork.__init__(self, group, what, numbered, outputs, options)
-        self._inputs, self._ranges = inputs, None
+        self._inputs = inputs
 
     def __enter__(self):
-        self._ranges = Ranges(self.what, self._inputs)
+        self._whole, self._submission = _both(self.what, self._inputs)
         del self._inputs
         try:
             return GroupWork.__enter__(self)
         except BaseException:
-            self._ranges.submitted()
-            self._ranges.ended()
+            self._submission.end()
+            self._whole.end()
             raise
 
     def __exit__(self, kind, error, trace):
         try:
             GroupWork.__exit__(self, kind, error, trace)
-            self._see()  # or the range would last until somebody asks
-        except BaseException:
-            self._ranges.ended()
-            raise
+            if error is None:
+                self._see()  # or the range would last until somebody asks
         finally:
-            self._ranges.submitted()
+            self._submission.end()
             if error is not None:
-                self._ranges.ended()
+                self._whole.end()
 
     def _close(self):
         GroupWork._close(self)
-        self._ranges.ended()
+        self._whole.end()
