@@ -700,7 +700,7 @@ def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
     monkeypatch.setattr(join, "_WARN_EVERY_S", 0.3)
     store = dist.HashStore()
     store.set_timeout(datetime.timedelta(seconds=1))
-    with pytest.raises(tally.Error, match="rank 3 has not joined the job within 1 s"):
+    with pytest.raises(tally.Error, match="Timed out: rank 3 has not joined the job within 1 s"):
         join._place(store, "key", 3)
     assert "waiting for rank 3" in caplog.text
     store.set("key", "here")

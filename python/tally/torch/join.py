@@ -86,8 +86,8 @@ def _place(store, key, first):
             if time.monotonic() < until - 0.1:
                 raise  # it is not the time
         if until == end:
-            raise _core.Error("rank %d has not joined the job within %g s: has its model the hook of tally.torch, or its "
-                              "process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
+            raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "
+                              "tally.torch, or its process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
         logger.warning("join: waiting for rank %d, which says where to meet", first)
 
 
