@@ -139,7 +139,7 @@ static int ask_cgroup(uint64_t more, uint64_t had, uint64_t whole)
     static atomic_ullong unasked;
     if (atomic_fetch_add(&unasked, more) + more < UNASKED)
         return 0;
-    uint64_t room = tly_topo_memory("");
+    uint64_t room = tly_topo_memory("").room;
     if (room >= MARGIN && more <= room - MARGIN) {
         atomic_store(&unasked, 0);
         return 0;

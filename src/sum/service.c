@@ -568,32 +568,13 @@ static void tick(struct tly_hook *h)
     tly_pool_look(&s->pool, s->loop->awake);
 }
 
-static uint64_t read_limit(const char *path)
-{
-    unsigned long long v = 0;
-    FILE *f = fopen(path, "re");
-    if (f) {
-        if (fscanf(f, "%llu", &v) != 1)
-            v = 0; /* "max" */
-        fclose(f);
-    }
-    return v;
-}
-
-/* Half of what the machine or its cgroup allows. */
+/* Half of what the machine or this process's cgroup allows. */
 static uint64_t default_memory(void)
 {
     struct sysinfo info;
-    uint64_t all = UINT64_MAX;
-    if (sysinfo(&info) == 0)
+    uint64_t all = tly_topo_memory("").limit;
+    if (sysinfo(&info) == 0 && (uint64_t)info.totalram * info.mem_unit < all)
         all = (uint64_t)info.totalram * info.mem_unit;
-    static const char *const limits[] = {"/sys/fs/cgroup/memory.max",
-                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    for (int i = 0; i < 2; i++) {
-        uint64_t v = read_limit(limits[i]);
-        if (v && v < all)
-            all = v;
-    }
     return all / 2;
 }
 

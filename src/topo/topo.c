@@ -130,24 +130,26 @@ static void look_at_memory(void *user, const char *folder)
     static const char *const used[] = {"memory.current", "memory.usage_in_bytes"};
     char path[PATH_MAX + 32];
     long long limit, now, none;
-    uint64_t *least = user;
+    struct tly_topo_memory *least = user;
     for (int version = 0; version < 2; version++) {
         snprintf(path, sizeof path, "%s/%s", folder, limits[version]);
         if (read_numbers(path, &limit, &none) < 1)
             continue; /* "max" is no number */
+        if (limit >= 0 && (uint64_t)limit < least->limit)
+            least->limit = (uint64_t)limit;
         snprintf(path, sizeof path, "%s/%s", folder, used[version]);
         if (read_numbers(path, &now, &none) < 1)
             continue;
         long long room = limit - now + of_files(folder);
         room = room < 0 ? 0 : room;
-        if ((uint64_t)room < *least)
-            *least = (uint64_t)room;
+        if ((uint64_t)room < least->room)
+            least->room = (uint64_t)room;
     }
 }
 
-uint64_t tly_topo_memory(const char *root)
+struct tly_topo_memory tly_topo_memory(const char *root)
 {
-    uint64_t least = UINT64_MAX;
+    struct tly_topo_memory least = {UINT64_MAX, UINT64_MAX};
     each_group(root, "memory", look_at_memory, &least);
     return least;
 }

@@ -13,9 +13,13 @@ int tly_topo_cores(void);
  * up; 0: none.  `root` is put before the paths that are read: "", or a folder in tests. */
 int tly_topo_quota(const char *root);
 
-/* Bytes that this process may still take before the memory limit of its cgroup, or of one above, is met, and somebody
- * in it is killed; UINT64_MAX: no limit.  `root` as above. */
-uint64_t tly_topo_memory(const char *root);
+/* What the memory limits of this process's cgroup and of those above it leave, the least of each, in bytes; UINT64_MAX:
+ * no limit.  `root` as above. */
+struct tly_topo_memory {
+    uint64_t limit; /* of all that is in the group */
+    uint64_t room;  /* that may still be taken before the limit is met, and somebody in the group is killed */
+};
+struct tly_topo_memory tly_topo_memory(const char *root);
 
 /* The NUMA node that the network card with this address is on, or -1: not known, or the card is no hardware. */
 int tly_topo_card(const struct sockaddr *address);

@@ -174,20 +174,23 @@ static void test_memory(void **state)
 {
     strcpy(root, "/tmp/tally-topo-XXXXXX");
     assert_non_null(mkdtemp(root));
-    assert_true(tly_topo_memory(root) == UINT64_MAX);
+    assert_true(tly_topo_memory(root).room == UINT64_MAX);
     put("/proc/self/cgroup", "0::/system.slice/job.service\n");
     put("/sys/fs/cgroup/system.slice/job.service/memory.max", "max\n");
     put("/sys/fs/cgroup/system.slice/job.service/memory.current", "700\n");
-    assert_true(tly_topo_memory(root) == UINT64_MAX);
+    assert_true(tly_topo_memory(root).room == UINT64_MAX);
+    assert_true(tly_topo_memory(root).limit == UINT64_MAX);
     put("/sys/fs/cgroup/system.slice/memory.max", "1000\n");
     put("/sys/fs/cgroup/system.slice/memory.current", "900\n");
-    assert_true(tly_topo_memory(root) == 100);
+    assert_true(tly_topo_memory(root).room == 100);
+    assert_true(tly_topo_memory(root).limit == 1000);
     put("/sys/fs/cgroup/system.slice/memory.stat", "anon 600\ninactive_file 20\nactive_file 30\n");
-    assert_true(tly_topo_memory(root) == 150);
+    assert_true(tly_topo_memory(root).room == 150);
     put("/sys/fs/cgroup/system.slice/job.service/memory.max", "710\n");
-    assert_true(tly_topo_memory(root) == 10);
+    assert_true(tly_topo_memory(root).room == 10);
     put("/sys/fs/cgroup/system.slice/job.service/memory.current", "720\n");
-    assert_true(tly_topo_memory(root) == 0);
+    assert_true(tly_topo_memory(root).room == 0);
+    assert_true(tly_topo_memory(root).limit == 710);
 
     /* Version 1: -1 is printed as a large number; files of the groups below are in the total. */
     put("/proc/self/cgroup", "4:memory:/docker/1\n1:name=systemd:/docker/1\n");
@@ -196,7 +199,8 @@ static void test_memory(void **state)
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n");
     put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "500\n");
     put("/sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7\ntotal_active_file 3\n");
-    assert_true(tly_topo_memory(root) == 1510);
+    assert_true(tly_topo_memory(root).room == 1510);
+    assert_true(tly_topo_memory(root).limit == 2000);
 
     char command[96];
     snprintf(command, sizeof command, "rm -r '%s'", root);

@@ -94,10 +94,13 @@ def samples(port):
 
 
 class Daemon:
+    wrap = ()  # a command that runs tallyd
+
     def __init__(self, *arguments, **env):
         self.coordinator, self.port = free_ports(2)
         self.env = {"TALLY_COORD": f"127.0.0.1:{self.coordinator}", "TALLY_SERVERS": "1", **env}
-        self.process = subprocess.Popen([TALLYD, "--health", str(self.port), *arguments], env=environment(self.env),
+        self.process = subprocess.Popen([*self.wrap, TALLYD, "--health", str(self.port), *arguments],
+                                        env=environment(self.env),
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                         text=True)
         eventually(self.listens)
@@ -153,6 +156,41 @@ def test_from_waiting_to_the_next_job(tmp_path):
             assert after["tally_summed_bytes_total"] > before["tally_summed_bytes_total"]
             assert after["tally_receive_bytes_total"] > 2 * 1e5 * job
             before = after
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+@pytest.mark.parametrize(
+    "group, limits",
+    [
+        ("0::/slice/job", {"slice/memory.max": 800 << 20, "slice/job/memory.max": 100 << 20}),
+        ("0::/slice/job", {"slice/memory.max": 100 << 20, "slice/job/memory.max": "max"}),
+        ("4:memory:/docker/1", {"memory/docker/1/memory.limit_in_bytes": 100 << 20}),
+    ],
+    ids=["v2", "v2 above", "v1"],
+)
+def test_half_of_its_groups_memory(tmp_path, group, limits):
+    """A service takes half of what the least of its process's cgroup and those above allows, not of the root's."""
+    go, groups, line = tmp_path / "go", tmp_path / "groups", tmp_path / "cgroup"
+    go.write_bytes(b"x")
+    line.write_text(group + "\n", encoding="ascii")
+    for name, limit in limits.items():
+        folder = groups / os.path.dirname(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(f"{limit}\n", encoding="ascii")
+
+    class Confined(Daemon):
+        wrap = ("unshare", "--mount", "sh", "-ec",
+                'mount --bind "$0" /proc/$$/cgroup; mount --bind "$1" /sys/fs/cgroup; shift; exec "$@"', line, groups)
+
+    if subprocess.run([*Confined.wrap, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no mounts can be made here")
+    with Confined() as daemon:
+        running = ranks(daemon, go)
+        limit = eventually(lambda: samples(daemon.port).get("tally_memory_limit_bytes"))
+        for process in running:
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+        assert limit == 50 << 20
 
 
 def test_a_coordinator_apart():

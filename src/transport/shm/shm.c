@@ -343,7 +343,7 @@ static bool make_copies(struct tly_shm *s, uint32_t length)
         return s->copies != NULL;
     uint64_t size = 4ull * length > COPIES_BYTES ? 4ull * length : COPIES_BYTES;
     /* Beyond its limit the cgroup has somebody killed; 16 MB of it are others'. */
-    int err = tly_topo_memory("") < size + COPIES_BYTES
+    int err = tly_topo_memory("").room < size + COPIES_BYTES
                   ? tly_fail(ENOMEM, "the cgroup's limit leaves no %llu MB of memory to share",
                              (unsigned long long)size >> 20)
                   : tly_shared_create(size, false, &s->copies);
