@@ -19,22 +19,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 2, LANES = 64, LIFE_PID = 1000000, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
+enum { FORMAT = 3, LANES = 64, LIFE_PID = 1000000, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
 
 static const struct {
-    const char *name, *title; /* %u: the peer */
+    const char *name; /* in the file, in the summary and in docs/trace.md */
+    const char *peer; /* what a viewer shows between name and peer; NULL: the row has none */
     bool waits, service;
 } rows[TLY_ROWS] = {
-    [TLY_ROW_OPERATION] = {"operation", "operations", .waits = true},
-    [TLY_ROW_QUEUE] = {"queue", "queued for service %u", .waits = true},
-    [TLY_ROW_LINE] = {"line", "admitted for service %u", .waits = true},
-    [TLY_ROW_SEND] = {"send", "send to service %u"},
-    [TLY_ROW_WAIT] = {"wait", "awaits service %u", .waits = true},
-    [TLY_ROW_RESULT] = {"result", "result of service %u"},
-    [TLY_ROW_GATHER] = {"gather", "awaits all ranks", .waits = true, .service = true},
-    [TLY_ROW_PUSH] = {"push", "push of rank %u", .service = true},
-    [TLY_ROW_SUM] = {"sum", "sum", .service = true},
-    [TLY_ROW_ANSWER] = {"answer", "answer to rank %u", .service = true},
+    [TLY_ROW_OPERATION] = {"operation", .waits = true},
+    [TLY_ROW_QUEUE] = {"queue", "for service", .waits = true},
+    [TLY_ROW_LINE] = {"admitted", "for service", .waits = true},
+    [TLY_ROW_SEND] = {"send", "to service"},
+    [TLY_ROW_WAIT] = {"wait", "for service", .waits = true},
+    [TLY_ROW_RESULT] = {"result", "of service"},
+    [TLY_ROW_GATHER] = {"gather", .waits = true, .service = true},
+    [TLY_ROW_PUSH] = {"push", "of rank", .service = true},
+    [TLY_ROW_SUM] = {"sum", .service = true},
+    [TLY_ROW_ANSWER] = {"answer", "to rank", .service = true},
 };
 
 const char *tly_row_name(enum tly_row row)
@@ -246,8 +247,10 @@ static void write_head(FILE *out, const struct tly_process *p)
 {
     char title[128];
     write_meta(out, p, "tally_process");
-    fprintf(out, ",\"args\":{\"format\":%d,\"service\":%d,\"index\":%u,\"rank\":%u,\"job\":", FORMAT,
-            p->service, p->index, p->rank);
+    fprintf(out, ",\"args\":{\"format\":%d,\"service\":%d,\"index\":%u", FORMAT, p->service, p->index);
+    if (p->rank != TLY_NO_PEER)
+        fprintf(out, ",\"rank\":%u", p->rank);
+    fprintf(out, ",\"job\":");
     write_text(out, p->job);
     fprintf(out, ",\"host\":");
     write_text(out, p->host);
@@ -284,10 +287,10 @@ static void label(const struct tly_timeline *t, const struct tly_slice *s, char 
 
 static void row_title(const struct tly_slice *s, char *out, size_t len)
 {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(out, len, rows[s->row].title, s->peer);
-#pragma GCC diagnostic pop
+    if (rows[s->row].peer)
+        snprintf(out, len, "%s %s %u", rows[s->row].name, rows[s->row].peer, s->peer);
+    else
+        snprintf(out, len, "%s", rows[s->row].name);
 }
 
 /* The slices of one row and peer; sorted. */
@@ -325,9 +328,12 @@ static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_
             write_text(out, text);
             putc(',', out);
         }
-        fprintf(out,
-                "\"key\":\"%016" PRIx64 "\",\"round\":%u,\"part\":%u,\"peer\":%u,\"bytes\":%u,\"open\":%d}",
-                s->key, s->round, s->part, s->peer, s->bytes, s->open);
+        fprintf(out, "\"key\":\"%016" PRIx64 "\",\"round\":%u", s->key, s->round);
+        if (s->part != TLY_NO_PART)
+            fprintf(out, ",\"part\":%u", s->part);
+        if (s->peer != TLY_NO_PEER)
+            fprintf(out, ",\"peer\":%u", s->peer);
+        fprintf(out, ",\"bytes\":%u,\"open\":%d}", s->bytes, s->open);
         if (!waits) {
             fprintf(out, "},\n");
             continue;
@@ -414,6 +420,12 @@ static uint64_t number(struct scan *s, uint64_t most)
     return x;
 }
 
+/* A field that is there or not; `none`, the largest number of all, if it is not. */
+static uint32_t optional(struct scan *s, const char *field, uint32_t none)
+{
+    return starts(s, field) ? (uint32_t)number(s, none - 1) : none;
+}
+
 static int64_t signed_number(struct scan *s)
 {
     bool minus = starts(s, "-");
@@ -481,8 +493,7 @@ static void read_process(struct scan *s, struct tly_process *p)
     p->service = number(s, 1);
     expect(s, ",\"index\":");
     p->index = (uint32_t)number(s, 999999);
-    expect(s, ",\"rank\":");
-    p->rank = (uint32_t)number(s, UINT32_MAX);
+    p->rank = optional(s, ",\"rank\":", TLY_NO_PEER);
     expect(s, ",\"job\":");
     text(s, p->job, sizeof p->job);
     expect(s, ",\"host\":");
@@ -539,10 +550,8 @@ static void read_slice(struct scan *s, const struct tly_process *p, struct tly_s
     out->key = hex(s, 16);
     expect(s, "\",\"round\":");
     out->round = (uint32_t)number(s, UINT32_MAX);
-    expect(s, ",\"part\":");
-    out->part = (uint32_t)number(s, UINT32_MAX);
-    expect(s, ",\"peer\":");
-    out->peer = (uint32_t)number(s, UINT32_MAX);
+    out->part = optional(s, ",\"part\":", TLY_NO_PART);
+    out->peer = optional(s, ",\"peer\":", TLY_NO_PEER);
     expect(s, ",\"bytes\":");
     out->bytes = (uint32_t)number(s, UINT32_MAX);
     expect(s, ",\"open\":");

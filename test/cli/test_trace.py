@@ -7,11 +7,10 @@ import re
 import stat
 
 import pytest
-from programs import BUILD, tally
+from programs import BUILD, ROOT, tally
 
 PROGRAM = BUILD / "meson" / "test" / "jobs" / "every_operation"
 RANKS, TALLYD = 2, 1
-WHOLE = 2**32 - 1
 
 
 def run(folder, *how, **env):
@@ -65,7 +64,7 @@ class Slices:
             if e["ph"] in "Xb":
                 a = e["args"]
                 row = self.rows[self.process[e["pid"]], e["cat"]]
-                row[a["key"], a["round"], a["part"], a["peer"]] = e
+                row[a["key"], a["round"], a.get("part"), a.get("peer")] = e
 
 
 def end(event):
@@ -107,12 +106,12 @@ def test_stages_are_in_causal_order(merged):
         for key, queued in rows[me, "queue"].items():
             tensor, number, part, s = key
             there = (tensor, number, part, r)
-            alone = (tensor, number, part, WHOLE)
+            alone = (tensor, number, part, None)
             pushes += 1
             if rows[me, "wait"].get(key, {"args": {"open": 0}})["args"]["open"]:
                 refused += 1  # the job has one operation on which the ranks disagree
                 continue
-            line, send, result = (rows[me, row][key] for row in ("line", "send", "result"))
+            line, send, result = (rows[me, row][key] for row in ("admitted", "send", "result"))
             push, answer = (rows[("service", s), row][there] for row in ("push", "answer"))
             gather, summed = (rows[("service", s), row][alone] for row in ("gather", "sum"))
             operation = operations[tensor, number]
@@ -157,6 +156,31 @@ def test_what_a_viewer_needs(merged):
     flight = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
     assert max(flight) > 0 and flight[-1] == 0
     assert min(e["ts"] for e in events if "ts" in e) == 0
+
+
+def documented_rows():
+    """{name: row as a viewer shows it} of the two tables of docs/trace.md."""
+    text = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8").split("## Rows")[1].split("\n## ")[0]
+    rows = re.findall(r"(?m)^\| `([^`]*)` \|", text)
+    return {row.split()[0]: row for row in rows}
+
+
+def test_rows_have_one_name(merged, files):
+    """In the documents, in the file and in the summary; what has no part or peer has no number in its place."""
+    documented = documented_rows()
+    slices = [e for e in merged[1] if e["ph"] in "Xb"]
+    assert {e["cat"] for e in slices} | {"bytes"} == set(documented)
+    shown = {e["name"] for e in slices if e["ph"] == "b"}
+    shown |= {e["args"]["name"] for e in merged[1] if e["name"] == "thread_name"}
+    shown |= {e["name"] for e in merged[1] if e["ph"] == "C"}
+    assert {re.sub(r"(service|rank) \d+$", lambda m: m[1] + " " + m[1][0].upper(), row) for row in shown} == set(
+        documented.values())
+    done = tally("trace", "summary", *files)
+    stages = {line.split()[0] for line in done.stdout.split("machine ")[0].splitlines() if line.startswith("  ")}
+    assert stages - {"count"} == set(documented) - {"bytes"}
+    for file in files:
+        with open(file, encoding="utf-8") as text:
+            assert "4294967295" not in text.read()
 
 
 def test_summary(files):
