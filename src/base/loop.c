@@ -36,7 +36,7 @@ int tly_loop_init(struct tly_loop *l)
     pthread_mutex_init(&l->lock, NULL);
     l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = drain_wake};
     l->now = l->last_tick = tly_now();
-    l->awake = TLY_SEC; /* never 0: users take 0 for "not yet" */
+    l->awake = l->smooth_since = TLY_SEC; /* never 0: users take 0 for "not yet" */
     return tly_loop_add(l, &l->wake, EPOLLIN);
 }
 
@@ -125,6 +125,13 @@ static void tick(struct tly_loop *l)
     l->last_tick = l->now;
     /* What was late by more than a tick was our own pause. */
     l->awake += passed < 2 * TLY_TICK_MS * TLY_MS ? passed : TLY_TICK_MS * TLY_MS;
+    int64_t late = passed - TLY_TICK_MS * TLY_MS;
+    if (late > TLY_TICK_LATE_MS * TLY_MS)
+        l->smooth_since = l->awake;
+    if (late > TLY_SEC) {
+        l->paused = late;
+        l->paused_till = l->now;
+    }
     for (struct tly_hook *h = walk(l, true); h; h = walk(l, false))
         if (h->tick)
             h->tick(h);
@@ -171,6 +178,11 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
     }
     tick(l);
     tly_loop_unlock(l);
+}
+
+int64_t tly_loop_pause(const struct tly_loop *l)
+{
+    return l->paused && l->now - l->paused_till < 10 * TLY_SEC ? l->paused : 0;
 }
 
 void tly_loop_run(struct tly_loop *l)

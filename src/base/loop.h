@@ -5,8 +5,11 @@
  * sleeping loop run its prepare step again.
  *
  * Two clocks: `now` is the monotonic clock at the last wake-up; `awake` counts only the time in which this
- * loop ran (a tick that comes late counts as one tick), so a peer is never judged for our own pause.  It starts at 1 s, so that 0 can stand
- * for "never". */
+ * loop ran (a tick that comes late counts as one tick), so a peer is never judged for our own pause.  It starts at 1 s, so
+ * that 0 can stand for "never".
+ *
+ * The loop also knows since when it has run without delay, and how long it last stood still: whoever judges a peer within
+ * a second or two asks the first, and who was judged itself explains that by the second. */
 #ifndef TLY_LOOP_H
 #define TLY_LOOP_H
 
@@ -36,6 +39,9 @@ struct tly_loop {
     pthread_mutex_t lock; /* guards all below, and what the callbacks own */
     struct tly_list hooks;
     int64_t now, awake, last_tick;
+    int64_t smooth_since; /* awake clock: from here on no tick came late */
+    int64_t paused;       /* ns by which a tick was last more than a second late, */
+    int64_t paused_till;  /* and when it came; monotonic */
     bool stop;
     struct tly_watch wake;
     struct epoll_event *batch; /* being handled: the rest of it, so that a removed watch can be taken out */
@@ -44,7 +50,10 @@ struct tly_loop {
     struct tly_list *next_hook; /* of the walk in progress */
 };
 
-enum { TLY_TICK_MS = 200 };
+enum {
+    TLY_TICK_MS = 200,
+    TLY_TICK_LATE_MS = 100, /* a tick that is later than that was delayed */
+};
 
 int tly_loop_init(struct tly_loop *l);
 void tly_loop_finish(struct tly_loop *l);
@@ -71,6 +80,8 @@ void tly_loop_unhook(struct tly_loop *l, struct tly_hook *h);
 
 /* One turn: prepare, sleep, handle.  max_ms bounds the sleep (negative: the next tick does).  Takes the lock. */
 void tly_loop_turn(struct tly_loop *l, int max_ms);
+/* For how long (ns) this loop stood still, if that ended within the last ten seconds; else 0.  A second at least. */
+int64_t tly_loop_pause(const struct tly_loop *l);
 /* Turns until `stop`. */
 void tly_loop_run(struct tly_loop *l);
 /* Make run return.  From any thread. */

@@ -194,6 +194,29 @@ static void test_removed_while_the_loop_waits_for_the_lock(void **state)
     tly_loop_finish(&loop);
 }
 
+static void run_for(int64_t ns)
+{
+    for (int64_t end = loop.awake + ns; loop.awake < end;)
+        tly_loop_turn(&loop, -1);
+}
+
+/* A pause is no time that the loop was awake, and is known for a while; and the loop ran without delay since then only. */
+static void test_pause(void **state)
+{
+    assert_int_equal(tly_loop_init(&loop), 0);
+    run_for(TLY_SEC);
+    assert_true(tly_loop_pause(&loop) == 0 || loop.paused > TLY_SEC);
+    int64_t awake = loop.awake;
+    usleep(1700000);
+    tly_loop_turn(&loop, -1);
+    assert_true(loop.awake - awake <= 2 * TLY_TICK_MS * TLY_MS);
+    assert_true(loop.smooth_since == loop.awake);
+    assert_true(tly_loop_pause(&loop) >= TLY_SEC);
+    loop.paused_till -= 10 * TLY_SEC;
+    assert_true(tly_loop_pause(&loop) == 0);
+    tly_loop_finish(&loop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +225,7 @@ int main(void)
         cmocka_unit_test(test_unhooked_in_the_walk),
         cmocka_unit_test(test_wake),
         cmocka_unit_test(test_event),
+        cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
 }

@@ -14,11 +14,12 @@ enum {
     PROMPT_MS = 1,
     NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
     NEWS_MS = 5,
-    NEWS_PUSH_MS = 50, /* the same where a push will tell */
-    TALLYD_SILENCE_S = 5,
-    RETRY_MS = 200,     /* to connect again */
-    GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
-    MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
+    NEWS_PUSH_MS = 50,           /* the same where a push will tell */
+    TALLYD_SILENCE_S = 5,        /* without a sign of life, whatever the reason */
+    TALLYD_UNANSWERED_MS = 1500, /* ... while operations wait, asked for one, and not for our own fault */
+    RETRY_MS = 200,              /* to connect again */
+    GIVEN_UP_MS = 2000,          /* ... once it has been said that it cannot be reached */
+    MOST_LOSSES = 8,             /* of one connection within FORGIVEN_S: more is no accident */
     FORGIVEN_S = 10,
     /* Bytes: some ten thousand sentences; less, by default, than another service accepts if they go there. */
     MOST_UNASKED = 8 << 20,
@@ -534,9 +535,48 @@ void tly_peer_drop(struct peer *p)
     }
 }
 
+/* Has anybody on another host been heard in the last `ns`?  Else we may be the ones that are cut off. */
+static bool hears_others(const struct peer *silent, int64_t ns)
+{
+    const tally_comm *c = silent->comm;
+    int64_t since = c->loop.awake - ns;
+    for (int i = 0; i <= c->services; i++) {
+        const struct peer *p = i < c->services ? &c->peers[i] : NULL;
+        const struct tly_link *link = p ? p->link : c->member.link;
+        struct sockaddr_storage here, there;
+        if (p == silent || !link || !tly_link_is_open(link) || (p && p->local) ||
+            tly_link_heard_at(link) < since)
+            continue;
+        tly_link_address(link, false, &here);
+        tly_link_address(link, true, &there);
+        if (!tly_address_same_host(&here, &there))
+            return true;
+    }
+    return false;
+}
+
+/* A tallyd that gives no sign of life while operations wait costs the whole job its time, and out it loses nothing: so it is
+ * judged soon, but only by a loop that ran all that time, and only if the path is known to be well. */
+static void look_for_life(struct peer *p)
+{
+    tally_comm *c = p->comm;
+    bool reached;
+    if (!p->open || !p->mortal)
+        return;
+    if (!tly_link_await(p->link, !tly_list_empty(&c->active_ops)))
+        return;
+    int64_t quiet = tly_link_unanswered(p->link, &reached);
+    if (quiet < TALLYD_UNANSWERED_MS * TLY_MS || !(reached || hears_others(p, quiet)))
+        return;
+    char why[100];
+    snprintf(why, sizeof why, "no sign of life for %.1f s", (double)quiet / TLY_SEC);
+    closed(p, p->link, ETIMEDOUT, why);
+}
+
 void tly_peer_tick(struct peer *p)
 {
     tally_comm *c = p->comm;
+    look_for_life(p);
     if (p->open && p->losses && c->loop.awake - p->lost_at > FORGIVEN_S * TLY_SEC)
         p->losses = 0;
     if (p->link || p->gone || !p->known || c->goodbye_said || c->loop.awake < p->retry_at)

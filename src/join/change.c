@@ -454,7 +454,6 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
             c->ranks_here++;
         } else if (m->joined) {
             c->tallyds_here++;
-            tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
         }
         m->begun = m->proved = true;
         tly_coordinator_advance(c);

@@ -231,7 +231,6 @@ static void on_member_info(struct member *m)
     if ((c->state == RUNNING || c->resuming) && m->info.role == TLY_ROLE_TALLYD) {
         m->joined = m->waiting = true;
         c->tallyds_here++;
-        tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
         tly_coordinator_advance(c);
         return;
     }
@@ -250,7 +249,6 @@ static void on_member_info(struct member *m)
         return;
     if (m->info.role == TLY_ROLE_TALLYD) {
         c->tallyds_here++;
-        tly_link_set_silence(m->link, TALLYD_SILENCE_S * TLY_SEC);
     } else {
         if (!c->size) {
             c->ranks = calloc(m->info.size, sizeof *c->ranks);
@@ -551,17 +549,15 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     if (m->joined && !is_rank)
         c->tallyds_here--;
     if (m->joined && !is_rank && c->state <= RUNNING) {
-        char text[100];
-        snprintf(text, sizeof text, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
-        tly_change_evict(m, err == ETIMEDOUT ? text : why);
+        tly_change_evict(m, why);
         lost = false; /* nothing is lost with it; before the start it is simply not there */
     }
     drop(m);
     if (lost && c->state != ENDED) {
         if (err == ETIMEDOUT)
-            tly_coordinator_fail(c, ETIMEDOUT, "%s has been silent for %.0f s: taken for dead (%s)", name,
-                                 is_rank ? (double)c->dead_ns / TLY_SEC : TALLYD_SILENCE_S,
-                                 is_rank ? "TALLY_DEAD_TIMEOUT" : "stopped, or cut off");
+            tly_coordinator_fail(c, ETIMEDOUT,
+                                 "%s has been silent for %.0f s: taken for dead (TALLY_DEAD_TIMEOUT)", name,
+                                 (double)c->dead_ns / TLY_SEC);
         else
             tly_coordinator_fail(c, ECONNRESET, "%s has died: %s", name, why);
     }
@@ -630,8 +626,37 @@ static const char *unready(const struct tly_coordinator *c, char *out, size_t le
     return out;
 }
 
-/* A rank's word suffices, for nothing is lost; but who cannot reach most services is cut off itself.  The moment is for
- * those whose own connections end just now. */
+/* The job goes on without a tallyd, and the tallyd is told so: if it only stood still it comes again. */
+static void put_out(struct member *m, const char *why)
+{
+    char text[TLY_SENTENCE];
+    snprintf(text, sizeof text, "the job goes on without this tallyd: %s", why);
+    tly_change_evict(m, why);
+    tly_coordinator_post_verdict(m, EAGAIN, text);
+    m->accused_at = 0;
+    tly_coordinator_advance(m->c);
+}
+
+/* A tallyd that is silent to us, whether or not anything waits for it. */
+static void judge_silent(struct tly_coordinator *c)
+{
+    char text[100];
+    snprintf(text, sizeof text, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
+    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next;
+        if (!m->joined || m->info.role == TLY_ROLE_RANK ||
+            c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
+            continue;
+        if (c->state == RUNNING && m->service != TLY_NO_SERVICE)
+            put_out(m, text);
+        else if (c->state != RUNNING || m->waiting) /* else it has been told, and has yet to read that */
+            closed(m, m->link, ETIMEDOUT, text);
+    }
+}
+
+/* A rank's word suffices, for nothing is lost; but who cannot reach most services, though they answer us, is cut off
+ * itself.  The moment is for those whose own connections end just now. */
 static void judge_accused(struct tly_coordinator *c)
 {
     uint32_t alive = 0;
@@ -642,11 +667,14 @@ static void judge_accused(struct tly_coordinator *c)
     for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
         struct member *m = tly_list_entry(n, struct member, node);
         next = n->next;
+        if (m->accused_at && !tly_link_await(m->link, true))
+            continue;
         bool late = m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC;
         if (!late && (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS))
             continue;
         const struct member *accuser = c->ranks[m->accuser];
-        if (!late && accuser && alive > 2 && 2 * accuser->accuses > alive) {
+        bool silent = tly_link_heard_at(m->link) < m->accused_at;
+        if (!late && !silent && accuser && alive > 2 && 2 * accuser->accuses > alive) {
             tly_coordinator_name(accuser, text, sizeof text);
             tly_coordinator_fail(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,
                                  accuser->accuses, alive);
@@ -654,12 +682,12 @@ static void judge_accused(struct tly_coordinator *c)
         }
         if (late)
             snprintf(text, sizeof text, "not all ranks have reached it within %d s", MEET_S);
+        else if (silent)
+            snprintf(text, sizeof text, "silent while rank %u waited for it (stopped, or cut off)",
+                     m->accuser);
         else
             snprintf(text, sizeof text, "rank %u cannot reach it", m->accuser);
-        tly_change_evict(m, text);
-        tly_coordinator_post_verdict(m, EAGAIN, "it is out of the job: not all ranks can reach it");
-        m->accused_at = 0;
-        tly_coordinator_advance(c);
+        put_out(m, text);
     }
 }
 
@@ -671,6 +699,7 @@ static void tick(struct tly_hook *h)
     if (c->complaint_due && now >= c->complaint_due)
         tly_coordinator_fail(c, ECONNRESET, "%s", c->complaint);
     judge_accused(c);
+    judge_silent(c);
     tly_change_miss_services(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);

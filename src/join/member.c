@@ -192,6 +192,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         char sentence[TLY_SENTENCE];
         int err = (int)tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
+        m->unheard = tly_link_gap(l);
         end(m, err > 0 ? err : ECONNRESET, sentence);
         return 0;
     }
@@ -236,10 +237,12 @@ static void name_coordinator(const struct tly_member *m, char *out, size_t len)
 static void closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct tly_member *m = user;
+    int64_t unheard = tly_link_gap(m->link);
     tly_link_destroy(m->link);
     m->link = NULL;
     if (m->left || m->state == TLY_MEMBER_OVER)
         return;
+    m->unheard = unheard;
     char sentence[TLY_SENTENCE], name[512];
     /* What it decided holds; without it services neither come nor go, and nobody is declared dead. */
     if (m->state == TLY_MEMBER_RUNNING && m->roster.standalone && err != EACCES) {

@@ -46,10 +46,11 @@ struct tly_member {
     char coordinator[384];        /* its address and name, for messages */
     struct tly_door door;
     struct tly_streams streams; /* while network cards are measured */
-    bool leaving; /* we have said goodbye: the next coordinator, if one comes, must hear it too */
-    bool left;    /* the coordinator has said goodbye: all ranks have */
-    bool lost;    /* it ended without a word */
-    int error;    /* errno of what ended it */
+    bool leaving;    /* we have said goodbye: the next coordinator, if one comes, must hear it too */
+    bool left;       /* the coordinator has said goodbye: all ranks have */
+    bool lost;       /* it ended without a word */
+    int error;       /* errno of what ended it */
+    int64_t unheard; /* ns without news from the coordinator shortly before that; 0: nothing unusual */
     char sentence[TLY_SENTENCE];
     struct tly_outbox outbox;
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */

@@ -125,6 +125,26 @@ static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_servic
     }
 }
 
+/* It was in the job and is no more.  Whoever stood still, or was cut off, has missed why: it says that of itself first.
+ * EAGAIN: the coordinator has said that the job goes on without it. */
+static int explain_end(const struct tly_loop *loop, const struct tly_member *m)
+{
+    double paused = (double)tly_loop_pause(loop) / TLY_SEC, unheard = (double)m->unheard / TLY_SEC;
+    const char *what = m->error == EAGAIN ? "evicted" : "evicted, or the job has ended meanwhile";
+    char sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "%.700s", m->sentence);
+    bool out = m->error == EAGAIN || m->error == ECONNRESET || m->error == ETIMEDOUT || m->error == EPIPE;
+    if (out && paused > 0)
+        return tly_fail(
+            m->error, "stopped for %.1f s (SIGSTOP, swapped out, or no processor) and %s: joining again (%s)",
+            paused, what, sentence);
+    if (out && unheard > 0)
+        return tly_fail(
+            m->error, "cut off from the coordinator for %.1f s (a link was down?) and %s: joining again (%s)",
+            unheard, what, sentence);
+    return tly_fail(m->error, "%s", sentence);
+}
+
 static void changed(void *service, const struct tly_roster *roster)
 {
     tly_service_change(service, roster);
@@ -157,7 +177,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     if (asked_to_stop && m->state == TLY_MEMBER_RUNNING && !m->left)
         drain(loop, m, *service);
     if (m->state == TLY_MEMBER_OVER)
-        return tly_fail(m->error, "%s", m->sentence);
+        return explain_end(loop, m);
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
 }
 

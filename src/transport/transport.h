@@ -114,6 +114,20 @@ void tly_listener_destroy(struct tly_listener *l); /* NULL is accepted */
  * holds the lock.  closed() may follow at once. */
 void tly_link_flush(struct tly_link *l);
 void tly_link_set_silence(struct tly_link *l, int64_t silence_ns);
+
+/* Something is awaited of the peer, or nothing is; called once a tick.  Where nothing has come since the last tick the
+ * peer is asked for a sign of life, which its loop gives at once.  Frames that flow anyway are as good.  False: the link has
+ * ended, and closed() has been called. */
+bool tly_link_await(struct tly_link *l, bool awaited);
+/* For how long (ns) the peer has given none, all the while asked and with this loop running without delay; 0: it has, or was
+ * not asked.  What the peer's kernel still takes off us counts as a sign of the path's life: the question is behind it.
+ * *reached: the peer's kernel has answered since, so the path is well. */
+int64_t tly_link_unanswered(const struct tly_link *l, bool *reached);
+/* The awake clock when the peer was last heard. */
+int64_t tly_link_heard_at(const struct tly_link *l);
+/* For how long (ns) nothing had come when something came last, or the link ended, if that was two seconds or more and is no
+ * longer ago than ten; else 0. */
+int64_t tly_link_gap(const struct tly_link *l);
 /* The counts that go into the next header.  `bytes`: how much has landed that the peer should hear of soon. */
 void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, uint32_t bytes);
 

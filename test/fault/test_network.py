@@ -135,8 +135,14 @@ def test_a_service_that_is_cut_off_is_evicted(tmp_path, others):
         job.await_steps(3)
         job.where.cut("c0", *others)
         job.await_steps(10)
+        time.sleep(3)
         job.where.heal("c0")
         job.await_steps(10)
+        if len(others) > 1:
+            job.await_true(lambda: job.services[0].output().count("serving") == 2, "its return")
+            said = job.services[0].output()
+            assert re.search(r"cut off from the coordinator for \d.* and evicted.*: joining again", said), said
+            assert " has died" not in said.split("(", 1)[0], said
         job.finish()
 
 

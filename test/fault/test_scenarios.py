@@ -1,13 +1,14 @@
 """Faults one by one, on whole jobs over loopback: what README.md and docs/failures.md promise of each."""
 
 import json
+import os
 import re
 import subprocess
 import time
 
 import pytest
 
-from fault import GONE_OVER, SIZES, TALLY, Job
+from fault import GONE_OVER, SIZES, TALLY, Job, die_with_parent
 
 
 
@@ -98,6 +99,53 @@ def test_a_process_that_is_stopped_briefly_is_waited_for(tmp_path, who):
         job.resume(process)
         job.await_steps(3)
         job.finish()
+
+
+def evicted(job):
+    """The coordinator, inside rank 0, has put a tallyd out."""
+    return " is out: " in job.ranks[0].output()
+
+
+@pytest.mark.parametrize("rank", some([0, 2], [2]))
+def test_a_rank_that_stood_still_evicts_nobody(tmp_path, rank):
+    """For longer than a tallyd may leave it without an answer."""
+    with Job(tmp_path) as job:
+        job.await_steps(3)
+        job.stop(job.ranks[rank])
+        time.sleep(3)
+        job.resume(job.ranks[rank])
+        job.await_steps(5)
+        job.finish()
+        assert not evicted(job), job.account()
+
+
+@pytest.mark.parametrize("where", ["all cores", "the core of the tallyd"])
+def test_a_hog_evicts_nobody(tmp_path, where):
+    """Busy processes beside the job, several a core, for TALLY_TEST_HOG_S seconds: on the machine of all, or on that of the
+    tallyd, whose judges then run without delay."""
+    seconds, several = float(os.environ.get("TALLY_TEST_HOG_S", "6")), int(os.environ.get("TALLY_TEST_HOGS", "4"))
+    cores = sorted(os.sched_getaffinity(0))
+    hogged = cores if where == "all cores" else cores[:1]
+    with Job(tmp_path, sizes=(30007, 1, 7001), words=["pause_ms=20"]) as job:
+        job.await_steps(3)
+        if hogged != cores:
+            for service in job.services:
+                for task in os.listdir(f"/proc/{service.popen.pid}/task"):
+                    os.sched_setaffinity(int(task), hogged)
+        hogs = [subprocess.Popen(["sh", "-c", "while :; do :; done"], preexec_fn=die_with_parent)
+                for _ in range(several * len(hogged))]
+        try:
+            for hog in hogs:
+                os.sched_setaffinity(hog.pid, hogged)
+            time.sleep(seconds)
+            job.await_steps(3)
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+        job.finish()
+        assert not evicted(job), job.account()
+        assert [service.output().count("serving job") for service in job.services] == [1, 1], job.account()
 
 
 def test_a_machine_that_sleeps_judges_nobody(tmp_path):
@@ -269,10 +317,27 @@ def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
         job.await_steps(3)
         job.stop(job.services[0])
         job.await_steps(5)  # no sooner than it is out
+        assert re.search(r"is out: silent while rank \d waited for it", job.ranks[0].output()), job.account()
         job.resume(job.services[0])
         job.await_true(lambda: job.services[0].output().count("serving") == 2, "its return")
+        said = job.services[0].output()
+        assert re.search(r"stopped for \d+\.\d s .* and evicted: joining again", said) and "died" not in said, said
         job.await_steps(2)
         check_split(job)
+        job.await_steps(5)
+        job.finish()
+
+
+def test_all_services_are_stopped_at_once(tmp_path):
+    """Most of those that sum are silent, to the coordinator as well: they are out, and no rank is taken for cut off."""
+    with Job(tmp_path, ranks=2, services=3) as job:
+        job.await_steps(3)
+        for service in job.services:
+            job.stop(service)
+        job.await_steps(5)
+        for service in job.services:
+            job.resume(service)
+        job.await_true(lambda: all(s.output().count("serving") == 2 for s in job.services), "their return")
         job.await_steps(5)
         job.finish()
 

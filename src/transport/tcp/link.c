@@ -13,6 +13,7 @@
  * has come (take_shown).  What stays inside the machine has no checksums. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
@@ -42,7 +43,9 @@ enum {
     TURN_BYTES = 2 << 20,    /* received for one wake-up; then others have their turn */
     HANDSHAKE_NS_MS = 5000,
     CONNECT_MS = 10000,
-    BEAT_MS = 1000,
+    BEAT_MS = 1000, /* on a connection with nothing else to send; asked for, beats come at each tick */
+    GAP_MS = 2000,
+    RECENT_S = 10,
     PACE_BYTES = 256 << 10, /* counts go alone after so much news, */
     PACE_MS = 5,            /* or so long, unless the user has said otherwise */
 };
@@ -81,6 +84,9 @@ struct tly_link {
     int64_t deadline;  /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
     int64_t last_heard;  /* awake clock */
+    int64_t asked_at;    /* awake clock: since when a sign of life is asked for in vain; 0: it is not */
+    uint64_t acked;      /* bytes that the peer's kernel had confirmed by the last question */
+    int64_t gap, gap_at; /* the last long time in which nothing was heard, and when that ended; awake clock */
     int64_t last_spoken; /* monotonic clock */
 
     uint8_t stage[STAGE_BYTES];
@@ -447,11 +453,11 @@ void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, ui
     }
 }
 
-static void say(struct tly_link *l, int type)
+static void say(struct tly_link *l, int type, uint16_t flags)
 {
     if (l->out_to == BATCH)
         return; /* the frames before it tell the counts just as well */
-    struct tly_outgoing o = {.frame = {.type = (uint8_t)type}};
+    struct tly_outgoing o = {.frame = {.type = (uint8_t)type, .flags = flags}};
     append(l, &o);
     if (!l->wants_room)
         send_more(l);
@@ -470,7 +476,7 @@ static int64_t on_prepare(struct tly_hook *h)
     if (l->state == OPEN && l->owes) {
         int64_t now = tly_now();
         if (l->owed_bytes >= l->pace_bytes || now - l->owed_since >= l->pace_ns)
-            say(l, TLY_COUNTS);
+            say(l, TLY_COUNTS, 0);
         else
             due = l->owed_since + l->pace_ns;
     }
@@ -676,6 +682,9 @@ static int complete_frame(struct tly_link *l, const char **why)
         err = take_shown(l, why);
     else
         err = l->calls->frame(l->user, l, &l->in, l->land.to, why);
+    bool asked = l->in.type == TLY_BEAT && (l->in.flags & TLY_REQUEST);
+    if (asked && !err && l->state == OPEN && !l->destroyed && l->out_from == l->out_to)
+        say(l, TLY_BEAT, 0); /* else what waits to be sent is a sign of life as well */
     tly_fail_at(l->hello.me.role, "has done", l->in.type);
     free(l->control);
     l->control = NULL;
@@ -832,6 +841,17 @@ static ssize_t receive(struct tly_link *l, bool *drained)
     return r;
 }
 
+static void note_heard(struct tly_link *l)
+{
+    int64_t now = l->loop->awake;
+    if (now - l->last_heard >= GAP_MS * TLY_MS) {
+        l->gap = now - l->last_heard;
+        l->gap_at = now;
+    }
+    l->last_heard = now;
+    l->asked_at = 0;
+}
+
 static void receive_more(struct tly_link *l)
 {
     const char *why = NULL;
@@ -851,7 +871,7 @@ static void receive_more(struct tly_link *l)
         }
         turn += (uint32_t)n;
         l->bytes_received += (uint64_t)n;
-        l->last_heard = l->loop->awake;
+        note_heard(l);
         int err = 0;
         if (l->landing && l->landed == l->follows && !l->trailer)
             err = complete_frame(l, &why);
@@ -915,9 +935,70 @@ static void on_tick(struct tly_hook *h)
         if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns)
             end(l, ETIMEDOUT, "silent");
         else if (l->loop->now - l->last_spoken >= BEAT_MS * TLY_MS)
-            say(l, TLY_BEAT);
+            say(l, TLY_BEAT, 0);
     }
     leave(l);
+}
+
+/* --- signs of life ------------------------------------------------------------------------------- */
+
+/* Has the peer's kernel taken more of what we have sent, with still more behind that? */
+static bool still_takes(struct tly_link *l)
+{
+    int queued = 0;
+    if (l->shm || ioctl(l->watch.fd, SIOCOUTQ, &queued) != 0)
+        return false;
+    uint64_t before = l->acked;
+    l->acked = l->bytes_sent - (uint64_t)queued;
+    return l->acked > before && queued > 0;
+}
+
+/* Has its kernel answered at all in so many ns?  Within a machine there is nothing between us. */
+static bool is_reached(const struct tly_link *l, int64_t ns)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    if (l->shm || getsockopt(l->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
+        return true;
+    return info.tcpi_last_ack_recv * TLY_MS < ns;
+}
+
+bool tly_link_await(struct tly_link *l, bool awaited)
+{
+    int64_t now = l->loop->awake;
+    if (l->state != OPEN || !awaited || now - l->last_heard < TLY_TICK_MS * TLY_MS / 2) {
+        l->asked_at = 0;
+        return true;
+    }
+    bool takes = still_takes(l); /* the question is behind that */
+    if (takes || !l->asked_at)
+        l->asked_at = now;
+    enter(l);
+    if (l->out_from == l->out_to)
+        say(l, TLY_BEAT, TLY_REQUEST);
+    bool open = l->state == OPEN;
+    return leave(l) && open;
+}
+
+int64_t tly_link_unanswered(const struct tly_link *l, bool *reached)
+{
+    int64_t since = l->asked_at > l->loop->smooth_since ? l->asked_at : l->loop->smooth_since;
+    int64_t quiet = l->asked_at && l->state == OPEN ? l->loop->awake - since : 0;
+    *reached = quiet && is_reached(l, quiet);
+    return quiet;
+}
+
+int64_t tly_link_heard_at(const struct tly_link *l)
+{
+    return l->last_heard;
+}
+
+int64_t tly_link_gap(const struct tly_link *l)
+{
+    int64_t now = l->loop->awake, quiet = now - l->last_heard;
+    if (quiet >= GAP_MS * TLY_MS)
+        return quiet;
+    return l->gap && now - l->gap_at < RECENT_S * TLY_SEC ? l->gap : 0;
 }
 
 /* --- what users ask ------------------------------------------------------------------------------ */

@@ -850,6 +850,67 @@ static void test_silence(void **state)
     stop();
 }
 
+/* At each tick the connector awaits a sign of life, and notes for how long there has been none. */
+static struct asking {
+    struct tly_hook hook;
+    int ticks;
+    int64_t quiet;
+    bool reached, awaited;
+} asking;
+
+static void ask(struct tly_hook *h)
+{
+    asking.ticks++;
+    if (!x.a.link || !tly_link_await(x.a.link, asking.awaited))
+        return;
+    int64_t quiet = tly_link_unanswered(x.a.link, &asking.reached);
+    asking.quiet = quiet > asking.quiet || !asking.awaited ? quiet : asking.quiet;
+}
+
+static void begin_asking(void)
+{
+    asking = (struct asking){.hook.tick = ask, .awaited = true};
+    turn_until(&x.a.opened, 1);
+    turn_until(&x.b.opened, 1);
+    tly_loop_lock(&x.loop);
+    tly_loop_hook(&x.loop, &asking.hook);
+    tly_loop_unlock(&x.loop);
+}
+
+/* Whoever is asked for a sign of life gives one, and a beat a tick is all that it costs. */
+static void test_signs_of_life(void **state)
+{
+    start(NULL);
+    dial();
+    begin_asking();
+    uint64_t before = tly_link_bytes(x.a.link, true);
+    turn_until(&asking.ticks, 8);
+    assert_true(asking.quiet <= 2 * TLY_TICK_MS * TLY_MS);
+    uint64_t beats = (tly_link_bytes(x.a.link, true) - before) / TLY_FRAME_LEAST;
+    assert_in_range(beats, 2, 2 * 8);
+    assert_in_range(tly_link_bytes(x.b.link, true), beats * TLY_FRAME_LEAST, UINT64_MAX);
+    assert_true(tly_link_gap(x.a.link) == 0);
+    stop();
+}
+
+/* ... and whoever is silent is found out, though the kernel there goes on, but only while something is awaited. */
+static void test_no_sign_of_life(void **state)
+{
+    struct proxy p = whole;
+    p.stall_at = HELLOS + 10;
+    start(&p);
+    dial();
+    begin_asking();
+    for (int i = 1; asking.quiet < 1500 * TLY_MS; i++)
+        turn_until(&asking.ticks, i);
+    assert_true(asking.reached);
+    assert_true(asking.ticks >= 8);
+    asking.awaited = false;
+    turn_until(&asking.ticks, asking.ticks + 1);
+    assert_true(asking.quiet == 0);
+    stop();
+}
+
 /* --- in memory ----------------------------------------------------------------------------------- */
 
 /* A payload is read where it lies for as long as its reader likes; what goes away meanwhile is read as it was. */
@@ -1031,6 +1092,8 @@ int main(void)
         cmocka_unit_test(test_flipped_bits),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_signs_of_life),
+        cmocka_unit_test(test_no_sign_of_life),
     };
     const struct CMUnitTest local[] = {
         cmocka_unit_test(test_directly),
@@ -1046,6 +1109,8 @@ int main(void)
         cmocka_unit_test(test_flipped_bits),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_signs_of_life),
+        cmocka_unit_test(test_no_sign_of_life),
         cmocka_unit_test(test_loans),
         cmocka_unit_test(test_room_comes_back),
         cmocka_unit_test(test_taken_back_under_a_reader),
