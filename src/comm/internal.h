@@ -295,14 +295,15 @@ struct pace {
     uint64_t bytes;                   /* of all flights that count, and so on */
     int64_t ns;
     double held;
-    bool told; /* the coordinator */
-    int slow;  /* the machine that it takes for the cause; -1: none, or not said */
+    int pauses; /* flights in a row that took several times as long as usual */
+    bool told;  /* the coordinator */
+    int slow;   /* the machine that it takes for the cause; -1: none, or not said */
 };
 
 /* Services' words about who keeps the others waiting are counted.  Owner: the loop; awake clock. */
 struct blame {
     int64_t since, until; /* 0: there is nothing to count */
-    int64_t repeat_s;     /* so long the same rank is not named again */
+    int64_t repeat_s;     /* so long the same rank is not named again for the same cause */
 };
 
 /* The oldest operation in shared memory.  Owner: the loop. */

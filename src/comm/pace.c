@@ -20,7 +20,15 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
-enum { FLIGHT_MS = 10, ENOUGH_MS = 200, TELL_MS = 500, LEAST_PARTS = 8 };
+enum {
+    FLIGHT_MS = 10,
+    ENOUGH_MS = 200,
+    TELL_MS = 500,
+    LEAST_PARTS = 8,
+    PAUSE_MS = 100,  /* so much longer, and so many times as long as usual, takes a flight with a pause; */
+    PAUSE_TIMES = 4, /* what is shorter than PAUSE_MS does not make TELL_MS look slow */
+    MOST_PAUSES = 2, /* in a row; more are a slow card */
+};
 
 /* Times predicted, over reached: what is between these goes as predicted. */
 #define FAST 1.2
@@ -141,6 +149,17 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
     p->counts &= op->kind == TALLY_PUSH_PULL && op->group->size == c->size && !op->mark;
 }
 
+/* Did some process stand still in this flight, ours or another (SIGSTOP, swapped out, suspended)?  Then it took several times
+ * as long as usual, and the flights around it did not. */
+static bool is_pause(struct pace *p, int64_t took)
+{
+    double usual = p->bytes ? (double)p->ns / (double)predicted_ns(p, p->bytes) : 1;
+    double due = (usual > 1 ? usual : 1) * (double)predicted_ns(p, p->flight);
+    bool odd = (double)took > PAUSE_TIMES * due && (double)took > due + PAUSE_MS * TLY_MS;
+    p->pauses = odd ? p->pauses + 1 : 0;
+    return odd && p->pauses <= MOST_PAUSES;
+}
+
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct pace *p = &c->pace;
@@ -150,6 +169,8 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
         return;
     int64_t now = tly_now();
     uint64_t us = (uint64_t)now / 1000;
+    if (is_pause(p, now - p->since))
+        return;
     p->bytes += p->flight;
     p->ns += now - p->since;
     p->held += (double)(p->flight_held + c->in_flight * us);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "comm/internal.h"
 
 #include <cmocka.h>
@@ -101,10 +102,69 @@ static void test_figures_are_of_one_epoch(void **state)
     free(c);
 }
 
+/* A flight of 50 MB, which the plan gives 50 ms, took so long. */
+static void fly(tally_comm *c, int ms)
+{
+    struct tally_op op = {0};
+    c->pace.since = tly_now() - ms * TLY_MS;
+    c->pace.flight = 50000000;
+    c->pace.counts = true;
+    tly_pace_leaves(c, &op);
+}
+
+static tally_comm *on_plan(void)
+{
+    tally_comm *c = calloc(1, sizeof *c);
+    struct epoch *e = calloc(1, sizeof *e);
+    assert_true(c && e);
+    tly_list_init(&c->active_ops);
+    c->epoch = e;
+    c->credit_bytes = 1;
+    c->pace = (struct pace){.predicted = 1e-9, .slow = -1};
+    return c;
+}
+
+static void forget(tally_comm *c)
+{
+    free(c->epoch);
+    free(c);
+}
+
+/* Some process stood still for three seconds in some flights, the first among them: nobody's card is slow for that. */
+static void test_pauses_do_not_count(void **state)
+{
+    tally_comm *c = on_plan();
+    fly(c, 3050);
+    for (int i = 0; i < 30; i++)
+        fly(c, i % 7 == 3 ? 3050 : 51);
+    assert_false(c->pace.told);
+    assert_true(tly_pace_reached(c) < 1.1e-9);
+    forget(c);
+}
+
+/* A card that is far slower than was said shows in every flight. */
+static void test_what_is_always_slow_counts(void **state)
+{
+    tally_comm *c = on_plan();
+    for (int i = 0; i < 20; i++)
+        fly(c, 1000);
+    assert_true(c->pace.told);
+    assert_true(tly_pace_reached(c) > 15e-9);
+    forget(c);
+    c = on_plan();
+    for (int i = 0; i < 20; i++)
+        fly(c, 100);
+    assert_true(c->pace.told);
+    forget(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_last_line), cmocka_unit_test(test_where_it_is_much),
+        cmocka_unit_test(test_pauses_do_not_count),
+        cmocka_unit_test(test_what_is_always_slow_counts),
+        cmocka_unit_test(test_the_last_line),
+        cmocka_unit_test(test_where_it_is_much),
         cmocka_unit_test(test_which_service_holds_us_up),
         cmocka_unit_test(test_who_has_left_the_split_is_not_suspected),
         cmocka_unit_test(test_figures_are_of_one_epoch)};

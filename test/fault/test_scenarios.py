@@ -119,6 +119,20 @@ def test_a_rank_that_stood_still_evicts_nobody(tmp_path, rank):
         assert not evicted(job), job.account()
 
 
+def test_a_rank_that_stood_still_has_no_slow_card(tmp_path):
+    """Its pauses are no samples of how fast the network is.  (The cards here are ten times faster than they are said to be.)"""
+    with Job(tmp_path, ranks=2, services=0, sizes=(300007,) * 4, env={"TALLY_BANDWIDTH": "100M"}, words=()) as job:
+        for _ in range(3):
+            job.await_steps(4)
+            job.stop(job.ranks[1])
+            time.sleep(3)
+            job.resume(job.ranks[1])
+        job.await_steps(10)
+        job.finish()
+        assert "at best 80 s for 1 GB" in job.ranks[0].output(), job.account()
+        assert "slower than it said" not in job.ranks[0].output(), job.account()
+
+
 @pytest.mark.parametrize("where", ["all cores", "the core of the tallyd"])
 def test_a_hog_evicts_nobody(tmp_path, where):
     """Busy processes beside the job, several a core, for TALLY_TEST_HOG_S seconds: on the machine of all, or on that of the
