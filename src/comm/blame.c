@@ -2,8 +2,11 @@
  *
  * Each service judges for itself (src/sum/straggler.c) and says so at the end of each window of steps in which it found
  * somebody.  In what order a rank serves its connections makes a difference at one of them, and one may take what a slow
- * network delays for late pushes; so what most of them say is said.  Their windows end within a step of each other: the
- * first word waits for the others for a little longer than that. */
+ * network delays for late pushes; so what most of them say is logged.  Their windows end within a step of each other: the
+ * first word waits for the others for a little longer than that.
+ *
+ * Where no cause has enough of them, the one that most name is logged with the number of services that name it: `tally
+ * status` shows it as well, and the log must not know less. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -37,11 +40,13 @@ static struct count count(const tally_comm *c, uint32_t rank, int64_t window)
     return n;
 }
 
-static void name(tally_comm *c, uint32_t rank, bool network)
+/* judges: how many services there are to say so, if `votes`, fewer than enough, do; else 0. */
+static void name(tally_comm *c, uint32_t rank, bool network, int votes, int judges)
 {
     struct blame *b = &c->blame;
-    bool again = c->named_at && rank == c->straggler;
+    bool again = c->named_at && rank == c->straggler && network == b->network;
     const char *text = "";
+    char share[64] = "";
     for (int i = 0; i < c->services; i++) {
         const struct word *w = &c->peers[i].word;
         if (w->rank == rank && w->network == network && is_fresh(c, w))
@@ -50,10 +55,15 @@ static void name(tally_comm *c, uint32_t rank, bool network)
     b->since = 0;
     if (again && c->loop.awake - c->named_at < b->repeat_s * TLY_SEC)
         return;
+    if (!again && judges && c->named_at && c->loop.awake - c->named_at < REPEAT_S * TLY_SEC)
+        return; /* a few see another cause than was named just now: they may take turns */
+    if (judges)
+        snprintf(share, sizeof share, " (%d of %d services say so)", votes, judges);
     b->repeat_s = !again ? REPEAT_S : b->repeat_s < MOST_REPEAT_S ? 2 * b->repeat_s : b->repeat_s;
     c->straggler = rank;
+    b->network = network;
     c->named_at = c->loop.awake;
-    tly_warn("comm", "%s", text);
+    tly_warn("comm", "%s%s", text, share);
 }
 
 /* Nothing that is still to come would change it. */
@@ -76,24 +86,35 @@ void tly_blame_heard(struct peer *peer, uint32_t rank, bool network, int64_t win
     }
     struct count n = count(c, rank, window);
     if (is_clear(&n))
-        name(c, rank, 2 * n.network >= n.judges);
+        name(c, rank, 2 * n.network >= n.judges, 0, 0);
 }
 
-/* Whom most name; of a network only if half of those say it that judge. */
+/* The cause that most name.  A network needs half of those that judge, and would have been clear by now; that a rank
+ * computes longer needs only more than those who say that its network is slow. */
 void tly_blame_settle(tally_comm *c)
 {
-    int most = 0;
+    int most = 0, votes = 0, judges = 0;
     uint32_t who = 0;
+    bool network = false;
     for (int i = 0; i < c->services && c->blame.since; i++) {
         const struct word *w = &c->peers[i].word;
-        struct count n = is_fresh(c, w) ? count(c, w->rank, w->window) : (struct count){0};
-        if (n.computes > n.network && n.computes > most) {
-            most = n.computes;
-            who = w->rank;
-        }
+        if (!is_fresh(c, w))
+            continue;
+        struct count n = count(c, w->rank, w->window);
+        bool enough = n.computes > n.network;
+        int here = w->network ? n.network : n.computes;
+        /* Who has enough goes before who has not. */
+        int weight = enough ? c->services + n.computes : here;
+        if (weight <= most)
+            continue;
+        most = weight;
+        who = w->rank;
+        network = !enough && w->network;
+        votes = here;
+        judges = enough ? 0 : n.judges;
     }
     if (most)
-        name(c, who, false); /* a network would have been clear */
+        name(c, who, network, votes, judges);
     c->blame.since = 0;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "comm/internal.h"
 
 #include <cmocka.h>
@@ -82,21 +83,49 @@ static void test_a_single_service_does_not_outvote_the_others(void **state)
     assert_named(2, "network");
 }
 
-/* More than say the other, but too few to be sure. */
-static void test_fewer_than_half_name_no_network(void **state)
+/* More than say the other, but too few to be sure: the log says how many, for `tally status` shows it too. */
+static void test_a_few_are_counted(void **state)
 {
     say(0, 2, false);
     for (int i = 1; i < 4; i++)
         say(i, 2, true);
-    wait_ms(HOLD_MS);
     assert_int_equal(c->named_at, 0);
+    wait_ms(HOLD_MS);
+    assert_named(2, "network (3 of 8 services say so)");
     assert_int_equal(c->blame.since, 0);
-    /* nor is it kept for the next window */
+}
+
+/* Nothing is kept for the next window, and a few that see another cause right after do not take turns in the log. */
+static void test_a_few_are_not_heard_by_turns(void **state)
+{
+    say(0, 2, true);
+    wait_ms(HOLD_MS);
+    assert_named(2, "network (1 of 8 services say so)");
     wait_ms(WINDOW_S * 1000);
     send_to_all();
-    say(4, 2, true);
+    say(4, 3, true);
     wait_ms(HOLD_MS);
-    assert_int_equal(c->named_at, 0);
+    assert_named(2, "network");
+    wait_ms(60 * 1000);
+    send_to_all();
+    say(4, 3, true);
+    wait_ms(HOLD_MS);
+    assert_named(3, "network (1 of 8 services say so)");
+}
+
+/* ... but once most see another cause it is said at once. */
+static void test_what_has_changed_is_said(void **state)
+{
+    say(0, 2, true);
+    wait_ms(HOLD_MS);
+    assert_named(2, "network (1 of 8 services say so)");
+    wait_ms(WINDOW_S * 1000);
+    send_to_all();
+    for (int i = 0; i < SERVICES; i++)
+        say(i, 2, false);
+    wait_ms(HOLD_MS);
+    assert_named(2, "computes");
+    assert_null(strstr(named, "say so"));
 }
 
 static void test_most_say_that_it_computes_longer(void **state)
@@ -165,7 +194,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_single_service_does_not_outvote_the_others, start, end),
-        cmocka_unit_test_setup_teardown(test_fewer_than_half_name_no_network, start, end),
+        cmocka_unit_test_setup_teardown(test_a_few_are_counted, start, end),
+        cmocka_unit_test_setup_teardown(test_a_few_are_not_heard_by_turns, start, end),
+        cmocka_unit_test_setup_teardown(test_what_has_changed_is_said, start, end),
         cmocka_unit_test_setup_teardown(test_most_say_that_it_computes_longer, start, end),
         cmocka_unit_test_setup_teardown(test_one_service_alone_is_heard, start, end),
         cmocka_unit_test_setup_teardown(test_a_service_that_lies_about_its_window, start, end),

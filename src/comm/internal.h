@@ -304,6 +304,7 @@ struct pace {
 struct blame {
     int64_t since, until; /* 0: there is nothing to count */
     int64_t repeat_s;     /* so long the same rank is not named again for the same cause */
+    bool network;         /* the cause that was named last: the rank's network, or it computes longer */
 };
 
 /* The oldest operation in shared memory.  Owner: the loop. */
