@@ -316,19 +316,20 @@ static int connect_peers(tally_comm *c)
 {
     int err = 0, met = 0;
     tly_loop_lock(&c->loop);
-    for (int i = 0; i < c->services && !err; i++)
-        err = tly_peer_connect(&c->peers[i]);
+    for (int i = 0; i < c->services; i++)
+        if (tly_peer_connect(&c->peers[i]) != 0)
+            tly_peer_give_up(&c->peers[i], tly_error());
     tly_loop_unlock(&c->loop);
     int64_t deadline = tly_now() + CONNECT_S * TLY_SEC;
     while (!err && met < c->services) {
         tly_loop_turn(&c->loop, 100);
         if (atomic_load(&c->failed))
             return tly_fail(c->failed, "%s", c->sentence);
-        met = 0; /* a tallyd that has gone already is no obstacle */
+        met = 0; /* a tallyd that cannot be reached is no obstacle */
         for (int i = 0; i < c->services; i++)
-            met += c->peers[i].known || c->peers[i].accused;
+            met += c->peers[i].known || (c->peers[i].mortal && c->peers[i].accused);
         for (int i = 0; i < c->services && tly_now() > deadline && !err; i++)
-            if (!c->peers[i].known && !c->peers[i].accused)
+            if (!c->peers[i].known && !(c->peers[i].mortal && c->peers[i].accused))
                 err = tly_fail(ETIMEDOUT, "cannot reach %s", c->peers[i].name);
     }
     return err;
@@ -351,6 +352,15 @@ static void list_media(const tally_comm *c, char *out, size_t len)
     }
 }
 
+/* Those that are not gone. */
+static int count_tallyd(const struct tly_roster *r)
+{
+    int count = 0;
+    for (uint32_t i = r->machine_count; i < r->service_count; i++)
+        count += r->services[i].state != TLY_SERVICE_GONE;
+    return count;
+}
+
 static void greet(tally_comm *c)
 {
     char text[TLY_SENTENCE], best[80], media[80] = "";
@@ -369,7 +379,7 @@ static void greet(tally_comm *c)
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, %ssums along the tree over %s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
-             c->services - c->machines, c->member.coordinator, media, c->part_bytes >> 10,
+             count_tallyd(r), c->member.coordinator, media, c->part_bytes >> 10,
              c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best);
     tly_loop_unlock(&c->loop);
     free(sizes);

@@ -492,7 +492,7 @@ static void meet(tally_comm *c)
             continue;
         vacate(p);
         if (tly_peer_connect(p) != 0)
-            tly_member_accuse(&c->member, i, "cannot connect");
+            tly_peer_give_up(p, tly_error());
     }
 }
 

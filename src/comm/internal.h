@@ -264,15 +264,15 @@ struct peer {
         decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
     uint32_t decided_count;
     bool open;
-    bool local;                /* on this machine, and not over TCP */
-    bool never_local;          /* ... because such a connection was lost */
-    bool mortal;               /* may die alone: a tallyd */
-    uint64_t unasked;          /* bytes of keeps from it for which nothing here has waited */
-    bool known;                /* has been open before */
-    bool gone;                 /* out of the job */
-    bool accused;              /* the coordinator has been told that it cannot be reached */
-    int losses;                /* of the connection, lately */
-    int64_t lost_at, retry_at; /* awake clock */
+    bool local;                            /* on this machine, and not over TCP */
+    bool never_local;                      /* ... because such a connection was lost */
+    bool mortal;                           /* may die alone: a tallyd */
+    uint64_t unasked;                      /* bytes of keeps from it for which nothing here has waited */
+    bool known;                            /* has been open before */
+    bool gone;                             /* out of the job */
+    bool accused;                          /* the coordinator has been told that it cannot be reached */
+    int losses;                            /* of the connection, lately */
+    int64_t dialled_at, lost_at, retry_at; /* awake clock */
     uint64_t incarnation;
     struct word word;
     int64_t watched_at; /* awake clock: when it last had to do with what it judges ranks by; 0: never */
@@ -565,6 +565,8 @@ void tly_epoch_forget(struct tally_op *op);
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
 /* To the service of this place in the newest roster. */
 int tly_peer_connect(struct peer *p);
+/* The service cannot be reached: tell the coordinator, which decides for all.  why: a sentence's end. */
+void tly_peer_give_up(struct peer *p, const char *why);
 /* Forget the connection; nothing follows. */
 void tly_peer_drop(struct peer *p);
 /* Try again, or give up, where the connection is lost. */

@@ -17,9 +17,11 @@ enum {
     NEWS_PUSH_MS = 50,           /* the same where a push will tell */
     TALLYD_SILENCE_S = 5,        /* without a sign of life, whatever the reason */
     TALLYD_UNANSWERED_MS = 1500, /* ... while operations wait, asked for one, and not for our own fault */
-    RETRY_MS = 200,              /* to connect again */
-    GIVEN_UP_MS = 2000,          /* ... once it has been said that it cannot be reached */
-    MOST_LOSSES = 8,             /* of one connection within FORGIVEN_S: more is no accident */
+    REACH_S =
+        4, /* for the first answer of a tallyd: two lost packets of the connection's beginning cost 3 s */
+    RETRY_MS = 200,     /* to connect again */
+    GIVEN_UP_MS = 2000, /* ... once it has been said that it cannot be reached */
+    MOST_LOSSES = 8,    /* of one connection within FORGIVEN_S: more is no accident */
     FORGIVEN_S = 10,
     /* Bytes: some ten thousand sentences; less, by default, than another service accepts if they go there. */
     MOST_UNASKED = 8 << 20,
@@ -412,13 +414,19 @@ static void opened(void *user, struct tly_link *link)
     tly_epoch_met(c);
 }
 
-/* It cannot be reached.  Without a tallyd the job goes on; where a machine's service cannot be reached somebody may have
- * died, and the coordinator knows better, and says the same to all. */
-static void give_up(struct peer *peer, const char *why)
+/* The service cannot be reached.  Without a tallyd the job goes on.  Where a machine's service cannot be reached a rank
+ * may have died: the coordinator knows better, and says the same to all. */
+void tly_peer_give_up(struct peer *peer, const char *why)
 {
     tally_comm *c = peer->comm;
-    char sentence[400];
-    snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
+    char sentence[400], here[80] = "this machine";
+    if (c->member.here.ss_family)
+        tly_address_host(&c->member.here, here, sizeof here);
+    const char *name = peer->mortal ? "it" : peer->name; /* the coordinator names a tallyd itself */
+    if (peer->known)
+        snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", name, why);
+    else
+        snprintf(sentence, sizeof sentence, "cannot reach %s from %s: %s", name, here, why);
     peer->retry_at = c->loop.awake + GIVEN_UP_MS * TLY_MS;
     if (peer->accused || (peer->mortal && c->member.away)) /* nobody to tell: with the next attempt */
         return;
@@ -451,12 +459,6 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
         if (dial(peer) == 0)
             return;
     }
-    if (!peer->known && !peer->mortal) {
-        char sentence[400];
-        snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", peer->name, why);
-        tly_comm_fail(c, err, sentence);
-        return;
-    }
     peer->never_local |= peer->local; /* what breaks here need not break there */
     if (was_open) {
         peer->lost_at = c->loop.awake;
@@ -470,9 +472,9 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     else if (!was_open && peer->known && err != ECONNREFUSED && c->loop.awake - peer->lost_at < patience)
         peer->retry_at = c->loop.awake + RETRY_MS * TLY_MS;
     else
-        give_up(peer, why);
+        tly_peer_give_up(peer, why);
     if (peer->retry_at <= c->loop.awake && tly_peer_connect(peer) != 0)
-        give_up(peer, tly_error());
+        tly_peer_give_up(peer, tly_error());
 }
 
 static const struct tly_link_user calls = {
@@ -496,7 +498,8 @@ static int dial(struct peer *p)
     struct sockaddr_storage to;
     if (tly_address_parse(s->address, (uint16_t)s->port, &to) != 0)
         return tly_fail(EPROTO, "'%s' is no address", s->address);
-    return tly_tcp_connect(&c->loop, &to, &config, &p->link);
+    int err = tly_tcp_connect(&c->loop, &to, &config, &p->link);
+    return err ? tly_fail(-err, "%s", strerror(-err)) : 0; /* the caller names both ends */
 }
 
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
@@ -511,6 +514,7 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
 
 int tly_peer_connect(struct peer *p)
 {
+    p->dialled_at = p->comm->loop.awake;
     const struct tly_roster *roster = &p->comm->member.roster;
     const struct tly_roster_service *s = &roster->services[p->index];
     p->incarnation = s->incarnation;
@@ -579,10 +583,17 @@ void tly_peer_tick(struct peer *p)
     look_for_life(p);
     if (p->open && p->losses && c->loop.awake - p->lost_at > FORGIVEN_S * TLY_SEC)
         p->losses = 0;
+    bool late = c->loop.awake - p->dialled_at >= REACH_S * TLY_SEC;
+    if (p->mortal && p->link && !p->known && !p->accused && late) {
+        char why[40];
+        snprintf(why, sizeof why, "no answer within %d s", REACH_S);
+        tly_peer_drop(p);
+        tly_peer_give_up(p, why);
+    }
     if (p->link || p->gone || !p->known || c->goodbye_said || c->loop.awake < p->retry_at)
         return;
     if (tly_peer_connect(p) != 0)
-        give_up(p, tly_error());
+        tly_peer_give_up(p, tly_error());
 }
 
 void tly_peer_finish(struct peer *p)

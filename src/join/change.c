@@ -100,7 +100,7 @@ static void invite_more(struct tly_coordinator *c)
     bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (!m->waiting)
+        if (!m->waiting || !tly_setback_is_over(c, m))
             continue;
         m->waiting = false;
         uint32_t at;
@@ -215,6 +215,13 @@ static void commit(struct tly_coordinator *c)
     }
 }
 
+void tly_change_start_without(struct tly_coordinator *c)
+{
+    c->wanted = false;
+    c->preparing = ++c->number;
+    commit(c); /* nobody has begun anything */
+}
+
 /* A rank's answer to INVITE or PREPARE. */
 int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const char **why)
 {
@@ -264,6 +271,7 @@ static void welcome(struct tly_coordinator *c)
         if (!m->invited)
             continue;
         m->invited = false;
+        tly_setback_forget(c, m);
         any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
         tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
@@ -297,14 +305,17 @@ void tly_change_go_on(struct tly_coordinator *c)
         invite_more(c);
 }
 
-static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, const char *why)
+/* said_before: the log has the same already. */
+static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, bool said_before,
+                       const char *why)
 {
     char name[200];
     tly_service_name(&c->roster, service, name, sizeof name);
     if (left)
         tly_info("join", "%s has left", name);
     else
-        tly_warn("join", "%s is out: %s; the job goes on without it", name, why);
+        tly_log(said_before ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING, "join",
+                "%s is out: %s; the job goes on without it", name, why);
     c->roster.services[service].state = TLY_SERVICE_GONE;
     c->wanted = true;
 }
@@ -314,7 +325,7 @@ void tly_change_evict(struct member *m, const char *why)
 {
     if (m->service == TLY_NO_SERVICE || m->c->roster.services[m->service].state == TLY_SERVICE_GONE)
         return;
-    strike_out(m->c, m->service, m->left, why);
+    strike_out(m->c, m->service, m->left, m->said_before, why);
     m->service = TLY_NO_SERVICE;
     m->invited = false;
 }
@@ -471,6 +482,6 @@ void tly_change_miss_services(struct tly_coordinator *c)
     for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
         if (c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
             !tly_change_find_tallyd(c, c->roster.services[i].incarnation))
-            strike_out(c, i, false, "it has not come back to the coordinator");
+            strike_out(c, i, false, false, "it has not come back to the coordinator");
     tly_coordinator_advance(c);
 }

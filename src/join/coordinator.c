@@ -153,11 +153,14 @@ void tly_coordinator_advance(struct tly_coordinator *c)
         bool begun = true;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
             struct member *m = tly_list_entry(n, struct member, node);
-            begun &= !m->joined || m->begun;
+            begun &= !m->joined || (m->begun && !m->accused_at);
         }
         if (begun) {
             c->state = RUNNING;
-            tly_coordinator_post_all(c, TLY_COMMIT, NULL, 0);
+            if (c->wanted)
+                tly_change_start_without(c);
+            else
+                tly_coordinator_post_all(c, TLY_COMMIT, NULL, 0);
         }
     }
     if (c->state == RUNNING)
@@ -414,6 +417,20 @@ static void note_left(struct tly_coordinator *c, uint32_t rank)
     free(w.data);
 }
 
+/* A rank cannot reach a tallyd.  That it has reached before says that the rank may be cut off; a newcomer says nothing. */
+static void accuse(struct member *m, struct member *accused, const char *sentence)
+{
+    struct tly_coordinator *c = m->c;
+    char name[200];
+    m->accuses += c->state == RUNNING && !accused->invited;
+    if (accused->accused_at)
+        return;
+    tly_coordinator_name(m, name, sizeof name);
+    accused->accused_at = c->loop.awake;
+    accused->accuser = m->info.rank;
+    snprintf(accused->accusation, sizeof accused->accusation, "%.100s %.190s", name, sentence);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct member *m = user;
@@ -452,11 +469,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
             break; /* it is out already */
         if (!err && accused && m->joined) {
-            m->accuses++;
-            if (!accused->accused_at) {
-                accused->accused_at = c->loop.awake;
-                accused->accuser = m->info.rank;
-            }
+            accuse(m, accused, sentence);
             break;
         }
         if (!m->joined) /* it has failed before it could say more of itself */
@@ -655,12 +668,37 @@ static void judge_silent(struct tly_coordinator *c)
     }
 }
 
-/* A rank's word suffices, for nothing is lost; but who cannot reach most services, though they answer us, is cut off
+/* It has not answered since a rank accused it. */
+static bool is_silent(const struct member *m)
+{
+    return m->accused_at && tly_link_heard_at(m->link) < m->accused_at;
+}
+
+/* Why this tallyd is due to be put out; NULL: it is not. */
+static const char *charge(const struct tly_coordinator *c, const struct member *m, char *text, size_t len)
+{
+    bool starts = c->state == INVITING && m->joined && m->service != TLY_NO_SERVICE && !m->begun;
+    if ((m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC) ||
+        (starts && c->loop.awake - c->inviting_at >= MEET_S * TLY_SEC)) {
+        snprintf(text, len,
+                 starts ? "it has not begun within %d s" : "not all ranks have reached it within %d s",
+                 MEET_S);
+        return text;
+    }
+    if (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS)
+        return NULL;
+    if (!is_silent(m))
+        return m->accusation;
+    snprintf(text, len, "silent while rank %u waited for it (stopped, or cut off)", m->accuser);
+    return text;
+}
+
+/* A rank's word suffices, for nothing is lost.  But a rank that has lost most services, though they answer us, is cut off
  * itself.  The moment is for those whose own connections end just now. */
 static void judge_accused(struct tly_coordinator *c)
 {
     uint32_t alive = 0;
-    char text[100];
+    char text[TLY_SENTENCE - 200], late[100];
     for (uint32_t i = 0; i < c->roster.service_count; i++)
         alive += c->roster.services[i].state != TLY_SERVICE_GONE;
     /* A job that has failed does not go on without anybody. */
@@ -669,25 +707,19 @@ static void judge_accused(struct tly_coordinator *c)
         next = n->next;
         if (m->accused_at && !tly_link_await(m->link, true))
             continue;
-        bool late = m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC;
-        if (!late && (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS))
+        const char *why = charge(c, m, late, sizeof late);
+        if (!why)
             continue;
-        const struct member *accuser = c->ranks[m->accuser];
-        bool silent = tly_link_heard_at(m->link) < m->accused_at;
-        if (!late && !silent && accuser && alive > 2 && 2 * accuser->accuses > alive) {
+        const struct member *accuser = m->accused_at ? c->ranks[m->accuser] : NULL;
+        if (!is_silent(m) && accuser && alive > 2 && 2 * accuser->accuses > alive) {
             tly_coordinator_name(accuser, text, sizeof text);
             tly_coordinator_fail(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,
                                  accuser->accuses, alive);
             return;
         }
-        if (late)
-            snprintf(text, sizeof text, "not all ranks have reached it within %d s", MEET_S);
-        else if (silent)
-            snprintf(text, sizeof text, "silent while rank %u waited for it (stopped, or cut off)",
-                     m->accuser);
-        else
-            snprintf(text, sizeof text, "rank %u cannot reach it", m->accuser);
-        put_out(m, text);
+        if (!is_silent(m)) /* a tallyd that stood still may come again at once */
+            m->said_before = !tly_setback_note(c, m, why);
+        put_out(m, why);
     }
 }
 
@@ -701,6 +733,8 @@ static void tick(struct tly_hook *h)
     judge_accused(c);
     judge_silent(c);
     tly_change_miss_services(c);
+    if (c->state == RUNNING && c->setback_count)
+        tly_coordinator_advance(c); /* somebody's time to be invited again may have come */
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
         tly_coordinator_advance(c);
@@ -836,6 +870,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);
     free(c->found);
+    free(c->setbacks);
     tly_roster_finish(&c->roster);
     tly_roster_finish(&c->settled);
     tly_map_finish(&c->begun_seen);

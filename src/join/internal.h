@@ -3,6 +3,7 @@
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
+#include "base/error.h"
 #include "base/event.h"
 #include "base/map.h"
 #include "join/coordinator.h"
@@ -45,7 +46,9 @@ struct member {
     bool watcher;
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
-    uint32_t accuser;             /* that rank */
+    uint32_t accuser;             /* that rank, */
+    char accusation[300];         /* ... and its sentence */
+    bool said_before;             /* a tallyd: it was put out for the same reason when it came last */
     uint32_t accuses;             /* a rank: how many services it cannot reach, in this epoch */
     bool told;                    /* that the job is slower than predicted */
     uint32_t took, held, suspect; /* what it told */
@@ -76,7 +79,7 @@ struct tly_coordinator {
         uint64_t bandwidth;
     } * found; /* owned: what came of it */
     uint32_t found_count;
-    int64_t measuring_at, step_at; /* awake clock */
+    int64_t measuring_at, step_at, inviting_at; /* awake clock */
     struct tly_list members;
     enum state state;
     uint32_t size;            /* ranks; 0 until the first has joined */
@@ -92,6 +95,8 @@ struct tly_coordinator {
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
     uint32_t watchers, known;
+    struct setback *setbacks; /* owned: machines whose tallyd a rank could not reach; src/join/setback.c */
+    uint32_t setback_count;
     bool standalone;
     bool resuming;             /* GATHERING: the members of a job that runs */
     uint32_t committed;        /* ... the newest epoch that one of them is in, */
@@ -142,10 +147,22 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
 int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index);
 bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r);
 
+/* --- setback.c ----------------------------------------------------------------------------------- */
+
+/* A rank cannot reach this tallyd: its machine waits before it is invited again, longer each time.  True if that is news:
+ * it was not the same rank and reason the last time. */
+bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const char *why);
+/* Whether this tallyd may be invited now. */
+bool tly_setback_is_over(const struct tly_coordinator *c, const struct member *m);
+/* All ranks have reached it. */
+void tly_setback_forget(struct tly_coordinator *c, const struct member *m);
+
 /* --- change.c ------------------------------------------------------------------------------------ */
 
 /* Is it a rank that has not left? */
 bool tly_change_concerns(const struct member *m);
+/* INVITING: all ranks are connected, and some tallyd are out: the first epoch that anybody works in has none of them. */
+void tly_change_start_without(struct tly_coordinator *c);
 /* RUNNING: whatever step of a change is due. */
 void tly_change_go_on(struct tly_coordinator *c);
 /* A rank's answer to INVITE or PREPARE; -EPROTO (*why). */

@@ -204,6 +204,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             return 0;
         }
         m->left = true;
+        if (m->state < TLY_MEMBER_RUNNING) /* it waited to be invited */
+            end(m, ESHUTDOWN, "the job has ended without this tallyd");
         if (m->goodbye)
             m->goodbye(m->user);
         return 0;

@@ -201,6 +201,7 @@ static void invite(struct tly_coordinator *c)
     struct tly_roster *r = &c->roster;
     struct tly_writer w = {0};
     c->state = INVITING;
+    c->inviting_at = c->loop.awake;
     int err = make_roster(c, r, NULL);
     if (!err && place_services(c, r) != 0) {
         tly_roster_finish(r);
@@ -267,11 +268,34 @@ static bool crosses_cards(const struct tly_roster *r)
     return r->machine_count > 1;
 }
 
+/* Tallyd that listen where others cannot reach them: the job starts without those. */
+static void drop_unplaced(struct tly_coordinator *c)
+{
+    struct tly_roster_service s;
+    struct tly_roster one = {.service_count = 1, .services = &s};
+    char(*kept)[64] = c->host_id, host_id[1][64];
+    c->host_id = host_id; /* tly_start_add() writes there */
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
+            continue;
+        tly_start_add(c, &one, 0, &m->info);
+        if (tly_start_place(c, &one, 0) == 0)
+            continue;
+        tly_warn("join", "%s; the job goes on without it", tly_error());
+        tly_coordinator_post_verdict(m, EINVAL, tly_error());
+        m->joined = false;
+        c->tallyds_here--;
+    }
+    c->host_id = kept;
+}
+
 /* Are there cards to be measured?  The roster that tells is made anew afterwards, with what was found. */
 void tly_start_survey(struct tly_coordinator *c)
 {
     struct tly_roster r;
     bool apart;
+    drop_unplaced(c);
     if (c->measure == MEASURE_NONE || make_roster(c, &r, &apart) != 0) {
         invite(c);
         return;

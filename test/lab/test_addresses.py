@@ -135,10 +135,13 @@ def test_name_with_addresses_that_lead_nowhere(net):
 
 
 def test_who_says_localhost_is_told(net):
-    """A rank beside rank 0 that was told localhost listens where nobody else can reach it."""
+    """A tallyd beside rank 0 that was told localhost listens where nobody else can reach it: it is told so, and the job
+    starts without it."""
     local = lambda rank: {"TALLY_COORD": "localhost"} if rank is None else {}
-    processes = start(net, ["w1", "w0"], ["w1"], each=local, TALLY_COORD="w1")
-    refusals(finish(processes), "tallyd 0 on w1", "not as localhost", "TALLY_COORD")
+    *ranks, daemon = finish(start(net, ["w1", "w0"], ["w1"], each=local, TALLY_COORD="w1"))
+    said = sums(ranks, 2, 2, 2)
+    refusals([daemon], "tallyd 0 on w1", "not as localhost", "TALLY_COORD")
+    assert "the job goes on without it" in said, said
 
 
 def test_names_that_come_late(net):

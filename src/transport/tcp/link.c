@@ -930,7 +930,7 @@ static void on_tick(struct tly_hook *h)
     enter(l);
     if (l->state == CONNECTING || l->state == SHAKING) {
         if (l->loop->awake > l->deadline)
-            end(l, ETIMEDOUT, l->state == CONNECTING ? "cannot connect" : "no answer in the handshake");
+            end(l, ETIMEDOUT, l->state == CONNECTING ? "no answer" : "no answer in the handshake");
     } else if (l->state == OPEN) {
         if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns)
             end(l, ETIMEDOUT, "silent");
