@@ -138,6 +138,12 @@ TALLY_API int tally_comm_service_count(const tally_comm *comm); /* summation ser
  * NULL) is set to a string that lives as long as the communicator. */
 TALLY_API int tally_comm_status(const tally_comm *comm, const char **sentence);
 
+/* Leave the job because of an error of this rank's own, such as an exception that nobody catches: it fails on all ranks at
+ * once, with "rank R left: REASON", instead of when they next need this one.  `reason` is cut to one line of 399 bytes;
+ * a caller that counts its steps says the step there.  Returns at once; tally_comm_close() follows as ever.  -EINVAL: no
+ * reason; else what tally_comm_status() has, if the job has failed before. */
+TALLY_API int tally_comm_abort(tally_comm *comm, const char *reason);
+
 /* Wait for the next event: a queued operation that ended, or (after tally_comm_watch_log) a log line.
  * timeout_ms < 0 waits for ever.  -ETIMEDOUT: none came. */
 TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_event *event);

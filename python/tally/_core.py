@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 
-from . import _lib
+from . import _lib, _leaving
 from ._events import Events
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
                    lib)
@@ -141,6 +141,7 @@ def init(settings=None):
         _generation += 1
         _events = Events(comm.value)
         _comm = comm.value
+        _leaving.watch(_abort)
 
 
 def shutdown():
@@ -161,6 +162,13 @@ def shutdown():
         events.finish()
         _events = None
         _sweep()
+
+
+def _abort(reason):
+    """Tell the other ranks why this one leaves; nothing where there is no job, or in a fork of a process of one."""
+    comm = _comm
+    if comm is not None:
+        lib.tally_comm_abort(comm, reason.encode(errors="replace"))
 
 
 def is_initialized():

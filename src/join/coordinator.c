@@ -475,7 +475,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (!m->joined) /* it has failed before it could say more of itself */
             m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = tly_link_peer(l)->rank};
         tly_coordinator_name(m, name, sizeof name);
-        if (err) {
+        if (f->flags & TLY_MARK) {
+            tly_coordinator_fail(c, ECONNRESET, "rank %u left: %s", m->info.rank, sentence);
+        } else if (err) {
             tly_coordinator_fail(c, err < 4096 ? (int)err : EPROTO, "%s: %s", name, sentence);
         } else if (!c->complaint_due) {
             /* Who cannot be reached may just have died: its own connection will tell, and names it better. */

@@ -607,7 +607,7 @@ void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, u
     free(w.data);
 }
 
-static void complain(struct tly_member *m, int err, const char *sentence, uint32_t service)
+static void complain(struct tly_member *m, uint16_t flags, int err, const char *sentence, uint32_t service)
 {
     struct tly_writer w = {0};
     char text[TLY_SENTENCE - 256];
@@ -616,16 +616,23 @@ static void complain(struct tly_member *m, int err, const char *sentence, uint32
     tly_write_text(&w, text);
     tly_write64(&w, service == TLY_NO_SERVICE ? 0 : m->roster.services[service].incarnation);
     if (m->link)
-        post(m, TLY_COMPLAIN, 0, &w);
+        post(m, TLY_COMPLAIN, flags, &w);
     free(w.data);
 }
 
 void tly_member_complain(struct tly_member *m, int err, const char *sentence)
 {
-    complain(m, err, sentence, TLY_NO_SERVICE);
+    complain(m, 0, err, sentence, TLY_NO_SERVICE);
 }
 
 void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence)
 {
-    complain(m, 0, sentence, index);
+    complain(m, 0, 0, sentence, index);
+}
+
+void tly_member_abort(struct tly_member *m, const char *reason)
+{
+    complain(m, TLY_MARK, ECONNRESET, reason, TLY_NO_SERVICE);
+    if (m->link)
+        tly_link_flush(m->link);
 }

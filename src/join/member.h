@@ -98,6 +98,8 @@ void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, u
                           uint32_t service);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
+/* This rank leaves because of an error of its own. */
+void tly_member_abort(struct tly_member *m, const char *reason);
 /* Service `index` of the roster cannot be reached. */
 void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence);
 

@@ -56,6 +56,66 @@ def test_alone():
     assert status == 0 and "good" in output, output
 
 
+DIES = """
+import sys, torch, tally.torch as hvd
+hvd.init()
+sys.excepthook, ours = (lambda *what: (print("another hook", flush=True), ours(*what))), sys.excepthook
+model = torch.nn.Linear(4, 4)
+where = sys.argv[1]
+step = 0
+
+
+def gradient_hook(gradient):
+    if where == "backward" and hvd.rank() == 1 and step == 3:
+        raise ValueError("bad\\ndata")
+
+
+model.weight.register_hook(gradient_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if where == "hook":
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    model.register_comm_hook(hvd.state(), hvd.ddp_hook)
+elif where == "group":
+    torch.distributed.init_process_group("tally")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+else:
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for step in range(6):
+    if where != "backward" and hvd.rank() == 1 and step == 3:
+        raise ValueError("bad data")
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("services", [0, 1])
+@pytest.mark.parametrize("where", ["step", "backward", "hook", "group"])
+def test_an_exception_reaches_the_other_ranks(where, services):
+    """Its text and step, at once; the user's own hook runs too."""
+    status, output = jobs.run(2, services, ["-c", DIES, where])
+    others = [line for line in output.splitlines() if "[rank 0]" in line]
+    assert status == 1 and "another hook" in output, output
+    assert any("rank 1 left: ValueError: bad data (step 3)" in line for line in others), output
+
+
+def test_no_exception_leaves_as_ever():
+    """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
+    status, output = jobs.run(2, 0, ["-c", """
+import sys, numpy, tally
+tally.init()
+if tally.rank() == 1:
+    sys.ps1 = ">>> "
+    sys.excepthook(ValueError, ValueError("typed"), None)
+    tally.push_pull(numpy.ones(4), name="x")
+    sys.exit(0)
+tally.push_pull(numpy.ones(4), name="x")
+print("good")
+"""])
+    assert status == 0 and "good" in output and "left:" not in output, output
+
+
 def test_init_after_shutdown():
     """Three jobs one after the other in the same processes; an optimizer lives through them."""
     status, output = jobs.run(2, 1, ["-c", textwrap.dedent("""

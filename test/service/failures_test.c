@@ -149,6 +149,43 @@ static int one_leaves(int rank, void *arg)
     return 0;
 }
 
+/* A reason with all that must not reach a log as it is: control characters, and more than a line. */
+static int one_aborts(int rank, void *arg)
+{
+    char reason[2000];
+    const char *sentence;
+    tally_comm *c = join();
+    int err = round_of(c, "w", COUNT); /* may have come to its end with rank 1 alone */
+    CHECK(err == 0 || (err == -ECONNRESET && rank != 1));
+    int n = snprintf(reason, sizeof reason, "bad\ndata\033[2J (step 3) ");
+    memset(reason + n, 'x', sizeof reason - (size_t)n);
+    reason[sizeof reason - 1] = '\0';
+    if (rank == 1) {
+        CHECK(tally_comm_abort(c, "") == -EINVAL);
+        CHECK(tally_comm_abort(c, reason) == 0);
+        CHECK(tally_comm_abort(c, "once more") == -ECONNRESET);
+    } else {
+        CHECK(round_of(c, "w", COUNT) == -ECONNRESET);
+    }
+    CHECK(tally_comm_status(c, &sentence) == -ECONNRESET);
+    CHECK(strncmp(sentence, "rank 1 left: bad data [2J (step 3) xxx", 38) == 0 && strlen(sentence) < 450);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_rank_aborts(void **state)
+{
+    static const int together[] = {0, 0, 0};
+    for (int i = 0; i < 3; i++) {
+        struct job j = {.ranks = 3, .tallyds = i == 2, .main = one_aborts, .machine = i ? together : NULL};
+        job_start(&j);
+        for (int r = 0; r < j.ranks; r++)
+            if (job_wait_rank(&j, r) != 0)
+                job_finish(&j); /* which prints what they said */
+        job_clear(&j);
+    }
+}
+
 static void test_rank_leaves(void **state)
 {
     static const int together[] = {0, 0, 0};
@@ -506,17 +543,12 @@ static void test_open_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_killed),
-        cmocka_unit_test(test_coordinator_killed),
-        cmocka_unit_test(test_rank_stopped),
-        cmocka_unit_test(test_rank_leaves),
-        cmocka_unit_test(test_tallyd_comes_when_a_rank_has_left),
-        cmocka_unit_test(test_close_busy),
-        cmocka_unit_test(test_timeout),
-        cmocka_unit_test(test_late_warning),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_killed_with_a_child),
-        cmocka_unit_test(test_open_again),
+        cmocka_unit_test(test_rank_killed),         cmocka_unit_test(test_coordinator_killed),
+        cmocka_unit_test(test_rank_stopped),        cmocka_unit_test(test_rank_leaves),
+        cmocka_unit_test(test_rank_aborts),         cmocka_unit_test(test_tallyd_comes_when_a_rank_has_left),
+        cmocka_unit_test(test_close_busy),          cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_late_warning),        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_killed_with_a_child), cmocka_unit_test(test_open_again),
     };
     return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
 }

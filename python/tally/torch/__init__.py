@@ -16,7 +16,7 @@ import torch.distributed
 
 from .. import _core
 from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
-from . import elastic
+from . import elastic, steps
 from .compression import Compression
 from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
                        reducescatter_async)

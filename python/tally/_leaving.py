@@ -1,0 +1,48 @@
+"""What the other ranks hear when this process ends by an exception: "rank 1 left: ValueError: bad data (step 3)".
+
+sys.excepthook runs in the main thread when nobody has caught an exception, and the interpreter ends next.  An exception
+that ends another thread does not end the process, so threading.excepthook is left alone.  Whoever had the hook before
+runs after ours.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import sys
+
+MOST_TEXT = 300  # characters of an exception's text
+
+steps = lambda: None  # how many steps this process has made; None: nobody counts  # noqa: E731
+_before = None        # the hook that ours calls; None: ours is not there
+_abort = None
+
+
+def reason(kind, value):
+    """One line for an exception."""
+    try:
+        text = " ".join(str(value).split())
+    except Exception:
+        text = "its text cannot be had"
+    if len(text) > MOST_TEXT:
+        text = text[:MOST_TEXT] + "..."
+    text = "%s: %s" % (kind.__name__, text) if text else kind.__name__
+    count = steps()
+    return text if count is None else "%s (step %d)" % (text, count)
+
+
+def _hook(kind, value, trace):
+    # At a prompt the process goes on after an exception.
+    if not hasattr(sys, "ps1") and not sys.flags.interactive:
+        try:
+            _abort(reason(kind, value))
+        except Exception:  # the traceback matters more
+            pass
+    _before(kind, value, trace)
+
+
+def watch(abort):
+    """Have abort(reason) called when an exception ends the process."""
+    global _before, _abort
+    _abort = abort
+    if _before is None:
+        _before = sys.excepthook
+        sys.excepthook = _hook

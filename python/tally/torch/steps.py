@@ -1,0 +1,25 @@
+"""How many steps this process's optimizers have made, for what the other ranks hear when it ends by an exception.
+
+All of torch's optimizers call a hook at the end of step(); of several, such as a GAN's, the one that is ahead counts.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import weakref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .. import _leaving
+
+_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # PyTorch 2.1 has none
+_counts = weakref.WeakKeyDictionary()
+
+
+def _stepped(optimizer, args, kwargs):
+    if not _compiling():
+        _counts[optimizer] = _counts.get(optimizer, 0) + 1
+
+
+_leaving.steps = lambda: max(_counts.values(), default=None)
+register_optimizer_step_post_hook(_stepped)

@@ -1,0 +1,48 @@
+/* abort.c - tally_comm_abort(): a rank leaves because of an error of its own, and the others hear why.
+ *
+ * The reason goes to the coordinator, which ends the job with it on all ranks: the operations under way may need this
+ * rank, in whatever way they travel.  Then the communicator fails here, too.  Any thread. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/internal.h"
+
+enum { MOST_REASON = 400 }; /* bytes: a line, not a traceback */
+
+/* One line: what would end it or steer a terminal becomes a space, and it ends with a whole character. */
+static void clean(const char *reason, char out[MOST_REASON])
+{
+    size_t n = 0;
+    for (const unsigned char *p = (const unsigned char *)reason; *p && n < MOST_REASON - 1; p++)
+        out[n++] = *p < 32 || *p == 127 ? ' ' : (char)*p;
+    if (reason[n]) { /* cut off: not within a character of UTF-8 */
+        while (n > 0 && ((unsigned char)out[n - 1] & 0xc0) == 0x80)
+            n--;
+        if (n > 0 && ((unsigned char)out[n - 1] & 0xc0) == 0xc0)
+            n--;
+    }
+    while (n > 0 && out[n - 1] == ' ')
+        n--;
+    out[n] = '\0';
+}
+
+int tally_comm_abort(tally_comm *c, const char *reason)
+{
+    int err = tly_comm_check(c);
+    if (err)
+        return err;
+    if (!reason || !*reason)
+        return tly_fail(EINVAL, "tally_comm_abort: a reason is needed");
+    char text[MOST_REASON], sentence[MOST_REASON + 64];
+    clean(reason, text);
+    snprintf(sentence, sizeof sentence, "rank %d left: %s", c->rank, text);
+    tly_loop_lock(&c->loop);
+    if (!atomic_load(&c->failed)) {
+        tly_member_abort(&c->member, text);
+        tly_comm_fail(c, ECONNRESET, sentence);
+    }
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+    return 0;
+}
