@@ -122,6 +122,14 @@ TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
  * -EAGAIN, -ENOENT its host's name is unknown; -ENODEV no such interface; -ECONNRESET somebody died. */
 TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
 
+/* For a launcher whose ranks have another way to tell each other things: rank 0 listens for the job now, and tells the
+ * others its port, so that no other process takes it in between.  *port: the port that is wanted, or 0 for any that is
+ * free; set to the one that was taken.  The next tally_comm_open() of this process that leads to this port takes the socket
+ * over; a second call gives the first one's back, as does NULL for `port`.  `settings` and the environment as there; the
+ * port in them does not count.  -EADDRINUSE: tally_error() names the process that holds it; -EINVAL: not rank 0;
+ * -EADDRNOTAVAIL: the coordinator's host is another machine; else as tally_comm_open(). */
+TALLY_API int tally_comm_listen(const char *const settings[], int *port);
+
 /* Leave the job: wait (at most 10 s) for what was submitted, say goodbye and free the communicator.
  * Unfinished operations fail with -ESHUTDOWN.  Handles of operations stay valid until freed. */
 TALLY_API int tally_comm_close(tally_comm *comm);

@@ -144,6 +144,17 @@ def init(settings=None):
         _leaving.watch(_abort)
 
 
+def listen(port, settings=None):
+    """Listen for the job of which this process is rank 0, before init(), which takes the socket over: at `port`, or at any
+    that is free for 0.  Returns the port; Error where it cannot, which names who holds the port."""
+    lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
+    taken = ctypes.c_int(port)
+    status = blocking.tally_comm_listen((ctypes.c_char_p * (len(lines) + 1))(*lines, None), ctypes.byref(taken))
+    if status < 0:
+        raise _failed(status, "listen")
+    return taken.value
+
+
 def shutdown():
     """Leave the job: what is in flight gets 10 s to end, then fails.  init() may be called again afterwards.
 

@@ -123,6 +123,7 @@ _shared = {
     "tally_op_free": (None, c_void_p),
 }
 _waiting = {
+    "tally_comm_listen": (c_int, POINTER(c_char_p), POINTER(c_int)),
     "tally_comm_open": (c_int, POINTER(c_char_p), POINTER(c_void_p)),
     "tally_comm_close": (c_int, c_void_p),
     "tally_comm_next": (c_int, c_void_p, c_int, POINTER(Event)),

@@ -240,30 +240,18 @@ static void *run(void *arg)
 static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
 {
     struct sockaddr_storage address;
-    int i = 0;
     *own = false;
-    if (c->place.rank != 0)
-        return 0;
-    while (i < to->count && !tly_place_is_own(&to->at[i]))
-        i++;
-    if (i == to->count)
+    if (c->place.rank != 0 || !tly_place_take_own(&c->place, to, &address))
         return 0;
     *own = true;
-    to->at[0] = to->at[i];
-    to->count = 1;
-    to->settled = true;
     if (c->coordinator) {
         tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
         return 0;
     }
-    /* Behind a name others may see other addresses than this machine does: 127.0.1.1 here, one of each card there.
-     * Only a secret lets them in. */
-    address = to->at[0];
-    if (to->named && c->place.has_secret) {
-        tly_address_any(&address);
-        tly_address_set_port(&address, tly_address_port(&to->at[0]));
-    }
+    int fd = tly_listen_take(tly_address_port(&address));
+    c->place.listening = fd > 0 ? fd : 0;
     int err = tly_coordinator_create(&c->place, &c->params, &address, false, &c->coordinator);
+    c->place.listening = 0;
     if (err == -EADDRINUSE && c->place.coord_host[0])
         return 0; /* join the one that is there */
     if (!err)
@@ -465,11 +453,14 @@ static int enter(tally_comm *c)
                      "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
                      c->place.coord_host, c->place.coord_from);
         err = tly_member_connect(&c->member, held ? 2 : seconds_until(deadline));
+        char holder[TLY_HOLDER] = "";
+        if (err && held)
+            tly_tcp_holder(tly_address_port(&c->member.at), holder);
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,
-                            "%s is in use, and not by a coordinator of this job (%s): end what holds it, "
+                            "%s is in use, and not by a coordinator of this job (%s)%s: end what holds it, "
                             "or set TALLY_PORT",
-                            c->member.coordinator, tly_error());
+                            c->member.coordinator, tly_error(), holder);
         if (err && !held)
             return err;
         if (!err)

@@ -564,6 +564,8 @@ void tly_epoch_forget(struct tally_op *op);
 /* peer.c */
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
 /* To the service of this place in the newest roster. */
+/* The socket of tally_comm_listen(), if it is at this port and this process's; the caller's from here on.  Else -1. */
+int tly_listen_take(uint16_t port);
 int tly_peer_connect(struct peer *p);
 /* The service cannot be reached: tell the coordinator, which decides for all.  why: a sentence's end. */
 void tly_peer_give_up(struct peer *p, const char *why);

@@ -824,7 +824,8 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
     struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
-    err = tly_tcp_listen(&c->loop, &listen, &c->listener);
+    err = place->listening ? tly_listener_start(&c->loop, place->listening, &listen, &c->listener)
+                           : tly_tcp_listen(&c->loop, &listen, &c->listener);
     if (!err)
         err = tly_thread_start(&c->thread, "tally-coord", serve, c);
     if (err) {

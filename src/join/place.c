@@ -401,6 +401,26 @@ bool tly_place_is_own(const struct sockaddr_storage *a)
     return own;
 }
 
+bool tly_place_take_own(const struct tly_place *p, struct tly_addresses *to, struct sockaddr_storage *listen)
+{
+    int i = 0;
+    while (i < to->count && !tly_place_is_own(&to->at[i]))
+        i++;
+    if (i == to->count)
+        return false;
+    to->at[0] = to->at[i];
+    to->count = 1;
+    to->settled = true;
+    *listen = to->at[0];
+    /* Behind a name others may see other addresses than this machine does: 127.0.1.1 here, one of each card there.
+     * Only a secret lets them in. */
+    if (to->named && p->has_secret) {
+        tly_address_any(listen);
+        tly_address_set_port(listen, tly_address_port(&to->at[0]));
+    }
+    return true;
+}
+
 static const uint8_t *host_bytes(const struct sockaddr_storage *a, int *bits)
 {
     *bits = a->ss_family == AF_INET6 ? 128 : 32;

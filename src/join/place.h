@@ -24,6 +24,7 @@ struct tly_place {
     char coord_host[256];   /* "": none given, and none needed (one rank) */
     const char *coord_from; /* the variable that gave it */
     uint16_t coord_port;
+    int listening; /* rank 0: a socket that listens there already (tally_comm_listen); 0: none */
 };
 
 /* Where the coordinator may be: all addresses that its name has, IPv4 first. */
@@ -45,6 +46,9 @@ void tly_place_machine(struct tly_place *p, const struct tly_params *params);
 /* Look the coordinator's addresses up; without a secret only loopback ones count.  -EAGAIN (it may help to try
  * again), -EACCES (a secret is needed), -EINVAL (link-local addresses), with a sentence that names the host. */
 int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out);
+
+/* Rank 0's own of these addresses moves to the front, alone; *listen: where its coordinator listens.  False: none is. */
+bool tly_place_take_own(const struct tly_place *p, struct tly_addresses *to, struct sockaddr_storage *listen);
 
 /* True if the address belongs to this machine. */
 bool tly_place_is_own(const struct sockaddr_storage *a);

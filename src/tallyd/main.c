@@ -249,21 +249,14 @@ static void stand_by(const struct tly_place *place, bool listens, int ms)
 static int find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
 {
     struct tly_addresses to;
-    int err, i = 0;
+    int err;
     while ((err = tly_place_resolve(place, &to)) == -EAGAIN && !asked_to_stop)
         stand_by(place, false, 500);
     if (err)
         return err;
-    while (i < to.count && !tly_place_is_own(&to.at[i]))
-        i++;
-    if (i == to.count)
+    if (!tly_place_take_own(place, &to, out))
         return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place->coord_host,
                         place->coord_from);
-    *out = to.at[i];
-    if (to.named && place->has_secret) {
-        tly_address_any(out);
-        tly_address_set_port(out, tly_address_port(&to.at[i]));
-    }
     return 0;
 }
 

@@ -56,6 +56,60 @@ def test_alone():
     assert status == 0 and "good" in output, output
 
 
+def test_a_taken_port_names_its_holder():
+    status, output = python("""
+        import os, socket
+        from tally import _core
+        held = socket.socket()
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        os.environ.update(RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        try:
+            _core.listen(held.getsockname()[1])
+        except _core.Error as error:
+            assert "held by process %d of " % os.getpid() in str(error) and "job night" in str(error), str(error)
+        else:
+            raise SystemExit("taken twice")
+        port = _core.listen(0)
+        other = socket.socket()
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            print("good")
+    """, env={"TALLY_JOB": "night"})
+    assert status == 0 and "good" in output, output
+
+
+TORCHRUN = """
+import sys, torch, tally.torch as hvd
+if sys.argv[1] == "horovod":
+    hvd.init()
+    result = hvd.allreduce(torch.ones(4) * (hvd.rank() + 1), op=hvd.Sum, name="x")
+else:
+    torch.distributed.init_process_group("tally")
+    result = torch.ones(4) * (torch.distributed.get_rank() + 1)
+    torch.distributed.all_reduce(result)
+assert result.tolist() == [3] * 4
+print("good", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["horovod", "group"])
+def test_two_jobs_at_once(way, tmp_path):
+    """Begun at the same moment on one machine, by a launcher that gives no port for Tally."""
+    script = tmp_path / "job.py"
+    script.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, way]
+    running = [subprocess.Popen(command, env=jobs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                start_new_session=True) for _ in range(2)]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in running]
+    finally:
+        for process in running:
+            jobs.end(process)
+    assert [output.count("good") for output in outputs] == [2, 2], "\n---\n".join(outputs)
+
+
 DIES = """
 import sys, torch, tally.torch as hvd
 hvd.init()

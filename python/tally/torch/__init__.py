@@ -22,6 +22,7 @@ from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_
                        reducescatter_async)
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
+from .join import join_launched
 from .ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
                   allreduce_async, allreduce_async_, barrier, broadcast, broadcast_, broadcast_async,
                   broadcast_async_, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
@@ -51,7 +52,7 @@ def init(comm=None, process_sets=None, *, settings=None):
     if comm is not None:
         raise NotImplementedError("init() joins all ranks of the job; comm must be None, and process_sets takes lists of "
                                   "ranks")
-    _core.init(settings)
+    join_launched(settings)
     for one in process_sets if process_sets is not None and process_sets != "dynamic" else ():
         add_process_set(one)
 

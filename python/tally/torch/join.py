@@ -43,33 +43,33 @@ def _variables(values):
                 os.environ[name] = value
 
 
-def _free_port(wanted):
-    """`wanted` if it is free, else a port that is."""
-    for port in (wanted, 0):
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                free.bind(("", port))
-            except OSError:
-                continue
-            return free.getsockname()[1]
-    raise OSError("no port is free")
+def _take_port(host, usual):
+    """The port at which this process listens for the job from now on: `usual` if it is free, else any.  The C library takes
+    the socket over when it opens the communicator, so that no other job takes the port in between."""
+    for wanted in (usual, 0):
+        try:
+            return _core.listen(wanted, {"TALLY_COORD": host} if host else {})
+        except _core.Error as error:
+            if error.errno != errno.EADDRINUSE:
+                return usual  # what is wrong, init() says
+    return usual
 
 
 def _choose_place(store, of_all):
     """Rank 0's word for where all meet, HOST:PORT or :PORT; "" where the settings say it."""
     if of_all and any(name in os.environ for name in _SAID):
         return ""
-    port = _free_port(_USUAL_PORT if of_all else 0)
     master = os.environ.get("MASTER_ADDR")
     if not of_all and dist.get_rank() != 0:
         # Not the launcher's rank 0, perhaps not on its machine.
-        return "%s:%d" % (master if master in _LOCAL else socket.gethostname(), port)
-    if master is not None:
-        return "%s:%d" % ("" if of_all else master, port)
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return "%s:%d" % (getattr(store, "host", "127.0.0.1"), port)
+        host = master if master in _LOCAL else socket.gethostname()
+    elif master is not None:
+        host = "" if of_all else master
+    else:
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        host = getattr(store, "host", "127.0.0.1")
+    return "%s:%d" % (host, _take_port(host, _USUAL_PORT if of_all else 0))
 
 
 def _place(store, key, first):
@@ -123,7 +123,8 @@ def join(store, members, rank, patience=None):
     if not _core.is_initialized():
         of_all = world == size
         if rank == 0:
-            store.set(key, _choose_place(store, of_all))
+            with _variables({"RANK": "0", "WORLD_SIZE": str(size)}):
+                store.set(key, _choose_place(store, of_all))
         place = _place(store, key, members[0])
         if place.startswith("!"):
             raise ValueError("rank 0 does not come: " + place[1:])
@@ -176,3 +177,24 @@ def join_default():
              time_out(dist.group.WORLD))
     else:
         _core.init()
+
+
+_launched = None  # the launcher's store; it must live as long as others may look into it
+
+
+def join_launched(settings=None):
+    """Join as join_default(), or, under torchrun, through its store, so that several jobs on one machine find ports of their
+    own; else, or where a setting says where to meet, as the launcher says."""
+    global _launched
+    said = any(name in os.environ or name in (settings or {}) for name in _SAID)
+    ready = dist.is_available() and all(
+        os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
+    if settings or said or not ready or _core.is_initialized():
+        _core.init(settings)
+    elif dist.is_initialized():
+        join_default()
+    else:
+        if _launched is None:
+            _launched = next(dist.rendezvous("env://"))[0]
+        join(dist.PrefixStore("tally/launched", _launched), tuple(range(int(os.environ["WORLD_SIZE"]))),
+             int(os.environ["RANK"]))

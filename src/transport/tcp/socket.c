@@ -181,9 +181,9 @@ static int bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_
     return -1;
 }
 
-int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out)
+int tly_tcp_bind(const struct tly_listener_config *c, int *out)
 {
-    char text[80];
+    char text[80], holder[TLY_HOLDER];
     struct sockaddr_storage a = c->address;
     int fd = tly_socket_open(a.ss_family);
     if (fd < 0)
@@ -192,18 +192,28 @@ int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, s
     if (a.ss_family == AF_INET6)
         set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(&a));
     size_buffers(fd);
-    if (bind_port(fd, &a, c->first_port, c->last_port) == 0 && listen(fd, BACKLOG) == 0)
-        return tly_listener_start(loop, fd, c, out);
+    if (bind_port(fd, &a, c->first_port, c->last_port) == 0 && listen(fd, BACKLOG) == 0) {
+        *out = fd;
+        return 0;
+    }
     int err, why = errno;
     tly_address_host(&c->address, text, sizeof text);
-    if (why == EADDRINUSE && c->first_port && !tly_address_port(&c->address))
+    tly_fd_close(fd);
+    if (why == EADDRINUSE && c->first_port && !tly_address_port(&c->address)) {
         err = tly_fail(why, "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
                        c->first_port, c->last_port, text);
-    else
-        err = tly_fail(why, "cannot listen on %s port %u: %s", text, tly_address_port(&c->address),
-                       strerror(why));
-    tly_fd_close(fd);
+    } else {
+        tly_tcp_holder(why == EADDRINUSE ? tly_address_port(&c->address) : 0, holder);
+        err = tly_fail(why, "cannot listen on %s port %u: %s%s", text, tly_address_port(&c->address),
+                       strerror(why), holder);
+    }
     return err;
+}
+
+int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out)
+{
+    int fd, err = tly_tcp_bind(c, &fd);
+    return err ? err : tly_listener_start(loop, fd, c, out);
 }
 
 int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,

@@ -20,6 +20,12 @@ void tly_socket_tune(int fd);
 int tly_link_connect(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c,
                      struct tly_link **out);
 int tly_link_accept(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c);
+/* A socket that listens at c->address; its descriptor is the caller's. */
+int tly_tcp_bind(const struct tly_listener_config *c, int *fd);
+/* ", held by process 12 of alice, job night: python train.py" of the process that listens at a port of this network
+ * namespace, as far as the system tells; "" if it tells nothing, or for port 0. */
+enum { TLY_HOLDER = 256 };
+void tly_tcp_holder(uint16_t port, char out[TLY_HOLDER]);
 /* A socket that listens; owned by the listener from here on, also on failure. */
 int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
                        struct tly_listener **out);

@@ -1,0 +1,97 @@
+/* listen.c - tally_comm_listen(): the coordinator's socket listens before the communicator is opened.
+ *
+ * A port that was tested and closed again may be another job's when the coordinator binds it.  So rank 0 binds first and
+ * says the port afterwards; tally_comm_open() takes the socket over (coordinate() in comm.c).  One socket a process;
+ * `lock` guards it.  A forked child does not have it. */
+#include <errno.h>
+#include <pthread.h>
+#include <sodium.h>
+
+#include "comm/internal.h"
+#include "transport/tcp/socket.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    int fd; /* 0: none */
+    uint16_t port;
+    unsigned generation;
+} held;
+
+static void put(int fd, uint16_t port)
+{
+    pthread_mutex_lock(&lock);
+    if (held.fd && held.generation == tly_fork_generation())
+        tly_fd_close(held.fd);
+    held.fd = fd;
+    held.port = port;
+    held.generation = tly_fork_generation();
+    pthread_mutex_unlock(&lock);
+}
+
+int tly_listen_take(uint16_t port)
+{
+    int fd = -1;
+    pthread_mutex_lock(&lock);
+    if (held.fd && held.port == port && held.generation == tly_fork_generation()) {
+        fd = held.fd;
+        held.fd = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16_t *port)
+{
+    struct tly_place place;
+    struct tly_addresses to;
+    struct tly_listener_config listen = {0};
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof a;
+    int err = tly_place_find(&place, params, true);
+    if (err)
+        return err;
+    if (place.rank != 0)
+        return tly_fail(EINVAL, "rank %u does not listen for the job: rank 0 does", place.rank);
+    place.coord_port = (uint16_t)wanted;
+    err = tly_place_resolve(&place, &to);
+    if (err)
+        return err;
+    if (!tly_place_take_own(&place, &to, &listen.address))
+        return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place.coord_host,
+                        place.coord_from);
+    err = tly_tcp_bind(&listen, fd);
+    if (err)
+        return err;
+    if (getsockname(*fd, (struct sockaddr *)&a, &len) < 0) {
+        err = tly_fail(errno, "cannot tell the port that was taken");
+        tly_fd_close(*fd);
+        return err;
+    }
+    *port = tly_address_port(&a);
+    return 0;
+}
+
+int tally_comm_listen(const char *const settings[], int *port)
+{
+    struct tly_params params;
+    char why[TLY_SENTENCE];
+    int fd = 0;
+    uint16_t taken = 0;
+    put(0, 0);
+    if (!port)
+        return 0;
+    if (*port < 0 || *port > 65535)
+        return tly_fail(EINVAL, "tally_comm_listen: %d is no port", *port);
+    if (sodium_init() < 0)
+        return tly_fail(ENOSYS, "libsodium cannot be initialised");
+    int err = tly_params_load(&params, settings, why, sizeof why);
+    if (err)
+        return tly_fail(-err, "%s", why);
+    err = bind_for(&params, *port, &fd, &taken);
+    tly_params_finish(&params);
+    if (err)
+        return err;
+    put(fd, taken);
+    *port = taken;
+    return 0;
+}
