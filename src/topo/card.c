@@ -84,3 +84,45 @@ uint64_t tly_card_rate(const struct sockaddr_storage *own)
     freeifaddrs(list);
     return rate;
 }
+
+uint64_t tly_card_rdma_rate_of(const char *folder, const char *device)
+{
+    char path[PATH_BYTES];
+    uint64_t best = 0;
+    snprintf(path, sizeof path, "%s/%s/ports", folder, device);
+    DIR *ports = opendir(path);
+    if (!ports)
+        return 0;
+    for (const struct dirent *e; (e = readdir(ports));) {
+        double gbits = 0; /* "100 Gb/sec (4X EDR)" */
+        snprintf(path, sizeof path, "%s/%s/ports/%s/rate", folder, device, e->d_name);
+        FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+        if (f && fscanf(f, "%lf Gb/sec", &gbits) == 1 && gbits > 0 && gbits < 1e5 &&
+            (uint64_t)(gbits * 1e9) > best)
+            best = (uint64_t)(gbits * 1e9);
+        if (f)
+            fclose(f);
+    }
+    closedir(ports);
+    return best;
+}
+
+static double number_in(const char *folder, const char *address, const char *name)
+{
+    char path[PATH_BYTES];
+    double number = 0;
+    snprintf(path, sizeof path, "%s/%s/%s", folder, address, name);
+    FILE *f = fopen(path, "re");
+    bool read = f && fscanf(f, "%lf", &number) == 1;
+    if (f)
+        fclose(f);
+    return read && number > 0 && number < 1e4 ? number : 0;
+}
+
+double tly_card_bus_rate_of(const char *folder, const char *address)
+{
+    double speed = number_in(folder, address, "max_link_speed"); /* "16.0 GT/s PCIe" a lane */
+    double width = number_in(folder, address, "max_link_width");
+    /* 8 of 10 bits are bytes up to 5 GT/s, 128 of 130 beyond.  Where there is no link the width is 255. */
+    return width > 32 ? 0 : speed * 1e9 / 8 * (speed <= 5 ? 0.8 : 128.0 / 130) * width;
+}

@@ -12,4 +12,11 @@ uint64_t tly_card_rate(const struct sockaddr_storage *own);
 /* The same of an interface by its name; `folder` is /sys/class/net but in tests. */
 uint64_t tly_card_rate_of(const char *folder, const char *interface);
 
+/* What an RDMA device says of its fastest port, in bit/s; `folder` is /sys/class/infiniband. */
+uint64_t tly_card_rdma_rate_of(const char *folder, const char *device);
+
+/* What the PCIe link of the device at this address could carry each way if it ran at its fastest, in bytes/s; 0: not
+ * known.  `folder` is /sys/bus/pci/devices. */
+double tly_card_bus_rate_of(const char *folder, const char *address);
+
 #endif

@@ -94,10 +94,57 @@ static void loopback_and_foreign_addresses_are_unknown(void **state)
     assert_true(tly_card_rate(&a) == 0);
 }
 
+static void write_file(const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void rdma_devices_say_their_speed(void **state)
+{
+    make("mlx5_0", NULL, "ports ports/1 ports/2 ports/3");
+    write_file("mlx5_0/ports/1/rate", "2.5 Gb/sec (1X SDR)\n");
+    write_file("mlx5_0/ports/2/rate", "100 Gb/sec (4X EDR)\n");
+    write_file("mlx5_0/ports/3/rate", "much\n");
+    assert_true(tly_card_rdma_rate_of(folder, "mlx5_0") == 100000000000);
+    assert_true(tly_card_rdma_rate_of(folder, "mlx5_1") == 0);
+}
+
+static void links_say_how_fast_they_could_be(void **state)
+{
+    static const struct {
+        const char *name, *speed, *width;
+        double rate;
+    } cases[] = {{"0000:01:00.0", "8.0 GT/s PCIe\n", "16\n", 15.75e9},
+                 {"0000:02:00.0", "2.5 GT/s PCIe\n", "1\n", 0.25e9},
+                 {"0000:03:00.0", "32.0 GT/s PCIe\n", "16\n", 63.02e9},
+                 {"0000:04:00.0", "Unknown\n", "255\n", 0},
+                 {"0000:05:00.0", "16.0 GT/s PCIe\n", "255\n", 0},
+                 {"0000:06:00.0", "-8\n", "16\n", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char name[64];
+        make(cases[i].name, NULL, "");
+        snprintf(name, sizeof name, "%s/max_link_speed", cases[i].name);
+        write_file(name, cases[i].speed);
+        snprintf(name, sizeof name, "%s/max_link_width", cases[i].name);
+        write_file(name, cases[i].width);
+        double rate = tly_card_bus_rate_of(folder, cases[i].name);
+        if (rate < cases[i].rate * 0.999 || rate > cases[i].rate * 1.001)
+            fail_msg("%s: %g", cases[i].name, rate);
+    }
+    assert_true(tly_card_bus_rate_of(folder, "0000:07:00.0") == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cards_say_their_speed),
+        cmocka_unit_test(rdma_devices_say_their_speed),
+        cmocka_unit_test(links_say_how_fast_they_could_be),
         cmocka_unit_test(loopback_and_foreign_addresses_are_unknown),
     };
     return cmocka_run_group_tests(tests, build, tear_down);
