@@ -168,6 +168,7 @@ static const struct command {
 } commands[] = {
     {"run", "start ranks and summation services on this machine", tly_cli_run_usage, tly_cli_run},
     {"plan", "who sums how much, and how long it takes", tly_cli_plan_usage, tly_cli_plan},
+    {"topo", "draw this machine, and how its GPUs would sum", tly_cli_topo_usage, tly_cli_topo},
     {"status", "say how a running job stands", tly_cli_status_usage, tly_cli_status},
     {"trace", "merge the timelines of a job, or sum them up", tly_cli_trace_usage, tly_cli_trace},
     {"params", "list the settings and their values", params_usage, params},

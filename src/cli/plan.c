@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/param.h"
+#include "cli/topo.h"
 #include "plan/plan.h"
 
 const char tly_cli_plan_usage[] =
-    "usage: tally plan -n N [-k K] [-B RATE] [-M SIZE] [--json]\n"
-    "       tally plan --machines FILE [-M SIZE] [--json]\n"
+    "usage: tally plan -n N [-k K] [-B RATE] [-M SIZE] [--gpus N] [--topo FILE] [--links FILE] [--json]\n"
+    "       tally plan --machines FILE [-M SIZE] [--gpus N] [--topo FILE] [--links FILE] [--json]\n"
     "\n"
     "Says how many bytes each summation service sums, what its machine sends and receives, and how\n"
     "long one exchange of all gradients takes at best, beside all-reduce and a parameter server.\n"
@@ -30,6 +30,11 @@ const char tly_cli_plan_usage[] =
     "                          worker|cpu RATE [sum=RATE] [card=NAME] [xCOUNT]\n"
     "                        sum: what its service can add, in bit/s of its inputs; card: those of\n"
     "                        one name share a network card; # starts a comment\n"
+    "  -g, --gpus N          GPUs of a worker machine that the job uses; without --topo they are taken to\n"
+    "                        be four to a PCIe 3.0 switch, and the card to be elsewhere\n"
+    "  -t, --topo FILE       a worker machine as hwloc's XML: times include its inside, and -B is by\n"
+    "                        default what its network cards carry\n"
+    "  -l, --links FILE      what XML cannot say, as for `tally topo`\n"
     "      --json            as JSON\n";
 
 /* No more than this is a gain; shares that are rounded move times by less. */
@@ -45,36 +50,13 @@ struct row {
 
 struct plan {
     int n, k, rows;
+    bool inside, assumed; /* there is a machine with GPUs; of which only their number is known */
     uint64_t bytes;
     struct row row[TLY_MAX_SERVICES];
     struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* rates in bytes/s */
     uint32_t weight[TLY_MAX_SERVICES];
     uint64_t share[TLY_MAX_SERVICES];
 };
-
-/* A positive number and one of the letters, each worth `unit` times the last; sizes (1024) also as 100MB and 100MiB. */
-static double quantity(const char *text, double unit)
-{
-    const char *end = text;
-    double x;
-    if (!tly_digits(&end, true, &x))
-        return -1;
-    const char *letters = "kmgt", *at = *end ? strchr(letters, *end | 32) : NULL;
-    if (at) {
-        x *= pow(unit, (double)(at - letters) + 1);
-        end++;
-        if (unit == 1024)
-            end += strcasecmp(end, "iB") == 0 ? 2 : strcasecmp(end, "B") == 0;
-    }
-    return *end || !(x > 0) || !(x <= 1e18) ? -1 : x;
-}
-
-/* Of a card, in bit/s, as TALLY_BANDWIDTH has it; -1: none. */
-static double card_rate(const char *text)
-{
-    double x = quantity(text, 1000);
-    return x >= 1e3 && x <= 1e15 ? x : -1;
-}
 
 /* --- machines -------------------------------------------------------------------------------------- */
 
@@ -86,12 +68,12 @@ static const char *take_word(struct row *r, int number, const char *word)
         return r->worker || strcmp(word, "cpu") == 0 ? NULL : "is neither worker nor cpu";
     }
     if (number == 1)
-        return (r->rate = card_rate(word)) < 0 ? "is no rate in bit/s from 1k on, such as 25G" : NULL;
+        return (r->rate = tly_cli_rate(word)) < 0 ? "is no rate in bit/s from 1k on, such as 25G" : NULL;
     bool sum = strncmp(word, "sum=", 4) == 0, card = strncmp(word, "card=", 5) == 0;
     if ((sum && r->sum_rate > 0) || (card && r->card[0]) || (*word == 'x' && r->count))
         return "says again what this line has said";
     if (sum)
-        return (r->sum_rate = card_rate(word + 4)) < 0
+        return (r->sum_rate = tly_cli_rate(word + 4)) < 0
                    ? "has no rate in bit/s from 1k on, such as 25G"
                    : NULL;
     if (card) {
@@ -226,20 +208,108 @@ static void foresee(struct plan *p, struct times *t)
     t->useful = low;
 }
 
+/* --- inside machines ---------------------------------------------------------------------------------------- */
+
+static struct tly_machine gpus; /* a worker machine's inside */
+
+/* What its cards carry together, bytes/s; 0: not known. */
+static double cards_rate(void)
+{
+    double sum = 0;
+    for (int i = 0; i < gpus.cards; i++)
+        sum += gpus.card[i].idle ? 0 : gpus.card[i].rate.bytes;
+    return sum;
+}
+
+/* The first machine of BytePS: four GPUs to a switch, the switches in turn on two processors, the card on one of them. */
+static void assume_machine(int count)
+{
+    struct tly_rate bus = {105e9 / 8, TLY_GUESSED};
+    gpus = (struct tly_machine){.nodes = count > 4 ? 2 : 1, .gpus = count, .cards = 1};
+    for (int g = 0; g < count; g++)
+        gpus.gpu[g] = (struct tly_gpu){
+            .parent = g / 4, .node = g / 4 % 2, .slice = -1, .link = bus, .peers = UINT64_MAX};
+    for (int s = 0; s < (count + 3) / 4; s++, gpus.switches++)
+        gpus.sw[s] = (struct tly_switch){.parent = -1, .node = s % 2, .up = bus};
+    gpus.card[0] = (struct tly_card){.name = "1", .parent = -1};
+    gpus.across = (struct tly_rate){80e9 / 8, TLY_GUESSED};
+    gpus.socket = (struct tly_rate){300e9 / 8, TLY_GUESSED};
+}
+
+/* Has its cards carry so much together. */
+static void set_cards(struct tly_machine *m, double rate)
+{
+    double sum = cards_rate();
+    int used = 0;
+    for (int i = 0; i < m->cards; i++)
+        used += !m->card[i].idle;
+    if (!used) {
+        m->cards = 1;
+        m->card[0] = (struct tly_card){.name = "1", .parent = -1};
+        used = 1;
+    }
+    for (int i = 0; i < m->cards; i++)
+        if (!m->card[i].idle)
+            m->card[i].rate.bytes = sum > 0 ? m->card[i].rate.bytes * rate / sum : rate / used;
+}
+
+/* One exchange, with the inside of the machines of a row. */
+struct inside {
+    double seconds, reduce; /* Tally's, and an all-reduce's that looks at no topology */
+    char way[TLY_CLI_WORDS], waits[TLY_CLI_WORDS];
+    bool network; /* all wait for the network, or for something inside */
+};
+
+static int look_inside(const struct plan *p, const struct row *r, struct inside *in)
+{
+    static struct tly_machine m;
+    struct tly_inside plan;
+    struct tly_inside_way way;
+    double ring = 2.0 * (p->n - 1) / p->n;
+    struct tly_inside_job job = {p->bytes, tly_plan_traffic(p->n + p->k, p->machine, p->weight, r->first)};
+    m = gpus;
+    set_cards(&m, r->rate / 8);
+    int err = tly_inside_plan(&m, &job, &plan);
+    if (err)
+        return err;
+    in->seconds = plan.seconds;
+    in->network = plan.bottleneck < 0 || plan.link[plan.bottleneck].kind == TLY_LINK_NET_OUT ||
+                  plan.link[plan.bottleneck].kind == TLY_LINK_NET_IN;
+    tly_cli_way_text(&m, &plan.way, in->way);
+    if (plan.bottleneck >= 0)
+        tly_cli_link_text(&m, &plan.link[plan.bottleneck], in->waits);
+    else
+        snprintf(in->waits, sizeof in->waits, "nothing");
+    tly_inside_finish(&plan);
+    job.traffic = ring;
+    tly_inside_plain(&m, &way);
+    err = tly_inside_try(&m, &job, &way, &plan);
+    in->reduce = plan.seconds;
+    tly_inside_finish(&plan);
+    return err;
+}
+
+/* The slowest of all worker machines. */
+static int look_inside_all(const struct plan *p, struct inside *slowest)
+{
+    *slowest = (struct inside){.seconds = -1};
+    double reduce = 0;
+    for (int i = 0; i < p->rows; i++) {
+        struct inside in = {0};
+        int err = p->row[i].worker ? look_inside(p, &p->row[i], &in) : 0;
+        if (err)
+            return err;
+        reduce = fmax(reduce, in.reduce);
+        if (p->row[i].worker && in.seconds > slowest->seconds)
+            *slowest = in;
+    }
+    slowest->reduce = reduce;
+    return 0;
+}
+
 static double each_way(const struct plan *p, int i)
 {
     return (double)p->bytes * tly_plan_traffic(p->n + p->k, p->machine, p->weight, i);
-}
-
-/* As people write it: 25G. */
-static const char *rate_text(double rate, char text[32])
-{
-    static const char unit[] = " kMGT";
-    int u = 0;
-    for (; rate >= 1000 && u < 4; u++)
-        rate /= 1000;
-    snprintf(text, 32, u ? "%.6g%c" : "%.6g", rate, unit[u]);
-    return text;
 }
 
 static void print_row(const struct plan *p, const struct row *r)
@@ -247,9 +317,24 @@ static void print_row(const struct plan *p, const struct row *r)
     char what[96], rate[32];
     int i = r->first;
     snprintf(what, sizeof what, "%d %s%s, %s%s%s", r->count, r->worker ? "worker machine" : "CPU machine",
-             r->count == 1 ? "" : "s", rate_text(r->rate, rate), r->card[0] ? ", card " : "", r->card);
+             r->count == 1 ? "" : "s", tly_cli_rate_text(r->rate, rate), r->card[0] ? ", card " : "",
+             r->card);
     printf("%-30s %16llu %8.2f%% %18.0f\n", what, (unsigned long long)p->share[i],
            100.0 * (double)p->share[i] / (double)p->bytes, each_way(p, i));
+}
+
+static void print_inside(const struct plan *p, const struct times *t, const struct inside *in)
+{
+    double all = fmax(t->here, in->seconds), reduce = fmax(t->reduce, in->reduce);
+    printf("\nwith the inside of worker machines, %d GPU%s each: %s\n", gpus.gpus, gpus.gpus == 1 ? "" : "s",
+           in->way);
+    printf("%-22s %14.6f s  all wait for: %s\n", "Tally", all,
+           in->seconds >= t->here * (1 - GAIN) ? in->waits : "the network of other machines");
+    printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", reduce, all > 0 ? reduce / all : 1);
+    if (p->assumed)
+        printf("assumed: four GPUs to a PCIe 3.0 switch, and the card elsewhere; --topo FILE has yours\n");
+    if (!in->network && in->seconds > t->here * (1 + GAIN))
+        printf("inside is slower than the network: CPU machines bring nothing beyond this\n");
 }
 
 static void print_text(const struct plan *p, const struct times *t)
@@ -271,7 +356,7 @@ static void print_text(const struct plan *p, const struct times *t)
         const struct row *r = &p->row[i];
         if (t->busiest >= r->first && t->busiest < r->first + r->count)
             printf("  busiest: %s, %s", r->worker ? "worker machine" : "CPU machine",
-                   rate_text(r->rate, rate));
+                   tly_cli_rate_text(r->rate, rate));
     }
     putchar('\n');
     printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", t->reduce, t->reduce / t->here);
@@ -290,41 +375,44 @@ static void print_text(const struct plan *p, const struct times *t)
         printf("\none more CPU machine brings nothing\n");
 }
 
-static void print_number(const char *name, double x, const char *end)
-{
-    if (isfinite(x))
-        printf("\"%s\": %.12g%s", name, x, end);
-    else
-        printf("\"%s\": null%s", name, end);
-}
-
 static void print_service(const struct plan *p, int i)
 {
     const struct tly_plan_machine *m = &p->machine[i];
     printf("    {\"kind\": \"%s\", ", m->ranks ? "worker" : "cpu");
-    print_number("bandwidth_bits_per_s", m->bandwidth * 8, ", ");
-    print_number("sum_rate_bits_per_s", m->sum_rate > 0 ? m->sum_rate * 8 : NAN, ", ");
+    tly_cli_json_number("bandwidth_bits_per_s", m->bandwidth * 8, ", ");
+    tly_cli_json_number("sum_rate_bits_per_s", m->sum_rate > 0 ? m->sum_rate * 8 : NAN, ", ");
     printf("\"card\": %u, \"weight\": %u, \"bytes\": %llu, \"each_way_bytes\": %.0f}%s\n", m->card,
            p->weight[i], (unsigned long long)p->share[i], each_way(p, i), i + 1 < p->n + p->k ? "," : "");
 }
 
-static void print_json(const struct plan *p, const struct times *t)
+static void print_json(const struct plan *p, const struct times *t, const struct inside *in)
 {
     bool alike = true;
     for (int i = 1; i < p->n + p->k; i++)
         alike &= p->machine[i].bandwidth == p->machine[0].bandwidth;
     printf("{\n  \"n\": %d,\n  \"k\": %d,\n  \"bytes\": %llu,\n  ", p->n, p->k, (unsigned long long)p->bytes);
-    print_number("bandwidth_bits_per_s", alike ? p->machine[0].bandwidth * 8 : NAN, ",\n");
+    tly_cli_json_number("bandwidth_bits_per_s", alike ? p->machine[0].bandwidth * 8 : NAN, ",\n");
     printf("  \"services\": [\n");
     for (int i = 0; i < p->n + p->k; i++)
         print_service(p, i);
     printf("  ],\n  ");
-    print_number("time_s", t->here, ",\n  ");
-    print_number("all_reduce_time_s", t->reduce, ",\n  ");
-    print_number("server_time_s", p->n == 1 ? NAN : t->server, ",\n  ");
-    print_number("gamma_a", t->here > 0 ? t->reduce / t->here : NAN, ",\n  ");
-    print_number("gamma_p", t->here > 0 ? t->server / t->here : NAN, ",\n  ");
-    print_number("one_more_time_s", t->one_more, ",\n  ");
+    tly_cli_json_number("time_s", t->here, ",\n  ");
+    tly_cli_json_number("all_reduce_time_s", t->reduce, ",\n  ");
+    tly_cli_json_number("server_time_s", p->n == 1 ? NAN : t->server, ",\n  ");
+    tly_cli_json_number("gamma_a", t->here > 0 ? t->reduce / t->here : NAN, ",\n  ");
+    tly_cli_json_number("gamma_p", t->here > 0 ? t->server / t->here : NAN, ",\n  ");
+    if (p->inside) {
+        printf("\"inside\": {\"gpus\": %d, ", gpus.gpus);
+        tly_cli_json_number("time_s", in->seconds, ", ");
+        tly_cli_json_number("all_reduce_time_s", in->reduce, ", \"strategy\": ");
+        tly_json_text(stdout, in->way);
+        printf(", \"waits_for\": ");
+        tly_json_text(stdout, in->waits);
+        printf("},\n  ");
+        tly_cli_json_number("end_to_end_time_s", fmax(t->here, in->seconds), ",\n  ");
+        tly_cli_json_number("end_to_end_all_reduce_time_s", fmax(t->reduce, in->reduce), ",\n  ");
+    }
+    tly_cli_json_number("one_more_time_s", t->one_more, ",\n  ");
     bool room = p->n + p->k < TLY_MAX_SERVICES;
     printf("\"one_more_helps\": %s,\n  \"more_that_help\": %d,\n  \"busiest\": %d\n}\n",
            !room       ? "null"
@@ -333,82 +421,159 @@ static void print_json(const struct plan *p, const struct times *t)
            t->useful, t->busiest);
 }
 
+/* --- the command -------------------------------------------------------------------------------------------- */
+
+struct arguments {
+    const char *file, *alike, *topo, *links;
+    double rate; /* 0: not given */
+    int gpus;    /* the same */
+    bool json, help;
+};
+
+static int take_option(struct plan *p, struct arguments *a, int c)
+{
+    double x;
+    switch (c) {
+    case 'n':
+        if ((p->n = (int)tly_cli_number(optarg, 1, TLY_MAX_SERVICES)) < 0)
+            return tly_cli_misuse("plan", "-n %s: the number of worker machines is 1 to %d", optarg,
+                                  TLY_MAX_SERVICES);
+        break;
+    case 'k':
+        if ((p->k = (int)tly_cli_number(optarg, 0, TLY_MAX_SERVICES)) < 0)
+            return tly_cli_misuse("plan", "-k %s: the number of CPU machines is 0 to %d", optarg,
+                                  TLY_MAX_SERVICES);
+        break;
+    case 'M':
+        if ((x = tly_cli_size(optarg)) < 1)
+            return tly_cli_misuse("plan", "-M %s is no size, such as 100M", optarg);
+        p->bytes = (uint64_t)x;
+        break;
+    case 'B':
+        if ((a->rate = tly_cli_rate(optarg)) < 0)
+            return tly_cli_misuse("plan", "-B %s is no rate in bit/s from 1k on, such as 25G", optarg);
+        break;
+    case 'g':
+        if ((a->gpus = (int)tly_cli_number(optarg, 1, TLY_MAX_GPUS)) < 0)
+            return tly_cli_misuse("plan", "--gpus %s: the number of GPUs of a machine is 1 to %d", optarg,
+                                  TLY_MAX_GPUS);
+        break;
+    case 'f':
+        a->file = optarg;
+        break;
+    case 't':
+        a->topo = optarg;
+        break;
+    case 'l':
+        a->links = optarg;
+        break;
+    case 'j':
+        a->json = true;
+        break;
+    case 'h':
+        a->help = true;
+        break;
+    default:
+        return CLI_USAGE;
+    }
+    if (c == 'n' || c == 'k' || c == 'B')
+        a->alike = c == 'n' ? "-n" : c == 'k' ? "-k" : "-B";
+    return 0;
+}
+
+/* A worker machine's GPUs, and what its cards carry, if nothing else says. */
+static int take_inside(struct plan *p, struct arguments *a)
+{
+    char why[256];
+    if (a->links && !a->topo)
+        return tly_cli_misuse("plan", "--links goes with --topo");
+    p->inside = a->topo || a->gpus;
+    if (p->inside && p->bytes > 1ULL << 40)
+        return tly_cli_misuse("plan", "-M: at most 1T with --gpus or --topo");
+    if (!p->inside)
+        return 0;
+    if (!a->topo) {
+        p->assumed = true;
+        assume_machine(a->gpus);
+        return tly_machine_finish(&gpus, why, sizeof why) ? tly_cli_fail("plan", "%s", why) : 0;
+    }
+    int status = tly_cli_machine("plan", a->topo, a->links, &gpus);
+    if (status)
+        return status;
+    if (!gpus.gpus)
+        return tly_cli_fail("plan", "%s has no GPU", a->topo);
+    if (a->gpus > gpus.gpus)
+        return tly_cli_fail("plan", "--gpus %d: %s has %d", a->gpus, a->topo, gpus.gpus);
+    if (a->gpus)
+        gpus.gpus = a->gpus;
+    if (!a->rate)
+        a->rate = cards_rate() * 8;
+    return 0;
+}
+
+static int take_machines(struct plan *p, const struct arguments *a)
+{
+    double rate = a->rate > 0 ? a->rate : 10e9;
+    if (a->file && a->alike)
+        return tly_cli_misuse("plan", "%s and --machines exclude each other", a->alike);
+    if (a->file)
+        return read_machines(p, a->file);
+    if (!p->n)
+        return tly_cli_misuse("plan", "-n, the number of worker machines, is needed");
+    if (p->n + p->k > TLY_MAX_SERVICES)
+        return tly_cli_misuse("plan", "-n %d -k %d: at most %d machines in all", p->n, p->k,
+                              TLY_MAX_SERVICES);
+    p->row[p->rows++] = (struct row){.worker = true, .count = p->n, .rate = rate};
+    if (p->k)
+        p->row[p->rows++] = (struct row){.count = p->k, .rate = rate};
+    return 0;
+}
+
 int tly_cli_plan(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"workers", required_argument, NULL, 'n'},  {"servers", required_argument, NULL, 'k'},
-        {"bytes", required_argument, NULL, 'M'},    {"bandwidth", required_argument, NULL, 'B'},
-        {"machines", required_argument, NULL, 'f'}, {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},           {0}};
+        {"workers", required_argument, NULL, 'n'},
+        {"servers", required_argument, NULL, 'k'},
+        {"bytes", required_argument, NULL, 'M'},
+        {"bandwidth", required_argument, NULL, 'B'},
+        {"machines", required_argument, NULL, 'f'},
+        {"gpus", required_argument, NULL, 'g'},
+        {"topo", required_argument, NULL, 't'},
+        {"links", required_argument, NULL, 'l'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {0}};
     static struct plan p;
+    struct arguments a = {0};
+    struct inside in = {0};
+    struct times t;
+    int status = 0, err;
     p = (struct plan){.bytes = 100 << 20};
-    const char *file = NULL, *alike = NULL;
-    double x, rate = 10e9;
-    bool json = false;
-    for (int c; (c = getopt_long(argc, argv, "+n:k:M:B:f:h", options, NULL)) != -1;) {
-        if (c == 'n' || c == 'k' || c == 'B')
-            alike = c == 'n' ? "-n" : c == 'k' ? "-k" : "-B";
-        switch (c) {
-        case 'n':
-            if ((p.n = (int)tly_cli_number(optarg, 1, TLY_MAX_SERVICES)) < 0)
-                return tly_cli_misuse("plan", "-n %s: the number of worker machines is 1 to %d", optarg,
-                                      TLY_MAX_SERVICES);
-            break;
-        case 'k':
-            if ((p.k = (int)tly_cli_number(optarg, 0, TLY_MAX_SERVICES)) < 0)
-                return tly_cli_misuse("plan", "-k %s: the number of CPU machines is 0 to %d", optarg,
-                                      TLY_MAX_SERVICES);
-            break;
-        case 'M':
-            if ((x = quantity(optarg, 1024)) < 1)
-                return tly_cli_misuse("plan", "-M %s is no size, such as 100M", optarg);
-            p.bytes = (uint64_t)x;
-            break;
-        case 'B':
-            if ((rate = card_rate(optarg)) < 0)
-                return tly_cli_misuse("plan", "-B %s is no rate in bit/s from 1k on, such as 25G", optarg);
-            break;
-        case 'f':
-            file = optarg;
-            break;
-        case 'j':
-            json = true;
-            break;
-        case 'h':
-            fputs(tly_cli_plan_usage, stdout);
-            return 0;
-        default:
-            return CLI_USAGE;
-        }
+    for (int c;
+         !status && !a.help && (c = getopt_long(argc, argv, "+n:k:M:B:f:g:t:l:h", options, NULL)) != -1;)
+        status = take_option(&p, &a, c);
+    if (status)
+        return status;
+    if (a.help) {
+        fputs(tly_cli_plan_usage, stdout);
+        return 0;
     }
     if (optind < argc)
         return tly_cli_misuse("plan", "unexpected argument %s", argv[optind]);
-    if (file && alike)
-        return tly_cli_misuse("plan", "%s and --machines exclude each other", alike);
-    if (file) {
-        int status = read_machines(&p, file);
-        if (status)
-            return status;
-    } else {
-        if (!p.n)
-            return tly_cli_misuse("plan", "-n, the number of worker machines, is needed");
-        if (p.n + p.k > TLY_MAX_SERVICES)
-            return tly_cli_misuse("plan", "-n %d -k %d: at most %d machines in all", p.n, p.k,
-                                  TLY_MAX_SERVICES);
-        p.row[p.rows++] = (struct row){.worker = true, .count = p.n, .rate = rate};
-        if (p.k)
-            p.row[p.rows++] = (struct row){.count = p.k, .rate = rate};
-    }
+    if ((status = take_inside(&p, &a)) != 0 || (status = take_machines(&p, &a)) != 0)
+        return status;
     place_machines(&p);
-    int err = tly_plan_split(TLY_SPLIT_OPTIMAL, p.n + p.k, p.machine, p.weight);
-    if (err)
+    if ((err = tly_plan_split(TLY_SPLIT_OPTIMAL, p.n + p.k, p.machine, p.weight)) != 0)
         return tly_cli_fail("plan", "no plan: %s", strerror(-err));
     tly_plan_shares(p.n + p.k, p.weight, p.bytes, p.share);
-    struct times t;
     foresee(&p, &t);
-    if (json)
-        print_json(&p, &t);
+    if (p.inside && (err = look_inside_all(&p, &in)) != 0)
+        return tly_cli_fail("plan", "no plan for the inside of a worker machine: %s", strerror(-err));
+    if (a.json)
+        print_json(&p, &t, &in);
     else
         print_text(&p, &t);
+    if (p.inside && !a.json)
+        print_inside(&p, &t, &in);
     return 0;
 }

@@ -88,9 +88,9 @@ enum tly_inside_base {
 
 /* How much each of a group owns. */
 enum tly_inside_shares {
+    TLY_SHARE_EQUAL, /* all, equally: reduce-scatter and all-gather */
     TLY_SHARE_NEAR, /* those that share no switch with a card, near one if any are; equally.  The paper's roots */
     TLY_SHARE_FAR,      /* those that share no switch with a card, equally */
-    TLY_SHARE_EQUAL,    /* all, equally: reduce-scatter and all-gather */
     TLY_SHARE_BALANCED, /* those that share one with a card as much less as takes least time */
     TLY_SHARE_KINDS,
 };
@@ -150,6 +150,10 @@ int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *jo
 /* The groups and shares of a way; false if the machine has no such groups. */
 bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum tly_inside_shares shares,
                     struct tly_inside_way *way);
+
+/* What BytePS compares with, an all-reduce that looks at no topology: over NVLinks where they join all GPUs, in and out of
+ * the machine by the GPU beside the card ("root = 0"); else a ring over PCIe, or single copies where it cannot be. */
+bool tly_inside_plain(const struct tly_machine *m, struct tly_inside_way *way);
 
 /* As tly_inside_plan(), by this way and no other. */
 int tly_inside_try(const struct tly_machine *m, const struct tly_inside_job *job,

@@ -185,9 +185,14 @@ static void figure_13(void **state)
     double gain[2];
     for (int i = 0; i < 2; i++) {
         double first = 0, last = INFINITY;
+        struct tly_inside_way way;
+        struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = EIGHT_MACHINES};
         load(names[i]);
-        by(i ? TLY_GROUP_NVLINK : TLY_GROUP_ALL, TLY_SHARE_EQUAL, EIGHT_MACHINES);
-        double reduce = i ? with_roots(1, EIGHT_MACHINES) : plan.seconds;
+        assert_true(tly_inside_plain(&machine, &way));
+        tly_inside_finish(&plan);
+        assert_int_equal(tly_inside_try(&machine, &job, &way, &plan), 0);
+        checked("a plain all-reduce");
+        double reduce = plan.seconds;
         for (int k = 0; k <= 8; k++) {
             double traffic = tly_plan_time(8, k, 1, 1);
             choose(traffic);

@@ -156,8 +156,10 @@ static void guess_links(struct tly_machine *m)
         found |= m->gpu[i].link.source == TLY_FOUND;
         slow += m->gpu[i].link.source == TLY_FOUND && m->gpu[i].link.bytes < SLOWED_DOWN;
     }
-    for (int i = 0; i < m->switches && m->gpus; i++)
+    for (int i = 0; i < m->switches && m->gpus; i++) {
+        found |= m->sw[i].up.source == TLY_FOUND;
         guessed += guess_rate(&m->sw[i].up, rate);
+    }
     for (int i = 0; i < m->cards && m->gpus; i++)
         guessed += guess_rate(&m->card[i].link, rate);
     if (guessed)

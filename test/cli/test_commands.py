@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from programs import ROOT, TALLY, environment, tally
 
-COMMANDS = ["run", "plan", "status", "trace", "params", "secret", "version", "help"]
+COMMANDS = ["run", "plan", "topo", "status", "trace", "params", "secret", "version", "help"]
 
 
 def test_overview_names_every_command():
@@ -27,7 +27,7 @@ def test_help_of_a_command(command):
     assert tally(command, "--help").stdout == done.stdout
 
 
-@pytest.mark.parametrize("command, page", [("run", "tally-run.1"), ("plan", "tally.1"), ("status", "tally.1"), ("trace", "tally.1"), ("params", "tally.1")])
+@pytest.mark.parametrize("command, page", [("run", "tally-run.1"), ("plan", "tally.1"), ("topo", "tally.1"), ("status", "tally.1"), ("trace", "tally.1"), ("params", "tally.1")])
 def test_manual_has_every_option(command, page):
     manual = (ROOT / "man" / page).read_text(encoding="utf-8").replace("\\-", "-")
     options = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", tally(command, "--help").stdout)
@@ -170,6 +170,44 @@ def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
     assert "nothing crosses it" in tally("plan", "-f", listed("worker 1G x3 card=a\n")).stdout
 
 
+MACHINES = ROOT / "test" / "topo" / "machines"
+
+
+def inside(name, *arguments):
+    return plan("--topo", MACHINES / f"{name}.xml", "--links", MACHINES / f"{name}.links", "-M", 10**9, *arguments)
+
+
+def test_plan_with_the_inside_of_machines():
+    """Section 4.1 and 4.2 of BytePS together: the shape of its figures 13 and 14."""
+    time = {name: [inside(name, "-n", 8, "-k", k)["end_to_end_time_s"] for k in range(9)] for name in ("pcie", "nvlink")}
+    reduce = {name: inside(name, "-n", 8)["end_to_end_all_reduce_time_s"] for name in time}
+    for name, times in time.items():
+        assert times == sorted(times, reverse=True) and times[0] < reduce[name]
+        assert times[0] == pytest.approx(1.75 * 8 / 100)  # k = 0: the card, at its full rate, in both
+    gain = {name: times[0] / times[8] for name, times in time.items()}
+    assert gain["nvlink"] == pytest.approx(1.75) and 1 < gain["pcie"] < gain["nvlink"]
+    assert time["pcie"][8] == pytest.approx(1.75 * 8 / 105)  # the links of the GPUs
+    p = inside("pcie", "-n", 8, "-k", 8)
+    assert p["bandwidth_bits_per_s"] == 100e9 and p["time_s"] == pytest.approx(0.08)  # what the file says of the card
+    assert p["inside"]["waits_for"].startswith("PCIe") and p["inside"]["gpus"] == 8
+    slow = inside("pcie", "-n", 8, "-B", "10G")  # a slow network hides the inside
+    assert slow["end_to_end_time_s"] == pytest.approx(slow["time_s"]) and "network" in slow["inside"]["waits_for"]
+    text = tally("plan", "-n", 8, "-k", 8, "--gpus", 8, "-B", "100G").stdout
+    assert "with the inside of worker machines, 8 GPUs each" in text and "assumed: four GPUs" in text
+    assert "CPU machines bring nothing beyond this" in text
+
+
+def test_plan_with_fewer_gpus_and_with_listed_machines(listed):
+    assert inside("pcie", "-n", 8, "-g", 4)["inside"]["gpus"] == 4
+    p = inside("nvlink", "-f", listed("worker 100G x4\nworker 25G\n"))
+    slow = inside("nvlink", "-n", 5, "-B", "25G")
+    assert p["end_to_end_time_s"] == pytest.approx(p["time_s"]) and p["time_s"] < slow["time_s"]
+    alone = plan("-n", 1, "--gpus", 8, "-M", 10**9)
+    assert alone["time_s"] == 0 and alone["end_to_end_time_s"] > 0
+    for count in (1, 2, 5, 64):
+        assert plan("-n", 2, "--gpus", count)["inside"]["gpus"] == count
+
+
 def test_plan_writes_sizes_as_settings_do():
     sizes = {plan("-n", 4, "-M", size)["bytes"] for size in ("100M", "100MB", "100mib", 100 << 20, "102400.0K")}
     assert sizes == {100 << 20}
@@ -191,6 +229,10 @@ def test_plan_knows_where_its_own_limit_is():
         (["-n", "0"], "-n 0"),
         (["-k", "2"], "-n, the number of worker machines, is needed"),
         (["-n", "1000", "-k", "1000"], "at most 1024 machines"),
+        (["-n", "8", "--gpus", "0"], "--gpus 0"),
+        (["-n", "8", "--gpus", "65"], "1 to 64"),
+        (["-n", "8", "--links", "x"], "--links goes with --topo"),
+        (["-n", "8", "--gpus", "8", "-M", "2T"], "at most 1T"),
         (["-n", "8", "-B", "0"], "-B 0"),
         (["-n", "8", "-B", "fast"], "-B fast"),
         (["-n", "8", "-B", "inf"], "-B inf"),

@@ -205,7 +205,7 @@ def nvlink(cards=1):
 def hgx():
     """Eight switches with a GPU and a card each, NVSwitches."""
     pairs = [Port(Switch(Gpu("GH100 [H100 SXM5 80GB]", "2330", GEN5), Card(f"ib{i}", GEN5, rdma=f"mlx5_{i}", kind="0207"), gen=GEN5)) for i in range(8)]
-    management = Port(Card("eno1", 1.0, ports=2, device="8086:1563"))
+    management = Port(Card("eno1", 3.938462, ports=2, device="8086:1563"))
     lines = ["nvswitch all 3600G", "card eno1 10G", *(f"card mlx5_{i} 400G" for i in range(8))]
     return machine([*pairs[:4], Port(Switch(*(NvSwitch() for _ in range(4)), gen=GEN4)), management], pairs[4:], memory=1 << 40), lines
 
@@ -219,7 +219,7 @@ def ports():
 def workstation():
     """Four GPUs, two and two joined by a bridge, and the card of the board."""
     gpus = [Port(Gpu("GA102 [GeForce RTX 3090]", "2204", GEN4)) for _ in range(4)]
-    card = Port(Card("enp5s0", 1.0, device="1d6a:07b1"))
+    card = Port(Card("enp5s0", 3.938462, device="1d6a:07b1"))
     return machine([*gpus, card], cores=16), ["nvlink gpu0 gpu1 450G", "nvlink gpu2 gpu3 450G", "card enp5s0 10G"]
 
 

@@ -1,0 +1,55 @@
+/* text.c - quantities as people write and read them. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/param.h"
+#include "cli/cli.h"
+
+/* A positive number and one of the letters, each worth `unit` times the last; sizes (1024) also as 100MB and 100MiB. */
+static double quantity(const char *text, double unit)
+{
+    const char *end = text;
+    double x;
+    if (!tly_digits(&end, true, &x))
+        return -1;
+    const char *letters = "kmgt", *at = *end ? strchr(letters, *end | 32) : NULL;
+    if (at) {
+        x *= pow(unit, (double)(at - letters) + 1);
+        end++;
+        if (unit == 1024)
+            end += strcasecmp(end, "iB") == 0 ? 2 : strcasecmp(end, "B") == 0;
+    }
+    return *end || !(x > 0) || !(x <= 1e18) ? -1 : x;
+}
+
+double tly_cli_size(const char *text)
+{
+    return quantity(text, 1024);
+}
+
+double tly_cli_rate(const char *text)
+{
+    double x = quantity(text, 1000);
+    return x >= 1e3 && x <= 1e15 ? x : -1;
+}
+
+const char *tly_cli_rate_text(double rate, char text[32])
+{
+    static const char unit[] = " kMGT";
+    int u = 0;
+    for (; rate >= 1000 && u < 4; u++)
+        rate /= 1000;
+    snprintf(text, 32, u ? "%.6g%c" : "%.6g", rate, unit[u]);
+    return text;
+}
+
+void tly_cli_json_number(const char *name, double x, const char *end)
+{
+    if (isfinite(x))
+        printf("\"%s\": %.12g%s", name, x, end);
+    else
+        printf("\"%s\": null%s", name, end);
+}
