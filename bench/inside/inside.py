@@ -91,7 +91,7 @@ def figure_13(tally):
                     "time_s": p["end_to_end_time_s"],
                     "formula_s": formula,
                     "all_reduce_s": p["end_to_end_all_reduce_time_s"],
-                    "waits_for": p["inside"]["waits_for"],
+                    "bottleneck": p["inside"]["bottleneck"],
                 }
             )
     return rows
@@ -122,7 +122,6 @@ def every_machine(tally):
         if not found["gpus"]:
             continue
         p = tally.plan(path.stem, 0)
-        waits = p["inside"]["waits_for"]
         rows.append(
             {
                 "bench": "inside",
@@ -133,7 +132,7 @@ def every_machine(tally):
                 "strategy": found["strategy"],
                 "time_s": p["inside"]["time_s"],
                 "all_reduce_s": p["inside"]["all_reduce_time_s"],
-                "waits_for": waits,
+                "bottleneck": p["inside"]["bottleneck"],
             }
         )
     return rows
@@ -145,16 +144,16 @@ def ms(seconds):
 
 def print_tables(rows):
     print(f"{WORKERS} worker machines of 8 GPUs, {BYTES / 1e9:g} GB of gradients on each GPU, ms\n")
-    print(f"{'machine':8} {'k':>2} {'network':>8} {'Tally':>8} {'formula':>8} {'all-reduce':>11} {'gain':>6}  all wait for")
+    print(f"{'machine':8} {'k':>2} {'network':>8} {'Tally':>8} {'formula':>8} {'all-reduce':>11} {'gain':>6}  bottleneck")
     for r in (r for r in rows if r["figure"] == 13):
         gain = f"{r['all_reduce_s'] / r['time_s']:.2f}"
-        print(f"{r['machine']:8} {r['k']:2} {ms(r['network_s']):>8} {ms(r['time_s']):>8} {ms(r['formula_s']):>8} {ms(r['all_reduce_s']):>11} {gain:>6}  {r['waits_for']}")
+        print(f"{r['machine']:8} {r['k']:2} {ms(r['network_s']):>8} {ms(r['time_s']):>8} {ms(r['formula_s']):>8} {ms(r['all_reduce_s']):>11} {gain:>6}  {r['bottleneck']}")
     print(f"\n{'machine':8} {'strategy':20} {'Tally':>8} {'formula':>8}")
     for r in (r for r in rows if r["figure"] == 14):
         print(f"{r['machine']:8} {r['strategy']:20} {ms(r['time_s']):>8} {ms(r['formula_s']):>8}")
-    print(f"\n{'machine':12} {'GPUs':>4} {'rule':>4} {'Tally':>8} {'all-reduce':>11}  strategy; all wait for")
+    print(f"\n{'machine':12} {'GPUs':>4} {'rule':>4} {'Tally':>8} {'all-reduce':>11}  strategy; bottleneck")
     for r in (r for r in rows if r["figure"] == 0):
-        print(f"{r['machine']:12} {r['gpus']:4} {r['rule'] or '-':>4} {ms(r['time_s']):>8} {ms(r['all_reduce_s']):>11}  {r['strategy']}; {r['waits_for']}")
+        print(f"{r['machine']:12} {r['gpus']:4} {r['rule'] or '-':>4} {ms(r['time_s']):>8} {ms(r['all_reduce_s']):>11}  {r['strategy']}; {r['bottleneck']}")
 
 
 def draw(rows, file):

@@ -30,11 +30,11 @@ const char tly_cli_plan_usage[] =
     "                          worker|cpu RATE [sum=RATE] [card=NAME] [xCOUNT]\n"
     "                        sum: what its service can add, in bit/s of its inputs; card: those of\n"
     "                        one name share a network card; # starts a comment\n"
-    "  -g, --gpus N          GPUs of a worker machine that the job uses; without --topo they are taken to\n"
-    "                        be four to a PCIe 3.0 switch, and the card to be elsewhere\n"
+    "  -g, --gpus N          GPUs of a worker machine that the job uses; without --topo, assume four to\n"
+    "                        a PCIe 3.0 switch and a card on a port of its own\n"
     "  -t, --topo FILE       a worker machine as hwloc's XML: times include its inside, and -B is by\n"
     "                        default what its network cards carry\n"
-    "  -l, --links FILE      what XML cannot say, as for `tally topo`\n"
+    "  -l, --links FILE      facts that XML cannot tell, as for `tally topo`\n"
     "      --json            as JSON\n";
 
 /* No more than this is a gain; shares that are rounded move times by less. */
@@ -257,7 +257,7 @@ static void set_cards(struct tly_machine *m, double rate)
 struct inside {
     double seconds, reduce; /* Tally's, and an all-reduce's that looks at no topology */
     char way[TLY_CLI_WORDS], waits[TLY_CLI_WORDS];
-    bool network; /* all wait for the network, or for something inside */
+    bool network; /* the bottleneck is the network, not a link inside */
 };
 
 static int look_inside(const struct plan *p, const struct row *r, struct inside *in)
@@ -328,13 +328,14 @@ static void print_inside(const struct plan *p, const struct times *t, const stru
     double all = fmax(t->here, in->seconds), reduce = fmax(t->reduce, in->reduce);
     printf("\nwith the inside of worker machines, %d GPU%s each: %s\n", gpus.gpus, gpus.gpus == 1 ? "" : "s",
            in->way);
-    printf("%-22s %14.6f s  all wait for: %s\n", "Tally", all,
+    printf("%-22s %14.6f s  bottleneck: %s\n", "Tally", all,
            in->seconds >= t->here * (1 - GAIN) ? in->waits : "the network of other machines");
     printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", reduce, all > 0 ? reduce / all : 1);
     if (p->assumed)
-        printf("assumed: four GPUs to a PCIe 3.0 switch, and the card elsewhere; --topo FILE has yours\n");
+        printf("assumed: four GPUs to a PCIe 3.0 switch, the card on a port of its own; --topo FILE "
+               "describes yours\n");
     if (!in->network && in->seconds > t->here * (1 + GAIN))
-        printf("inside is slower than the network: CPU machines bring nothing beyond this\n");
+        printf("the bottleneck is inside the machines: more CPU machines bring nothing\n");
 }
 
 static void print_text(const struct plan *p, const struct times *t)
@@ -406,7 +407,7 @@ static void print_json(const struct plan *p, const struct times *t, const struct
         tly_cli_json_number("time_s", in->seconds, ", ");
         tly_cli_json_number("all_reduce_time_s", in->reduce, ", \"strategy\": ");
         tly_json_text(stdout, in->way);
-        printf(", \"waits_for\": ");
+        printf(", \"bottleneck\": ");
         tly_json_text(stdout, in->waits);
         printf("},\n  ");
         tly_cli_json_number("end_to_end_time_s", fmax(t->here, in->seconds), ",\n  ");

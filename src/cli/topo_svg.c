@@ -1,6 +1,6 @@
 /* topo_svg.c - `tally topo --svg`: nodes at the top, switches and devices below, and on each link what crosses it.
  *
- * A link's width is its rate, its colour how long it is busy beside the one that all wait for.  Devices have a column each;
+ * A link's width is its rate, its colour its busy time as a share of the bottleneck's.  Devices have a column each;
  * whatever is above them stands over the middle of theirs. */
 #include <errno.h>
 #include <math.h>
@@ -157,7 +157,7 @@ static const struct tly_inside_link *find(const struct drawing *d, enum tly_insi
     return NULL;
 }
 
-/* From grey, of links that carry nothing, over blue to red, of the one that all wait for. */
+/* From pale blue, nearly idle, to red, the bottleneck. */
 static const char *colour(double share, char text[16])
 {
     static const int stops[4][3] = {{148, 178, 214}, {66, 133, 196}, {230, 145, 56}, {200, 40, 40}};
@@ -402,13 +402,14 @@ static double draw_words(const struct drawing *d, double y)
     if (t->m.gpus > 1)
         put_text(d, MARGIN, y += LINE, "left", tly_cli_rule_text(&t->plan, text));
     if (t->plan.bottleneck >= 0) {
-        snprintf(line, sizeof line, "Predicted: %s. All wait for: %s.",
+        snprintf(line, sizeof line, "Predicted: %s. Bottleneck: %s.",
                  tly_cli_time_text(t->plan.seconds, time),
                  tly_cli_link_text(&t->m, &t->plan.link[t->plan.bottleneck], text));
         put_text(d, MARGIN, y += LINE, "left", line);
     }
     for (int i = 0; i < t->betters; i++) {
-        snprintf(line, sizeof line, "Better: %s, %s.", tly_cli_move_text(&t->m, &t->better[i], text),
+        snprintf(line, sizeof line, "Better placement: %s, %s.",
+                 tly_cli_move_text(&t->m, &t->better[i], text),
                  tly_cli_time_text(t->better[i].seconds, time));
         put_text(d, MARGIN, y += LINE, "left", line);
     }

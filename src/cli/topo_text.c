@@ -82,16 +82,16 @@ const char *tly_cli_option_text(enum tly_inside_base base, enum tly_inside_share
 {
     static const char *const groups[TLY_GROUP_BASES] = {
         "over NVLink",
-        "below each PCIe switch, then the processor",
-        "below each topmost PCIe switch, then the processor",
-        "every GPU copies all it has to the processor",
-        "all GPUs in one ring over PCIe, as a plain all-reduce",
+        "CPU-assisted, grouped by PCIe switch",
+        "CPU-assisted, grouped by topmost PCIe switch",
+        "every GPU copies its gradients to host memory",
+        "one ring over all GPUs by PCIe, as a plain all-reduce",
     };
     static const char *const owners[TLY_SHARE_KINDS] = {
         "",
-        "; to GPUs near a card that share no switch with it",
-        "; to GPUs that share no switch with a card",
-        "; those that share a switch with a card own less",
+        ", roots near a card that share no switch with it",
+        ", roots that share no switch with a card",
+        ", GPUs that share a switch with a card own less",
     };
     snprintf(text, TLY_CLI_WORDS, "%s%s", groups[base], owners[shares]);
     return text;
@@ -102,30 +102,29 @@ const char *tly_cli_way_text(const struct tly_machine *m, const struct tly_insid
 {
     char list[TLY_CLI_WORDS];
     uint64_t owners = 0;
-    bool network = false, alike = true;
+    bool alike = true;
     for (int g = 0; g < m->gpus; g++) {
         owners |= way->share[g] > 0 ? 1ULL << g : 0;
         alike &= way->share[g] > 0;
     }
-    for (int c = 0; c < m->cards; c++)
-        network |= !m->card[c].idle;
     tly_cli_list_text(owners, list);
     if (m->gpus == 0)
         snprintf(text, TLY_CLI_WORDS,
                  "there is no GPU: ranks sum in memory, as tally-run(1) and tallyd(8) do");
     else if (m->gpus == 1)
-        snprintf(text, TLY_CLI_WORDS, "the one GPU copies what it has to the processor and back");
+        snprintf(text, TLY_CLI_WORDS, "the GPU copies its gradients to host memory and back");
     else if (way->base == TLY_GROUP_SINGLE)
-        snprintf(text, TLY_CLI_WORDS, "every GPU copies all it has to the processor, which adds");
+        snprintf(text, TLY_CLI_WORDS, "every GPU copies its gradients to host memory; the CPU sums");
     else if (way->base == TLY_GROUP_NVLINK && alike)
         snprintf(text, TLY_CLI_WORDS, "reduce-scatter and all-gather over NVLink%s",
-                 way->groups > 1 ? " within each group; the processor adds the groups" : "");
+                 way->groups > 1 ? " within each group; the CPU sums across groups" : "");
     else if (way->base == TLY_GROUP_NVLINK)
         snprintf(text, TLY_CLI_WORDS, "reduce over NVLink to GPU %s, and broadcast from there", list);
     else
         snprintf(text, TLY_CLI_WORDS,
-                 "reduce-scatter and all-gather below each %sPCIe switch; the processor adds%s",
-                 way->base == TLY_GROUP_TOP ? "topmost " : "", network ? " between (CPU-assisted)" : "");
+                 "CPU-assisted aggregation: reduce-scatter and all-gather below each %sPCIe switch, the CPU "
+                 "sums across switches",
+                 way->base == TLY_GROUP_TOP ? "topmost " : "");
     return text;
 }
 
@@ -135,15 +134,15 @@ const char *tly_cli_rule_text(const struct tly_inside *plan, char text[TLY_CLI_W
     if (plan->rule == 0)
         snprintf(
             text, TLY_CLI_WORDS,
-            "neither rule of BytePS fits (S_n = %d, S_g = %d, %s): the fastest of %d ways that were compared",
+            "neither rule of BytePS fits (S_n = %d, S_g = %d, %s): the fastest of %d strategies compared",
             plan->with_card, plan->without_card, nvlink, plan->options);
     else if (plan->by_rule)
         snprintf(text, TLY_CLI_WORDS, "rule %d of BytePS: S_n = %d, S_g = %d, %s", plan->rule,
                  plan->with_card, plan->without_card, nvlink);
     else
         snprintf(text, TLY_CLI_WORDS,
-                 "rule %d of BytePS (S_n = %d, S_g = %d) would take longer than the fastest of %d ways, "
-                 "which this is",
+                 "rule %d of BytePS (S_n = %d, S_g = %d) is predicted to be slower than this, the fastest of "
+                 "%d strategies",
                  plan->rule, plan->with_card, plan->without_card, plan->options);
     return text;
 }
@@ -151,9 +150,9 @@ const char *tly_cli_rule_text(const struct tly_inside *plan, char text[TLY_CLI_W
 const char *tly_cli_copied_text(const struct tly_inside *plan, char text[TLY_CLI_WORDS])
 {
     static const char *const why[] = {
-        "", "not used: another link is what everything waits for",
-        "not used: whether the memory bears it is not known (a memory line among the links says)",
-        "not used: the memory would be what everything waits for", "used"};
+        "", "not used: another link is the bottleneck",
+        "not used: the memory bandwidth is not known (a memory line in the links file gives it)",
+        "not used: host memory would become the bottleneck", "used"};
     text[0] = '\0';
     if (plan->why_copied != TLY_COPIED_NO_GROUPS)
         snprintf(text, TLY_CLI_WORDS,
@@ -185,7 +184,7 @@ const char *tly_cli_link_text(const struct tly_machine *m, const struct tly_insi
         break;
     case TLY_LINK_SWITCH_UP:
     case TLY_LINK_SWITCH_DOWN:
-        snprintf(text, TLY_CLI_WORDS, "%.200s %s the processor", name,
+        snprintf(text, TLY_CLI_WORDS, "%.200s %s the CPU", name,
                  l->kind == TLY_LINK_SWITCH_UP ? "to" : "from");
         break;
     case TLY_LINK_CARD_UP:
@@ -279,8 +278,8 @@ static void print_below(const struct tree *t, int parent, int node, const char *
     for (int i = 0; i < m->switches; i++)
         if (m->sw[i].parent == parent && m->sw[i].node == node) {
             left--;
-            printf("%s%s%s, %s to the processor\n", before, lines[t->wide][left == 0],
-                   switch_text(m, i, name), gbits(m->sw[i].up, rate));
+            printf("%s%s%s, %s to the CPU\n", before, lines[t->wide][left == 0], switch_text(m, i, name),
+                   gbits(m->sw[i].up, rate));
             snprintf(inner, sizeof inner, "%.200s%s", before, lines[t->wide][2 + (left == 0)]);
             print_below(t, i, node, inner);
         }
@@ -399,7 +398,7 @@ static void print_links(const struct tly_cli_topo *t, bool wide)
         printf(" %11s  ", tly_cli_time_text(l->seconds, busy));
         for (int bar = (int)(20 * l->seconds / p->seconds + 0.5); bar > 0; bar--)
             fputs(wide ? "█" : "#", stdout);
-        printf("%s\n", l->seconds >= p->seconds * (1 - 1e-9) ? "  <- all wait for this" : "");
+        printf("%s\n", l->seconds >= p->seconds * (1 - 1e-9) ? "  <- bottleneck" : "");
     }
 }
 
@@ -409,7 +408,7 @@ static void print_options(const struct tly_cli_topo *t)
     char time[32], text[TLY_CLI_WORDS];
     if (p->options < 2)
         return;
-    printf("\nways that were compared\n");
+    printf("\nstrategies compared\n");
     for (int i = 0; i < p->options; i++) {
         double seconds = p->option[i].seconds * (double)p->job.bytes;
         bool chosen = p->option[i].base == p->way.base && p->option[i].shares == p->way.shares;
@@ -435,11 +434,11 @@ static void print_strategy(const struct tly_cli_topo *t, bool wide)
            p->job.traffic);
     print_links(t, wide);
     if (p->bottleneck >= 0)
-        printf("\npredicted: %s; all wait for: %s\n", tly_cli_time_text(p->seconds, time),
+        printf("\npredicted: %s; bottleneck: %s\n", tly_cli_time_text(p->seconds, time),
                tly_cli_link_text(&t->m, &p->link[p->bottleneck], text));
     print_options(t);
     for (int i = 0; i < t->betters; i++)
-        printf("%sbetter places: %s takes %s, %.0f%% less\n", i ? "" : "\n",
+        printf("%sbetter placement: %s takes %s, %.0f%% less\n", i ? "" : "\n",
                tly_cli_move_text(&t->m, &t->better[i], text), tly_cli_time_text(t->better[i].seconds, time),
                100 * (1 - t->better[i].seconds / p->seconds));
 }
@@ -465,5 +464,5 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
     for (int i = 0; i < m->notes; i++)
         printf("%snote: %s\n", i ? "" : "\n", m->note[i]);
     if (m->gpus)
-        printf("\nThis is a forecast: Tally does not move GPUs' bytes by it yet.\n");
+        printf("\nThis is a forecast: Tally does not move data between GPUs this way yet.\n");
 }

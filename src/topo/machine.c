@@ -166,11 +166,10 @@ static void guess_links(struct tly_machine *m)
         tly_machine_note(m, "%d PCIe links do not say their speed: %.0f Gbit/s is guessed", guessed,
                          rate * 8e-9);
     if (slow)
-        tly_machine_note(
-            m,
-            "the links of %d GPUs are as slow as those of GPUs that have nothing to do, which save "
-            "power: the machine may be faster than is said here",
-            slow);
+        tly_machine_note(m,
+                         "the PCIe links of %d GPUs are as slow as an idle GPU's, which slows them to save "
+                         "power: the machine may be faster than predicted here",
+                         slow);
     if (found)
         tly_machine_note(m, "PCIe links are taken to carry %.0f%% of their nominal rate, as BytePS measured",
                          100 * TLY_PCIE_SHARE);

@@ -168,10 +168,10 @@ static void a_link_that_sleeps(void **state)
         "</object></topology>";
     assert_int_equal(tly_machine_read(xml, strlen(xml), NULL, &m, why, sizeof why), 0);
     assert_int_equal(tly_machine_finish(&m, why, sizeof why), 0);
-    assert_true(m.gpu[0].link.bytes < 3.4e9 && noted("nothing to do"));
+    assert_true(m.gpu[0].link.bytes < 3.4e9 && noted("idle GPU"));
     assert_int_equal(tly_machine_read(xml, strlen(xml), look, &m, why, sizeof why), 0);
     assert_int_equal(tly_machine_finish(&m, why, sizeof why), 0);
-    assert_true(m.gpu[0].link.bytes > 26e9 && !noted("nothing to do"));
+    assert_true(m.gpu[0].link.bytes > 26e9 && !noted("idle GPU"));
 }
 
 /* --- XML that is none ------------------------------------------------------------------------------------------ */

@@ -189,12 +189,12 @@ def test_plan_with_the_inside_of_machines():
     assert time["pcie"][8] == pytest.approx(1.75 * 8 / 105)  # the links of the GPUs
     p = inside("pcie", "-n", 8, "-k", 8)
     assert p["bandwidth_bits_per_s"] == 100e9 and p["time_s"] == pytest.approx(0.08)  # what the file says of the card
-    assert p["inside"]["waits_for"].startswith("PCIe") and p["inside"]["gpus"] == 8
+    assert p["inside"]["bottleneck"].startswith("PCIe") and p["inside"]["gpus"] == 8
     slow = inside("pcie", "-n", 8, "-B", "10G")  # a slow network hides the inside
-    assert slow["end_to_end_time_s"] == pytest.approx(slow["time_s"]) and "network" in slow["inside"]["waits_for"]
+    assert slow["end_to_end_time_s"] == pytest.approx(slow["time_s"]) and "network" in slow["inside"]["bottleneck"]
     text = tally("plan", "-n", 8, "-k", 8, "--gpus", 8, "-B", "100G").stdout
     assert "with the inside of worker machines, 8 GPUs each" in text and "assumed: four GPUs" in text
-    assert "CPU machines bring nothing beyond this" in text
+    assert "more CPU machines bring nothing" in text
 
 
 def test_plan_with_fewer_gpus_and_with_listed_machines(listed):

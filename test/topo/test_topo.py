@@ -44,7 +44,7 @@ def test_every_machine_in_every_form(name, tmp_path):
     for device in found["gpus"] + found["switches"]:
         assert device["address"] in done.stdout or device.get("slice", -1) >= 0
     if found["gpus"]:
-        assert found["strategy"] in done.stdout and "all wait for this" in done.stdout and "forecast" in done.stdout
+        assert found["strategy"] in done.stdout and "<- bottleneck" in done.stdout and "forecast" in done.stdout
     for note in found["notes"]:
         assert note in done.stdout
     # What the JSON says of links is what its steps add up to, and none is busier than all.
@@ -75,15 +75,15 @@ def test_the_tree_in_plain_letters():
 @pytest.mark.parametrize(
     "name, rule, strategy",
     [
-        ("pcie", 2, "below each PCIe switch"),
+        ("pcie", 2, "CPU-assisted aggregation: reduce-scatter and all-gather below each PCIe"),
         ("nvlink", 1, "to GPU 2, 3, and broadcast"),
         ("dgx1", 2, "over NVLink"),
         ("hgx", 2, "over NVLink"),
-        ("ports", 2, "every GPU copies all"),
+        ("ports", 2, "every GPU copies its gradients"),
         ("workstation", 0, "within each group"),
-        ("virtual", 2, "every GPU copies all"),
-        ("one", 0, "the one GPU"),
-        ("mig", 2, "every GPU copies all"),
+        ("virtual", 2, "every GPU copies its gradients"),
+        ("one", 0, "the GPU copies"),
+        ("mig", 2, "every GPU copies its gradients"),
         ("none", 0, "there is no GPU"),
         ("uneven", 0, "below each PCIe switch"),
         ("nested", 0, "below each topmost PCIe switch"),
@@ -96,7 +96,7 @@ def test_the_strategy(name, rule, strategy):
 
 def test_what_a_better_place_would_bring():
     text = tally("topo", *files("uneven")).stdout
-    assert "better places: card eth0 at a port of its own" in text and "33% less" in text
+    assert "better placement: card eth0 at a port of its own" in text and "33% less" in text
     assert topo("pcie")["better"] == []
 
 
