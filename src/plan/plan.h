@@ -165,4 +165,43 @@ int tly_dealer_next(struct tly_dealer *d, uint32_t bytes);
  * Cost O(services), not O(period). */
 void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight, uint64_t hash);
 
+/* --- collectives that are no all-reduce (relay.c) ------------------------------------------------------
+ *
+ * Of a machine, `ranks` counts those of the group that takes part: 0 is a spare machine.  Cards are full duplex. */
+
+/* Who relays a broadcast's parts: weights of the services.  T = M / min b is reached.  With three machines or more the
+ * root's own service has no share, for its card would send 1 + (R - 2) x; spare machines have none in any case.  0;
+ * -ENOMEM. */
+int tly_plan_broadcast(int count, const struct tly_plan_machine *machine, int root, uint32_t *weight);
+
+/* Who sums a reduce's parts.  With one rank a machine and equal cards T = M / b: the root's own service, whose card already
+ * receives all sums, has no share.  spare[i] > 0: a machine without ranks may sum.  0; -ENOMEM. */
+int tly_plan_reduce(int count, const struct tly_plan_machine *machine, int root, const uint32_t *spare,
+                    uint32_t *weight);
+
+/* Who relays an all-gather: share[i] of all bytes goes through service i.  bytes[i]: pieces of machine i's ranks.
+ * T = max max(m, M - m) / b over the machines with ranks is reached, and cards with time to spare are equally busy.  Pieces
+ * and cards that are alike go through their own service.  0; -ENOMEM. */
+int tly_plan_all_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,
+                        uint64_t *share);
+
+/* Those times, in seconds; all bandwidths are known. */
+double tly_plan_time_all_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes);
+double tly_plan_time_broadcast(int count, const struct tly_plan_machine *machine, double bytes);
+
+/* Deals an all-gather's parts by tly_plan_all_gather(): of each machine's piece its own service relays what both have, and
+ * the rest goes to the services whose share is larger than their machine's piece. */
+struct tly_relay {
+    bool spreads; /* some parts go through another machine's service */
+    uint64_t bytes[TLY_MAX_SERVICES],
+        own[TLY_MAX_SERVICES]; /* of each machine's piece: all; what its service relays */
+    uint64_t dealt[TLY_MAX_SERVICES], kept[TLY_MAX_SERVICES]; /* the same of what has been dealt */
+    struct tly_dealer others;
+};
+int tly_relay_init(struct tly_relay *r, int count, const struct tly_plan_machine *machine,
+                   const uint64_t *bytes); /* -ENOMEM */
+
+/* The service that relays the next part, of `bytes` bytes, of a piece of machine `from`.  O(services). */
+int tly_relay_next(struct tly_relay *r, int from, uint32_t bytes);
+
 #endif

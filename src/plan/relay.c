@@ -1,0 +1,259 @@
+/* relay.c - who relays or sums the parts of an all-gather, a broadcast and a reduce: exact for cards that differ.
+ *
+ * Structure: each service has a load on its card that grows with its share x: base + slope x bytes.  At a level T a card
+ * of bandwidth b therefore takes the share (T b - base) / slope.  fill() finds the lowest level at which these shares add
+ * up to what is to be moved.
+ *
+ * An all-gather or broadcast of R ranks: whoever owns a byte sends it out once, to the service that relays it or, if that
+ * is its own, to one of the other ranks.  The service of a machine with r ranks sends each byte that it relays to R - r - 1
+ * ranks more.  Nothing that a machine receives depends on who relays.  So spare machines cannot help: they would send
+ * R - 1 copies, and no worker's card would carry less.
+ *
+ * A reduce: the service of a machine with r ranks receives each byte that it sums R - r times, and every rank but the
+ * root's machine's sends either its input or the sum.  The root's machine receives each sum of another service once. */
+#include "plan/plan.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WHOLE (1 << 24) /* shares as integers, as in split.c */
+
+struct card {
+    double bandwidth;
+    double base, slope; /* bytes of the card: base + slope x; no share where slope is 0 */
+    double limit;       /* bytes of share for each unit of the level that the service can add; INFINITY */
+    double share;
+};
+
+static double all_ranks(int count, const struct tly_plan_machine *m)
+{
+    double ranks = 0;
+    for (int i = 0; i < count; i++)
+        ranks += m[i].ranks;
+    return ranks;
+}
+
+/* Bandwidths; machines behind one card have equal parts of it.  One that is not known is the slowest that is. */
+static void make_cards(int count, const struct tly_plan_machine *m, struct card *card)
+{
+    double slowest = INFINITY;
+    for (int i = 0; i < count; i++)
+        if (m[i].bandwidth > 0)
+            slowest = fmin(slowest, m[i].bandwidth);
+    if (isinf(slowest))
+        slowest = 1;
+    for (int i = 0; i < count; i++) {
+        double b = INFINITY;
+        int sharing = 0;
+        for (int j = 0; j < count; j++)
+            if (m[j].card == m[i].card) {
+                b = m[j].bandwidth > 0 ? fmin(b, m[j].bandwidth) : b;
+                sharing += m[j].ranks > 0 || j == i;
+            }
+        card[i] = (struct card){.bandwidth = (isinf(b) ? slowest : b) / sharing, .limit = INFINITY};
+    }
+}
+
+/* Share of a card per unit of the level, once the level has passed its base. */
+static double speed(const struct card *c)
+{
+    return c->slope > 0 ? fmin(c->bandwidth / c->slope, c->limit) : 0;
+}
+
+/* Shares that add up to `total` at the lowest level.  Cards whose base is above the level drop out, which lowers it, so
+ * none of them comes back. */
+static void fill(int count, struct card *card, double total)
+{
+    for (int i = 0; i < count; i++)
+        card[i].share = speed(&card[i]) > 0;
+    for (bool again = true; again;) {
+        double per_level = 0, level = total;
+        again = false;
+        for (int i = 0; i < count; i++)
+            if (card[i].share > 0) {
+                per_level += speed(&card[i]);
+                level += speed(&card[i]) * card[i].base / card[i].bandwidth;
+            }
+        level /= per_level;
+        for (int i = 0; i < count; i++)
+            if (card[i].share > 0 && level <= card[i].base / card[i].bandwidth) {
+                card[i].share = 0;
+                again = true;
+            }
+        for (int i = 0; i < count && !again; i++)
+            if (card[i].share > 0)
+                card[i].share = speed(&card[i]) * (level - card[i].base / card[i].bandwidth);
+    }
+}
+
+/* Shares of 1 as weights: 0 and 1 where all that have any have the same. */
+static void make_weights(int count, const struct card *card, uint32_t *weight)
+{
+    double most = 0, least = INFINITY;
+    for (int i = 0; i < count; i++) {
+        weight[i] = (uint32_t)(card[i].share * WHOLE + 0.5);
+        if (weight[i]) {
+            most = fmax(most, card[i].share);
+            least = fmin(least, card[i].share);
+        }
+    }
+    for (int i = 0; i < count && most * (1 - 1e-9) <= least; i++)
+        weight[i] = weight[i] > 0;
+}
+
+static int only(int count, int i, uint32_t *weight)
+{
+    memset(weight, 0, (size_t)count * sizeof *weight);
+    weight[i] = 1;
+    return 0;
+}
+
+int tly_plan_broadcast(int count, const struct tly_plan_machine *m, int root, uint32_t *weight)
+{
+    double ranks = all_ranks(count, m);
+    int others = 0, last = root;
+    for (int i = 0; i < count; i++)
+        if (m[i].ranks && i != root) {
+            others++;
+            last = i;
+        }
+    if (others < 2)
+        return only(count, last, weight);
+    struct card *card = malloc((size_t)count * sizeof *card);
+    if (!card)
+        return -ENOMEM;
+    make_cards(count, m, card);
+    for (int i = 0; i < count; i++)
+        if (m[i].ranks && i != root)
+            card[i].slope = ranks - m[i].ranks - 1;
+    fill(count, card, 1);
+    make_weights(count, card, weight);
+    free(card);
+    return 0;
+}
+
+int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const uint32_t *spare,
+                    uint32_t *weight)
+{
+    double ranks = all_ranks(count, m);
+    if (ranks - m[root].ranks < 2)
+        return only(count, root, weight);
+    struct card *card = malloc((size_t)count * sizeof *card);
+    if (!card)
+        return -ENOMEM;
+    make_cards(count, m, card);
+    for (int i = 0; i < count; i++) {
+        if (!m[i].ranks && !spare[i])
+            continue;
+        card[i].base = i == root;
+        card[i].slope = ranks - m[i].ranks - (i == root);
+        if (m[i].sum_rate > 0)
+            card[i].limit = m[i].sum_rate / ranks;
+    }
+    fill(count, card, 1);
+    make_weights(count, card, weight);
+    free(card);
+    return 0;
+}
+
+/* --- all-gather ----------------------------------------------------------------------------------- */
+
+/* How much each service relays of all; pieces of machines alike go through their own. */
+static void share_out(int count, const struct tly_plan_machine *m, const uint64_t *bytes, struct card *card,
+                      uint64_t *share)
+{
+    double ranks = all_ranks(count, m);
+    bool alone = false;
+    uint64_t all = 0, dealt = 0;
+    int most = 0;
+    make_cards(count, m, card);
+    for (int i = 0; i < count; i++) {
+        all += bytes[i];
+        card[i].base = (double)bytes[i];
+        card[i].slope = m[i].ranks ? ranks - m[i].ranks - 1 : 0;
+        alone |= m[i].ranks &&
+                 card[i].slope <= 0; /* two ranks, or a machine with all but one: nothing to spread */
+    }
+    if (!alone && all)
+        fill(count, card, (double)all);
+    for (int i = 0; i < count; i++) {
+        bool own = alone || !all || fabs(card[i].share - (double)bytes[i]) < 0.5;
+        share[i] = own ? bytes[i] : (uint64_t)card[i].share;
+        most = share[i] > share[most] ? i : most;
+        dealt += share[i];
+    }
+    share[most] += all - dealt; /* what rounding has left, or has taken too much */
+}
+
+int tly_plan_all_gather(int count, const struct tly_plan_machine *m, const uint64_t *bytes, uint64_t *share)
+{
+    struct card *card = malloc((size_t)count * sizeof *card);
+    if (!card)
+        return -ENOMEM;
+    share_out(count, m, bytes, card, share);
+    free(card);
+    return 0;
+}
+
+double tly_plan_time_all_gather(int count, const struct tly_plan_machine *m, const uint64_t *bytes)
+{
+    double all = 0, t = 0;
+    for (int i = 0; i < count; i++)
+        all += (double)bytes[i];
+    for (int i = 0; i < count; i++)
+        if (m[i].ranks && all > 0)
+            t = fmax(t, fmax((double)bytes[i], all - (double)bytes[i]) / m[i].bandwidth);
+    return t;
+}
+
+double tly_plan_time_broadcast(int count, const struct tly_plan_machine *m, double bytes)
+{
+    double slowest = INFINITY;
+    int machines = 0;
+    for (int i = 0; i < count; i++)
+        if (m[i].ranks) {
+            slowest = fmin(slowest, m[i].bandwidth);
+            machines++;
+        }
+    return machines < 2 ? 0 : bytes / slowest;
+}
+
+int tly_relay_init(struct tly_relay *r, int count, const struct tly_plan_machine *m, const uint64_t *bytes)
+{
+    uint32_t *weight = calloc((size_t)count, sizeof *weight);
+    uint64_t *share = calloc((size_t)count, sizeof *share), most = 0;
+    bool any = false;
+    int err = weight && share ? tly_plan_all_gather(count, m, bytes, share) : -ENOMEM;
+    for (int i = 0; i < count && !err; i++) {
+        r->own[i] = share[i] < bytes[i] ? share[i] : bytes[i];
+        r->bytes[i] = bytes[i];
+        r->dealt[i] = r->kept[i] = 0;
+        share[i] -= r->own[i];
+        most = share[i] > most ? share[i] : most;
+    }
+    for (int i = 0; i < count && !err; i++) { /* what others relay, in 32 bits */
+        weight[i] = most ? (uint32_t)((unsigned __int128)share[i] * UINT32_MAX / most) : 0;
+        any |= weight[i] > 0;
+    }
+    r->spreads = any;
+    if (any)
+        tly_dealer_init(&r->others, count, count, weight);
+    free(weight);
+    free(share);
+    return err;
+}
+
+int tly_relay_next(struct tly_relay *r, int from, uint32_t bytes)
+{
+    r->dealt[from] += bytes;
+    /* Its own service has so much of what has been dealt as it is to have of all, to half a part. */
+    unsigned __int128 due = (unsigned __int128)r->dealt[from] * r->own[from];
+    unsigned __int128 with = (unsigned __int128)(r->kept[from] + bytes / 2) * r->bytes[from];
+    if (!r->spreads || (r->own[from] && with <= due)) {
+        r->kept[from] += bytes;
+        return from;
+    }
+    return tly_dealer_next(&r->others, bytes);
+}
