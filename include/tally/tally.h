@@ -230,6 +230,14 @@ TALLY_API int tally_broadcast(tally_comm *comm, const char *name, void *buffer, 
 TALLY_API int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count,
                               enum tally_dtype dtype, const struct tally_options *options, tally_op **op);
 
+/* The same where all ranks give as much and know it: `output` has room for `count` elements of each rank, in order of ranks,
+ * and the ranks do not have to tell each other their first dimensions before they begin.  The input may lie in its own place
+ * in the output, else they must not overlap.  Ranks whose shapes differ, or of which some call tally_allgather(), are told,
+ * all of them.  tally_op_gathered() knows the result as well. */
+TALLY_API int tally_allgather_into(tally_comm *comm, const char *name, const void *input, void *output,
+                                   size_t count, enum tally_dtype dtype, const struct tally_options *options,
+                                   tally_op **op);
+
 /* Ends when all ranks have called it. */
 TALLY_API int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options,
                             tally_op **op);

@@ -39,6 +39,7 @@ void tly_epoch_unref(struct epoch *e)
     tly_list_remove(&e->node);
     free(e->incarnation);
     free(e->weight);
+    free(e->machine);
     free(e->listed);
     free(e);
 }
@@ -56,12 +57,14 @@ static int adopt(tally_comm *c)
     e->sharing = (int)tly_roster_active(r);
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
     e->weight = calloc(r->service_count, sizeof *e->weight);
+    e->machine = calloc(r->service_count, sizeof *e->machine);
     e->listed = calloc(r->service_count, sizeof *e->listed);
     tly_list_init(&e->node);
-    if (!e->incarnation || !e->weight || !e->listed) {
+    if (!e->incarnation || !e->weight || !e->machine || !e->listed) {
         tly_epoch_unref(e);
         return -ENOMEM;
     }
+    tly_roster_machines(r, e->machine);
     for (uint32_t i = 0; i < r->service_count; i++) {
         bool gone = r->services[i].state == TLY_SERVICE_GONE;
         e->incarnation[i] = gone ? 0 : r->services[i].incarnation;

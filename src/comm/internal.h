@@ -57,10 +57,11 @@ enum part_state {
 struct epoch {
     struct tly_list node; /* comm->epochs */
     uint32_t number, references;
-    int services, sharing; /* sharing: services with a share */
-    uint64_t *incarnation; /* owned: of each service; 0: none has this place */
-    uint32_t *weight;      /* owned */
-    uint32_t *listed;      /* owned: of the list that was dealt last (tly_plan_late); the loop's */
+    int services, sharing;            /* sharing: services with a share */
+    uint64_t *incarnation;            /* owned: of each service; 0: none has this place */
+    uint32_t *weight;                 /* owned */
+    struct tly_plan_machine *machine; /* owned: of each service, with the ranks that push from it */
+    uint32_t *listed;                 /* owned: of the list that was dealt last (tly_plan_late); the loop's */
 };
 
 /* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),
@@ -144,14 +145,14 @@ struct tensor {
         uint64_t count, digest, list;
         double prescale, postscale;
         int64_t shape[TLY_FEW_DIMS];
-        uint32_t kind, dtype, reduction, root, ndim, spare;
+        uint32_t kind, dtype, reduction, root, ndim, even;
     } spec;                 /* of the last operation, */
     uint64_t spec_hash;     /* and the name's with it; 0: none */
     struct plan *plan_list; /* the latest that names it, or NULL; shared */
     int32_t priority;       /* of its last operation; the loop's */
     struct cut {
-        uint64_t bytes; /* size and epoch for which it was made */
-        uint32_t epoch;
+        uint64_t bytes; /* size, epoch and root (one more; 0: it has none) for which it was made */
+        uint32_t epoch, root;
         struct piece {
             uint32_t length;
             uint16_t owner; /* service */
@@ -214,7 +215,8 @@ struct tally_op {
     int64_t *first_dims; /* owned: all ranks' */
     uint8_t *gathered;   /* owned */
     uint64_t gathered_bytes;
-    bool listed; /* the list has come */
+    bool listed; /* the list has come, or is not needed */
+    bool even;   /* all ranks give as much, and the output is the caller's */
 
     /* messages */
     uint32_t from, to;
@@ -427,9 +429,9 @@ uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const cha
 /* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
 struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
                               const char *name);
-/* Its parts and their services for so many bytes in this epoch, the same on all ranks; names_lock held.  NULL: out of
- * memory. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, struct epoch *e);
+/* The parts of an operation whose epoch is known, and their services, the same on all ranks; names_lock held.  bytes: of its
+ * tensor, or 0 where only its home is asked for.  NULL: out of memory. */
+const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes);
 /* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
 /* Is this operation's tensor of a list that goes from its end?  In the loop; names_lock held. */
 bool tly_tensor_goes_backwards(const struct tally_op *op);
@@ -495,6 +497,14 @@ int tly_parts_make(tally_comm *c, struct tally_op *op);
 /* All first dimensions of a gathered tensor are known: cut each rank's piece, each part a broadcast from its owner.
  * -EOVERFLOW, -ENOMEM. */
 int tly_parts_gather(tally_comm *c, struct tally_op *op);
+/* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
+ * memory. */
+struct tly_plan_machine *tly_parts_machines(const tally_comm *c, const struct tally_op *op);
+/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
+static inline uint16_t tly_service_of(const tally_comm *c, uint32_t rank)
+{
+    return (uint16_t)c->member.roster.ranks[rank].machine;
+}
 
 /* op.c */
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);

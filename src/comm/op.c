@@ -135,7 +135,7 @@ int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, cons
         return tly_fail(EINVAL, "the operation is no allgather");
     if (!tly_event_is_set(&op->done) || op->status)
         return tly_fail(EAGAIN, "the allgather has no result");
-    *data = op->gathered;
+    *data = op->even ? op->output : op->gathered;
     *bytes = op->gathered_bytes;
     *first_dims = op->first_dims;
     return 0;
@@ -334,6 +334,7 @@ struct request {
     uint64_t count, digest;
     uint32_t from, to, tag;    /* of a message: ranks of the communicator */
     bool copy;                 /* the caller does not wait */
+    bool even;                 /* an allgather into the caller's memory: all ranks give as much */
     const size_t *give, *take; /* elements for each rank of the group and from each; NULL: none for any */
     const char *reason;        /* an error mark */
 };
@@ -359,13 +360,16 @@ static int check_request(const tally_comm *c, const struct request *r, const str
         return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
     bool gives = r->kind != TALLY_BROADCAST;
     bool gets =
-        r->kind != TALLY_ALLGATHER && (r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank);
+        r->kind == TALLY_ALLGATHER ? r->even : r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank;
     if (r->kind == TALLY_MESSAGE)
         gets = !(gives = r->from == (uint32_t)c->rank);
     if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
     if (r->group->comm != c)
         return tly_fail(EINVAL, "the group is another communicator's");
+    if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
+        return tly_fail(EINVAL, "%llu elements of each of %d ranks are too many",
+                        (unsigned long long)r->count, r->group->size);
     if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
         return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
     if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
@@ -449,6 +453,9 @@ static bool furnish(tally_comm *c, struct tally_op *op, const struct request *r,
     if (r->kind == TALLY_ALLGATHER &&
         !(op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims)))
         return false;
+    for (int i = 0; r->even && i < r->group->size; i++)
+        op->first_dims[i] = op->ndim ? op->shape[0] : 1;
+    op->gathered_bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
     if (!r->copy)
         return true;
     op->copy = malloc(op->bytes + 1);
@@ -484,6 +491,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->digest = r->digest;
     op->from = r->from;
     op->to = r->to;
+    op->even = op->listed = r->even;
     op->input = r->input;
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
@@ -853,6 +861,19 @@ int tally_allgather(tally_comm *comm, const char *name, const void *input, size_
 {
     struct request r = {
         .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};
+    return submit(comm, &r, options, op);
+}
+
+int tally_allgather_into(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                         enum tally_dtype dtype, const struct tally_options *options, tally_op **op)
+{
+    struct request r = {.name = name,
+                        .kind = TALLY_ALLGATHER,
+                        .dtype = (unsigned)dtype,
+                        .input = input,
+                        .output = output,
+                        .count = count,
+                        .even = true};
     return submit(comm, &r, options, op);
 }
 

@@ -9,7 +9,7 @@
 #include "comm/internal.h"
 #include "reduce/reduce.h"
 
-/* Of a gathered tensor and of a mark only part 0 is known yet: its home is all that is asked for. */
+/* What only part 0 is cut of here, so that its home is all that is asked for: the other parts are pieces, or there are none. */
 static bool meets(const struct tally_op *op)
 {
     return op->kind == TALLY_ALLGATHER || op->mark || !tly_kind_takes_shape(op->kind);
@@ -17,7 +17,7 @@ static bool meets(const struct tally_op *op)
 
 static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
-    bool gather = op->kind == TALLY_ALLGATHER, meet = meets(op);
+    bool gather = op->kind == TALLY_ALLGATHER && !op->even, meet = meets(op);
     uint32_t n = meet ? 1 : cut->count;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
@@ -71,12 +71,6 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
             p->result_length = 0;
     }
     return 0;
-}
-
-/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
-static uint16_t service_of(const tally_comm *c, uint32_t rank)
-{
-    return (uint16_t)c->member.roster.ranks[rank].machine;
 }
 
 static uint32_t chunks(const tally_comm *c, uint64_t bytes)
@@ -133,7 +127,7 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
                     .group = g->number,
                     .length = length,
                     .result_length = mine ? length : 0,
-                    .owner = service_of(c, g->ranks[i]),
+                    .owner = tly_service_of(c, g->ranks[i]),
                     .dtype = op->dtype,
                     .quiet = !mine};
             }
@@ -166,7 +160,7 @@ static int message_parts(tally_comm *c, struct tally_op *op)
                            .number = i,
                            .group = tly_pair(op->from, op->to),
                            .length = length,
-                           .owner = service_of(c, op->to),
+                           .owner = tly_service_of(c, op->to),
                            .dtype = probe ? TALLY_INT64 : op->dtype,
                            .root = op->from};
         if (mine) {
@@ -200,7 +194,7 @@ static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint3
             .group = pair,
             .length = length,
             .result_length = landing ? length : 0,
-            .owner = service_of(c, tly_pair_to(pair)),
+            .owner = tly_service_of(c, tly_pair_to(pair)),
             .dtype = op->dtype,
             .root = tly_pair_from(pair)};
     }
@@ -240,6 +234,105 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
+struct tly_plan_machine *tly_parts_machines(const tally_comm *c, const struct tally_op *op)
+{
+    size_t bytes = (size_t)op->epoch->services * sizeof(struct tly_plan_machine);
+    struct tly_plan_machine *machine = malloc(bytes);
+    if (!machine)
+        return NULL;
+    memcpy(machine, op->epoch->machine, bytes);
+    for (int i = 0; i < op->epoch->services; i++)
+        machine[i].ranks = 0;
+    for (int i = 0; i < op->group->size; i++)
+        machine[tly_service_of(c, op->group->ranks[i])].ranks++;
+    return machine;
+}
+
+/* Who relays the parts of these pieces.  -ENOMEM. */
+static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
+                       struct tly_relay *r)
+{
+    const struct tally_group *g = op->group;
+    struct tly_plan_machine *machine = tly_parts_machines(c, op);
+    uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
+    for (int i = 0; bytes && i < g->size; i++)
+        bytes[tly_service_of(c, g->ranks[i])] += piece[i];
+    int err = machine && bytes ? tly_relay_init(r, op->epoch->services, machine, bytes) : -ENOMEM;
+    free(machine);
+    free(bytes);
+    return err;
+}
+
+/* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
+ * machines' cards send and receive all the time. */
+static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, struct tly_relay *r,
+                    uint8_t *to)
+{
+    const struct tally_group *g = op->group;
+    struct part *p = op->parts + 1;
+    uint64_t most = 0;
+    for (int i = 0; i < g->size; i++)
+        most = piece[i] > most ? piece[i] : most;
+    for (uint64_t at = 0; at < most; at += c->part_bytes) {
+        uint8_t *start = to;
+        for (int i = 0; i < g->size; start += piece[i++]) {
+            if (at >= piece[i])
+                continue;
+            uint32_t length = (uint32_t)(piece[i] - at < c->part_bytes ? piece[i] - at : c->part_bytes);
+            uint32_t index = (uint32_t)(p - op->parts);
+            int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
+            bool mine = i == g->rank;
+            *p++ = (struct part){
+                .op = op,
+                .landing = start + at,
+                .input = mine ? op->input + at : NULL,
+                .place = at,
+                .index = index,
+                .order = index,
+                .number = index,
+                .group = g->number,
+                .length = length,
+                .result_length = mine ? 0 : length,
+                .owner = tly_epoch_owner(c, op->epoch, op->key, index, (uint16_t)service),
+                .dtype = op->dtype,
+                .root = g->ranks[i]};
+        }
+    }
+}
+
+/* Cut all ranks' pieces, which belong at `to` one behind the other. */
+static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint8_t *to)
+{
+    const struct tally_group *g = op->group;
+    uint64_t total = 0, before = 0;
+    for (int i = 0; i < g->size; i++) {
+        total += chunks(c, piece[i]);
+        before += i < g->rank ? piece[i] : 0;
+    }
+    struct tly_relay *r = malloc(sizeof *r);
+    int err = r ? plan_pieces(c, op, piece, r) : -ENOMEM;
+    if (!err)
+        err = more_parts(op, total);
+    if (!err)
+        lay_out(c, op, piece, r, to);
+    free(r);
+    if (!err && piece[g->rank] && to + before != op->input)
+        memcpy(to + before, op->input, piece[g->rank]);
+    return err;
+}
+
+static int even_parts(tally_comm *c, struct tally_op *op)
+{
+    uint64_t *piece = malloc((size_t)op->group->size * sizeof *piece);
+    if (!piece)
+        return -ENOMEM;
+    for (int i = 0; i < op->group->size; i++)
+        piece[i] = op->bytes;
+    int err = gather_parts(c, op, piece, op->output);
+    free(piece);
+    return err;
+}
+
 int tly_parts_make(tally_comm *c, struct tally_op *op)
 {
     bool meet = meets(op);
@@ -248,77 +341,50 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
     if (tly_kind_is_message(op->kind)) {
         err = message_parts(c, op);
     } else {
-        const struct cut *cut = tly_tensor_cut(c, op->tensor, meet ? 0 : op->bytes, op->epoch);
+        const struct cut *cut = tly_tensor_cut(c, op, meet ? 0 : op->bytes);
         err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : simple_parts(c, op, cut);
     }
     pthread_mutex_unlock(&c->names_lock);
-    if (!err && !op->mark && op->kind == TALLY_REDUCE_SCATTER)
-        err = scatter_parts(c, op);
-    if (!err && op->table && !op->mark)
-        err = exchange_parts(c, op);
-    return err;
+    if (err || op->mark)
+        return err;
+    if (op->kind == TALLY_REDUCE_SCATTER)
+        return scatter_parts(c, op);
+    if (op->even)
+        return even_parts(c, op);
+    return op->table ? exchange_parts(c, op) : 0;
+}
+
+/* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW, -ENOMEM. */
+static int measure_pieces(struct tally_op *op, uint64_t **out)
+{
+    const struct tally_group *g = op->group;
+    uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
+    for (uint32_t i = 1; i < op->ndim; i++)
+        row *= (uint64_t)op->shape[i];
+    uint64_t *piece = malloc((size_t)g->size * sizeof *piece);
+    if (!piece)
+        return -ENOMEM;
+    for (int i = 0; i < g->size; i++)
+        if (op->first_dims[i] < 0 || __builtin_mul_overflow((uint64_t)op->first_dims[i], row, &piece[i]) ||
+            __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2) {
+            free(piece);
+            return -EOVERFLOW;
+        }
+    op->gathered_bytes = total;
+    *out = piece;
+    return 0;
 }
 
 int tly_parts_gather(tally_comm *c, struct tally_op *op)
 {
-    const struct tally_group *g = op->group;
-    uint64_t row, parts = 1, total = 0;
-    if (op->first_dim > 0)
-        row = op->bytes / (uint64_t)op->first_dim;
-    else {
-        row = tly_reduce_element_size(op->dtype);
-        for (uint32_t i = 1; i < op->ndim; i++)
-            row *= (uint64_t)op->shape[i];
-    }
-    for (int i = 0; i < g->size; i++) {
-        uint64_t piece = (uint64_t)op->first_dims[i] * row;
-        if (op->first_dims[i] < 0 || (row && piece / row != (uint64_t)op->first_dims[i]) ||
-            total + piece < total)
-            return -EOVERFLOW;
-        total += piece;
-        parts += (piece + c->part_bytes - 1) / c->part_bytes;
-    }
-    if (parts > UINT32_MAX / 2)
-        return -EOVERFLOW;
-    struct part *all = realloc(op->parts, parts * sizeof *all);
-    if (all)
-        op->parts = all;
-    op->gathered = malloc(total ? total : 1);
-    if (!all || !op->gathered)
-        return -ENOMEM;
-    op->gathered_bytes = total;
-    struct tly_dealer d;
-    tly_dealer_init_at(&d, op->epoch->services, op->epoch->weight, op->key);
-    uint32_t at = 1;
-    uint64_t start = 0;
-    for (int i = 0; i < g->size; i++) {
-        uint64_t piece = (uint64_t)op->first_dims[i] * row;
-        for (uint64_t place = 0; place < piece; place += c->part_bytes) {
-            uint32_t length = (uint32_t)(piece - place < c->part_bytes ? piece - place : c->part_bytes);
-            bool mine = i == g->rank;
-            uint16_t owner = (uint16_t)tly_dealer_next(&d, length);
-            op->parts[at] = (struct part){
-                .op = op,
-                .landing = op->gathered + start + place,
-                .input = mine ? op->input + place : NULL,
-                .place = place,
-                .index = at,
-                .order = at,
-                .number = at,
-                .group = g->number,
-                .length = length,
-                .result_length = mine ? 0 : length,
-                .owner = tly_epoch_owner(c, op->epoch, op->key, at, owner),
-                .dtype = op->dtype,
-                .root = g->ranks[i]};
-            at++;
-            op->missing += length;
-        }
-        if (i == g->rank && piece)
-            memcpy(op->gathered + start, op->input, piece);
-        start += piece;
-    }
-    op->part_count = at;
-    op->parts_left += at - 1;
-    return 0;
+    uint64_t *piece;
+    int err = measure_pieces(op, &piece);
+    if (err)
+        return err;
+    op->gathered = malloc(op->gathered_bytes ? op->gathered_bytes : 1);
+    err = op->gathered ? gather_parts(c, op, piece, op->gathered) : -ENOMEM;
+    for (uint32_t i = 1; i < op->part_count && !err; i++)
+        op->missing += op->parts[i].length;
+    free(piece);
+    return err;
 }

@@ -62,23 +62,31 @@ void tly_tensor_destroy(struct tensor *t)
 
 /* Two parts a service, unless told; of a list's own, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e)
+static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, int active)
 {
-    uint64_t bytes = s->before + s->bytes + s->behind;
-    if (c->params.credit_bytes || bytes < 2 * c->credit_bytes)
-        return c->credit_bytes;
-    uint64_t suits = 2ull * (unsigned)e->sharing * tly_plan_largest_part(s, c->part_bytes, e->sharing);
-    uint64_t least = 4ull * c->part_bytes < c->credit_bytes ? 4ull * c->part_bytes : c->credit_bytes;
+    uint64_t bytes = s->before + s->bytes + s->behind, all = 2ull * (unsigned)active * c->part_bytes;
+    if (c->params.credit_bytes)
+        return c->params.credit_bytes;
+    if (bytes < 2 * all)
+        return all;
+    uint64_t suits = 2ull * (unsigned)active * tly_plan_largest_part(s, c->part_bytes, active);
+    uint64_t least = 4ull * c->part_bytes < all ? 4ull * c->part_bytes : all;
     return suits > least ? suits : least;
 }
 
+/* Who sums or relays a tensor's parts. */
+struct dealt {
+    struct tly_dealer *home, *others; /* part 0's, and all that follow; the same, but where a root decides */
+    int active;                       /* services with a share */
+};
+
 /* Cut a tensor into parts and deal them.  -ENOMEM. */
-static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e, struct tly_dealer *d,
+static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e, const struct dealt *d,
                     struct cut *out)
 {
     uint64_t count = 0, at = 0;
     do {
-        at += tly_plan_part(s, at, c->part_bytes, e->sharing);
+        at += tly_plan_part(s, at, c->part_bytes, d->active);
         count++;
     } while (at < s->bytes);
     struct piece *pieces = malloc(count * sizeof *pieces);
@@ -86,12 +94,16 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
         return -ENOMEM;
     at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint32_t length = tly_plan_part(s, at, c->part_bytes, e->sharing);
-        pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(d, length)};
+        uint32_t length = tly_plan_part(s, at, c->part_bytes, d->active);
+        pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(i ? d->others : d->home, length)};
         at += length;
     }
     free(out->pieces);
-    *out = (struct cut){s->bytes, e->number, pieces, (uint32_t)count, credit(c, s, e)};
+    *out = (struct cut){.bytes = s->bytes,
+                        .epoch = e->number,
+                        .pieces = pieces,
+                        .count = (uint32_t)count,
+                        .credit = credit(c, s, d->active)};
     return 0;
 }
 
@@ -99,6 +111,7 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
 static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
 {
     struct tly_dealer d;
+    struct dealt dealt = {&d, &d, e->sharing};
     struct tly_stretch s = {0};
     struct cut elsewhere = {0};
     int err = 0;
@@ -111,28 +124,62 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct planned *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;
-        err = make_cut(c, &s, e, &d, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
+        err = make_cut(c, &s, e, &dealt, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
         s.before += p->bytes;
     }
     free(elsewhere.pieces);
     return err;
 }
 
-/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
- * the spec must meet there.  The rest depends on the size and the epoch too, and on nothing that this rank did before. */
-const struct cut *tly_tensor_cut(tally_comm *c, struct tensor *t, uint64_t bytes, struct epoch *e)
+/* Is there a plan of its own for it?  TALLY_SPLIT says for comparison who sums, whatever is summed. */
+static bool root_decides(const tally_comm *c, const struct tally_op *op)
 {
+    return op->kind == TALLY_BROADCAST ||
+           (op->kind == TALLY_REDUCE && strcmp(c->params.split, "optimal") == 0);
+}
+
+/* Who relays a broadcast from its root, or sums for it, over the machines of the group.  -ENOMEM. */
+static int plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
+{
+    const struct epoch *e = op->epoch;
+    struct tly_plan_machine *machine = tly_parts_machines(c, op);
+    uint32_t *weight = calloc((size_t)e->services, sizeof *weight);
+    int root = tly_service_of(c, op->root), err = machine && weight ? 0 : -ENOMEM;
+    if (!err && op->kind == TALLY_BROADCAST)
+        err = tly_plan_broadcast(e->services, machine, root, weight);
+    else if (!err)
+        err = tly_plan_reduce(e->services, machine, root, e->weight, weight);
+    d->active = 0;
+    for (int i = 0; i < e->services && !err; i++)
+        d->active += weight[i] > 0;
+    if (!err)
+        tly_dealer_init_at(d->others, e->services, weight, op->key);
+    free(machine);
+    free(weight);
+    return err;
+}
+
+/* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
+ * the spec must meet there.  The rest depends on the size, the root and the epoch too, and on nothing that this rank did
+ * before. */
+const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes)
+{
+    struct tensor *t = op->tensor;
+    struct epoch *e = op->epoch;
+    uint32_t root = root_decides(c, op) ? op->root + 1 : 0;
     if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) && deal_plan(c, t->plan_list, e) != 0)
         return NULL;
     if (t->plan_list && t->plan.bytes == bytes)
         return &t->plan;
-    if (t->cut.pieces && t->cut.bytes == bytes && t->cut.epoch == e->number)
+    if (t->cut.pieces && t->cut.bytes == bytes && t->cut.epoch == e->number && t->cut.root == root)
         return &t->cut;
-    struct tly_dealer d;
+    struct tly_dealer d, others;
+    struct dealt dealt = {&d, root ? &others : &d, e->sharing};
     struct tly_stretch alone = {.bytes = bytes};
     tly_dealer_init_at(&d, e->services, e->weight, t->key);
-    if (make_cut(c, &alone, e, &d, &t->cut) != 0)
+    if ((root && plan_for_root(c, op, &dealt) != 0) || make_cut(c, &alone, e, &dealt, &t->cut) != 0)
         return NULL;
+    t->cut.root = root;
     if (t->plan_list)
         t->cut.pieces[0].owner = t->plan.pieces[0].owner;
     return &t->cut;
@@ -187,16 +234,21 @@ static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16"
                                      "uint8",   "int16",   "int32",   "int64",    "bool"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
-/* What is hashed of an operation's lengths: ranks of an allgather may differ in the first dimension, and those of a table in
- * all. */
+/* May the ranks of this allgather differ in their first dimension? */
+static bool is_uneven(const struct tally_op *op)
+{
+    return op->kind == TALLY_ALLGATHER && !op->even;
+}
+
+/* What is hashed of an operation's lengths, which may all differ between the ranks of a table. */
 static uint64_t compared_count(const struct tally_op *op)
 {
-    return op->kind == TALLY_ALLGATHER || op->table ? 0 : op->count;
+    return is_uneven(op) || op->table ? 0 : op->count;
 }
 
 static uint32_t skipped_dims(const struct tally_op *op)
 {
-    return op->kind == TALLY_ALLGATHER && op->ndim ? 1 : 0;
+    return is_uneven(op) && op->ndim ? 1 : 0;
 }
 
 /* Is it what the tensor's last operation was, whose hash is kept? */
@@ -204,10 +256,11 @@ static bool is_as_before(const struct tally_op *op)
 {
     const struct spec *s = &op->tensor->spec;
     uint32_t skip = skipped_dims(op);
-    bool same = op->tensor->spec_hash && !op->note && s->count == compared_count(op) &&
-                s->digest == op->digest && s->list == op->group->list && s->prescale == op->prescale &&
-                s->postscale == op->postscale && s->kind == op->kind && s->dtype == op->dtype &&
-                s->reduction == op->reduction && s->root == op->root && s->ndim == op->ndim;
+    bool same =
+        op->tensor->spec_hash && !op->note && s->count == compared_count(op) && s->digest == op->digest &&
+        s->list == op->group->list && s->prescale == op->prescale && s->postscale == op->postscale &&
+        s->kind == op->kind && s->dtype == op->dtype && s->reduction == op->reduction &&
+        s->root == op->root && s->ndim == op->ndim && s->even == op->even;
     for (uint32_t i = skip; i < op->ndim && same; i++)
         same = s->shape[i - skip] == op->shape[i];
     return same;
@@ -226,7 +279,8 @@ static uint64_t hash_spec(const struct tally_op *op)
                      .dtype = op->dtype,
                      .reduction = op->reduction,
                      .root = op->root,
-                     .ndim = op->ndim};
+                     .ndim = op->ndim,
+                     .even = op->even};
     bool known = dims <= TLY_FEW_DIMS && !op->note;
     for (uint32_t i = 0; i < dims && known; i++)
         s.shape[i] = op->shape[skip + i];
@@ -253,7 +307,7 @@ static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t
     if (at < len)
         at += (size_t)snprintf(out + at, len - at, op->table ? " %s" : " %s [", dtypes[op->dtype]);
     for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
-        if (i == 0 && op->kind == TALLY_ALLGATHER)
+        if (i == 0 && is_uneven(op))
             at += (size_t)snprintf(out + at, len - at, "*");
         else
             at += (size_t)snprintf(out + at, len - at, "%s%lld", i ? ", " : "", (long long)op->shape[i]);

@@ -221,10 +221,10 @@ static inline bool tly_is_table(const struct tly_frame *f)
 {
     return f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER && f->part == 0;
 }
-/* or put one behind the other, */
+/* or put one behind the other: the first dimensions of an allgather whose ranks may differ in them, */
 static inline bool tly_is_list(const struct tly_frame *f)
 {
-    return f->kind == TALLY_ALLGATHER && f->part == 0;
+    return f->kind == TALLY_ALLGATHER && f->part == 0 && f->length > 0;
 }
 /* or one rank's data goes to the others.  What is none of these only meets. */
 static inline bool tly_is_from_root(const struct tly_frame *f)
