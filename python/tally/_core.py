@@ -616,6 +616,17 @@ def _begun(op, status, kind, name, space, group, keep, result, finish, then, eve
     return operation
 
 
+def allgather_into(name, source, target, count, dtype, shape, space=USER, keep=None, then=None, group=None, note=None):
+    """Submit a gathering of `count` elements at address `source` of each rank, one behind the other at `target`."""
+    if _comm is None:
+        raise _unusable()
+    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
+    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_allgather_into(_comm, encoded, source, target, count, dtype, options[0], ctypes.byref(op))
+    return _begun(op, status, ALLGATHER, name, space, group, keep, None, None, then, events)
+
+
 def _sizes(counts):
     return (ctypes.c_size_t * len(counts))(*counts)
 

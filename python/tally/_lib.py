@@ -98,6 +98,7 @@ _shared = {
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+    "tally_allgather_into": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
     "tally_reduce_scatter": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p,
                              c_void_p),
     "tally_alltoall": (c_int, c_void_p, c_char_p, c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int,

@@ -305,7 +305,7 @@ def test_calls_that_differ(three, store):
     for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
                  "shape of pieces", "numbers of tensors", "numbers of pieces", "numbers of gathered",
                  "seventh of equals", "seventh of others", "seventh of many", "length of a sparse tensor",
-                 "dimensions of a sparse tensor", "sparse and dense", "call", "other call"):
+                 "dimensions of a sparse tensor", "sparse and dense", "call", "other call", "lengths"):
         for one in told:
             assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
     for one in told:
@@ -321,7 +321,7 @@ def test_calls_that_differ(three, store):
         assert "rank 1 refuses" in one["coalesced"] and "float8" in one["coalesced"], one["coalesced"]
     for one in told:
         assert "rank 1 gives rank 0 1 elements, and 2 are expected" in one["splits"], one["splits"]
-        assert "bytes" in one["lengths"], one["lengths"]
+        assert "of ranks 0-2 float32 [4]; rank 1: " in one["lengths"] and one["lengths"].endswith(" float32 [5]"), one["lengths"]
     assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
 
@@ -766,6 +766,26 @@ def chained(path, cap):
                 break
             steps.step()
         return told, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def in_place(path):
+    """Gathers whose input lies in their output: in its own place, or where other ranks' pieces come."""
+    import torch
+    import torch.distributed as dist
+    with group("tally", path):
+        rank, whole = dist.get_rank(), torch.empty(3 * 100000)
+        expected = torch.cat([torch.arange(100000.0) + one for one in range(3)])
+        for place in (rank * 100000, (rank + 1) % 3 * 100000, 7):
+            for count in (100000, 10, 1):
+                mine = whole[place:place + count]
+                mine.copy_(torch.arange(count) + float(rank))
+                dist.all_gather_into_tensor(whole[:3 * count], mine)
+                right = torch.cat([one[:count] for one in expected.split(100000)])
+                assert torch.equal(whole[:3 * count], right), (place, count)
+
+
+def test_gathers_in_place(three, store):
+    three(in_place, store)
 
 
 @pytest.mark.parametrize("cap", (25, 0.02))

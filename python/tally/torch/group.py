@@ -136,6 +136,12 @@ def _spread(targets, flat):
         _put(target, flat)
 
 
+def _overlap(one, other):
+    """Do these vectors share memory?"""
+    begin, start = one.data_ptr(), other.data_ptr()
+    return (begin < start + other.numel() * other.element_size() and start < begin + one.numel() * one.element_size())
+
+
 def _copy(target, source):
     if target.data_ptr() != source.data_ptr():
         target.detach().copy_(source)
@@ -547,18 +553,16 @@ class Group(dist.ProcessGroup):
         if keep:
             work.follow(combine)
 
-    def _gather(self, work, outputs, tensors):
-        """Add to `work` the gathering of each of the tensors into its list, of one for each rank."""
-        gathering = work.add(self._ranks.gather, _together(tensors), note=_note(tensors))
-
-        def spread():
-            for rank, (targets, piece) in enumerate(zip(zip(*outputs), gathering.pieces())):
-                here = sum(one.numel() * one.element_size() for one in targets)
-                there = piece.numel() * piece.element_size()
-                if here != there:
-                    raise Error("rank %d gives %d bytes, and %d are expected" % (rank, there, here), errno.EINVAL)
-                _apart(targets, piece)
-        work.follow(spread)
+    def _gather(self, work, inputs, outputs, note):
+        """Add to `work` the gathering of the inputs, of which all ranks have the same, into tensors for each rank in turn."""
+        source = _together(inputs)
+        target, finish = _landing(outputs)
+        place = target.data_ptr() + self.rank() * source.numel() * source.element_size()
+        if source.data_ptr() != place and _overlap(source, target):
+            source = source.clone()
+        work.add(self._ranks.gather_into, source, target, note=note)
+        if finish:
+            work.follow(finish)
 
     # --- reductions
 
@@ -667,7 +671,7 @@ class Group(dist.ProcessGroup):
         with self._call("allgather", outputs, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
             self._look_at(work, *itertools.chain(*outputs), *inputs)
-            self._gather(work, [outputs[0][place::len(inputs)] for place in range(len(inputs))], inputs)
+            self._gather(work, inputs, outputs[0], _note(inputs))
             for others in outputs[1:]:
                 for pair in zip(others, outputs[0]):
                     work.follow(functools.partial(_copy, *pair))
@@ -678,7 +682,7 @@ class Group(dist.ProcessGroup):
         with self._call("allgather_coalesced", output_lists, opts, inputs=input_list) as work:
             lists.gathered_apart(output_lists, input_list, self.size())
             self._look_at(work, *itertools.chain(*output_lists), *input_list)
-            self._gather(work, list(zip(*output_lists)), input_list)
+            self._gather(work, input_list, list(itertools.chain(*output_lists)), _note(input_list))
         return work
 
     def all_gather_single(self, output, input, opts=None):
@@ -692,10 +696,13 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *outputs, *inputs)
             self._expect([(one.numel(), one.dtype) for one in outputs],
                          [(one.numel() * self.size(), one.dtype) for one in inputs], "elements")
+            if len(outputs) == 1:
+                self._gather(work, inputs, outputs, _note(inputs))
+                return work
             packed = [one.detach().contiguous() for one in outputs]
             work.look_at(packed)
-            self._gather(work, [one.view(-1).split([tensor.numel()] * self.size())
-                                for one, tensor in zip(packed, inputs)], inputs)
+            pieces = zip(*(one.view(-1).split([tensor.numel()] * self.size()) for one, tensor in zip(packed, inputs)))
+            self._gather(work, inputs, list(itertools.chain(*pieces)), _note(inputs))
             for pair in zip(outputs, packed):
                 work.follow(functools.partial(_copy, *pair))
         return work

@@ -106,6 +106,15 @@ class Ranks:
                                    _SPACE, vector, then, self._group, self.size, note)
         return Gathering(self._start(submit, then, (vector, None)), vector.new_empty(0))
 
+    def gather_into(self, source, target, then, note=None):
+        """Gather vectors of one length into `target`, in which `source` may lie in its own place."""
+        def submit(vectors, then):
+            source, target = vectors
+            return _core.allgather_into(None, source.data_ptr(), target.data_ptr(), source.numel(),
+                                        _DTYPES[source.dtype], (source.numel(),), _SPACE, vectors, then, self._group,
+                                        note)
+        return self._start(submit, then, (source, None), (None, target))
+
     def gather_to(self, vector, target, counts, root, then, note=None):
         """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
         def submit(vectors, then):
