@@ -1,14 +1,18 @@
 /* cards.c - what the schedule alone makes of the optimum: a model in which nothing takes time but network cards.
  *
- *   cards WORKERS CPU_MACHINES BYTES [PART [CREDIT]]       bytes; 0: Tally's own choice
+ *   cards [OPERATION] WORKERS CPU_MACHINES BYTES [PART [CREDIT]]       bytes; 0: Tally's own choice
+ *
+ * OPERATION is all-reduce if not given; `cards help` lists the others.  BYTES are those of the tensor, of an all-gather's whole
+ * result, and of what one rank of an all-to-all gives; a root is rank 0.
  *
  * Each machine has a queue out and one in, at the switch, of 1 Gbit/s both; a part is one packet, with what headers and
  * acknowledgements take; ranks admit parts of one planned tensor by the library's own plan, order and credit; a service sums in
- * no time when all have come.  Prints the fraction of the optimum, and how long cards had nothing to send or get in the
- * first and the last 40 ms: there the schedule loses what it loses. */
+ * no time when all have come.  Prints the fraction of the optimum, how much each card carried of what it can in that time, and
+ * how long cards had nothing to send or get in the first and the last 40 ms: there the schedule loses what it loses. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/heap.h"
 #include "plan/plan.h"
@@ -17,7 +21,6 @@ enum {
     PACKET = 160, /* bytes of a card that a part takes beside its own, each way: header and acknowledgement */
     SERVICE_NS =
         30000, /* from the last push to the first result; and through memory to the service beside a rank */
-    PACE_BYTES = 256 << 10, /* counts go alone after so much news */
     EDGE_NS = 40000000,
     MOST = 1024,
 };
@@ -38,23 +41,32 @@ struct card {
     int64_t idle_first, idle_last;
 };
 
+enum { ALL = -1 };
+
+/* `from`: whose data it is, ALL: every rank's, which are summed.  `to`: who gets the result, ALL: every rank but `from`.  Of
+ * one rank's for one rank (`pair`) the others know nothing; else those that have no data send a request, and those that get no
+ * result an empty one. */
 struct part {
-    int service, come;
+    int service, come, from, to;
+    bool pair;
     uint32_t bytes;
 };
 
 struct rank {
     uint32_t next;
+    uint32_t *parts, count; /* owned: in the order in which it sends them */
     uint64_t in_flight, opened;
     uint64_t news[MOST]; /* accepted, and not told yet, of each service */
 };
 
 static struct card out[MOST], in[MOST];
+static uint64_t sent[MOST], got[MOST];
 static struct rank ranks[MOST];
 static struct part *parts;
 static struct tly_heap events;
 static uint32_t count;
 static uint64_t credit, sequence;
+static uint64_t pace; /* counts go alone after so much news: a part and a half, as src/sum/service.c has it */
 static int n, k;
 static int64_t end; /* of the first run; in it 0 */
 
@@ -98,6 +110,8 @@ static void transmit(int64_t now, int from, struct event e)
         at(now + SERVICE_NS, e);
     } else {
         e.kind = AT_SWITCH;
+        sent[from] += e.bytes;
+        got[e.machine] += e.bytes;
         at(take(&out[from], now, e.bytes), e);
     }
 }
@@ -105,15 +119,18 @@ static void transmit(int64_t now, int from, struct event e)
 static void admit(int64_t now, int r)
 {
     struct rank *rank = &ranks[r];
-    for (; rank->next < count; rank->next++) {
-        const struct part *p = &parts[rank->next];
+    for (; rank->next < rank->count; rank->next++) {
+        uint32_t number = rank->parts[rank->next];
+        const struct part *p = &parts[number];
+        bool gives = p->from == ALL || p->from == r;
         if (!rank->in_flight)
             rank->opened = credit / 4;
         else if (rank->in_flight + p->bytes > rank->opened)
             return;
         rank->in_flight += p->bytes;
-        transmit(now, r,
-                 (struct event){.rank = r, .machine = p->service, .part = rank->next, .bytes = p->bytes});
+        transmit(
+            now, r,
+            (struct event){.rank = r, .machine = p->service, .part = number, .bytes = gives ? p->bytes : 0});
     }
 }
 
@@ -134,15 +151,19 @@ static void pushed(int64_t now, const struct event *e)
     struct part *p = &parts[e->part];
     uint64_t *news = &ranks[e->rank].news[p->service];
     *news += p->bytes;
-    if (p->service == e->rank || *news >= PACE_BYTES)
+    if (p->service == e->rank || *news >= pace)
         at(now, (struct event){.kind = TOLD, .rank = e->rank, .machine = p->service});
-    if (++p->come < n)
+    if (++p->come < (p->pair ? 2 : n))
         return;
     p->come = 0;
     for (int i = 0; i < n; i++) {
         int r = (i + (int)e->part) % n;
-        transmit(now + SERVICE_NS, p->service,
-                 (struct event){.rank = r, .machine = r, .part = e->part, .bytes = p->bytes, .result = true});
+        bool gets = p->to == ALL ? r != p->from : r == p->to;
+        if (gets || !p->pair || r == p->from)
+            transmit(
+                now + SERVICE_NS, p->service,
+                (struct event){
+                    .rank = r, .machine = r, .part = e->part, .bytes = gets ? p->bytes : 0, .result = true});
     }
 }
 
@@ -152,8 +173,10 @@ static int64_t run(void)
     int64_t now = 0;
     for (int i = 0; i < n + k; i++)
         out[i] = in[i] = (struct card){0};
+    memset(sent, 0, sizeof sent);
+    memset(got, 0, sizeof got);
     for (int r = 0; r < n; r++) {
-        ranks[r] = (struct rank){0};
+        ranks[r] = (struct rank){.parts = ranks[r].parts, .count = ranks[r].count};
         at(r * 7919 % 200 * 1000, (struct event){.kind = BEGINS, .rank = r}); /* not all at once */
     }
     while (tly_heap_top(&events)) {
@@ -176,24 +199,190 @@ static int64_t run(void)
     return now;
 }
 
-static void cut_and_deal(uint64_t bytes, uint32_t most, uint64_t given)
+static void add(struct part p)
+{
+    parts = must(realloc(parts, (count + 1) * sizeof *parts));
+    parts[count++] = p;
+}
+
+static void add_all(uint64_t bytes, uint32_t most, int active, struct tly_dealer *d, int from, int to)
+{
+    struct tly_stretch s = {.bytes = bytes};
+    credit = 2ull * (unsigned)active * tly_plan_largest_part(&s, most, active);
+    for (uint64_t done = 0; done < bytes; done += parts[count - 1].bytes) {
+        uint32_t length = tly_plan_part(&s, done, most, active);
+        add((struct part){.service = tly_dealer_next(d, length), .bytes = length, .from = from, .to = to});
+    }
+}
+
+static int count_active(const uint32_t *weight)
+{
+    int active = 0;
+    for (int i = 0; i < n + k; i++)
+        active += weight[i] > 0;
+    return active;
+}
+
+static void all_reduce(uint64_t bytes, uint32_t most)
 {
     uint32_t weight[MOST], late[MOST];
     static struct tly_dealer d;
     struct tly_stretch s = {.bytes = bytes};
-    int active = 0;
     tly_plan_weights(n, k, weight);
-    for (int i = 0; i < n + k; i++)
-        active += weight[i] > 0;
-    credit = 2ull * (unsigned)active * tly_plan_largest_part(&s, most, active);
-    tly_plan_late(n, n + k, weight, bytes, credit, late);
+    int active = count_active(weight);
+    tly_plan_late(n, n + k, weight, bytes, 2ull * (unsigned)active * tly_plan_largest_part(&s, most, active),
+                  late);
     tly_dealer_init(&d, n, n + k, late);
-    credit = given ? given : credit;
-    for (uint64_t done = 0; done < bytes; done += parts[count++].bytes) {
-        uint32_t length = tly_plan_part(&s, done, most, active);
-        parts = must(realloc(parts, (count + 1) * sizeof *parts));
-        parts[count] = (struct part){.service = tly_dealer_next(&d, length), .bytes = length};
+    add_all(bytes, most, active, &d, ALL, ALL);
+}
+
+/* Machines alike, with a rank each and without. */
+static const struct tly_plan_machine *machines(void)
+{
+    static struct tly_plan_machine m[MOST];
+    for (int i = 0; i < n + k; i++)
+        m[i] = (struct tly_plan_machine){.ranks = i < n, .card = (uint32_t)i, .bandwidth = rate};
+    return m;
+}
+
+/* Those with a root, rank 0. */
+static void broadcast(uint64_t bytes, uint32_t most)
+{
+    uint32_t weight[MOST];
+    static struct tly_dealer d;
+    if (tly_plan_broadcast(n + k, machines(), 0, weight) != 0)
+        must(NULL);
+    tly_dealer_init_at(&d, n + k, weight, 1);
+    add_all(bytes, most, count_active(weight), &d, 0, ALL);
+}
+
+static void reduce(uint64_t bytes, uint32_t most)
+{
+    uint32_t weight[MOST], spare[MOST];
+    static struct tly_dealer d;
+    tly_plan_weights(n, k, spare);
+    if (tly_plan_reduce(n + k, machines(), 0, spare, weight) != 0)
+        must(NULL);
+    tly_dealer_init_at(&d, n + k, weight, 1);
+    add_all(bytes, most, count_active(weight), &d, ALL, 0);
+}
+
+/* Those that are cut into pieces: the i-th part of each piece before any piece's next. */
+static void pieces(uint64_t bytes, uint32_t most, bool gathers)
+{
+    static struct tly_relay relay;
+    uint64_t piece = bytes / (unsigned)n / 64 * 64, each[MOST] = {0};
+    uint32_t weight[MOST];
+    for (int i = 0; i < n; i++)
+        each[i] = piece;
+    if (tly_relay_init(&relay, n + k, machines(), each) != 0)
+        must(NULL);
+    tly_plan_weights(n, k, weight);
+    credit = 2ull * (unsigned)count_active(weight) * most;
+    for (uint64_t at = 0; at < piece; at += most)
+        for (int i = 0; i < n; i++) {
+            uint32_t length = piece - at < most ? (uint32_t)(piece - at) : most;
+            add((struct part){.service = gathers ? tly_relay_next(&relay, i, length) : i,
+                              .bytes = length,
+                              .from = gathers ? i : ALL,
+                              .to = gathers ? ALL : i});
+        }
+}
+
+static void all_gather(uint64_t bytes, uint32_t most)
+{
+    pieces(bytes, most, true);
+}
+
+static void reduce_scatter(uint64_t bytes, uint32_t most)
+{
+    pieces(bytes, most, false);
+}
+
+/* Parts that one rank gives another, in the turns of pair_parts() in src/comm/parts.c. */
+static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
+{
+    uint32_t weight[MOST];
+    tly_plan_weights(n, k, weight);
+    credit = 2ull * (unsigned)count_active(weight) * most;
+    for (uint64_t at = 0; at < piece; at += most)
+        for (int turn = 1; turn < n; turn++)
+            for (int from = 0; from < n; from++) {
+                int to = (from + turn) % n;
+                uint32_t length = piece - at < most ? (uint32_t)(piece - at) : most;
+                if (has(from, to))
+                    add((struct part){.service = to, .bytes = length, .from = from, .to = to, .pair = true});
+            }
+}
+
+static bool any_pair(int from, int to)
+{
+    return from != to;
+}
+
+static bool to_root(int from, int to)
+{
+    return to == 0 && from != 0;
+}
+
+static bool from_root(int from, int to)
+{
+    return from == 0 && to != 0;
+}
+
+static bool first_two(int from, int to)
+{
+    return from == 0 && to == 1;
+}
+
+static void all_to_all(uint64_t bytes, uint32_t most)
+{
+    pairs(bytes / (unsigned)n / 64 * 64, most, any_pair);
+}
+
+static void gather(uint64_t bytes, uint32_t most)
+{
+    pairs(bytes / (unsigned)n / 64 * 64, most, to_root);
+}
+
+static void scatter(uint64_t bytes, uint32_t most)
+{
+    pairs(bytes / (unsigned)n / 64 * 64, most, from_root);
+}
+
+static void message(uint64_t bytes, uint32_t most)
+{
+    pairs(bytes, most, first_two);
+}
+
+/* `through`: the fraction of `bytes` that one card must carry one way, whatever is done; 0: by tly_plan_time(). */
+static const struct operation {
+    const char *name;
+    void (*cut)(uint64_t bytes, uint32_t most);
+    enum { WHOLE, OTHERS, SPLIT } through;
+} operations[] = {{"all-reduce", all_reduce, SPLIT},  {"reduce-scatter", reduce_scatter, OTHERS},
+                  {"all-gather", all_gather, OTHERS}, {"broadcast", broadcast, WHOLE},
+                  {"reduce", reduce, WHOLE},          {"all-to-all", all_to_all, OTHERS},
+                  {"gather", gather, OTHERS},         {"scatter", scatter, OTHERS},
+                  {"message", message, WHOLE}};
+
+enum { OPERATIONS = sizeof operations / sizeof *operations };
+
+static void list_parts(void)
+{
+    for (int r = 0; r < n; r++) {
+        ranks[r].parts = must(malloc(count * sizeof *ranks[r].parts + 1));
+        for (uint32_t i = 0; i < count; i++)
+            if (!parts[i].pair || parts[i].from == r || parts[i].to == r)
+                ranks[r].parts[ranks[r].count++] = i;
     }
+}
+
+static double optimum_of(const struct operation *o, double bytes)
+{
+    if (o->through == SPLIT)
+        return tly_plan_time(n, k, bytes, rate);
+    return bytes / rate * (o->through == WHOLE ? 1 : (n - 1.0) / n);
 }
 
 static void print_idle(const char *who, int from, int to)
@@ -213,9 +402,45 @@ static void print_idle(const char *who, int from, int to)
                sum[2] / (to - from) / 1e6, sum[3] / (to - from) / 1e6);
 }
 
+/* Least and most over machines of what their cards carried, of what they can. */
+static void print_loads(const char *who, int from, int to)
+{
+    double least[2] = {1e9, 1e9}, most[2] = {0}, can = rate * (double)end / 1e9;
+    for (int i = from; i < to; i++) {
+        double load[2] = {(double)sent[i] / can, (double)got[i] / can};
+        for (int way = 0; way < 2; way++) {
+            least[way] = load[way] < least[way] ? load[way] : least[way];
+            most[way] = load[way] > most[way] ? load[way] : most[way];
+        }
+    }
+    if (to > from)
+        printf("%s: cards carried of what they can: out %.3f to %.3f, in %.3f to %.3f\n", who, least[0],
+               most[0], least[1], most[1]);
+}
+
+static int usage(void)
+{
+    fprintf(stderr,
+            "usage: cards [OPERATION] WORKERS CPU_MACHINES BYTES [PART [CREDIT]]\n"
+            "2 to 512 workers, up to 512 CPU machines, 64 bytes to 4 GB in parts of 4096 bytes to 64 MB\n"
+            "operations:");
+    for (int i = 0; i < OPERATIONS; i++)
+        fprintf(stderr, " %s", operations[i].name);
+    fprintf(stderr, "\n");
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t value[5] = {0};
+    const struct operation *o = &operations[0];
+    for (int i = 0; i < OPERATIONS && argc > 1; i++)
+        if (strcmp(argv[1], operations[i].name) == 0) {
+            o = &operations[i];
+            argv++;
+            argc--;
+            break;
+        }
     for (int i = 1; i < argc && i < 6; i++) {
         char *rest;
         value[i - 1] = strtoull(argv[i], &rest, 10);
@@ -224,23 +449,26 @@ int main(int argc, char **argv)
     }
     uint64_t bytes = value[2] / 64 * 64, most = value[3] ? value[3] / 64 * 64 : tly_plan_part_bytes(1e9 / 8);
     if (argc < 4 || argc > 6 || value[0] < 2 || value[0] > MOST / 2 || value[1] > MOST / 2 || !bytes ||
-        bytes > 1ull << 32 || most < 4096 || most > 64 << 20) {
-        fprintf(
-            stderr,
-            "usage: cards WORKERS CPU_MACHINES BYTES [PART [CREDIT]]\n"
-            "2 to 512 workers, up to 512 CPU machines, 64 bytes to 4 GB in parts of 4096 bytes to 64 MB\n");
-        return 2;
-    }
+        bytes > 1ull << 32 || most < 4096 || most > 64 << 20)
+        return usage();
     n = (int)value[0];
     k = (int)value[1];
-    cut_and_deal(bytes, (uint32_t)most, value[4]);
+    o->cut(bytes, (uint32_t)most);
+    if (!count)
+        return usage();
+    credit = value[4] ? value[4] : credit;
+    pace = most + most / 2;
+    list_parts();
     end = run();
     run(); /* once more, to see what was idle before the end */
-    double optimum = tly_plan_time(n, k, (double)bytes, rate);
-    printf("%.4f of the optimum, %.1f ms; %u parts\n", optimum / ((double)end / 1e9), (double)end / 1e6,
-           count);
+    printf("%.4f of the optimum, %.1f ms; %u parts\n", optimum_of(o, (double)bytes) / ((double)end / 1e9),
+           (double)end / 1e6, count);
+    print_loads("workers", 0, n);
+    print_loads("CPU machines", n, n + k);
     print_idle("workers", 0, n);
     print_idle("CPU machines", n, n + k);
+    for (int r = 0; r < n; r++)
+        free(ranks[r].parts);
     free(parts);
     tly_heap_finish(&events);
     return 0;

@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     r.number = tally_comm_rank(job.comm);
     r.of = tally_comm_size(job.comm);
     plan(job.comm, &r);
-    rank_run(&r, barrier, sum, &job);
+    rank_run(&r, &(struct rank_calls){.barrier = barrier, .work = sum}, &job);
     char *report = NULL;
     if (r.number == 0)
         check(tally_comm_report(job.comm, 10000, &report));

@@ -34,7 +34,7 @@ int main(int argc, char **argv)
     rank_start(&r, argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &r.number);
     MPI_Comm_size(MPI_COMM_WORLD, &r.of);
-    rank_run(&r, barrier, sum, NULL);
+    rank_run(&r, &(struct rank_calls){.barrier = barrier, .work = sum}, NULL);
     MPI_Get_library_version(version, &length);
     version[strcspn(version, ",\"\n")] = 0;
     snprintf(report, sizeof report, "{\"version\": \"%s\"}", version);

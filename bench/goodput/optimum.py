@@ -32,3 +32,23 @@ def traffic(n, shares, total):
 def ring(n, total):
     """The same for a ring, or any all-reduce that sends least."""
     return [2 * (n - 1) / n * total] * n
+
+
+def all_gather(workers, pieces):
+    """Worker i sends its piece at least once, and receives all others; relays of workers' own services reach that."""
+    total = sum(pieces)
+    return max(max(piece, total - piece) / b for b, piece in zip(workers, pieces))
+
+
+def collective(operation, workers, services, total, ranks=1):
+    """Seconds that the cards of workers, with so many ranks each, need at least for an operation on `total` bytes: a tensor's,
+    or an all-gather's result, or what each rank gives in an all-to-all.  Spare machines help the all-reduce alone."""
+    n = len(workers)
+    if operation == "all-reduce":
+        return optimum(workers, services, total)
+    if operation in ("broadcast", "reduce"):
+        return total / min(workers)  # once into every card, or out of it
+    pieces = [total / n] * n
+    if operation == "all-to-all":
+        return ranks * all_gather(workers, pieces)
+    return all_gather(workers, pieces)  # a reduce-scatter is one backwards

@@ -13,7 +13,7 @@ static void fail(const char *what, const char *which)
     exit(1);
 }
 
-static void *allocate(size_t count, size_t size)
+void *rank_allocate(size_t count, size_t size)
 {
     void *p = calloc(count, size);
     if (!p)
@@ -68,18 +68,17 @@ void rank_start(struct rank *r, int argc, char **argv)
     while (fscanf(f, "%zu %119s", &t.count, t.name) == 2) {
         if (r->count == room && !(r->tensors = realloc(r->tensors, (room = room ? 2 * room : 64) * sizeof t)))
             fail("no memory for", "the list");
-        t.data = allocate(t.count, sizeof *t.data);
+        t.data = rank_allocate(t.count, sizeof *t.data);
         r->tensors[r->count++] = t;
     }
     if (!feof(f) || r->count == 0)
         fail("lines are to be \"COUNT NAME\" in", argv[3]);
     fclose(f);
-    r->seconds = allocate((size_t)r->iterations, sizeof *r->seconds);
-    r->cpu_seconds = allocate((size_t)r->iterations, sizeof *r->cpu_seconds);
+    r->seconds = rank_allocate((size_t)r->iterations, sizeof *r->seconds);
+    r->cpu_seconds = rank_allocate((size_t)r->iterations, sizeof *r->cpu_seconds);
 }
 
-/* Small integers, so that the sum is exact; others in each tensor and iteration, so that no sum passes for another. */
-static float input(int rank, size_t tensor, size_t i, int iteration)
+float rank_input(int rank, size_t tensor, size_t i, int iteration)
 {
     return (float)(rank + 1 + (int)((i + tensor) % 11) + iteration % 5);
 }
@@ -88,7 +87,7 @@ static void fill(const struct rank *r, int iteration)
 {
     for (size_t t = 0; t < r->count; t++)
         for (size_t i = 0; i < r->tensors[t].count; i++)
-            r->tensors[t].data[i] = input(r->number, t, i, iteration);
+            r->tensors[t].data[i] = rank_input(r->number, t, i, iteration);
 }
 
 static size_t count_wrong(const struct rank *r, int iteration)
@@ -97,20 +96,22 @@ static size_t count_wrong(const struct rank *r, int iteration)
     float ranks = (float)(r->of * (r->of - 1)) / 2;
     for (size_t t = 0; t < r->count; t++)
         for (size_t i = 0; i < r->tensors[t].count; i++)
-            wrong += r->tensors[t].data[i] != ranks + (float)r->of * input(0, t, i, iteration);
+            wrong += r->tensors[t].data[i] != ranks + (float)r->of * rank_input(0, t, i, iteration);
     return wrong;
 }
 
-void rank_run(struct rank *r, void (*barrier)(void *user), void (*sum)(void *user, const struct rank *r),
-              void *user)
+void rank_run(struct rank *r, const struct rank_calls *calls, void *user)
 {
     for (int it = -r->warm_up; it < r->iterations; it++) {
-        fill(r, it + r->warm_up);
-        barrier(user);
+        if (calls->fill)
+            calls->fill(user, r, it + r->warm_up);
+        else
+            fill(r, it + r->warm_up);
+        calls->barrier(user);
         double busy, ticks, busy_then, ticks_then;
         machine(&busy, &ticks);
         double begin = seconds(), cpu = cpu_seconds();
-        sum(user, r);
+        calls->work(user, r);
         if (it >= 0) {
             r->seconds[it] = seconds() - begin;
             r->cpu_seconds[it] = cpu_seconds() - cpu;
@@ -118,8 +119,10 @@ void rank_run(struct rank *r, void (*barrier)(void *user), void (*sum)(void *use
             r->busy += busy_then - busy;
             r->ticks += ticks_then - ticks;
         }
-        barrier(user); /* who is done early must not take the cores from the others by looking */
-        r->wrong += count_wrong(r, it + r->warm_up);
+        calls->barrier(
+            user); /* a rank that is done early must not take the cores from the others by looking */
+        r->wrong += calls->count_wrong ? calls->count_wrong(user, r, it + r->warm_up)
+                                       : count_wrong(r, it + r->warm_up);
     }
 }
 
@@ -131,13 +134,18 @@ static void print_list(const struct rank *r, const char *name, const double *val
     printf("]");
 }
 
-int rank_finish(struct rank *r, const char *report)
+void rank_print(const struct rank *r, const char *report)
 {
     printf("{\"rank\": %d, \"wrong\": %zu, \"busy\": %.0f, \"ticks\": %.0f, \"report\": %s", r->number,
            r->wrong, r->busy, r->ticks, report ? report : "null");
     print_list(r, "seconds", r->seconds);
     print_list(r, "cpu_seconds", r->cpu_seconds);
     printf("}\n");
+}
+
+int rank_finish(struct rank *r, const char *report)
+{
+    rank_print(r, report);
     for (size_t t = 0; t < r->count; t++)
         free(r->tensors[t].data);
     free(r->tensors);

@@ -1,5 +1,5 @@
-/* rank.h - what one rank of the benchmark goodput.py does whatever sums its tensors: reads the list, fills, times,
- * checks, prints.  goodput.c and goodput_mpi.c bring the barrier and the sum. */
+/* rank.h - what one rank of the benchmarks goodput.py and collectives.py does whatever moves its tensors: reads the list,
+ * fills, times, checks, prints.  The programs bring the barrier and the operations. */
 #ifndef GOODPUT_RANK_H
 #define GOODPUT_RANK_H
 
@@ -24,12 +24,29 @@ struct rank {
 /* From the arguments ITERATIONS WARM_UP LIST; LIST is a file of lines "COUNT NAME".  Exits where they are wrong. */
 void rank_start(struct rank *r, int argc, char **argv);
 
-/* All iterations.  `barrier` returns when all ranks have called it; `sum` replaces every tensor by the sum over
- * ranks. */
-void rank_run(struct rank *r, void (*barrier)(void *user), void (*sum)(void *user, const struct rank *r),
-              void *user);
+struct rank_calls {
+    void (*barrier)(void *user); /* returns when all ranks have called it */
+    void (*work)(
+        void *user,
+        const struct rank *r); /* what is timed; by default every tensor becomes the sum over ranks */
+    /* What is not a sum of all tensors: makes the inputs, and counts elements that are wrong.  NULL: of sums. */
+    void (*fill)(void *user, const struct rank *r, int iteration);
+    size_t (*count_wrong)(void *user, const struct rank *r, int iteration);
+};
 
-/* Prints one JSON object with `report`, JSON itself or NULL, and frees everything.  The program's exit status. */
+/* All iterations. */
+void rank_run(struct rank *r, const struct rank_calls *calls, void *user);
+
+/* Small integers, so that sums are exact; others in each tensor and iteration, so that no result passes for another. */
+float rank_input(int rank, size_t tensor, size_t i, int iteration);
+
+/* Zeroed memory, or the end of the program. */
+void *rank_allocate(size_t count, size_t size);
+
+/* Prints one JSON object with `report`, JSON itself or NULL. */
+void rank_print(const struct rank *r, const char *report);
+
+/* The same, and frees everything.  The program's exit status. */
 int rank_finish(struct rank *r, const char *report);
 
 #endif

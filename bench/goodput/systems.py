@@ -81,14 +81,10 @@ class System:
         return row, self.shares(lab, workers + services, row["report"])
 
     def once(self, lab, workers, services, work, numbers, variant):
-        with tempfile.NamedTemporaryFile("w", prefix="goodput-", suffix=".list") as listing:
-            listing.writelines(f"{count} {name}\n" for name, count in self.tensors(work))
-            listing.flush()
-            before = lab.counters()
-            outputs, warnings = self.run(lab, workers, services, [*map(str, numbers), listing.name], variant)
-            after = lab.counters()
-        ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
-        ranks.sort(key=lambda r: r["rank"])
+        before = lab.counters()
+        lines, warnings = self.launch(lab, workers, services, self.tensors(work), numbers, variant)
+        after = lab.counters()
+        ranks = [told[-1] for told in lines]
         seconds = [max(times) for times in zip(*(r["seconds"] for r in ranks))]
         median = statistics.median(seconds)
         gigabytes = len(seconds) * work.bytes / 1e9
@@ -109,6 +105,16 @@ class System:
         }
 
 
+    def launch(self, lab, workers, services, tensors, numbers, variant):
+        """Run a job over a list of tensors: (the JSON objects that each rank has printed, warnings)."""
+        with tempfile.NamedTemporaryFile("w", prefix="goodput-", suffix=".list") as listing:
+            listing.writelines(f"{count} {name}\n" for name, count in tensors)
+            listing.flush()
+            outputs, warnings = self.run(lab, workers, services, [*map(str, numbers), listing.name], variant)
+        lines = [[json.loads(line) for line in output.splitlines() if line.startswith("{")] for output in outputs]
+        return sorted(lines, key=lambda told: told[-1]["rank"]), warnings
+
+
 def outputs_of(job):
     if not job.ok:
         raise LabError(str(job))
@@ -118,9 +124,10 @@ def outputs_of(job):
 class Tally(System):
     services = True
     settings = {}
+    program = ("meson/bench/goodput/goodput", "bench/goodput/goodput")
 
     def lacks(self):
-        for names in (("meson/bench/goodput/goodput", "bench/goodput/goodput"), ("bin/tallyd", "src/tallyd/tallyd")):
+        for names in (self.program, ("bin/tallyd", "src/tallyd/tallyd")):
             if not built(*names):
                 return f"there is no {names[0]} in {BUILD}; run make first"
         unknown = set(self.settings) - self.known()
@@ -141,7 +148,7 @@ class Tally(System):
             of_card = {"TALLY_BANDWIDTH": f"{lab.rate(host) / 1e6:g}M"} if bandwidth else {}
             return {"TALLY_LOG": "warning", **of_card, **self.settings, **self.given}
 
-        argv = [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), *command]
+        argv = [built(*self.program), *command]
         tallyd = built("bin/tallyd", "src/tallyd/tallyd")
         return outputs_of(
             lab.job(argv, workers, services, tallyd, self.ranks, environment, timeout_s=PATIENCE_S, apart=True)
@@ -168,6 +175,7 @@ class Gloo(System):
     """torch.distributed.all_reduce, which is Gloo's ring; variants: so many rings in parallel."""
 
     variants = ("1 ring", "2 rings", "4 rings")
+    program = HERE / "gloo.py"
 
     def lacks(self):
         probe = [self.arguments.gloo, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"]
@@ -176,7 +184,7 @@ class Gloo(System):
         return None
 
     def run(self, lab, workers, services, command, variant):
-        argv = [self.arguments.gloo, HERE / "gloo.py", *command, variant.split()[0]]
+        argv = [self.arguments.gloo, self.program, *command, variant.split()[0]]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         return outputs_of(lab.job(argv, workers, ranks_per_host=self.ranks, env=env, timeout_s=PATIENCE_S, apart=True))
 
@@ -186,13 +194,14 @@ class OpenMpi(System):
     the rings, which are made for large tensors, and its own choice of algorithm."""
 
     variants = ("ring", "segmented ring", "its choice")
-    algorithms = {"ring": 4, "segmented ring": 5}
+    algorithms = {"ring": {"allreduce_algorithm": 4}, "segmented ring": {"allreduce_algorithm": 5}}
+    program = ("meson/bench/goodput/goodput_mpi", "bench/goodput/goodput_mpi")
 
     def lacks(self):
         if not shutil.which("mpirun"):
             return "there is no mpirun"
-        if not built("meson/bench/goodput/goodput_mpi", "bench/goodput/goodput_mpi"):
-            return "goodput_mpi was not built: the build found no OpenMPI (libopenmpi-dev)"
+        if not built(*self.program):
+            return f"{self.program[0]} was not built: the build found no OpenMPI (libopenmpi-dev)"
         return None
 
     def run(self, lab, workers, services, command, variant):
@@ -206,13 +215,13 @@ class OpenMpi(System):
         }
         if variant in self.algorithms:
             options["coll_tuned_use_dynamic_rules"] = "1"
-            options["coll_tuned_allreduce_algorithm"] = str(self.algorithms[variant])
+            options |= {f"coll_tuned_{name}": str(value) for name, value in self.algorithms[variant].items()}
         with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
             options["orte_tmpdir_base"] = folder
             argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", len(workers) * self.ranks]
             argv += ["--host", ",".join(f"{host}:{self.ranks}" for host in workers), "--output-filename", f"{folder}:nojobid"]
             argv += [word for name, value in options.items() for word in ("--mca", name, value)]
-            argv += [built("meson/bench/goodput/goodput_mpi", "bench/goodput/goodput_mpi"), *command]
+            argv += [built(*self.program), *command]
             done = lab.run(workers[0], argv, timeout_s=PATIENCE_S, apart=True)
             if done.status:
                 raise LabError(f"mpirun: status {done.status}\n{done.output}{done.error}")
