@@ -57,6 +57,8 @@ struct rank {
     uint32_t *parts, count; /* owned: in the order in which it sends them */
     uint64_t in_flight, opened;
     uint64_t news[MOST]; /* accepted, and not told yet, of each service */
+    uint64_t parts_of_news
+        [MOST]; /* the same where each part is a whole one, but for small ones (take() in src/sum/service.c) */
 };
 
 static struct card out[MOST], in[MOST];
@@ -66,7 +68,7 @@ static struct part *parts;
 static struct tly_heap events;
 static uint32_t count;
 static uint64_t credit, sequence;
-static uint64_t pace; /* counts go alone after so much news: a part and a half, as src/sum/service.c has it */
+static uint64_t longest; /* part, in any list */
 static int n, k;
 static int64_t end; /* of the first run; in it 0 */
 
@@ -140,7 +142,7 @@ static void tell(int64_t now, int r, int service)
     uint64_t news = rank->news[service];
     if (!news)
         return;
-    rank->news[service] = 0;
+    rank->news[service] = rank->parts_of_news[service] = 0;
     rank->in_flight -= news;
     rank->opened = rank->opened + news < credit ? rank->opened + news : credit;
     admit(now, r);
@@ -150,8 +152,10 @@ static void pushed(int64_t now, const struct event *e)
 {
     struct part *p = &parts[e->part];
     uint64_t *news = &ranks[e->rank].news[p->service];
+    uint64_t *counts = &ranks[e->rank].parts_of_news[p->service];
     *news += p->bytes;
-    if (p->service == e->rank || *news >= pace)
+    *counts += p->bytes < longest / 4 ? 4 * p->bytes : longest;
+    if (p->service == e->rank || *counts >= longest + longest / 2) /* so much goes alone */
         at(now, (struct event){.kind = TOLD, .rank = e->rank, .machine = p->service});
     if (++p->come < (p->pair ? 2 : n))
         return;
@@ -457,7 +461,7 @@ int main(int argc, char **argv)
     if (!count)
         return usage();
     credit = value[4] ? value[4] : credit;
-    pace = most + most / 2;
+    longest = most;
     list_parts();
     end = run();
     run(); /* once more, to see what was idle before the end */
