@@ -138,9 +138,9 @@ SURVIVED = HARMLESS + CHANGES * 2 + [evict]
 
 
 class Shape:
-    """The job that a seed gives."""
+    """The job that a seed gives.  kinds: worker.c's operations; None: the seed says which."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, kinds=None):
         rnd = self.rnd = random.Random(f"chaos {seed}")  # of a number, near seeds would give like jobs
         self.ranks = rnd.randrange(2, 5)
         self.services = rnd.randrange(0, 4)
@@ -167,6 +167,11 @@ class Shape:
             self.words.append(f"cancel={rnd.choice([30, 300])}")
         if rnd.random() < 0.4:
             self.words.append("group=1")
+        # From numbers of their own: the seeds of before stand for the same jobs.
+        self.kinds = random.Random(f"kinds {seed}").randrange(3) if kinds is None else kinds
+        if self.kinds:
+            self.words.append(f"kinds={self.kinds}")
+            self.sizes += [rnd.choice([1000, 20000, 100000]) + rnd.randrange(3) for _ in range(8 - len(self.sizes))]
 
     def rank_env(self):
         return {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(self.ranks)} if self.pairs else {}
@@ -178,10 +183,10 @@ class Shape:
                 f"proxied {self.proxied}, coordinator {'apart' if self.apart else 'in rank 0'}: {what}{end}")
 
 
-def run(seed, folder):
+def run(seed, folder, kinds=None):
     """One seed; raises AssertionError where the job does not keep what is promised.  Returns the longest pause
     between two steps, in milliseconds, and what was done last before its end."""
-    s = Shape(seed)
+    s = Shape(seed, kinds)
     with Job(folder, s.ranks, s.services, seed, s.sizes, s.env, s.words, proxied=s.proxied,
              rank_env=s.rank_env(), coordinator=s.apart) as job:
         job.await_steps(1)

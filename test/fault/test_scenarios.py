@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import time
@@ -74,6 +75,30 @@ def test_a_slow_path_changes_no_bit(tmp_path):
         job.proxies[0][2].rate = 2e6
         job.await_steps(3)
         job.proxies[0][2].rate = None
+        job.await_steps(3)
+        job.finish()
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_every_kind_undisturbed(tmp_path, kinds):
+    with Job(tmp_path, ranks=4, services=2, words=["shuffle=1", f"kinds={kinds}"]) as job:
+        job.await_steps(5)
+        job.finish()
+
+
+@pytest.mark.parametrize("seed", some(range(6), [0, 1]))
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_kills_in_the_middle_of_every_kind(tmp_path, kinds, seed):
+    """Three tallyd die one after the other, each when a rank has so many bytes of its results in a step."""
+    rnd = random.Random(f"{kinds} {seed}")
+    env = {"TALLY_PART_BYTES": str(rnd.choice([16384, 65536])), "TALLY_FRAGMENT_BYTES": "4096"}
+    with Job(tmp_path, ranks=4, services=3, seed=seed, env=env, words=["shuffle=1", f"kinds={kinds}"],
+             proxied=[0, 1, 2]) as job:
+        for number in rnd.sample(range(3), 3):
+            job.await_steps(2)
+            proxy, service = rnd.choice(job.proxies[number]), job.services[number]
+            proxy.play("die", up=False, after=rnd.randrange(1, 100000), action=lambda service=service: job.kill(service))
+            job.await_true(lambda service=service: not service.running(), "the end of a tallyd")
         job.await_steps(3)
         job.finish()
 

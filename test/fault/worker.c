@@ -1,11 +1,13 @@
 /* worker.c - a rank for the fault tests: steps of tensors that fault.py can compute too, and a history of them.
  *
  *   worker FOLDER [seed=N] [sizes=A,B,...] [shuffle=0|1] [pause_ms=N] [late=STEP:MS] [leave=STEP] [differ=STEP:TENSOR]
- *          [cancel=N] [group=0|1]
+ *          [cancel=N] [group=0|1] [kinds=1|2]
  *
  * Tensor t of step s is input(seed, s, t, rank), `sizes[t]` elements of float32.  By t mod 8 it is broadcast (5), gathered
  * with a first dimension that differs by rank (7), summed out of place (odd) or in place; with `group` it is the even
- * ranks' alone (3).  In `cancel` of 1000 steps a rank takes one of its operations back.  After each step the ranks agree
+ * ranks' alone (3).  With `kinds` others are reduced to a root (1), reduce-scattered (2), gathered into the caller's memory (4)
+ * and exchanged (6), or, of the second kind, gathered to a root (1), scattered from one (2), reduce-scattered (4) and sent round
+ * the ranks as a message (6).  In `cancel` of 1000 steps a rank takes one of its operations back.  After each step the ranks agree
  * by one more operation whether to stop, which they do when FOLDER/stop is there.
  *
  * FOLDER/rank-N gets a line for each event, written whole at once, so that what precedes a kill is there:
@@ -30,19 +32,33 @@
 
 #include "tally/tally.h"
 
-enum { MOST_TENSORS = 64, QUIET_MS = 300, ENDED_BY_ERROR = 3 };
+enum { MOST_TENSORS = 64, MOST_RANKS = 64, QUIET_MS = 300, ENDED_BY_ERROR = 3 };
+
+/* What is done with a tensor. */
+enum kind {
+    SUM,
+    BROADCAST,
+    GATHER_UNEVEN,
+    REDUCE,
+    REDUCE_SCATTER,
+    GATHER_INTO,
+    EXCHANGE,
+    GATHER,
+    SCATTER,
+    MESSAGE
+};
 
 static struct {
     uint64_t seed;
     size_t count[MOST_TENSORS];
-    int tensors, shuffle, pause_ms, cancel, group;
+    int tensors, shuffle, pause_ms, cancel, group, kinds;
     long late_step, late_ms, leave_step, differ_step;
     int differ_tensor;
 } plan = {.late_step = -1, .leave_step = -1, .differ_step = -1};
 
 static int history = -1;
 static float *input[MOST_TENSORS], *output[MOST_TENSORS];
-static tally_op *ops[MOST_TENSORS];
+static tally_op *ops[MOST_TENSORS], *sends[MOST_TENSORS];
 static tally_group *even;
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
@@ -98,14 +114,13 @@ static void make_input(float *x, size_t count, long step, int tensor, int rank)
     }
 }
 
-static bool gathers(int tensor)
+static enum kind kind_of(int tensor)
 {
-    return tensor % 8 == 7;
-}
-
-static bool broadcasts(int tensor)
-{
-    return tensor % 8 == 5;
+    static const enum kind kinds[3][8] = {
+        {SUM, SUM, SUM, SUM, SUM, BROADCAST, SUM, GATHER_UNEVEN},
+        {SUM, REDUCE, REDUCE_SCATTER, SUM, GATHER_INTO, BROADCAST, EXCHANGE, GATHER_UNEVEN},
+        {SUM, GATHER, SCATTER, SUM, REDUCE_SCATTER, BROADCAST, MESSAGE, GATHER_UNEVEN}};
+    return kinds[plan.kinds][tensor % 8];
 }
 
 static bool of_even_ranks(int tensor)
@@ -116,13 +131,76 @@ static bool of_even_ranks(int tensor)
 /* An allgather's first dimension differs from rank to rank. */
 static size_t own_count(int tensor, int rank)
 {
-    return plan.count[tensor] + (gathers(tensor) ? (size_t)rank : 0);
+    return plan.count[tensor] + (kind_of(tensor) == GATHER_UNEVEN ? (size_t)rank : 0);
+}
+
+/* Elements of its buffers. */
+static size_t room(int tensor)
+{
+    return own_count(tensor, MOST_RANKS) * (plan.kinds ? 8 : 1);
+}
+
+/* How much of a tensor is rank `to`'s of what `from` has; fault.py has the same. */
+static size_t piece(enum kind kind, int tensor, int from, int to)
+{
+    size_t count = plan.count[tensor];
+    if (kind == EXCHANGE)
+        return (size_t)((3 * from + 5 * to + tensor) % 4) * count / 8;
+    if (kind == GATHER)
+        return count / (size_t)(from + 1);
+    return count / (size_t)(to + 1); /* REDUCE_SCATTER, SCATTER */
+}
+
+/* All but messages, which have no names. */
+static int submit_kind(tally_comm *c, const char *name, long step, int t, size_t count,
+                       const struct tally_options *o)
+{
+    int rank = tally_comm_rank(c), size = tally_comm_size(c), root = (int)((step + t) % size);
+    enum kind kind = kind_of(t);
+    size_t to[MOST_RANKS], from[MOST_RANKS], given = 0;
+    for (int i = 0; i < size; i++) {
+        to[i] = piece(kind, t, rank, i);
+        from[i] = piece(kind, t, i, rank);
+        given += to[i];
+    }
+    bool pieces = kind == REDUCE_SCATTER || kind == SCATTER || kind == EXCHANGE;
+    make_input(input[t], pieces ? given : kind == GATHER ? to[0] : count, step, t, rank);
+    enum tally_dtype type = TALLY_FLOAT32;
+    switch (kind) {
+    case BROADCAST:
+        return tally_broadcast(c, name, input[t], count, type, root, o, &ops[t]);
+    case GATHER_UNEVEN:
+        return tally_allgather(c, name, input[t], count, type, o, &ops[t]);
+    case REDUCE:
+        return tally_reduce(c, name, input[t], output[t], count, type, TALLY_SUM, root, o, &ops[t]);
+    case REDUCE_SCATTER:
+        return tally_reduce_scatter(c, name, input[t], output[t], to, type, TALLY_SUM, o, &ops[t]);
+    case GATHER_INTO:
+        return tally_allgather_into(c, name, input[t], output[t], count, type, o, &ops[t]);
+    case EXCHANGE:
+        return tally_alltoall(c, name, input[t], to, output[t], from, type, o, &ops[t]);
+    case GATHER:
+        return tally_gather(c, name, input[t], to[0], output[t], from, type, root, o, &ops[t]);
+    case SCATTER:
+        return tally_scatter(c, name, input[t], to, output[t], to[rank], type, root, o, &ops[t]);
+    case MESSAGE: {
+        tally_op *sent;
+        int err = tally_send(c, input[t], count, type, (rank + 1) % size, (uint32_t)t, o, &sent);
+        if (err)
+            return err;
+        sends[t] = sent;
+        return tally_recv(c, output[t], count, type, (rank + size - 1) % size, (uint32_t)t, o, &ops[t]);
+    }
+    default:
+        return tally_push_pull(c, name, input[t], t % 2 ? output[t] : input[t], count, type, TALLY_SUM, o,
+                               &ops[t]);
+    }
 }
 
 static int submit(tally_comm *c, long step, int t)
 {
     char name[32];
-    int rank = tally_comm_rank(c), size = tally_comm_size(c);
+    int rank = tally_comm_rank(c);
     size_t count = own_count(t, rank);
     struct tally_options o = {.size = sizeof o, .priority = -t, .group = of_even_ranks(t) ? even : NULL};
     if (of_even_ranks(t) && rank % 2)
@@ -130,25 +208,39 @@ static int submit(tally_comm *c, long step, int t)
     if (step == plan.differ_step && (t == plan.differ_tensor || plan.differ_tensor < 0))
         count /= 2;
     snprintf(name, sizeof name, "tensor %d", t);
-    make_input(input[t], count, step, t, rank);
     note("begin %ld %d", step, t);
-    if (broadcasts(t))
-        return tally_broadcast(c, name, input[t], count, TALLY_FLOAT32, (int)((step + t) % size), &o,
-                               &ops[t]);
-    if (gathers(t))
-        return tally_allgather(c, name, input[t], count, TALLY_FLOAT32, &o, &ops[t]);
-    return tally_push_pull(c, name, input[t], t % 2 ? output[t] : input[t], count, TALLY_FLOAT32, TALLY_SUM,
-                           &o, &ops[t]);
+    return submit_kind(c, name, step, t, count, &o);
 }
 
-static void note_result(long step, int t)
+/* Elements that this rank gets of it. */
+static size_t result_count(const tally_comm *c, long step, int t)
+{
+    int rank = tally_comm_rank(c), size = tally_comm_size(c), root = (int)((step + t) % size);
+    enum kind kind = kind_of(t);
+    size_t count = 0;
+    if (kind == GATHER_INTO)
+        return plan.count[t] * (size_t)size;
+    if (kind == REDUCE)
+        return rank == root ? plan.count[t] : 0;
+    if (kind == REDUCE_SCATTER || kind == SCATTER)
+        return piece(kind, t, 0, rank);
+    if (kind != EXCHANGE && kind != GATHER)
+        return plan.count[t];
+    for (int i = 0; i < size; i++)
+        count += kind == EXCHANGE || rank == root ? piece(kind, t, i, rank) : 0;
+    return count;
+}
+
+static void note_result(const tally_comm *c, long step, int t)
 {
     unsigned char hash[16];
     char text[33];
     const int64_t *firsts;
-    const void *data = broadcasts(t) || t % 2 == 0 ? input[t] : output[t];
-    size_t bytes = plan.count[t] * sizeof(float);
-    if (gathers(t))
+    enum kind kind = kind_of(t);
+    bool in_place = kind == BROADCAST || (kind == SUM && t % 2 == 0);
+    const void *data = in_place ? input[t] : output[t];
+    size_t bytes = result_count(c, step, t) * sizeof(float);
+    if (kind == GATHER_UNEVEN)
         tally_op_gathered(ops[t], &data, &bytes, &firsts);
     crypto_generichash(hash, sizeof hash, data, bytes, NULL, 0);
     sodium_bin2hex(text, sizeof text, hash, sizeof hash);
@@ -183,7 +275,8 @@ static void cancel_one(tally_comm *c, long step)
         return;
     nanosleep(&(struct timespec){0, (long)((z >> 20) % 4000 * ((z >> 40) % 1000))}, NULL);
     tally_op *op = ops[(z >> 10) % (uint64_t)plan.tensors];
-    if (op)
+    if (op &&
+        kind_of((int)((z >> 10) % (uint64_t)plan.tensors)) != MESSAGE) /* of which its sender knows nothing */
         tally_op_cancel(op, "by chance");
 }
 
@@ -195,10 +288,16 @@ static int wait_all(tally_comm *c, long step)
         if (!ops[t])
             continue;
         int err = tally_op_wait(ops[t], -1);
+        if (sends[t]) {
+            int err2 = tally_op_wait(sends[t], -1);
+            err = err ? err : err2;
+            tally_op_free(sends[t]);
+            sends[t] = NULL;
+        }
         if (err)
             note("end %ld %d %d %s", step, t, err, tally_op_error(ops[t]));
         else
-            note_result(step, t);
+            note_result(c, step, t);
         tally_op_free(ops[t]);
         ops[t] = NULL;
         if (err && tally_comm_status(c, NULL))
@@ -224,12 +323,12 @@ static int agree(tally_comm *c, const char *stop)
 static void stay_untouched(void)
 {
     for (int t = 0; t < plan.tensors; t++) {
-        memset(input[t], 0xa5, own_count(t, 64) * sizeof(float));
-        memset(output[t], 0xa5, own_count(t, 64) * sizeof(float));
+        memset(input[t], 0xa5, room(t) * sizeof(float));
+        memset(output[t], 0xa5, room(t) * sizeof(float));
     }
     sleep_ms(QUIET_MS);
     for (int t = 0; t < plan.tensors; t++)
-        for (size_t i = 0; i < own_count(t, 64) * sizeof(float); i++)
+        for (size_t i = 0; i < room(t) * sizeof(float); i++)
             if (((unsigned char *)input[t])[i] != 0xa5 || ((unsigned char *)output[t])[i] != 0xa5) {
                 note("touched %d %zu", t, i);
                 return;
@@ -278,6 +377,8 @@ static void read_plan(int argc, char **argv)
             plan.cancel = atoi(value);
         else if (strcmp(argv[i], "group") == 0)
             plan.group = atoi(value);
+        else if (strcmp(argv[i], "kinds") == 0)
+            plan.kinds = atoi(value) % 3;
         else if (strcmp(argv[i], "late") == 0)
             sscanf(value, "%ld:%ld", &plan.late_step, &plan.late_ms);
         else if (strcmp(argv[i], "leave") == 0)
@@ -288,8 +389,8 @@ static void read_plan(int argc, char **argv)
             exit(2);
     }
     for (int t = 0; t < plan.tensors; t++) {
-        input[t] = malloc(own_count(t, 64) * sizeof(float));
-        output[t] = malloc(own_count(t, 64) * sizeof(float));
+        input[t] = malloc(room(t) * sizeof(float));
+        output[t] = malloc(room(t) * sizeof(float));
         if (!input[t] || !output[t])
             exit(2);
     }
