@@ -21,6 +21,7 @@ enum {
     PACKET = 160, /* bytes of a card that a part takes beside its own, each way: header and acknowledgement */
     SERVICE_NS =
         30000, /* from the last push to the first result; and through memory to the service beside a rank */
+    REQUEST = 256, /* bytes of a rank's credit */
     EDGE_NS = 40000000,
     MOST = 1024,
 };
@@ -125,11 +126,12 @@ static void admit(int64_t now, int r)
         uint32_t number = rank->parts[rank->next];
         const struct part *p = &parts[number];
         bool gives = p->from == ALL || p->from == r;
+        uint32_t weight = gives ? p->bytes : REQUEST;
         if (!rank->in_flight)
             rank->opened = credit / 4;
-        else if (rank->in_flight + p->bytes > rank->opened)
+        else if (rank->in_flight + weight > rank->opened)
             return;
-        rank->in_flight += p->bytes;
+        rank->in_flight += weight;
         transmit(
             now, r,
             (struct event){.rank = r, .machine = p->service, .part = number, .bytes = gives ? p->bytes : 0});
@@ -153,8 +155,9 @@ static void pushed(int64_t now, const struct event *e)
     struct part *p = &parts[e->part];
     uint64_t *news = &ranks[e->rank].news[p->service];
     uint64_t *counts = &ranks[e->rank].parts_of_news[p->service];
-    *news += p->bytes;
-    *counts += p->bytes < longest / 4 ? 4 * p->bytes : longest;
+    uint32_t weight = e->bytes ? e->bytes : REQUEST;
+    *news += weight;
+    *counts += p->bytes < longest / 4 ? 4 * weight : weight * longest / p->bytes;
     if (p->service == e->rank || *counts >= longest + longest / 2) /* so much goes alone */
         at(now, (struct event){.kind = TOLD, .rank = e->rank, .machine = p->service});
     if (++p->come < (p->pair ? 2 : n))
@@ -276,6 +279,7 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
 {
     static struct tly_relay relay;
     uint64_t piece = bytes / (unsigned)n / 64 * 64, each[MOST] = {0};
+    struct tly_stretch whole = {.bytes = bytes};
     uint32_t weight[MOST];
     for (int i = 0; i < n; i++)
         each[i] = piece;
@@ -283,6 +287,7 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
         must(NULL);
     tly_plan_weights(n, k, weight);
     credit = 2ull * (unsigned)count_active(weight) * most;
+    most = tly_plan_largest_part(&whole, most, n);
     for (uint64_t at = 0; at < piece; at += most)
         for (int i = 0; i < n; i++) {
             uint32_t length = piece - at < most ? (uint32_t)(piece - at) : most;
@@ -308,7 +313,9 @@ static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
 {
     uint32_t weight[MOST];
     tly_plan_weights(n, k, weight);
+    struct tly_stretch whole = {.bytes = piece * (unsigned)n};
     credit = 2ull * (unsigned)count_active(weight) * most;
+    most = tly_plan_largest_part(&whole, most, n);
     for (uint64_t at = 0; at < piece; at += most)
         for (int turn = 1; turn < n; turn++)
             for (int from = 0; from < n; from++) {

@@ -220,7 +220,7 @@ TALLY_API int tally_push_pull(tally_comm *comm, const char *name, const void *in
                               size_t count, enum tally_dtype dtype, enum tally_reduction reduction,
                               const struct tally_options *options, tally_op **op);
 
-/* `buffer` of rank `root` on all ranks. */
+/* `buffer` of rank `root` on all ranks.  The services of the other ranks' machines relay it; the root's card sends it once. */
 TALLY_API int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count,
                               enum tally_dtype dtype, int root, const struct tally_options *options,
                               tally_op **op);
@@ -243,7 +243,8 @@ TALLY_API int tally_barrier(tally_comm *comm, const char *name, const struct tal
                             tally_op **op);
 
 /* As tally_push_pull, but rank `root` alone gets the result; the others' `output` is not used.  To them nothing is
- * sent but that the root has been served. */
+ * sent but that the root has been served.  With three machines or more the root's own sums nothing if cards are alike, since
+ * its card receives all sums. */
 TALLY_API int tally_reduce(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
                            enum tally_dtype dtype, enum tally_reduction reduction, int root,
                            const struct tally_options *options, tally_op **op);

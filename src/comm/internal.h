@@ -674,9 +674,16 @@ static inline bool tly_op_is_sum(const struct tally_op *op)
     return op->kind == TALLY_PUSH_PULL || op->kind == TALLY_REDUCE || op->kind == TALLY_REDUCE_SCATTER;
 }
 
+/* What a part takes of its service's window, */
 static inline uint32_t tly_cost(const struct part *p)
 {
     return p->length < 256 ? 256 : p->length;
+}
+
+/* and of its rank's credit, which counts what is handed to the card: a request or an offer brings nothing. */
+static inline uint32_t tly_weight(const struct part *p)
+{
+    return !p->input || p->offer ? 256 : tly_cost(p);
 }
 
 #endif

@@ -73,9 +73,22 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
     return 0;
 }
 
-static uint32_t chunks(const tally_comm *c, uint64_t bytes)
+/* Length of the parts of so many pieces, which are `bytes` together: as in a tensor of that length over as many services. */
+static uint32_t part_of_pieces(const tally_comm *c, uint64_t bytes, int pieces)
 {
-    return (uint32_t)((bytes + c->part_bytes - 1) / c->part_bytes);
+    struct tly_stretch whole = {.bytes = bytes};
+    return tly_plan_largest_part(&whole, c->part_bytes, pieces);
+}
+
+static uint32_t chunks(uint64_t bytes, uint32_t part)
+{
+    return (uint32_t)((bytes + part - 1) / part);
+}
+
+/* Length of the part that begins at byte `at` of so many. */
+static uint32_t part_at(uint64_t at, uint64_t bytes, uint32_t part)
+{
+    return bytes - at < part ? (uint32_t)(bytes - at) : part;
 }
 
 /* Room for `more` parts behind the first. */
@@ -98,9 +111,10 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
 {
     const struct tally_group *g = op->group;
     size_t element = tly_reduce_element_size(op->dtype);
+    uint32_t part = part_of_pieces(c, op->bytes, g->size);
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
-        uint64_t n = chunks(c, (uint64_t)op->shape[i] * element);
+        uint64_t n = chunks((uint64_t)op->shape[i] * element, part);
         total += n;
         most = n > most ? n : most;
     }
@@ -108,13 +122,13 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
     if (err)
         return err;
     struct part *p = op->parts + 1;
-    for (uint64_t n = 0, at = 0; n < most; n++, at += c->part_bytes) {
+    for (uint64_t n = 0, at = 0; n < most; n++, at += part) {
         uint64_t start = 0;
         for (int i = 0; i < g->size; i++) {
             uint64_t bytes = (uint64_t)op->shape[i] * element;
             bool mine = i == g->rank;
             if (at < bytes) {
-                uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+                uint32_t length = part_at(at, bytes, part);
                 uint32_t index = (uint32_t)(p - op->parts);
                 *p++ = (struct part){
                     .op = op,
@@ -143,7 +157,7 @@ static int message_parts(tally_comm *c, struct tally_op *op)
 {
     bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
     uint64_t bytes = probe ? sizeof op->found : op->bytes;
-    uint32_t n = bytes ? chunks(c, bytes) : 1;
+    uint32_t n = bytes ? chunks(bytes, c->part_bytes) : 1;
     static const uint8_t nothing;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
@@ -151,7 +165,7 @@ static int message_parts(tally_comm *c, struct tally_op *op)
     op->part_count = op->parts_left = n;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * c->part_bytes;
-        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
+        uint32_t length = part_at(at, bytes, c->part_bytes);
         struct part *p = &op->parts[i];
         *p = (struct part){.op = op,
                            .place = at,
@@ -179,9 +193,9 @@ static int message_parts(tally_comm *c, struct tally_op *op)
 static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
                        const uint8_t *input, uint8_t *landing, int turn)
 {
-    for (uint64_t at = 0; at < bytes; at += c->part_bytes, p++) {
-        uint32_t length = (uint32_t)(bytes - at < c->part_bytes ? bytes - at : c->part_bytes);
-        uint32_t n = (uint32_t)(at / c->part_bytes);
+    uint32_t part = part_of_pieces(c, bytes * (unsigned)op->group->size, op->group->size), n = 0;
+    for (uint64_t at = 0; at < bytes; at += part, p++, n++) {
+        uint32_t length = part_at(at, bytes, part);
         *p = (struct part){
             .op = op,
             .landing = landing ? landing + at : NULL,
@@ -209,8 +223,9 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
         return tly_fail(ENOMEM, "out of memory");
     for (uint64_t i = 0; i < 2 * n; i++) {
         op->pairs[i] = 1 + (uint32_t)total;
+        uint64_t bytes = (uint64_t)op->table[i % 2 * n + i / 2] * element;
         if (i / 2 != (uint64_t)g->rank)
-            total += chunks(c, (uint64_t)op->table[i % 2 * n + i / 2] * element);
+            total += chunks(bytes, part_of_pieces(c, bytes * n, g->size));
     }
     op->pairs[2 * n] = 1 + (uint32_t)total;
     int err = more_parts(op, total);
@@ -265,20 +280,20 @@ static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uin
 
 /* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
  * machines' cards send and receive all the time. */
-static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, struct tly_relay *r,
-                    uint8_t *to)
+static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint32_t part,
+                    struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
     struct part *p = op->parts + 1;
     uint64_t most = 0;
     for (int i = 0; i < g->size; i++)
         most = piece[i] > most ? piece[i] : most;
-    for (uint64_t at = 0; at < most; at += c->part_bytes) {
+    for (uint64_t at = 0; at < most; at += part) {
         uint8_t *start = to;
         for (int i = 0; i < g->size; start += piece[i++]) {
             if (at >= piece[i])
                 continue;
-            uint32_t length = (uint32_t)(piece[i] - at < c->part_bytes ? piece[i] - at : c->part_bytes);
+            uint32_t length = part_at(at, piece[i], part);
             uint32_t index = (uint32_t)(p - op->parts);
             int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
             bool mine = i == g->rank;
@@ -304,17 +319,20 @@ static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, s
 static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint8_t *to)
 {
     const struct tally_group *g = op->group;
-    uint64_t total = 0, before = 0;
+    uint64_t bytes = 0, total = 0, before = 0;
     for (int i = 0; i < g->size; i++) {
-        total += chunks(c, piece[i]);
-        before += i < g->rank ? piece[i] : 0;
+        before = i == g->rank ? bytes : before;
+        bytes += piece[i];
     }
+    uint32_t part = part_of_pieces(c, bytes, g->size);
+    for (int i = 0; i < g->size; i++)
+        total += chunks(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
     int err = r ? plan_pieces(c, op, piece, r) : -ENOMEM;
     if (!err)
         err = more_parts(op, total);
     if (!err)
-        lay_out(c, op, piece, r, to);
+        lay_out(c, op, piece, part, r, to);
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);

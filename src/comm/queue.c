@@ -48,7 +48,7 @@ void tly_queue_admit(tally_comm *c)
         if (!best)
             return;
         const struct part *first = best_top->value;
-        uint64_t cost = tly_cost(first), credit = first->op->credit;
+        uint64_t cost = tly_weight(first), credit = first->op->credit;
         if (!c->in_flight)
             c->opened = credit / 4;
         else if (c->in_flight + cost > (c->opened < credit ? c->opened : credit))
@@ -56,7 +56,7 @@ void tly_queue_admit(tally_comm *c)
         struct part *p = tly_heap_pop(&best->waiting);
         c->in_flight += cost;
         best->in_flight += cost;
-        best->pushed += cost;
+        best->pushed += tly_cost(p);
         p->state = PART_ADMITTED;
         p->next = NULL;
         if (tly_team_carries(p))
@@ -109,10 +109,10 @@ static void retract(tally_comm *c, struct part *p)
     if (peer->last == p)
         peer->last = before;
     if (p->sent == p->start) {
-        land(peer, tly_cost(p));
+        land(peer, tly_weight(p));
         peer->pushed -= tly_cost(p); /* the service has never heard of it */
     } else {
-        land(peer, tly_cost(p) - p->sent);
+        land(peer, tly_weight(p) - p->sent);
     }
 }
 

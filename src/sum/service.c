@@ -418,7 +418,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     struct round *r = tly_round_find(s, f);
     uint32_t more = f->payload - p->taken, cost = more;
     if (f->flags & (TLY_REQUEST | TLY_MARK | TLY_OFFER))
-        cost = tly_charge(f->length);
+        cost = TLY_LEAST_CHARGE; /* of what it asks for nothing was handed to the card */
     else if (f->flags & TLY_LAST)
         cost += tly_charge(f->length) - f->length;
     p->taken = 0;
