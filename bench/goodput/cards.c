@@ -21,7 +21,8 @@ enum {
     PACKET = 160, /* bytes of a card that a part takes beside its own, each way: header and acknowledgement */
     SERVICE_NS =
         30000, /* from the last push to the first result; and through memory to the service beside a rank */
-    REQUEST = 256, /* bytes of a rank's credit */
+    REQUEST = 256,  /* bytes of a rank's credit */
+    ROWS_AHEAD = 6, /* parts of each piece: src/comm/parts.c */
     EDGE_NS = 40000000,
     MOST = 1024,
 };
@@ -54,7 +55,7 @@ struct part {
 };
 
 struct rank {
-    uint32_t next;
+    uint32_t next, landed;
     uint32_t *parts, count; /* owned: in the order in which it sends them */
     uint64_t in_flight, opened;
     uint64_t news[MOST]; /* accepted, and not told yet, of each service */
@@ -69,6 +70,7 @@ static struct part *parts;
 static struct tly_heap events;
 static uint32_t count;
 static uint64_t credit, sequence;
+static uint32_t ahead;   /* parts that a rank may have admitted and that have not landed; 0: any */
 static uint64_t longest; /* part, in any list */
 static int n, k;
 static int64_t end; /* of the first run; in it 0 */
@@ -122,7 +124,7 @@ static void transmit(int64_t now, int from, struct event e)
 static void admit(int64_t now, int r)
 {
     struct rank *rank = &ranks[r];
-    for (; rank->next < rank->count; rank->next++) {
+    for (; rank->next < rank->count && (!ahead || rank->next < rank->landed + ahead); rank->next++) {
         uint32_t number = rank->parts[rank->next];
         const struct part *p = &parts[number];
         bool gives = p->from == ALL || p->from == r;
@@ -197,7 +199,9 @@ static int64_t run(void)
             e->kind = ARRIVES;
             at(take(&in[e->machine], now, e->bytes), *e);
         } else if (e->result) {
+            ranks[e->rank].landed++;
             tell(now, e->rank, parts[e->part].service);
+            admit(now, e->rank);
         } else {
             pushed(now, e);
         }
@@ -288,6 +292,7 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
     tly_plan_weights(n, k, weight);
     credit = 2ull * (unsigned)count_active(weight) * most;
     most = tly_plan_largest_part(&whole, most, n);
+    ahead = gathers ? ROWS_AHEAD * (uint32_t)n : 0;
     for (uint64_t at = 0; at < piece; at += most)
         for (int i = 0; i < n; i++) {
             uint32_t length = piece - at < most ? (uint32_t)(piece - at) : most;

@@ -195,6 +195,8 @@ struct tally_op {
     struct epoch *epoch; /* of this round; once begun */
     struct part *parts;  /* owned */
     uint32_t part_count, parts_left;
+    uint32_t ahead;            /* so many parts may be queued that have not landed; 0: all */
+    uint32_t queued_parts;     /* of those in their order */
     uint64_t credit;           /* its parts go out while no more than this is in flight */
     uint64_t missing;          /* bytes that have not landed */
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */

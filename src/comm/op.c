@@ -218,10 +218,14 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
              op->comm->peers[op->parts[i].owner].name, stages[op->parts[i].state]);
 }
 
-static int queue_parts(tally_comm *c, struct tally_op *op, uint32_t from)
+/* Queue what is not queued yet, as far as it may be ahead of what has landed. */
+static int queue_parts(tally_comm *c, struct tally_op *op)
 {
-    for (uint32_t i = from; i < op->part_count; i++)
-        if (tly_queue_part(c, &op->parts[i]) != 0)
+    uint32_t landed = op->part_count - op->parts_left, most = op->part_count;
+    if (op->ahead && landed + op->ahead < most)
+        most = landed + op->ahead;
+    for (; op->queued_parts < most; op->queued_parts++)
+        if (tly_queue_part(c, &op->parts[op->queued_parts]) != 0)
             return -ENOMEM;
     return 0;
 }
@@ -238,7 +242,7 @@ void tly_op_landed(tally_comm *c, struct part *p)
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
         int err = tly_parts_gather(c, op);
-        err = err ? err : queue_parts(c, op, 1);
+        err = err ? err : queue_parts(c, op);
         if (err) {
             char text[200];
             snprintf(text, sizeof text, "rank %d cannot take the result of allgather '%.80s': %s", c->rank,
@@ -263,6 +267,8 @@ void tly_op_settled(tally_comm *c, struct part *p)
     struct tally_op *op = p->op;
     if (--op->parts_left == 0)
         complete(c, op);
+    else if (op->ahead && queue_parts(c, op) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
 /* The operation's round begins: in which epoch, and so who sums its parts, is known now. */
@@ -287,7 +293,7 @@ static int begin(tally_comm *c, struct tally_op *op)
     if (op->reason ||
         op->team) /* home is all that hears of it; or the others' parts follow once they are summed */
         return tly_queue_part(c, &op->parts[0]);
-    return queue_parts(c, op, 0);
+    return queue_parts(c, op);
 }
 
 void tly_op_drain(tally_comm *c)

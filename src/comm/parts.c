@@ -315,6 +315,11 @@ static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, u
     }
 }
 
+/* So many parts of each piece may be asked for that have not landed.  With less, services run dry for a round trip.  With more
+ * they have more to send to each rank than its card takes; then each connection goes at its own speed, some end early, and the
+ * cards behind them idle at the end.  What waits there takes memory besides. */
+enum { ROWS_AHEAD = 6 }; /* bench/goodput/cards.c has it, too */
+
 /* Cut all ranks' pieces, which belong at `to` one behind the other. */
 static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint8_t *to)
 {
@@ -333,6 +338,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
         err = more_parts(op, total);
     if (!err)
         lay_out(c, op, piece, part, r, to);
+    op->ahead = ROWS_AHEAD * (uint32_t)g->size;
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);
