@@ -71,6 +71,7 @@ struct tally_options {
     void *tag;            /* returned in the event */
     tally_group *group;   /* the ranks that take part; NULL: all */
     const char *note;     /* what else the call means; compared over ranks as the shape is; NULL: nothing */
+    uint32_t partial;     /* nonzero, of an allgather: a rank that has joined gives nothing, else it fails the call */
 };
 
 /* The first ordered name space.  In it and those above, calls without a name are numbered together, whatever
@@ -159,11 +160,6 @@ TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_eve
 /* Deliver this process's log lines through tally_comm_next() instead of the sink.  on: 0 or 1.  Turned off, it
  * ends with TALLY_EVENT_LOG_END, so that a thread that waits for lines knows when to go. */
 TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
-
-/* Whether this rank's operations wait for the others as long as those live: TALLY_TIMEOUT ends the job for none of
- * them, and of who is late nobody is warned while only such ranks wait.  For one that stands by for what the others may
- * do some time.  on: 0 (as at first) or 1. */
-TALLY_API int tally_comm_stand_by(tally_comm *comm, int on);
 
 /* Facts of the communicator and its services as a JSON object: part size, predicted and reached speed of large
  * push_pulls, and for each service its kind, address, bandwidth, planned share, bytes summed, memory in use and the most that was.  Asks the services;
@@ -292,6 +288,16 @@ TALLY_API int tally_recv(tally_comm *comm, void *output, size_t count, enum tall
  * and no tally_recv() with that tag in between. */
 TALLY_API int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op);
 
+/* Say that this rank has no more input.  The operation ends once all ranks have said so, and all that they had submitted
+ * has ended; tally_op_source() names the rank that said it last.  It waits for as long as the others live.
+ *
+ * Until then this rank submits nothing more but messages (-EINVAL), and takes no part in what the others submit: in
+ * their push_pulls of all ranks zeros stand for it, an average's divisor counts it, and their barriers of all ranks do not
+ * wait for it.  What it had submitted before goes on.  Any other operation of a group that it is in fails on the ranks
+ * that have submitted it, and names it.  When all have joined, names and calls without a name are counted anew on all
+ * ranks, and all may join again.  -ESHUTDOWN: a rank has left the job instead. */
+TALLY_API int tally_join(tally_comm *comm, const struct tally_options *options, tally_op **op);
+
 /* Push an error mark for `name`: the operation of `kind` (an enum tally_kind) that the other ranks submit
  * under it fails on all ranks with `reason`.  For a rank that must refuse what it
  * was asked to do and cannot submit it.  Of the options, space and group are used.  Not for
@@ -339,8 +345,8 @@ TALLY_API const char *tally_op_error(const tally_op *op);
 TALLY_API int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes,
                                 const int64_t **first_dims);
 
-/* The rank (its place in the group) whose message a finished tally_probe() has found.  -EAGAIN: not finished, or failed;
- * -EINVAL: no probe. */
+/* The rank (its place in the group) whose message a finished tally_probe() has found; the last rank that joined, of a
+ * finished tally_join().  -EAGAIN: not finished, or failed; -EINVAL: neither. */
 TALLY_API int tally_op_source(const tally_op *op);
 
 /* Let go of the handle.  An operation in flight goes on to its end.  NULL is accepted. */

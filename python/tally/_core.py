@@ -9,7 +9,6 @@ SPDX-License-Identifier: Apache-2.0
 
 import atexit
 import collections
-import contextlib
 import copy
 import ctypes
 import enum
@@ -70,6 +69,7 @@ _lock = threading.RLock()  # guards opening and closing
 _comm = None               # address of the open tally_comm, or None
 _facts = None              # (rank, size, local rank, local size, machine, machine count, service count)
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
+_joins = 0                 # how often all ranks have joined, in this communicator
 _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
 _events = None             # its completion queue
@@ -118,7 +118,7 @@ def init(settings=None):
     settings: mapping of setting to value, such as {"TALLY_PART_BYTES": "4M"}; goes before the environment and
     the configuration file.  Raises Error with the reason (somebody missing, wrong secret, unknown setting).
     """
-    global _comm, _facts, _generation, _opener, _events
+    global _comm, _facts, _generation, _joins, _opener, _events
     with _lock:
         if _forked:
             raise _unusable()
@@ -139,6 +139,7 @@ def init(settings=None):
             "rank", "size", "local_rank", "local_size", "machine", "machine_count", "service_count"))
         _opener = os.getpid()
         _generation += 1
+        _joins = 0
         _events = Events(comm.value)
         _comm = comm.value
         _leaving.watch(_abort)
@@ -255,16 +256,28 @@ def generation():
     return _generation
 
 
-@contextlib.contextmanager
-def standing_by():
-    """Within it this rank's operations wait for the others for as long as those live, not for TALLY_TIMEOUT alone."""
-    comm = _comm
-    lib.tally_comm_stand_by(comm, 1)
-    try:
-        yield
-    finally:
-        if _comm == comm:
-            lib.tally_comm_stand_by(comm, 0)
+def period():
+    """What numbers that all ranks count alike belong to: how often init() has succeeded in this process, and how often all
+    ranks have joined since.  With each they begin anew."""
+    return _generation, _joins
+
+
+def join():
+    """Say that this rank has no more input, and wait until all ranks have said so; returns the last one that has.
+
+    Meanwhile this rank takes no part in what the others submit.  Lets other Python threads run, and signals through."""
+    global _joins
+    if _comm is None:
+        raise _unusable()
+    op, key = ctypes.c_void_p(), ((), 0, 1.0, 1.0, USER, False, None, None)
+    options = _options.get(key) or _make_options(key)
+    status = lib.tally_join(_comm, options[0], ctypes.byref(op))
+    if status < 0:
+        raise _failed(status, "join")
+    operation = Operation(op.value, None, None, None)
+    operation.wait()
+    _joins += 1
+    return operation.source()
 
 
 def report(timeout=10.0):
@@ -432,7 +445,7 @@ class Operation:
         return data.value, length.value, dims[:self._ranks or _fact(1)]
 
     def source(self):
-        """After a finished probe: the rank, in its group, whose message it has found."""
+        """After a finished probe: the rank, in its group, whose message it has found.  After a join: the last rank."""
         status = lib.tally_op_source(self._op)
         if status < 0:
             raise _failed(status, "probe")
@@ -467,13 +480,13 @@ _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
 def _make_options(key):
-    shape, priority, prescale, postscale, space, queued, group, note = key
+    shape, priority, prescale, postscale, space, queued, group, note, *partial = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
                            shape=dims, prescale=prescale, postscale=postscale, space=space,
-                           queued=queued, group=group, note=note and note.encode())
+                           queued=queued, group=group, note=note and note.encode(), partial=any(partial))
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)
@@ -506,7 +519,7 @@ _refusals = collections.Counter()
 
 def refusals(kind, name, space, group):
     """How often this rank has refused such a call, in this job."""
-    return _refusals[_generation, kind, name, space, group]
+    return _refusals[period(), kind, name, space, group]
 
 
 def refuse(kind, name, space, reason, group=None):
@@ -514,7 +527,7 @@ def refuse(kind, name, space, reason, group=None):
     if _comm is None:
         return
     if name is not None:
-        _refusals[_generation, kind, name, space, group] += 1
+        _refusals[period(), kind, name, space, group] += 1
     key = ((), 0, 1.0, 1.0, space, False, group, None)
     options = _options.get(key) or _make_options(key)
     lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
@@ -583,14 +596,15 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
 
 
 def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None,
-              note=None):
+              note=None, partial=False):
     """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result.
 
-    ranks: how many there are in the group."""
+    ranks: how many there are in the group.  partial: one that has joined gives nothing, rather than that it fails."""
     if _comm is None:
         raise _unusable()
     events = _events
     key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
+    key = (*key, True) if partial else key
     options = _options.get(key) or _make_options(key)
     op = ctypes.c_void_p()
     status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))

@@ -35,6 +35,7 @@ class Options(Structure):
         ("tag", c_void_p),
         ("group", c_void_p),
         ("note", c_char_p),
+        ("partial", c_uint32),
     ]
 
 
@@ -93,7 +94,6 @@ _shared = {
     "tally_comm_status": (c_int, c_void_p, POINTER(c_char_p)),
     "tally_comm_watch_log": (c_int, c_void_p, c_int),
     "tally_comm_abort": (c_int, c_void_p, c_char_p),
-    "tally_comm_stand_by": (c_int, c_void_p, c_int),
     "tally_group_create": (c_int, c_void_p, c_char_p, POINTER(c_int), c_size_t, POINTER(c_void_p)),
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
@@ -111,6 +111,7 @@ _shared = {
     "tally_send": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32, c_void_p, c_void_p),
     "tally_recv": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32, c_void_p, c_void_p),
     "tally_probe": (c_int, c_void_p, c_uint32, c_void_p, c_void_p),
+    "tally_join": (c_int, c_void_p, c_void_p, c_void_p),
     "tally_op_source": (c_int, c_void_p),
     "tally_op_watch": (c_int, c_void_p),
     "tally_barrier": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),

@@ -70,15 +70,6 @@ int tally_comm_status(const tally_comm *c, const char **sentence)
     return -err;
 }
 
-int tally_comm_stand_by(tally_comm *c, int on)
-{
-    int err = tly_comm_check(c);
-    if (err == -ECHILD)
-        return err;
-    atomic_store_explicit(&c->stands_by, on != 0, memory_order_relaxed);
-    return 0;
-}
-
 int tly_comm_check(const tally_comm *c)
 {
     if (c->generation != tly_fork_generation())
@@ -109,6 +100,7 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
     tally_comm *c = user;
     pthread_mutex_lock(&c->names_lock);
     const struct tensor *t = tly_map_get(&c->names, key);
+    t = t ? t : tly_map_get(&c->joining.former, key);
     snprintf(out, len, "%s", t ? t->name : "unnamed"); /* those are forgotten with their operation */
     pthread_mutex_unlock(&c->names_lock);
 }
@@ -154,6 +146,7 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
         tly_local_fail(c->local, err, c->sentence);
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
+    tly_joining_end(c, err, c->sentence);
     if (c->report_done)
         tly_event_set(c->report_done);
     tly_event_set(&c->idle);
@@ -181,7 +174,7 @@ static int64_t prepare(struct tly_hook *h)
     tly_op_drain(c);
     tly_team_drain(c);
     tly_queue_admit(c);
-    return INT64_MAX;
+    return c->joining.op ? tly_joining_look(c) : INT64_MAX;
 }
 
 static void tick(struct tly_hook *h)
@@ -400,6 +393,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     struct tensor *t;
     tly_map_each(&c->names, t) tly_tensor_destroy(t);
     tly_map_finish(&c->names);
+    tly_joining_finish(c);
     tly_group_finish(c);
     tly_team_finish(c);
     tly_map_finish(&c->active);
@@ -499,6 +493,8 @@ static int join(tally_comm *c)
     c->member.over = on_over;
     c->member.goodbye = on_goodbye;
     c->member.judged = tly_pace_judged;
+    c->member.placed = tly_joining_placed;
+    c->member.joined = tly_joining_over;
     c->member.invited = tly_epoch_invited;
     c->member.prepare = tly_epoch_prepare;
     c->member.promised = tly_epoch_promised;
@@ -525,6 +521,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_list_init(&c->active_ops);
     tly_list_init(&c->epochs);
     tly_list_init(&c->spare_keeps);
+    tly_list_init(&c->joining.wanted);
     pthread_mutex_init(&c->names_lock, NULL);
     pthread_mutex_init(&c->inbox_lock, NULL);
     tly_events_init(c);
@@ -609,6 +606,7 @@ int tally_comm_close(tally_comm *c)
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), ESHUTDOWN,
                    "the communicator was closed");
+    tly_joining_end(c, ESHUTDOWN, "the communicator was closed");
     bool failed = atomic_load(&c->failed) != 0;
     if (!failed)
         say_goodbye(c);
@@ -660,7 +658,8 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)c->plans++);
     for (size_t i = 0; i < count && !busy[0]; i++) {
         struct tensor *t =
-            tly_map_get(&c->names, tly_tensor_key(c->all.id, TALLY_PUSH_PULL, space, names[i]));
+            tly_map_get(&c->names,
+                        tly_tensor_key(c->joining.joins, c->all.id, TALLY_PUSH_PULL, space, names[i]));
         if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
             snprintf(busy, sizeof busy, "'%.80s' is in flight", names[i]);
     }

@@ -11,6 +11,7 @@
  *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
  *   blame.c   whom the services find to keep the others waiting
+ *   joining.c this rank has no more input, and waits for the others
  */
 #ifndef TLY_COMM_INTERNAL_H
 #define TLY_COMM_INTERNAL_H
@@ -224,6 +225,7 @@ struct tally_op {
     uint32_t from, to;
     uint64_t mailbox; /* hash of group and tag */
     uint8_t *copy;    /* owned: of what is sent, so that the sender need not wait */
+    void *zeros;      /* owned, from the pool: input and output of a rank that stands in */
     int64_t found;    /* a probe's answer: a rank, */
     int source;       /* and its place in the group */
 
@@ -311,6 +313,21 @@ struct blame {
     bool network;         /* the cause that was named last: the rank's network, or it computes longer */
 };
 
+/* tally_join().  Owner: the loop, unless it says otherwise. */
+struct joining {
+    atomic_bool on;           /* this rank has joined; set and cleared under names_lock too */
+    uint32_t joins;           /* how often all ranks have; names_lock too */
+    struct tally_op *op;      /* until it ends; NULL: this rank has not joined, or never will be done */
+    struct tly_begun *rounds; /* owned: how often each tensor had been submitted by then, its epoch unused */
+    size_t count;
+    bool placed; /* among those that join: from now on nobody waits for this rank */
+    bool drained,
+        complete; /* that nothing of ours is under way has been said; all ranks have joined, and `last` last */
+    uint32_t last;
+    struct tly_map former;  /* tensors by their keys before the last join; for the timeline */
+    struct tly_list wanted; /* stand-ins that the engine has asked for; inbox_lock */
+};
+
 /* The oldest operation in shared memory.  Owner: the loop. */
 struct lateness {
     uint64_t key;
@@ -350,8 +367,10 @@ struct tally_comm {
     struct tally_group **lists; /* owned array: a group for each number but 0 */
     uint32_t list_count;
     uint64_t plans, sequence;
-    atomic_size_t copied;  /* bytes of messages whose senders do not wait; no order with anything else */
-    atomic_bool stands_by; /* this rank's operations wait as long as the others live; likewise */
+    uint64_t engine_ops;  /* operations that were meant for shared memory, ever */
+    atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
+    atomic_bool
+        stands_by; /* this rank has joined: its operations wait as long as the others live; likewise */
     bool closing;
 
     pthread_mutex_t inbox_lock; /* guards the next three */
@@ -360,6 +379,7 @@ struct tally_comm {
     char broken[TLY_SENTENCE];
 
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
+    struct joining joining;
     struct lateness lateness;
     uint64_t stuck_key; /* of the operation in shared memory that was the oldest at the last tick */
     uint32_t stuck_round;
@@ -427,7 +447,10 @@ int tly_comm_check(const tally_comm *c);
 void tly_comm_ended(tally_comm *c);
 
 /* tensor.c */
-uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name);
+/* joins: how often all ranks have joined; messages go on over that. */
+uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name);
+/* All ranks have joined: names have new keys, and their rounds begin anew.  names_lock held.  -ENOMEM. */
+int tly_tensor_rekey(tally_comm *c);
 /* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
 struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
                               const char *name);
@@ -523,6 +546,25 @@ void tly_op_settled(tally_comm *c, struct part *p);
 void tly_op_drain(tally_comm *c);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
 int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
+
+/* A handle of no tensor, which neither the loop nor a queue has.  NULL: out of memory. */
+struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *options);
+/* Such a one ends; err is positive, or 0. */
+void tly_op_finish(struct tally_op *op, int err, const char *sentence);
+
+/* joining.c */
+/* The callbacks of the member. */
+void tly_joining_placed(void *comm);
+void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence);
+/* The engine's callback; from any thread. */
+void tly_joining_stand_in(void *comm, const struct tly_local_op *like);
+/* A connection has been made: its service may have to know. */
+void tly_joining_tell(struct peer *p);
+/* In the loop, before each sleep, while this rank has joined: is it done?  When to look again, or INT64_MAX. */
+int64_t tly_joining_look(tally_comm *c);
+/* The communicator fails, or is closed. */
+void tly_joining_end(tally_comm *c, int err, const char *sentence);
+void tly_joining_finish(tally_comm *c);
 
 /* queue.c */
 int tly_queue_part(tally_comm *c, struct part *p);

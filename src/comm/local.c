@@ -102,6 +102,7 @@ static int turn(void *user, int ms)
 static const struct tly_local_user calls = {
     .ended = ended,
     .divert = divert,
+    .stand_in = tly_joining_stand_in,
     .summed = tly_team_summed,
     .gather = gather,
     .broken = broken,
@@ -127,6 +128,7 @@ int tly_comm_meet(tally_comm *c)
         .rank = (uint32_t)c->local_rank,
         .ranks = n,
         .numbers = c->neighbours,
+        .team = c->machines > 1,
         .job = c->member.identity.incarnation,
         .secret = c->member.identity.secret,
         .patience_ms = MEET_MS,

@@ -41,6 +41,8 @@ void tly_op_unref(struct tally_op *op)
     if (op->copy)
         atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
     free(op->copy);
+    if (op->zeros)
+        tly_pool_free(op->zeros);
     free(op->table);
     free(op->pairs);
     tly_local_unref(op->engine);
@@ -334,7 +336,8 @@ struct request {
     const char *name;
     uint8_t kind, reduction;
     unsigned dtype;
-    uint32_t root; /* in the group */
+    uint32_t
+        root; /* in the group; of a barrier: it needs all ranks, also those that have joined; of an allgather: it does not */
     const void *input;
     void *output;
     uint64_t count, digest;
@@ -491,7 +494,7 @@ static struct tally_op *make_op(tally_comm *c, const struct request *r, const st
     op->kind = r->kind;
     op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
-    op->root = has_root(r->kind) ? r->group->ranks[r->root] : 0;
+    op->root = has_root(r->kind) ? r->group->ranks[r->root] : r->root;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
     op->digest = r->digest;
@@ -583,6 +586,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
                                         "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
+    if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
+        return tly_fail(EINVAL, "this rank has joined: it submits nothing more until all ranks have");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
     bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
     struct tally_group *g = op->group;
@@ -613,6 +618,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
         if (team)
             tly_local_ref(op->engine); /* else tly_local_submit() does */
+        c->engine_ops++;
     }
     if (!r->name) {
         t->unnamed = true;
@@ -867,6 +873,7 @@ int tally_allgather(tally_comm *comm, const char *name, const void *input, size_
 {
     struct request r = {
         .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};
+    r.root = options && options->size == sizeof *options && options->partial;
     return submit(comm, &r, options, op);
 }
 
@@ -891,20 +898,32 @@ int tally_barrier(tally_comm *comm, const char *name, const struct tally_options
 
 int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op)
 {
-    struct request r = {.name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8, .digest = digest};
+    struct request r = {
+        .name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8, .root = 1, .digest = digest};
     return submit(c, &r, NULL, op);
 }
 
-/* A handle of something that has ended. */
-static int hand_out_ended(tally_comm *c, const struct request *r, const struct tally_options *o,
-                          tally_op **out)
+struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *o)
 {
-    struct request handle = {.group = r->group, .kind = r->kind, .dtype = r->dtype};
-    struct tally_op *op = make_op(c, &handle, o);
+    struct request handle = {.group = group_of(c, o), .kind = kind, .dtype = TALLY_UINT8};
+    return make_op(c, &handle, o);
+}
+
+void tly_op_finish(struct tally_op *op, int err, const char *sentence)
+{
+    op->status = -err;
+    op->sentence = err ? strdup(sentence) : NULL;
+    tly_op_set_done(op);
+    tly_op_unref(op);
+}
+
+/* A handle of something that has ended. */
+static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_options *o, tally_op **out)
+{
+    struct tally_op *op = tly_op_make(c, kind, o);
     if (!op)
         return tly_fail(ENOMEM, "out of memory");
-    atomic_fetch_sub_explicit(&op->references, 1, memory_order_relaxed); /* the loop never has it */
-    tly_op_set_done(op);
+    tly_op_finish(op, 0, NULL);
     *out = op;
     return 0;
 }
@@ -941,7 +960,7 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
     quiet.queued = 0;
     r.copy = true;
     err = submit(comm, &r, &quiet, NULL);
-    return err || !op ? err : hand_out_ended(comm, &r, options, op);
+    return err || !op ? err : hand_out_ended(comm, TALLY_MESSAGE, options, op);
 }
 
 int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from, uint32_t tag,
@@ -969,10 +988,10 @@ int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *opti
 
 int tally_op_source(const tally_op *op)
 {
-    if (op->kind != TLY_PROBE)
-        return tly_fail(EINVAL, "the operation is no probe");
+    if (op->kind != TLY_PROBE && op->kind != TLY_JOIN)
+        return tly_fail(EINVAL, "the operation is neither a probe nor a join");
     if (!tly_event_is_set(&op->done) || op->status)
-        return tly_fail(EAGAIN, "the probe has found nothing");
+        return tly_fail(EAGAIN, "the operation has found nothing");
     return op->source;
 }
 

@@ -407,6 +407,7 @@ static void opened(void *user, struct tly_link *link)
     peer->known = true;
     if (again)
         tly_epoch_mended(peer);
+    tly_joining_tell(peer);
     if (again && c->goodbye_said) {
         struct tly_frame f = {.type = TLY_GOODBYE};
         tly_peer_post(peer, &f, NULL, 0);

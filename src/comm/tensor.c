@@ -9,18 +9,20 @@
 
 #include "comm/internal.h"
 
-uint64_t tly_tensor_key(uint64_t group, uint32_t kind, uint32_t space, const char *name)
+uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name)
 {
     /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
      * one kind would be "t11" of another. */
     uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
+    if (!tly_kind_is_message((uint8_t)kind))
+        seed ^= joins * 0xd6e8feb86659fd93ull;
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
 
 struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
                               const char *name)
 {
-    uint64_t key = tly_tensor_key(g->id, kind, space, name);
+    uint64_t key = tly_tensor_key(c->joining.joins, g->id, kind, space, name);
     struct tensor *t = tly_map_get(&c->names, key);
     if (t && (t->group != g->id || t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
         tly_fail(EINVAL, "the names '%s' and '%s' have the same hash: rename one", t->name, name);
@@ -48,6 +50,30 @@ static void leave_plan(struct tensor *t)
     if (t->plan_list && --t->plan_list->users == 0)
         free(t->plan_list);
     t->plan_list = NULL;
+}
+
+int tly_tensor_rekey(tally_comm *c)
+{
+    struct tly_map names = {0};
+    struct tensor *t;
+    int err = 0;
+    tly_map_each(&c->names, t)
+    {
+        bool stays = t->unnamed || tly_kind_is_message(t->kind);
+        if (c->trace && !stays && tly_map_put(&c->joining.former, t->key, t) != 0)
+            err = -ENOMEM;
+        if (!stays) {
+            t->key = tly_tensor_key(c->joining.joins, t->group, t->kind, t->space, t->name);
+            t->round = 0;
+            free(t->cut.pieces); /* its home has moved */
+            t->cut = (struct cut){0};
+        }
+        if (tly_map_put(&names, t->key, t) != 0)
+            err = -ENOMEM;
+    }
+    tly_map_finish(&c->names);
+    c->names = names;
+    return err;
 }
 
 void tly_tensor_destroy(struct tensor *t)

@@ -382,6 +382,8 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
             roster->services[i].state = TLY_SERVICE_GONE;
     for (uint32_t i = 0; i < c->roster.rank_count; i++)
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
+    if (c->roster.rank_count)
+        tly_roster_merge_joins(roster, &c->roster);
     void *ids = calloc(roster->service_count, sizeof *c->host_id);
     tly_roster_write(&w, roster);
     struct tly_reader r = {w.data, w.len, false};
@@ -453,6 +455,8 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
         err = take_newest(c, &roster, committed);
     for (uint32_t i = 0; !err && fits_here && i < roster.rank_count; i++)
         c->roster.ranks[i].left |= roster.ranks[i].left;
+    if (!err && !first && fits_here)
+        tly_roster_merge_joins(&c->roster, &roster);
     if (err) {
         tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
     } else if (!fits_here) {

@@ -165,6 +165,8 @@ void tly_coordinator_advance(struct tly_coordinator *c)
     }
     if (c->state == RUNNING)
         tly_change_go_on(c);
+    if (c->state == RUNNING)
+        tly_join_look(c);
     if (c->state == RUNNING) {
         bool left = true;
         for (uint32_t i = 0; i < c->size; i++)
@@ -369,7 +371,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     const struct member *m = user;
     uint8_t role = tly_link_peer(l)->role;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    bool of_ranks = f->type == TLY_COMPLAIN || f->type == TLY_PACE;
+    bool of_ranks = f->type == TLY_COMPLAIN || f->type == TLY_PACE || f->type == TLY_JOINED;
     if ((!alive && (role == TLY_ROLE_WATCHER) != (f->type == TLY_STATUS)) ||
         (of_ranks && role != TLY_ROLE_RANK)) {
         *why = "a frame out of its sender's role";
@@ -386,6 +388,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     case TLY_COMPLAIN:
     case TLY_PACE:
     case TLY_MEASURE:
+    case TLY_JOINED:
     case TLY_GOODBYE:
     case TLY_BEAT:
     case TLY_COUNTS:
@@ -505,6 +508,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_start_measured(m, &x);
         break;
     }
+    case TLY_JOINED:
+        return tly_join_heard(m, &r, why);
     case TLY_GOODBYE:
         m->left = true;
         if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)

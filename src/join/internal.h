@@ -36,6 +36,8 @@ struct member {
     struct tly_member_info info;
     bool known; /* waited for at the end: has shown the secret, or is about to; does not only watch */
     bool joined, proved, begun, left;
+    bool drained;  /* a rank that has joined as tally_join() has it: all that it had submitted has ended */
+    bool stranded; /* ... and has been told that another one has left instead */
     uint64_t nonce_seen;
     uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
     bool waiting;           /* a tallyd that came while the job ran: not yet invited, */
@@ -129,6 +131,13 @@ void tly_coordinator_advance(struct tly_coordinator *c);
 void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */
 void tly_coordinator_name(const struct member *m, char *out, size_t len);
+
+/* --- join.c -------------------------------------------------------------------------------------- */
+
+/* A rank has joined: it needs no more of the others but that they join; -EPROTO (*why). */
+int tly_join_heard(struct member *m, struct tly_reader *r, const char **why);
+/* Have all ranks joined, or has one left that will not? */
+void tly_join_look(struct tly_coordinator *c);
 
 /* --- start.c ------------------------------------------------------------------------------------- */
 

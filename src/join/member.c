@@ -66,6 +66,23 @@ static int measure(struct tly_member *m, struct tly_reader *r, const char **why)
     return 0;
 }
 
+static void say_joined(struct tly_member *m)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, m->roster.joins);
+    tly_write32(&w, m->drained);
+    post(m, TLY_JOINED, 0, &w);
+    free(w.data);
+}
+
+void tly_member_join(struct tly_member *m, bool drained)
+{
+    m->joining = true;
+    m->drained = drained;
+    if (m->link && !m->away) /* else resume() says it */
+        say_joined(m);
+}
+
 /* A coordinator is there again: it knows nothing but what the members tell it. */
 static void resume(struct tly_member *m)
 {
@@ -77,6 +94,8 @@ static void resume(struct tly_member *m)
     tly_roster_write(&w, &m->roster);
     post(m, TLY_ROSTER, TLY_RESUMED, &w);
     free(w.data);
+    if (m->joining)
+        say_joined(m);
     if (m->leaving)
         post(m, TLY_GOODBYE, 0, NULL);
     tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_INFO, "join",
@@ -146,6 +165,32 @@ static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_re
     return 0;
 }
 
+/* MARK: joins will never be complete; LAST: one is; else: a rank has joined, and others have not. */
+static void on_joined(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
+{
+    uint32_t joins = tly_read32(r), rank = tly_read32(r);
+    char sentence[TLY_SENTENCE] = "";
+    if (f->flags & TLY_MARK)
+        tly_read_text(r, sentence, sizeof sentence);
+    if (r->failed || rank >= m->roster.rank_count)
+        return;
+    if (f->flags & TLY_MARK) {
+        if (m->joining && m->joined)
+            m->joined(m->user, joins, rank, ESHUTDOWN, sentence);
+    } else if (!(f->flags & TLY_LAST)) {
+        if (joins != m->roster.joins)
+            return;
+        tly_roster_join(&m->roster, rank);
+        if (rank == m->identity.rank && m->joining && m->placed)
+            m->placed(m->user);
+    } else if (joins > m->roster.joins) {
+        tly_roster_joined_all(&m->roster, joins, rank);
+        m->joining = m->drained = false;
+        if (m->joined)
+            m->joined(m->user, joins, rank, 0, NULL);
+    }
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct tly_member *m = user;
@@ -208,6 +253,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             end(m, ESHUTDOWN, "the job has ended without this tallyd");
         if (m->goodbye)
             m->goodbye(m->user);
+        return 0;
+    case TLY_JOINED:
+        on_joined(m, f, &r);
         return 0;
     case TLY_PACE: {
         uint32_t machine = tly_read32(&r);

@@ -48,6 +48,8 @@ struct tly_member {
     struct tly_streams streams; /* while network cards are measured */
     bool leaving;    /* we have said goodbye: the next coordinator, if one comes, must hear it too */
     bool left;       /* the coordinator has said goodbye: all ranks have */
+    bool joining;    /* we have joined, and not all ranks have, */
+    bool drained;    /* and nothing of ours is under way; the next coordinator must hear both too */
     bool lost;       /* it ended without a word */
     int error;       /* errno of what ended it */
     int64_t unheard; /* ns without news from the coordinator shortly before that; 0: nothing unusual */
@@ -56,6 +58,9 @@ struct tly_member {
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
     void (*goodbye)(void *user);                             /* all ranks have left; may be NULL */
+    /* All ranks have joined for the `joins`-th time, `last` the last; or err: it will never be, for `sentence`. */
+    void (*placed)(void *user); /* this rank has its place among those that join */
+    void (*joined)(void *user, uint32_t joins, uint32_t last, int err, const char *sentence);
     void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
      * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
@@ -88,6 +93,10 @@ int tly_member_begin(struct tly_member *m);
 /* To INVITE (all connections stand; no rounds) and PREPARE (these rounds are begun and not complete): `epoch` is the
  * one of the roster that came with it. */
 void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count);
+
+/* This rank has joined for the time after the last that all have; drained: all that it had submitted has ended, too.
+ * `joined` is called once all ranks have said both. */
+void tly_member_join(struct tly_member *m, bool drained);
 
 /* A rank leaves the job; a tallyd leaves the split. */
 void tly_member_goodbye(struct tly_member *m);

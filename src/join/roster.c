@@ -74,12 +74,15 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     tly_write32(w, r->service_count);
     tly_write32(w, r->standalone);
     tly_write32(w, r->teams);
+    tly_write32(w, r->joins);
+    tly_write32(w, r->last_joined);
     tly_write64(w, r->part_bytes);
     tly_write64(w, r->window_bytes);
     for (uint32_t i = 0; i < r->rank_count; i++) {
         tly_write32(w, r->ranks[i].machine);
         tly_write32(w, r->ranks[i].local_rank);
         tly_write32(w, r->ranks[i].left);
+        tly_write32(w, r->ranks[i].joined);
     }
     for (uint32_t i = 0; i < r->service_count; i++) {
         const struct tly_roster_service *s = &r->services[i];
@@ -107,13 +110,15 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     r.service_count = tly_read32(rd);
     r.standalone = tly_read32(rd);
     r.teams = tly_read32(rd);
+    r.joins = tly_read32(rd);
+    r.last_joined = tly_read32(rd);
     r.part_bytes = tly_read64(rd);
     r.window_bytes = tly_read64(rd);
     if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
         r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES ||
         r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN ||
         r.part_bytes > TLY_MAX_PART || r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes ||
-        r.window_bytes > 1u << 30 || r.standalone > 1 || r.teams > 1)
+        r.window_bytes > 1u << 30 || r.standalone > 1 || r.teams > 1 || r.last_joined >= r.rank_count)
         return -EPROTO;
     r.ranks = calloc(r.rank_count, sizeof *r.ranks);
     r.services = calloc(r.service_count, sizeof *r.services);
@@ -126,8 +131,9 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         r.ranks[i].machine = tly_read32(rd);
         r.ranks[i].local_rank = tly_read32(rd);
         r.ranks[i].left = tly_read32(rd);
+        r.ranks[i].joined = tly_read32(rd);
         bad |= r.ranks[i].machine >= r.machine_count || r.ranks[i].local_rank >= r.rank_count ||
-               r.ranks[i].left > 1;
+               r.ranks[i].left > 1 || r.ranks[i].joined > r.rank_count;
     }
     for (uint32_t i = 0; i < r.service_count; i++) {
         struct tly_roster_service *s = &r.services[i];
@@ -155,6 +161,36 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     }
     *out = r;
     return 0;
+}
+
+bool tly_roster_join(struct tly_roster *r, uint32_t rank)
+{
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < r->rank_count; i++)
+        last = r->ranks[i].joined > last ? r->ranks[i].joined : last;
+    if (r->ranks[rank].joined)
+        return false;
+    r->ranks[rank].joined = last + 1;
+    return true;
+}
+
+void tly_roster_joined_all(struct tly_roster *r, uint32_t joins, uint32_t last)
+{
+    r->joins = joins;
+    r->last_joined = last;
+    for (uint32_t i = 0; i < r->rank_count; i++)
+        r->ranks[i].joined = 0;
+}
+
+void tly_roster_merge_joins(struct tly_roster *to, const struct tly_roster *from)
+{
+    if (from->joins < to->joins)
+        return;
+    if (from->joins > to->joins)
+        tly_roster_joined_all(to, from->joins, from->last_joined);
+    for (uint32_t i = 0; i < to->rank_count && i < from->rank_count; i++)
+        if (from->ranks[i].joined > to->ranks[i].joined)
+            to->ranks[i].joined = from->ranks[i].joined;
 }
 
 void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)

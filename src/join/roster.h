@@ -40,6 +40,8 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m); /* -EPROTO
 struct tly_roster_rank {
     uint32_t machine, local_rank;
     uint32_t left; /* 1: it has said goodbye, which a service that comes later does not hear from it */
+    uint32_t
+        joined; /* its place among the ranks that have joined, from 1, in the order in which they did; 0: it has not */
 };
 
 enum tly_service_state {
@@ -64,8 +66,9 @@ struct tly_roster_service {
 struct tly_roster {
     uint32_t epoch;
     uint32_t rank_count, machine_count, service_count;
-    uint32_t standalone; /* the coordinator is a process of its own: its death is not the job's */
-    uint32_t teams;      /* 1: the ranks of a machine push large tensors once, as a team */
+    uint32_t standalone;         /* the coordinator is a process of its own: its death is not the job's */
+    uint32_t teams;              /* 1: the ranks of a machine push large tensors once, as a team */
+    uint32_t joins, last_joined; /* how often all ranks have joined; the last of them the last time */
     uint64_t part_bytes, window_bytes;
     struct tly_roster_rank *ranks;       /* owned */
     struct tly_roster_service *services; /* owned */
@@ -78,6 +81,14 @@ struct tly_begun {
 };
 
 void tly_roster_finish(struct tly_roster *r);
+
+/* The rank has joined, behind all that have before it.  False: it had already. */
+bool tly_roster_join(struct tly_roster *r, uint32_t rank);
+/* All ranks have joined for the `joins`-th time, and rank `last` was the last. */
+void tly_roster_joined_all(struct tly_roster *r, uint32_t joins, uint32_t last);
+/* Take over what `from` knows of joins beyond `to`; both are of one job. */
+void tly_roster_merge_joins(struct tly_roster *to, const struct tly_roster *from);
+
 void tly_roster_write(struct tly_writer *w, const struct tly_roster *r);
 /* -EPROTO, -ENOMEM; *r untouched then. */
 int tly_roster_read(struct tly_reader *rd, struct tly_roster *r);

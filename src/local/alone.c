@@ -10,7 +10,7 @@ static bool suits(struct tly_local *l, const struct tly_local_op *op)
 {
     return op->bytes <= TLY_EAGER && (op->kind == TALLY_PUSH_PULL || op->kind == TALLY_BARRIER) &&
            !op->mark && !op->parts && l->rounds.count == 0 && l->idle_count > 0 && tly_list_empty(&l->ops) &&
-           tly_list_empty(&l->backlog) && !l->lost &&
+           tly_list_empty(&l->backlog) && !l->lost && !l->uneven &&
            !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
            !atomic_load_explicit(&l->failed, memory_order_relaxed) &&
            !atomic_load_explicit(&l->own->left, memory_order_relaxed);
@@ -85,6 +85,7 @@ enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op)
         struct tly_reduction h = tly_work_how(l, op);
         tly_reduce(&h, (int)l->count, in, op->output, op->count);
     }
+    l->own_posts++;
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me) {
             atomic_store_explicit(&l->at[i].read, l->at[i].read + length, memory_order_relaxed);

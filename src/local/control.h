@@ -21,6 +21,7 @@ enum {
     TLY_WORKS = 1 << 15, /* large operations in flight; more take the other way.  A team's wait: so many that
                               ranks which submit in opposite orders do not come to wait for each other */
     TLY_BLOCK = 128 << 10, /* bytes of private memory that are moved at once */
+    TLY_ZEROS = 16 << 10,  /* bytes of what stands for a rank that has joined */
     TLY_LOOKS = 8,         /* between looks at the clock where a submission lingers */
 };
 
@@ -28,6 +29,10 @@ enum { TLY_POST_EAGER = 1, TLY_POST_POOL_IN = 2, TLY_POST_POOL_OUT = 4, TLY_POST
 /* Not a call: the rank has thought of taking back the one that it has posted under this name, and does so if this has
  * TLY_POST_SERVICE. */
 enum { TLY_POST_BACK = 16 };
+/* Not a call, either: the rank has joined, and does not post of what it has not by now. */
+enum { TLY_POST_JOINED = 64 };
+/* Posted by a rank behind its TLY_POST_JOINED, but of the time before. */
+enum { TLY_POST_LATE = 128 };
 enum { TLY_POST_PATIENT = 32 }; /* who has posted it minds no wait for the others */
 
 /* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64.  Readers look at
@@ -58,6 +63,13 @@ struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
     _Atomic uint64_t done;   /* parts (or ranks) that are done; release, pairs with acquire in finished() */
     _Atomic uint64_t window; /* its place in the segment */
+    /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
+    struct {
+        double prescale, postscale;
+        uint64_t count;
+        int32_t priority;
+        uint8_t dtype, reduction;
+    } what;
 };
 
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
@@ -95,6 +107,7 @@ struct tly_neighbour {
     uint64_t bytes;
     int pid, pidfd;
     _Atomic uint64_t read; /* of its ring; written under the lock */
+    uint32_t joins;        /* how often it has joined, as far as that was read */
 };
 
 /* All ranks' posts of one round of a name.  Lock: the engine's. */
@@ -103,7 +116,10 @@ struct tly_round {
     uint64_t id;
     struct tly_local_op *op; /* ours; NULL: not submitted yet, or ended */
     uint32_t arrived;
+    uint32_t joins; /* how often all ranks had joined before it */
+    uint32_t lead;  /* the lowest rank that has posted it; once all that will have */
     bool posted, over, counted;
+    bool asked;                      /* for this rank to stand in */
     bool windowed;                   /* it goes through windows: */
     uint32_t staged, summed, copied; /* how far this rank is; the last: with its own result */
     uint64_t order;                  /* where the lowest rank's post was in its ring */
@@ -161,6 +177,10 @@ struct tly_local {
     uint32_t gens[TLY_WORKS];
     uint8_t left[TLY_LOCAL_RANKS]; /* as they have said, once all that they had posted was read */
     bool lost;                     /* somebody has left */
+    bool joined;                   /* somebody has joined, ever: a round may do without its post */
+    bool uneven;                   /* and not all have as often */
+    bool joining, said;            /* this rank has; it has posted that, behind */
+    uint64_t own_posts, to_post;   /* so many operations of its own, of so many */
     bool unwanted;                 /* some of our posts are to be taken back */
     uint32_t doubts;               /* whose outcome we know */
     uint8_t *scratch;              /* owned: a block for each rank */
@@ -248,6 +268,13 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r);
 /* Our operation is the user's again; the round stays until all posts of it have come. */
 struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r);
 void tly_posts_end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence);
+/* The rank has joined and has not posted this, nor will it: zeros stand for it. */
+static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return l->joined && !r->posts[rank].kind && l->at[rank].joins > r->joins && !l->config.team;
+}
+/* What stands for it, up to the most that is summed at once. */
+extern const uint8_t tly_posts_zeros[TLY_ZEROS];
 /* The service ends it, or says what is wrong. */
 void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op);
 

@@ -379,6 +379,44 @@ void tly_local_take_back(struct tly_local *l, struct tly_local_op *op)
     pthread_mutex_unlock(&l->lock);
 }
 
+void tly_local_join(struct tly_local *l, uint64_t submitted)
+{
+    atomic_fetch_add(&l->claims, 1);
+    pthread_mutex_lock(&l->lock);
+    atomic_fetch_sub(&l->claims, 1);
+    l->joining = true;
+    l->said = false;
+    l->to_post = submitted;
+    if (l->config.team) /* the others' posts are waited for: it may have to stand in */
+        atomic_fetch_add(&l->in_flight, 1);
+    if (!atomic_load(&l->failed))
+        tly_posts_send(l);
+    pthread_mutex_unlock(&l->lock);
+    set_wanted(l);
+    tly_local_ring(l, l->me, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
+}
+
+void tly_local_joined_all(struct tly_local *l)
+{
+    atomic_fetch_add(&l->claims, 1);
+    pthread_mutex_lock(&l->lock);
+    atomic_fetch_sub(&l->claims, 1);
+    l->joining = false;
+    pthread_mutex_unlock(&l->lock);
+    if (l->config.team)
+        atomic_fetch_sub(&l->in_flight, 1);
+    set_wanted(l);
+}
+
+bool tly_local_is_idle(struct tly_local *l)
+{
+    if (pthread_mutex_trylock(&l->lock) != 0)
+        return false;
+    bool idle = (!l->joining || l->said) && atomic_load(&l->in_flight) == (l->joining && l->config.team);
+    pthread_mutex_unlock(&l->lock);
+    return idle;
+}
+
 void tly_local_rest(const struct tly_local *l, unsigned spins)
 {
     if (l->crowded || spins > PAUSES)
@@ -685,16 +723,21 @@ void tly_local_unref(struct tly_local *l)
 
 /* --- facts --------------------------------------------------------------------------------------- */
 
+static bool is_missing(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+{
+    return !r->posts[rank].kind && !tly_posts_lacks(l, r, rank);
+}
+
 /* "1, 3-4" of the ranks that have not posted. */
-static void missing(const struct tly_local *l, const struct tly_post *posts, char *out, size_t len)
+static void missing(const struct tly_local *l, const struct tly_round *r, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t to = i;
-        if (posts[i].kind)
+        if (!is_missing(l, r, i))
             continue;
-        while (to + 1 < l->count && !posts[to + 1].kind)
+        while (to + 1 < l->count && is_missing(l, r, to + 1))
             to++;
         if (at + 32 < len)
             at += (size_t)(to > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, to)
@@ -717,7 +760,7 @@ int tly_local_late(struct tly_local *l, struct tly_local_late *out)
         while (!posts[out->lowest].kind ||
                (posts[out->lowest].flags & TLY_POST_PATIENT && out->lowest < l->me))
             out->lowest++;
-        missing(l, posts, out->ranks, sizeof out->ranks);
+        missing(l, op->meeting, out->ranks, sizeof out->ranks);
     }
     pthread_mutex_unlock(&l->lock);
     return any;

@@ -40,8 +40,9 @@ struct tly_local_op {
     uint64_t key, spec;
     uint32_t round;
     uint8_t kind, dtype, reduction; /* of tally.h */
-    bool mark;    /* this rank refuses, or takes it back: the others must take the other way */
-    bool patient; /* it minds no wait for the others */
+    bool mark;      /* this rank refuses, or takes it back: the others must take the other way */
+    bool patient;   /* it minds no wait for the others */
+    bool stands_in; /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
     uint32_t root;
     int32_t priority;
     double prescale, postscale;
@@ -70,6 +71,9 @@ struct tly_local_user {
     void (*ended)(void *user, struct tly_local_op *op, int err, const char *sentence);
     /* It cannot be done here, on no rank.  The operation is the user's again. */
     void (*divert)(void *user, struct tly_local_op *op);
+    /* This rank has joined, and another one of its team has submitted this, which it has not: zeros are wanted in its
+     * name.  Down to `priority`, and count and bytes and parts, as that one means it.  Must not call back. */
+    void (*stand_in)(void *user, const struct tly_local_op *like);
     /* Of a team: the sum lies at op->sums + place.  Its result is to land there, then: tly_local_landed(). */
     void (*summed)(void *user, struct tly_local_piece *piece);
     /* An allgather's first dimensions are known: room for all ranks' parts, of bytes[i] bytes each; NULL: cannot
@@ -86,6 +90,7 @@ struct tly_local_config {
     void *user;
     uint32_t rank, ranks;    /* of the machine's */
     const uint32_t *numbers; /* borrowed: of these ranks, in the job */
+    bool team;               /* there are other machines: it does its share of what all ranks do */
     uint64_t job;            /* its incarnation */
     const uint8_t *secret;   /* as in a struct tly_identity */
     int patience_ms;         /* for the others at the start */
@@ -132,6 +137,13 @@ void tly_local_take_back(struct tly_local *l, struct tly_local_op *op);
 bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_event *done, int64_t deadline);
 /* Wait until no operation is left. */
 void tly_local_drain(struct tly_local *l, int64_t deadline);
+
+/* This rank submits nothing more until tly_local_joined_all(), once all ranks have joined.  Where all ranks share the
+ * machine its part in what it has not submitted is zeros; in a team it is asked to stand in. */
+void tly_local_join(struct tly_local *l, uint64_t submitted); /* so many operations, ever */
+void tly_local_joined_all(struct tly_local *l);
+/* Has all ended that this rank had submitted? */
+bool tly_local_is_idle(struct tly_local *l);
 
 struct tly_local_late {
     uint64_t key;

@@ -14,6 +14,8 @@ enum {
     MOST_IDLE = 64,        /* rounds kept for later */
 };
 
+const uint8_t tly_posts_zeros[TLY_ZEROS];
+
 /* --- rounds -------------------------------------------------------------------------------------- */
 
 static uint64_t round_id(uint64_t key, uint32_t round)
@@ -24,7 +26,8 @@ static uint64_t round_id(uint64_t key, uint32_t round)
     return x ^ x >> 32;
 }
 
-static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t number)
+/* Of which `joins`: those of the rank that posts it, which all its ranks have in common. */
+static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins)
 {
     uint64_t id = round_id(key, number);
     struct tly_round *r = tly_map_get(&l->rounds, id);
@@ -38,6 +41,7 @@ static struct tly_round *round_of(struct tly_local *l, uint64_t key, uint32_t nu
         return NULL;
     }
     r->id = id;
+    r->joins = joins;
     if (tly_map_put(&l->rounds, id, r) != 0) {
         free(r->data);
         free(r);
@@ -69,20 +73,43 @@ static void drop(struct tly_local *l, struct tly_round *r)
 static bool is_complete(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
-        if (!r->posts[i].kind && !l->left[i])
+        if (!r->posts[i].kind && !l->left[i] && !tly_posts_lacks(l, r, i))
             return false;
     return true;
+}
+
+/* All ranks have posted it but those that have joined. */
+static bool all_posted(const struct tly_local *l, const struct tly_round *r)
+{
+    uint32_t count = r->arrived;
+    if (count == l->count || !l->joined)
+        return count == l->count;
+    for (uint32_t i = 0; i < l->count; i++)
+        count += tly_posts_lacks(l, r, i);
+    return count == l->count;
+}
+
+/* Zeros can stand for those that have joined: all others' posts are there.  Else the service sees to it. */
+static bool does_without(const struct tly_local *l, const struct tly_round *r)
+{
+    const struct tly_local_op *op = r->op;
+    bool pooled = true;
+    for (uint32_t i = 0; i < l->count; i++)
+        pooled &= !r->posts[i].kind || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
+    return (op->kind == TALLY_BARRIER && !op->root) ||
+           (op->kind == TALLY_PUSH_PULL && ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled));
 }
 
 /* The posts differ, or one will never come: then no rank looks at the work entry.  One that is late begins even a round
  * that others have ended meanwhile. */
 static bool nobody_begins(const struct tly_local *l, const struct tly_round *r)
 {
+    const struct tly_post *own = &r->posts[l->me];
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].kind ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != r->posts[0].spec
+        if (r->posts[i].kind ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec
                              : l->left[i])
             return true;
-    return false;
+    return r->arrived < l->count && all_posted(l, r); /* it is the service's */
 }
 
 struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
@@ -188,9 +215,11 @@ static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint3
 static void begin(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
-    uint32_t work = r->posts[0].work;
+    while (!r->posts[r->lead].kind)
+        r->lead++;
+    uint32_t work = r->posts[r->lead].work;
     for (uint32_t i = 0; i < l->count; i++)
-        if (!is_sound(l, r, i)) {
+        if (r->posts[i].kind && !is_sound(l, r, i)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted an operation that cannot be",
                      tly_local_number(l, i));
@@ -211,8 +240,8 @@ static void begin(struct tly_local *l, struct tly_round *r)
         tly_posts_finish(l, r);
         return;
     }
-    r->work = &l->at[0].control->work[work];
-    r->gen = r->posts[0].gen;
+    r->work = &l->at[r->lead].control->work[work];
+    r->gen = r->posts[r->lead].gen;
     if (op->kind == TALLY_ALLGATHER) {
         int64_t dims[TLY_LOCAL_RANKS];
         uint64_t bytes[TLY_LOCAL_RANKS];
@@ -227,7 +256,7 @@ static void begin(struct tly_local *l, struct tly_round *r)
         }
     }
     r->parts = l->count;
-    if (op->kind == TALLY_PUSH_PULL && tly_stage_suits(l, r))
+    if (op->kind == TALLY_PUSH_PULL && r->arrived == l->count && tly_stage_suits(l, r))
         tly_stage_begin(l, r);
     else if (op->kind == TALLY_PUSH_PULL)
         tly_work_cut(l, r);
@@ -258,8 +287,12 @@ static void check(struct tly_local *l, struct tly_round *r)
             r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
     if (differs)
         tly_posts_hand_back(l, tly_posts_let_go(l, r));
-    else if (r->arrived == l->count && tly_posts_no_doubts(l))
-        begin(l, r);
+    else if (all_posted(l, r) && tly_posts_no_doubts(l)) {
+        if (r->arrived == l->count || does_without(l, r))
+            begin(l, r);
+        else
+            tly_posts_hand_back(l, tly_posts_let_go(l, r));
+    }
 }
 
 /* A rank has taken back its post, or has found that all are there. */
@@ -273,7 +306,7 @@ static void settle(struct tly_local *l, struct tly_round *r, uint32_t rank, bool
     for (struct tly_list *n = l->ops.next, *next; n != &l->ops && tly_posts_no_doubts(l); n = next) {
         next = n->next;
         r = tly_list_entry(n, struct tly_local_op, node)->meeting;
-        if (r->arrived == l->count && !r->work) /* it waited for this */
+        if (!r->work && all_posted(l, r)) /* it waited for this */
             check(l, r);
     }
 }
@@ -332,6 +365,71 @@ void tly_posts_say_read(struct tly_local *l, uint32_t rank)
         tly_local_ring(l, rank, TLY_WAKE_THREAD | TLY_WAKE_WAITERS);
 }
 
+/* Another rank has posted what this one, which has joined, has not: in a team it is to stand in, else nothing is missed. */
+static void miss(struct tly_local *l, struct tly_round *r, uint32_t rank)
+{
+    const struct tly_post *p = &r->posts[rank];
+    if (!l->config.team) {
+        r->over = true;
+        return;
+    }
+    if (r->asked || (p->flags & TLY_POST_SERVICE) || p->work >= TLY_WORKS)
+        return;
+    const struct tly_work *w = &l->at[rank].control->work[p->work];
+    struct tly_local_op like = {
+        .key = p->key,
+        .spec = p->spec,
+        .round = p->round,
+        .kind = p->kind,
+        .dtype = w->what.dtype,
+        .reduction = w->what.reduction,
+        .priority = w->what.priority,
+        .prescale = w->what.prescale,
+        .postscale = w->what.postscale,
+        .count = w->what.count,
+        .bytes = p->bytes,
+        .parts = (uint32_t)p->first_dim};
+    r->asked = true;
+    l->calls->stand_in(l->user, &like);
+}
+
+/* A rank has joined: what lacks its post alone need not wait.  False: out of memory, and the job fails. */
+static bool take_joined(struct tly_local *l, uint32_t rank)
+{
+    struct tly_round *r, **all = malloc((l->rounds.count + 1) * sizeof *all);
+    uint64_t *ids = malloc((l->rounds.count + 1) * sizeof *ids);
+    size_t count = 0;
+    l->at[rank].joins++;
+    l->joined = true;
+    if (!all || !ids) {
+        free(all);
+        free(ids);
+        broken(l, ENOMEM, "out of memory");
+        return false;
+    }
+    tly_map_each(&l->rounds, r)
+    {
+        all[count] = r;
+        ids[count++] = r->id;
+    }
+    for (size_t i = 0; i < count; i++) {
+        r = all[i];
+        if (tly_map_get(&l->rounds, ids[i]) != r) /* it has ended with one before */
+            continue;
+        for (uint32_t k = 0; k < l->count && rank == l->me && !r->posted && r->joins < l->at[rank].joins; k++)
+            if (r->posts[k].kind)
+                miss(l, r, k);
+        if (!r->work) /* else it has begun */
+            check(l, r);
+    }
+    free(all);
+    free(ids);
+    l->uneven = false;
+    for (uint32_t i = 1; i < l->count; i++)
+        l->uneven |= l->at[i].joins != l->at[0].joins;
+    return true;
+}
+
 static bool read_ring(struct tly_local *l, uint32_t rank)
 {
     struct tly_neighbour *n = &l->at[rank];
@@ -340,6 +438,13 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         return false;
     do {
         struct tly_post p = *tly_post_at(n->control, at);
+        if (p.flags & TLY_POST_JOINED) {
+            at += sizeof p;
+            atomic_store_explicit(&n->read, at, memory_order_relaxed);
+            if (!take_joined(l, rank))
+                return false;
+            continue;
+        }
         if (p.flags & TLY_POST_BACK) {
             at += sizeof p;
             atomic_store_explicit(&n->read, at, memory_order_relaxed);
@@ -347,7 +452,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
             continue;
         }
         uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
-        struct tly_round *r = round_of(l, p.key, p.round);
+        struct tly_round *r = round_of(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
         if (r && (r->posts[rank].kind || !p.kind || bytes > TLY_EAGER)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted an operation %s",
@@ -364,6 +469,8 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         atomic_store_explicit(&n->read, at, memory_order_relaxed);
         r->posts[rank] = p;
         r->arrived++;
+        if (l->at[l->me].joins > r->joins && !r->posted)
+            miss(l, r, rank);
         check(l, r);
     } while (tly_post_is_there(n, at));
     tly_posts_say_read(l, rank);
@@ -555,13 +662,14 @@ static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
     r->order = l->me == 0 ? at : r->order;
     r->posted = true;
     r->arrived++;
+    l->own_posts++;
     tly_list_append(&l->ops, &r->op->node);
     check(l, r);
 }
 
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
 {
-    struct tly_round *r = round_of(l, op->key, op->round); /* an idle one */
+    struct tly_round *r = round_of(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
     book(l, r, op, p);
     posted(l, r, at);
 }
@@ -576,13 +684,14 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     uint64_t need = sizeof p + bytes_behind(payload);
     if (!tly_posts_has_room(l, need + sizeof p) || (op->parts && !l->free_count))
         return false;
-    struct tly_round *r = round_of(l, op->key, op->round);
+    struct tly_round *r = round_of(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
     if (!r) {
         broken(l, ENOMEM, "out of memory");
         return false; /* it stays where the failure will find it */
     }
     p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
-    p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0);
+    p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0) |
+              (op->stands_in ? TLY_POST_LATE : 0);
     bool placed = small || op->mark || place(l, op, &p);
     if (op->parts && !placed) {
         char sentence[300];
@@ -599,6 +708,13 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         p.first_dim = op->parts ? (int64_t)op->parts : op->priority;
     if (op->parts) {
         op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
+        struct tly_work *w = &l->own->work[p.work];
+        w->what.prescale = op->prescale;
+        w->what.postscale = op->postscale;
+        w->what.count = op->count;
+        w->what.priority = op->priority;
+        w->what.dtype = op->dtype;
+        w->what.reduction = op->reduction;
     }
     book(l, r, op, &p);
     if (!small && op->kind == TALLY_PUSH_PULL && !op->parts &&
@@ -621,7 +737,7 @@ static bool take_back(struct tly_local *l, const struct tly_local_op *op)
     atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
     tly_posts_read(l);                         /* it may end here */
     struct tly_round *r = tly_map_get(&l->rounds, round_id(p.key, p.round));
-    bool back = r && r->op && r->arrived < l->count;
+    bool back = r && r->op && !all_posted(l, r);
     p.flags |= back ? TLY_POST_SERVICE : 0;
     tly_posts_show(l, op, &p);
     settle(l, r, l->me, back);
@@ -633,11 +749,23 @@ static void take_back_all(struct tly_local *l)
     l->unwanted = false;
     for (struct tly_list *n = l->ops.next; n != &l->ops && !l->unwanted; n = n->next) {
         const struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
-        if (!op->mark || op->meeting->arrived == l->count)
+        if (!op->mark || all_posted(l, op->meeting))
             continue;
         l->unwanted = !take_back(l, op); /* again once there is room */
         n = &l->ops;                     /* from the beginning: others may have ended meanwhile */
     }
+}
+
+/* Behind all that this rank has posted.  False: no room in the ring. */
+static bool say_joined(struct tly_local *l)
+{
+    static const struct tly_local_op nothing;
+    struct tly_post p = {.flags = TLY_POST_JOINED};
+    if (!tly_posts_has_room(l, 2 * sizeof p))
+        return false;
+    l->said = true;
+    tly_posts_show(l, &nothing, &p);
+    return take_joined(l, l->me);
 }
 
 bool tly_posts_send(struct tly_local *l)
@@ -673,6 +801,8 @@ bool tly_posts_send(struct tly_local *l)
     }
     if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
         atomic_store(&l->own->stuck, 0);
+    if (l->joining && !l->said && l->own_posts == l->to_post && !full)
+        any |= say_joined(l);
     if (l->unwanted && !full)
         take_back_all(l);
     if (any && l->lost)

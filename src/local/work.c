@@ -19,8 +19,8 @@ enum {
     LEAST_PART = 8 << 10,
     HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
     MOST_PART = 256 << 10,
-    BLOCK = 16 << 10, /* of pool memory: sums are copied to the other ranks while the first cache has them */
-    PARTS_EACH = 2,   /* for each rank, at least, of a large tensor */
+    BLOCK = TLY_ZEROS, /* of pool memory: sums are copied to the other ranks while the first cache has them */
+    PARTS_EACH = 2,    /* for each rank, at least, of a large tensor */
 };
 
 void tly_work_cut(const struct tly_local *l, struct tly_round *r)
@@ -53,7 +53,7 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
         return;
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = i == l->me ? op->input : r->data + (size_t)i * r->room;
+        in[i] = i == l->me ? op->input : r->posts[i].kind ? r->data + (size_t)i * r->room : tly_posts_zeros;
     struct tly_reduction h = tly_work_how(l, op);
     tly_reduce(&h, (int)l->count, in, op->output, op->count);
 }
@@ -123,11 +123,12 @@ static void reduce_block(struct tly_local *l, struct tly_round *r, const struct 
 {
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = l->at[i].base + r->posts[i].input + from;
-    uint8_t *sum = l->at[0].base + r->posts[0].output + from;
+        in[i] = r->posts[i].kind ? l->at[i].base + r->posts[i].input + from : tly_posts_zeros;
+    uint8_t *sum = l->at[r->lead].base + r->posts[r->lead].output + from;
     tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
-    for (uint32_t i = 1; i < l->count; i++)
-        memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
+    for (uint32_t i = r->lead + 1; i < l->count; i++)
+        if (r->posts[i].kind)
+            memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
 }
 
 bool tly_work_is_given_up(const struct tly_local *l)
@@ -191,7 +192,7 @@ static bool reduce_part(struct tly_local *l, struct tly_round *r)
     if (!is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed)))
         return false;
     /* Who gives the round up takes all parts, or sets `failed`, then looks at `working`. */
-    atomic_store(&l->own->working, r->posts[0].work + 1u);
+    atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
     bool ok = !tly_work_is_given_up(l) && take_part(r, &part);
     if (ok) {
         uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
@@ -231,7 +232,7 @@ bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
     uint64_t v = atomic_load(&r->work->next);
     while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
         ;
-    return tly_work_await_others(l, r->posts[0].work + 1u);
+    return tly_work_await_others(l, r->posts[r->lead].work + 1u);
 }
 
 /* All of one rank's data into our memory. */

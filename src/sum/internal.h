@@ -36,6 +36,7 @@ enum slot_state {
     SLOT_OFFERED, /* to be asked for once all have come */
     SLOT_SAID,    /* its rank has said how much of the result it has; no push of it is here */
     SLOT_BROKEN,  /* its connection ended; what had come by then is here */
+    SLOT_JOINED,  /* its rank has joined and will not push: zeros stand for it, and it is owed no answer */
 };
 
 /* One rank's part of a round. */
@@ -98,8 +99,9 @@ struct round {
     struct tly_frame head;     /* of the first push: what all must agree on */
     const struct members *who; /* contributors; where ranks disagree about them, all that anybody names */
     uint32_t opener;           /* the rank whose burden it is; TLY_NO_PEER once all have come */
-    uint32_t arrived;          /* ranks whose push has begun to come, refused ones too */
-    uint32_t summed, length;   /* of the result: bytes ready, bytes in all */
+    uint32_t arrived; /* ranks whose push has begun to come, refused ones too; and those that have joined: */
+    uint32_t joined;  /* slots that are SLOT_JOINED */
+    uint32_t summed, length; /* of the result: bytes ready, bytes in all */
     bool complete;
     bool refused;                     /* a push of it is not kept: its verdict is on the way */
     struct piece piece[PIECES];       /* the crew's share of the work */
@@ -135,6 +137,14 @@ struct burden {
     uint32_t owed;   /* rounds of which it has not confirmed the answer */
     uint32_t lists;  /* of groups, which it was the first to tell, */
     uint32_t named;  /* and the ranks in them */
+};
+
+/* A rank that has joined (tally_join), as it said last.  Outlives its connections. */
+struct joined {
+    bool on;
+    struct tly_map rounds; /* of the tensors that it had submitted: key -> how often, as a pointer */
+    bool coming;           /* the list of these is still coming, over this session */
+    uint32_t session;
 };
 
 /* One rank's connection. */
@@ -182,6 +192,12 @@ struct tly_service {
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
     struct burden *burden;    /* owned array: of each rank */
+    struct joined *joined;    /* owned array: of each rank */
+    uint32_t joined_count;    /* of them are on */
+    uint32_t joins;           /* how often all ranks have joined */
+    const uint8_t *zeros;     /* a part of them, mapped once the first rank has joined; takes no memory */
+    uint32_t *machine;        /* owned array: of each rank, */
+    bool teams;               /* whose ranks may push together */
     uint32_t most_opened;     /* what that may reach */
     uint32_t most_owed;       /* past this its window stays shut */
     uint32_t window_rounds;   /* as many as a window has room for */
@@ -254,6 +270,18 @@ void tly_members_finish(struct tly_service *s);
 bool tly_members_have(const struct members *m, uint32_t rank);
 /* Those of both, a list of this rank's making; NULL: out of memory, or one too many. */
 const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b);
+
+/* joined.c: ranks that have joined take no part in rounds that they had not submitted by then.  Sums and barriers of all
+ * ranks go on with zeros for them. */
+/* JOINED has come.  -EPROTO (*why), -ENOMEM. */
+int tly_joined_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
+/* A round has been opened: ranks that take no part are in it as SLOT_JOINED. */
+void tly_joined_mark(struct tly_service *s, struct round *r);
+/* One of them comes all the same, as its machine's ranks do something else than the others. */
+void tly_joined_comes(struct session *p, struct round *r);
+/* Does it lack a rank that has joined, and cannot do without? */
+bool tly_joined_is_missed(const struct tly_service *s, const struct round *r, uint32_t rank);
+void tly_joined_finish(struct tly_service *s);
 
 /* round.c */
 struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
@@ -329,6 +357,8 @@ void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, con
 /* It takes back what it has pushed: nothing if all ranks have. */
 void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason);
 void tly_verdict_left(struct tly_service *s, uint32_t rank);
+/* It may lack ranks that have joined, and be none that goes on without. */
+void tly_verdict_joined(struct tly_service *s, struct round *r);
 /* Say who is late: to all who wait, or to one who asks. */
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);
 void tly_verdict_tick(struct tly_service *s);

@@ -21,7 +21,7 @@ void tly_redo_detach(struct session *p)
     {
         struct slot *slot = &r->slots[p->rank];
         r->answers[p->rank].on_way = 0;
-        if (slot->state == SLOT_ABSENT)
+        if (slot->state == SLOT_ABSENT || slot->state == SLOT_JOINED)
             continue;
         if (slot->state == SLOT_COMING || slot->state == SLOT_AGAIN || slot->loan)
             slot->state = SLOT_BROKEN;
@@ -86,7 +86,8 @@ static void resolve(struct tly_service *s, struct round *r)
         uint32_t length = tly_round_answer_length(r, i);
         if (r->slots[i].state == SLOT_SAID)
             a->sent = r->slots[i].whole || r->slots[i].have > length ? length : r->slots[i].have;
-        lacked |= r->slots[i].state != SLOT_ABSENT && a->sent < r->base && a->sent < length;
+        lacked |= r->slots[i].state != SLOT_ABSENT && r->slots[i].state != SLOT_JOINED && a->sent < r->base &&
+                  a->sent < length;
     }
     if (r->base) { /* a result of its own, and not over an input that need not be here */
         if (s->restore_waits ||
@@ -123,6 +124,8 @@ static bool is_stable(const struct tly_service *s, const struct round *r)
         uint32_t i = r->who->rank[at];
         const struct slot *slot = &r->slots[i];
         const struct session *p = s->by_rank[i];
+        if (slot->state == SLOT_JOINED)
+            continue; /* it has never begun it */
         if (slot->state == SLOT_ABSENT ? !s->gone[i] && (!p || p->done_epoch < r->told_in)
                                        : slot->state != SLOT_SAID || !slot->whole)
             return false;
@@ -135,6 +138,8 @@ static void release(struct tly_service *s, struct round *r)
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
         struct session *p = s->by_rank[i];
+        if (r->slots[i].state == SLOT_JOINED)
+            continue;
         if (p && r->slots[i].state != SLOT_ABSENT)
             post(p, r, TLY_DONE, 0);
         else if (p)
@@ -193,7 +198,7 @@ static bool is_unspoken(const struct round *r, const struct session *p)
 {
     const struct slot *slot = &r->slots[p->rank];
     bool mark = r->head.rank == p->rank && (r->head.flags & TLY_MARK); /* comes again as a push */
-    return slot->state != SLOT_ABSENT && slot->session != p->id && !mark;
+    return slot->state != SLOT_ABSENT && slot->state != SLOT_JOINED && slot->session != p->id && !mark;
 }
 
 void tly_redo_done(struct session *p, const struct tly_frame *f)
@@ -291,6 +296,8 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
         return -EPROTO;
     }
     struct slot *slot = &r->slots[p->rank];
+    if (slot->state == SLOT_JOINED)
+        tly_joined_comes(p, r);
     if (slot->state != SLOT_ABSENT) {
         if (!r->answers[p->rank].held) {
             *why = "a HAVE of what it has pushed over this connection";
@@ -313,7 +320,7 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     tly_round_awaited(s, r, f);
     tly_round_arrived(s, r);
     p->lacking--;
-    for (uint32_t i = 0; i < r->who->count && r->arrived == 1; i++)
+    for (uint32_t i = 0; i < r->who->count && r->arrived - r->joined == 1; i++)
         if (s->by_rank[r->who->rank[i]])
             tly_round_grant(s->by_rank[r->who->rank[i]]);
     bool mark = (f->flags | r->head.flags) & TLY_MARK;

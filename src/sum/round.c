@@ -146,6 +146,8 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
         if (s->by_rank[who->rank[i]])
             s->by_rank[who->rank[i]]->lacking++;
     tly_list_append(&s->incomplete, &r->node);
+    if (s->joined_count)
+        tly_joined_mark(s, r);
     s->probes += f->kind == TLY_PROBE;
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
     if (!(f->flags & TLY_PATIENT))
@@ -264,7 +266,7 @@ void tly_round_forget_slots(struct tly_service *s, struct round *r)
         give_back(s, i, slot);
         if (slot->state == SLOT_AGAIN && s->by_rank[i])
             s->by_rank[i]->lacking--;
-        if (slot->state != SLOT_ABSENT)
+        if (slot->state != SLOT_ABSENT && slot->state != SLOT_JOINED)
             slot->state = SLOT_REFUSED;
     }
 }
@@ -427,6 +429,8 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
     bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
+    if (slot->state == SLOT_JOINED)
+        tly_joined_comes(p, r);
     if (begins && f->offset == slot->start &&
         (slot->state == SLOT_ABSENT || slot->state == SLOT_AGAIN || slot->state == SLOT_DROPPED)) {
         bool first = slot->state == SLOT_ABSENT;
@@ -451,7 +455,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (first) {
             tly_round_arrived(s, r);
             /* Who lacks a new round may have been waiting for window behind what only that round can free. */
-            for (uint32_t i = 0; i < s->ranks && r->arrived == 1; i++)
+            for (uint32_t i = 0; i < s->ranks && r->arrived - r->joined == 1; i++)
                 if (s->by_rank[i] && s->by_rank[i] != p)
                     tly_round_grant(s->by_rank[i]);
         }
@@ -530,11 +534,11 @@ static void withdraw(struct tly_service *s, struct round *r, uint32_t rank)
     slot->withdrawn = false;
     unqueue(s, r, rank);
     a->sent = 0;
-    if (--r->arrived > 0)
+    if (--r->arrived > r->joined)
         return;
     for (uint32_t i = 0; i < r->who->count; i++) {
         struct session *of = s->by_rank[r->who->rank[i]];
-        if (of)
+        if (of && r->slots[r->who->rank[i]].state != SLOT_JOINED)
             of->lacking--;
     }
     tly_round_remove(s, r);
@@ -544,7 +548,8 @@ static bool is_whole(const struct round *r)
 {
     bool whole = all_arrived(r);
     for (uint32_t i = 0; i < r->who->count && whole; i++)
-        whole = r->slots[r->who->rank[i]].state == SLOT_WHOLE;
+        whole =
+            r->slots[r->who->rank[i]].state == SLOT_WHOLE || r->slots[r->who->rank[i]].state == SLOT_JOINED;
     return whole;
 }
 
@@ -553,7 +558,8 @@ void tly_round_cancel(struct session *p, struct round *r)
     struct tly_service *s = p->service;
     struct slot *slot = &r->slots[p->rank];
     bool begun = r->summed || r->pieces_left;
-    if (slot->state == SLOT_ABSENT || r->complete || (begun && !r->refused && is_whole(r)))
+    if (slot->state == SLOT_ABSENT || slot->state == SLOT_JOINED || r->complete ||
+        (begun && !r->refused && is_whole(r)))
         return;          /* summed already, or about to be: its answer is on the way */
     r->refused |= begun; /* of what ranks have had the beginning of, and cannot have the rest */
     slot->withdrawn = true;
@@ -619,7 +625,8 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
                                 .postscale = h->postscale};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
     for (uint32_t i = 0; i < who->count; i++)
-        inputs[i] = r->slots[t->order[i]].data + from;
+        inputs[i] =
+            (r->slots[t->order[i]].state == SLOT_JOINED ? s->zeros : r->slots[t->order[i]].data) + from;
     if (t->groups == 1)
         tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
     else
@@ -704,8 +711,14 @@ static uint32_t reach(const struct round *r)
 
 static void gather_list(struct round *r)
 {
-    for (uint32_t i = 0; i < r->who->count; i++)
-        memcpy(r->result + (size_t)i * r->head.length, r->slots[r->who->rank[i]].data, r->head.length);
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        const struct slot *slot = &r->slots[r->who->rank[i]];
+        uint8_t *to = r->result + (size_t)i * r->head.length;
+        if (slot->state == SLOT_JOINED)
+            memset(to, 0, r->head.length);
+        else
+            memcpy(to, slot->data, r->head.length);
+    }
 }
 
 static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
@@ -762,7 +775,8 @@ void tly_round_queue_answers(struct tly_service *s, struct round *r)
         uint32_t rank = r->who->rank[i];
         struct answer *a = &r->answers[rank];
         struct session *p = s->by_rank[rank];
-        if (!p || a->queued || r->slots[rank].state == SLOT_ABSENT || !answer_ready(s, r, rank))
+        if (!p || a->queued || r->slots[rank].state == SLOT_ABSENT || r->slots[rank].state == SLOT_JOINED ||
+            !answer_ready(s, r, rank))
             continue;
         a->queued = tly_heap_push(&p->ready, order, a) == 0;
         if (!a->queued)

@@ -332,6 +332,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     case TLY_DONE:
     case TLY_FINAL:
     case TLY_GROUP:
+    case TLY_JOINED:
     case TLY_SPEC:
     case TLY_CANCEL:
     case TLY_STATUS:
@@ -430,6 +431,8 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
         return;
     }
     tly_round_landed(p, r, f, more);
+    if (f->part == 0 && s->joined_count)
+        tly_verdict_joined(s, r);
     /* Somebody has left already: this round will not be complete. */
     if (f->part == 0 && s->left)
         for (uint32_t i = 0; i < s->ranks; i++)
@@ -464,6 +467,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_GROUP:
         return tly_members_learn(p, f, data, why);
+    case TLY_JOINED:
+        return tly_joined_learn(p, f, data, why);
     case TLY_HAVE:
         return tly_redo_have(p, f, data, why);
     case TLY_DONE:
@@ -751,7 +756,13 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     s->burden = calloc(roster->rank_count, sizeof *s->burden);
-    int err = s->by_rank && s->gone && s->burden ? 0 : -ENOMEM;
+    s->joined = calloc(roster->rank_count, sizeof *s->joined);
+    s->machine = calloc(roster->rank_count, sizeof *s->machine);
+    s->teams = roster->teams;
+    bool room = s->by_rank && s->gone && s->burden && s->joined && s->machine;
+    int err = room ? 0 : -ENOMEM;
+    for (uint32_t i = 0; i < roster->rank_count && room; i++)
+        s->machine[i] = roster->ranks[i].machine;
     size_t round = sizeof(struct round) + roster->rank_count * (sizeof(struct slot) + sizeof(struct answer));
     s->most_owed =
         MOST_ROUND_BYTES / round > LEAST_ROUNDS ? (uint32_t)(MOST_ROUND_BYTES / round) : LEAST_ROUNDS;
@@ -866,6 +877,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
     tly_pool_trim(&s->pool);
     tly_members_finish(s);
     tly_straggler_finish(&s->straggler);
+    tly_joined_finish(s);
     free(s->by_rank);
     free(s->gone);
     free(s->burden);

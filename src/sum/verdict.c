@@ -113,6 +113,8 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
     tly_round_forget_slots(s, r);
     for (uint32_t i = 0; i < s->ranks; i++) {
         struct session *p = s->by_rank[i];
+        if (r->slots[i].state == SLOT_JOINED)
+            continue;
         if (r->slots[i].state != SLOT_ABSENT && p)
             tell(p, r);
         else if ((p ? p->left : s->gone[i]) && tly_members_have(r->who, i)) { /* will never ask */
@@ -120,6 +122,8 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
             r->received++;
         }
     }
+    if (s->joined_count)
+        tly_joined_mark(s, r);
     if (s->dropped_slots)
         tly_round_ask_again(s);
 }
@@ -141,7 +145,7 @@ void tly_verdict_differs(struct tly_service *s, struct round *r)
         return;
     r->asked = true;
     for (uint32_t i = 0; i < s->ranks; i++)
-        if (r->slots[i].state != SLOT_ABSENT)
+        if (r->slots[i].state != SLOT_ABSENT && r->slots[i].state != SLOT_JOINED)
             ask(s, r, i);
 }
 
@@ -185,7 +189,7 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
     free(slot->text);
     slot->text = text;
     for (uint32_t i = 0; i < r->who->count; i++)
-        if (!r->slots[r->who->rank[i]].text)
+        if (!r->slots[r->who->rank[i]].text && r->slots[r->who->rank[i]].state != SLOT_JOINED)
             return;
     compose(s, r);
 }
@@ -258,6 +262,25 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank)
             tly_members_have(r->who, rank))
             decide(s, r, ESHUTDOWN, sentence);
     }
+}
+
+static bool is_missed(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+{
+    return tly_joined_is_missed(s, r, rank);
+}
+
+void tly_verdict_joined(struct tly_service *s, struct round *r)
+{
+    char sentence[TLY_SENTENCE], ranks[200];
+    if (r->head.part != 0 || r->had || r->verdict)
+        return;
+    uint32_t count = ranks_text(s, r, is_missed, NULL, ranks, sizeof ranks);
+    if (!count)
+        return;
+    snprintf(sentence, sizeof sentence,
+             "rank%s %s %s joined: until all ranks have, only all-reduces and barriers of all ranks go on",
+             count > 1 ? "s" : "", ranks, count > 1 ? "have" : "has");
+    decide(s, r, EINVAL, sentence);
 }
 
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker)

@@ -165,8 +165,8 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
 const char *tly_frame_type_name(int type)
 {
     static const char *const names[TLY_FRAME_TYPES] = {
-        "?",      "HELLO",  "ROSTER",  "INVITE", "PREPARE", "BEGUN",  "COMMIT", "COMPLAIN", "PUSH",
-        "RESULT", "SPEC",   "VERDICT", "CANCEL", "AGAIN",   "HAVE",   "DONE",   "FINAL",    "COUNTS",
-        "BEAT",   "STATUS", "GOODBYE", "PACE",   "GROUP",   "RETURN", "MEASURE"};
+        "?",      "HELLO",  "ROSTER",  "INVITE", "PREPARE", "BEGUN",  "COMMIT",  "COMPLAIN", "PUSH",
+        "RESULT", "SPEC",   "VERDICT", "CANCEL", "AGAIN",   "HAVE",   "DONE",    "FINAL",    "COUNTS",
+        "BEAT",   "STATUS", "GOODBYE", "PACE",   "GROUP",   "RETURN", "MEASURE", "JOINED"};
     return type > 0 && type < TLY_FRAME_TYPES ? names[type] : names[0];
 }

@@ -63,6 +63,7 @@ enum tly_frame_type {
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_RETURN,  /* between processes of a machine: what lies in your memory has been read (transport/shm) */
     TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */
+    TLY_JOINED, /* a rank takes part in nothing until all ranks have joined; coordinator -> member: all have */
     TLY_FRAME_TYPES
 };
 
@@ -98,6 +99,8 @@ static inline uint32_t tly_pair_to(uint32_t pair)
 
 /* A kind of operation beyond those of tally.h: who has a message for me? */
 enum { TLY_PROBE = 11 };
+/* A handle's kind, of no frame: this rank waits until all have joined. */
+enum { TLY_JOIN = 12 };
 
 struct tly_frame {
     uint8_t type;

@@ -251,19 +251,16 @@ def test_optimizer(three, compress):
         assert three(trained, seed, compress, timeout=PATIENCE) == [True] * 3
 
 
-def refused():
-    """A join() that one rank refuses; its gradients are in chunks."""
+def joined():
+    """Rank 1 joins while the others go on, with gradients in chunks and calls without a name, for two epochs."""
     import fake_device as fake
     import tally
     import tally.torch as t
     import torch
-    from tally.torch import uneven
     rank, result = tally.rank(), []
-    alone = t.add_process_set([0, 1])
     with fake.install(1, 1 << 14, 1 << 20):
-        p, q = torch.nn.Parameter(fake.tensor(torch.ones(40_000))), torch.nn.Parameter(torch.ones(3))
+        p = torch.nn.Parameter(fake.tensor(torch.ones(40_000)))
         optimizer = t.DistributedOptimizer(torch.optim.SGD([p], lr=0.0, foreach=False), [("p", p)], op=t.Sum)
-        partial = t.DistributedOptimizer(torch.optim.SGD([q], lr=0.0), [("q", q)], process_set=alone) if rank < 2 else None
 
         def step(factor):
             optimizer.zero_grad()
@@ -271,23 +268,19 @@ def refused():
             optimizer.step()
             return sorted(set(fake.read(p.grad).tolist()))
 
-        result.append(step(1))
-        if rank == 1:
-            with pytest.raises(NotImplementedError, match="process set"):
-                t.join()
-        else:
-            with pytest.raises(tally.Error, match="rank 1 refuses"):
-                step(10)
-            with pytest.raises(tally.Error, match="rank 1 refuses"):
-                uneven.gather(torch.ones(1, dtype=torch.float64))
-        result += [step(100), step(1000)]
-        del partial
-    t.remove_process_set(alone)
+        def unnamed():
+            return fake.read(t.allreduce(fake.tensor(torch.full((9_000,), rank + 1.0)), op=t.Sum))[-1].item()
+
+        for factor in (1, 10):
+            result.append((step(factor), unnamed()))
+            if rank != 1:
+                assert (step(100), unnamed()) == ([400], 4)
+            assert t.join() != 1
     return result
 
 
-def test_a_refused_step(three):
-    assert three(refused, timeout=PATIENCE) == [[[6], [600], [6000]]] * 3
+def test_join(three):
+    assert three(joined, timeout=PATIENCE) == [[([6], 6), ([60], 6)]] * 3
 
 
 def api(seed):

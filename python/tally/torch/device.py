@@ -313,7 +313,7 @@ class _Load:
                     self._piece.event = self._device.mark()
         except Exception as error:
             if self._first and not alone and self._about is not None:
-                _failures[(_core.generation(), *self._about)] += 1
+                _failures[(_core.period(), *self._about)] += 1
             self._landed(error, alone)
         else:
             self._landed(None)
@@ -332,6 +332,7 @@ class _Carrier:
     def __init__(self):
         self.changed = threading.Condition()  # guards the rest, and the pools
         self._pending = collections.deque()
+        self._under_way = 0  # loads that were pending and are not handed over
         self._thread = None
 
     def add(self, loads, line):
@@ -348,6 +349,12 @@ class _Carrier:
         with self.changed:
             device.pool.give(piece)
             self.changed.notify_all()
+
+    def settle(self):
+        """Wait until all that was added has been handed over, or has failed."""
+        with self.changed:
+            while self._pending or self._under_way:
+                self.changed.wait(_core.SLICE_MS / 1000)  # signals get through
 
     def take(self, device, length):
         """A piece with memory, for any thread but our own."""
@@ -378,6 +385,7 @@ class _Carrier:
                 if busy:
                     return None
                 self._wait_for(load.take)
+            self._under_way += 1
             return self._pending.popleft()
 
     def _run(self):
@@ -388,6 +396,9 @@ class _Carrier:
                 load = self._next(bool(copying))
             if load is None:
                 copying.popleft().hand_over()
+                with self.changed:
+                    self._under_way -= 1
+                    self.changed.notify_all()
             else:
                 load.copy_out()
                 copying.append(load)
@@ -395,6 +406,11 @@ class _Carrier:
 
 
 _carrier = _Carrier()
+
+
+def settle():
+    """Wait until all that was begun is submitted."""
+    _carrier.settle()
 
 
 class Transfer:
@@ -531,7 +547,7 @@ _failures = collections.Counter()
 def _attempt(name, space, group):
     """How often the first operation of a call in chunks has failed, which it has on all ranks.  The names of the others
     have it: a rank may not have submitted as many as another."""
-    return (_failures[_core.generation(), PUSH_PULL, name, space, group]
+    return (_failures[_core.period(), PUSH_PULL, name, space, group]
             + _core.refusals(PUSH_PULL, name, space, group))
 
 
@@ -562,7 +578,7 @@ def named(name, kind, space, group):
     numbers would follow the order in which copies end."""
     if name is not None:
         return name
-    key = (_core.generation(), kind, space, group)
+    key = (_core.period(), kind, space, group)
     _calls[key] += 1
     return "device.noname.%d" % _calls[key]
 

@@ -19,7 +19,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
-import errno
 import warnings
 
 import torch
@@ -88,12 +87,6 @@ def _check(tensor):
                         % (tensor.dtype, ", ".join(str(dtype) for dtype in _DTYPES)))
 
 
-# Ranks that have called join() and have been heard of, of the job of this generation; they take part in gradients'
-# reductions only.
-joined = []
-joined_in = 0
-
-
 def _refuse(tensor, kind, name, space, reason, group):
     """Tell the other ranks why a tensor cannot be handed over, under the name that its operation would have had."""
     if isinstance(tensor, torch.Tensor) and not tensor.is_cpu and device.supported(tensor.device) and space in _BY_NAME:
@@ -103,10 +96,6 @@ def _refuse(tensor, kind, name, space, reason, group):
 
 def _dtype_code(tensor, kind, name, space, group=None):
     """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
-    if joined and joined_in == _core.generation() and space in _BY_NAME:
-        raise _core.Error("rank%s %s joined: until all ranks have, only gradients of DistributedOptimizers are reduced"
-                          % ("s" if len(joined) > 1 else "", ", ".join(map(str, joined))
-                             + (" have" if len(joined) > 1 else " has")), errno.EINVAL)
     try:
         code = _DTYPES.get(tensor.dtype)
         if (code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN
@@ -461,7 +450,7 @@ class _Gather:
         return self.result
 
 
-def _allgather(tensor, name, space=USER, then=None, process_set=global_process_set):
+def _allgather(tensor, name, space=USER, then=None, process_set=global_process_set, partial=False):
     group = process_set.group()
     code = _dtype_code(tensor, ALLGATHER, name, space, group)
     packed = tensor.detach().resolve_neg().contiguous()
@@ -472,13 +461,13 @@ def _allgather(tensor, name, space=USER, then=None, process_set=global_process_s
 
         def submit(hosts, ended):
             return _core.allgather(name, hosts[0].data_ptr(), flat.numel(), code, shape, space, hosts, ended, group,
-                                   ranks)
+                                   ranks, partial=partial)
 
         operation = device.begin(device.of(flat), [([(flat, None)], submit, (ALLGATHER, name, space, group))],
                                  then=then)
         return _Gather(operation, packed.dtype, shape[1:], packed.new_empty(0))
     operation = _core.allgather(name, packed.data_ptr(), packed.numel(), code, shape, space, packed, then, group,
-                                ranks)
+                                ranks, partial=partial)
     return _Gather(operation, packed.dtype, shape[1:])
 
 

@@ -21,7 +21,7 @@ from .._core import GRADIENT, Reduction
 from .._lib import ALLGATHER, PUSH_PULL
 from .compression import Compression
 from .functions import compare
-from .ops import Average, Group, _reduce, _reduction
+from .ops import Average, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
@@ -91,7 +91,7 @@ class _Distributed:
         self._alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
         self.of_all = process_set.included() and process_set.group() is None
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
-        self._census = None                                       # of this step, and the generation it belongs to
+        self._frozen = None                                       # comparison of this step, and the generation it belongs to
         self._handles = {}
         self._sent = {}                                           # parameter -> its gradient after backward, its version
         self._group_of = {}
@@ -237,7 +237,7 @@ class _Distributed:
             raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
-        self._take_census()
+        self._compare_frozen()
         self._synchronized = False
         if p.grad is not None:  # a hook before ours may have taken it
             self._sent[p] = p.grad, _version(p.grad)
@@ -257,22 +257,16 @@ class _Distributed:
             for member in ready:
                 self._handles[member] = self._submit(member)
 
-    def _take_census(self):
-        """Say once a step that this rank goes on, and hear who does not."""
-        if self._census is None or self._census[1] != _core.generation():
+    def _compare_frozen(self):
+        """Say once a step which parameters need no gradient here; a rank that has joined says nothing."""
+        if self._frozen is None or self._frozen[1] != _core.generation():
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
             if self.of_all:
-                mark = zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
-                self._census = uneven.count(self._prefix + "/census", 0, mark), _core.generation()
-
-    def refuse(self, reason):
-        """Have the other ranks' next step fail with this rank's reason: its census, and all gradients, lest those meet the
-        step after it."""
-        _core.refuse(PUSH_PULL, self._prefix + "/census", GRADIENT, reason)
-        for p in self._update:
-            if p in self._sparse or p.requires_grad:
-                self._refuse(p, reason)
+                words = torch.zeros(_core.size(), dtype=torch.int32, device="cpu")
+                words[_core.rank()] = 1 + zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
+                handle = _reduce(words, words, self._prefix + "/frozen", 0, 1.0, 1.0, 0, GRADIENT)
+                self._frozen = handle, _core.generation()
 
     def _refuse(self, p, reason):
         kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
@@ -296,7 +290,7 @@ class _Distributed:
         # What we write into it ourselves, through .data, its version does not count.
         return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
-    def _start(self, p, gradient, then=None):
+    def _start(self, p, gradient):
         name = self._prefix + self._names[p]
         if gradient.is_sparse:
             if p not in self._sparse:
@@ -308,7 +302,7 @@ class _Distributed:
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
-            return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], then,
+            return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], None,
                                    self._process_set)
         sent, ctx = self._compression.compress(gradient)
         finish = None
@@ -319,26 +313,23 @@ class _Distributed:
                 with torch.no_grad():
                     gradient.copy_(decompress(result, ctx))
         return _reduce(sent, sent, name, self._op, 1.0 / self._predivide, self._predivide, self._priorities[p],
-                       GRADIENT, finish, then, self._process_set.group())
+                       GRADIENT, finish, None, self._process_set.group())
 
-    def stand_in(self, then):
-        """Take part in a step of the other ranks, for a rank that has joined: a handle of the census and of zeros for
-        all gradients.  then: called at the end of each of them, in another thread."""
-        if self._agreed != _core.generation():
-            self._agree()
-        handles = [self._census[0] if self._census else uneven.count(self._prefix + "/census", 1, then=then)]
-        self._census = None
-        for p in self._update:
-            handle = self._handles.get(p)  # begun by a backward without a step
-            if handle is None and p.requires_grad:
-                empty = self._sparse.get(p)
-                handle = self._start(p, torch.zeros_like(p) if empty is None else empty, then)
-            handles.append(handle)
-            self._delay[p] = self.backward_passes_per_step
+    def begin_anew(self):
+        """Forget what a backward without a step has begun: all ranks have joined, and it has ended."""
+        for handle in [*self._handles.values(), self._frozen and self._frozen[0]]:
+            try:
+                if handle is not None:
+                    handle.wait()
+            except _core.Error:
+                pass
+        self._frozen = None
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
-        return Group([handle for handle in handles if handle is not None])
+        for p in self._delay:
+            self._delay[p] = self.backward_passes_per_step
+        self._synchronized = self._unscaled = False
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
@@ -351,14 +342,14 @@ class _Distributed:
             if thawed:
                 raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                                  "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
-            self._take_census()
+            self._compare_frozen()
             for p in self._update:
                 if self._handles.get(p) is None and p.requires_grad:
                     try:
                         self._handles[p] = self._submit(p)
                     except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
                         failure = failure or error
-        census_failure = self._hear_census()
+        frozen_failure = self._hear_frozen()
         for p, handle in list(self._handles.items()):
             if handle is not None:
                 if self._is_changed(p):
@@ -373,7 +364,7 @@ class _Distributed:
                 except _core.Error as error:
                     failure = failure or error
             self._delay[p] = self.backward_passes_per_step
-        failure = failure or census_failure
+        failure = failure or frozen_failure
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
@@ -381,20 +372,19 @@ class _Distributed:
         if failure is not None:
             raise failure
 
-    def _hear_census(self):
-        """Hear who has joined, and whether ranks have frozen other parameters; the Error, or None.
+    def _hear_frozen(self):
+        """Hear whether ranks have frozen other parameters; the Error, or None.
 
         What is frozen here the others may wait for: where ranks differ all are told, each parameter by its name."""
-        if self._census is None:
+        if self._frozen is None:
             return None
         try:
-            census = self._census[0].wait()
+            words = self._frozen[0].wait()
         except _core.Error as error:
             return error
         finally:
-            self._census = None
-        uneven.note(census)
-        if len(uneven.marks(census)) < 2:
+            self._frozen = None
+        if len({word for word in words.tolist() if word}) < 2:
             return None
         failure = None
         for p in self._update:

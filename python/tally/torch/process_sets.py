@@ -49,10 +49,11 @@ class ProcessSet:
         return self._group
 
     def number(self, kind):
-        """Of the next unnamed operation of this kind: how many of them its ranks have begun since init()."""
+        """Of the next unnamed operation of this kind: how many of them its ranks have begun since init() or the last
+        join()."""
         _forget_last_job()
         group = 0 if self.group() is None else self.process_set_id
-        return next(_numbers.setdefault((group, kind), itertools.count()))
+        return next(_numbers.setdefault((_core.period(), group, kind), itertools.count()))
 
     def place(self, root_rank, kind, name, space):
         """The place in it of a rank of the job; ValueError if it has none, and the other ranks are told."""

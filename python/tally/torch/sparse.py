@@ -51,7 +51,8 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides, device="cpu").unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
-        self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set)
+        self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set,
+                                  partial=True)
 
     def _rows_known(self, operation):
         try:
@@ -83,12 +84,14 @@ class SparseReduction:
     def _union(self, pieces):
         """The rows that any rank has, in order.  All ranks see the same pieces, and fail alike."""
         length = len(self._header)
-        for rank, piece in enumerate(pieces):
-            if not torch.equal(piece[:length], pieces[0][:length]):
-                shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (pieces[0], piece)]
-                raise Error("ranks disagree on the sparse tensor of %r: rank 0 has one of shape %s, rank %d one of "
-                            "shape %s" % (self._name, shapes[0], rank, shapes[1]), errno.EINVAL)
-        return torch.unique(torch.cat([piece[length:] for piece in pieces]))
+        given = [(rank, piece) for rank, piece in enumerate(pieces) if len(piece)]  # one that has joined gives nothing
+        first, like = given[0]
+        for rank, piece in given:
+            if not torch.equal(piece[:length], like[:length]):
+                shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (like, piece)]
+                raise Error("ranks disagree on the sparse tensor of %r: rank %d has one of shape %s, rank %d one of "
+                            "shape %s" % (self._name, first, shapes[0], rank, shapes[1]), errno.EINVAL)
+        return torch.unique(torch.cat([piece[length:] for _, piece in given]))
 
     def cancel(self, reason):
         """As Operation's."""

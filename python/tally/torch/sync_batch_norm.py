@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import ctypes
 import errno
 import itertools
 
@@ -11,10 +12,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import _core
 from .._core import STATE
-from . import uneven
-from .ops import Sum, _reduce
+from .._lib import ALLGATHER
+from .ops import Sum, _allgather, _reduce
 
 _numbers = {}  # generation of the communicator -> numbers of layers
+
+_ROWS = "SyncBatchNorm"  # of gather(): one name, as ranks in different layers shall meet and be told
+
+
+def gather(own):
+    """The ranks' numbers, one behind the other; how many each has given; the first of each, as it came to the host: no wait
+    for a device, to which the numbers may go.  Error where a rank has joined.
+
+    own: a tensor of one dimension, of float64, not empty.  Ranks call it in the same order."""
+    handle = _allgather(own, _ROWS, STATE)
+    numbers, lengths = handle.wait(), handle.first_dims
+    address = handle.operation.gathered()[0]
+    begins = itertools.accumulate([0, *lengths[:-1]])
+    return numbers, lengths, [ctypes.c_double.from_address(address + 8 * begin).value for begin in begins]
+
+
+def refuse_gather(reason):
+    """Have the other ranks' next gather() fail with this rank's reason."""
+    _core.refuse(ALLGATHER, _ROWS, STATE, reason)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -41,7 +61,7 @@ class SyncBatchNorm(_BatchNorm):
             self._check_input_dim(input)
         except ValueError as reason:
             if not alone:
-                uneven.refuse_gather(reason)  # the other ranks wait for this one's
+                refuse_gather(reason)  # the other ranks wait for this one's
             raise
         if alone:
             return super().forward(input)
@@ -74,7 +94,7 @@ class _Normalize(torch.autograd.Function):
         else:
             variance = mean = wide.new_zeros(channels)
         row = torch.cat([wide.new_full((1,), number), wide.new_full((1,), length), mean, variance]).to(torch.float64)
-        numbers, lengths, layers = uneven.gather(row)  # a rank in join() takes no part
+        numbers, lengths, layers = gather(row)
         if len(set(zip(layers, lengths))) > 1:
             raise _core.Error("ranks are in different SyncBatchNorm layers: %s"
                               % ", ".join("rank %d in number %d, of %d channels" % (rank, layer, (length - 2) // 2)

@@ -1,0 +1,409 @@
+/* joining.c - tally_join(): this rank has no more input, and waits for the others.
+ *
+ * It submits nothing more, so what it has submitted is known: of each tensor how often.  Every service hears that once on
+ * each connection (JOINED), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders
+ * the ranks that join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.  Then names have
+ * new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the join is past
+ * before they see anything of what follows. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+
+enum {
+    LOOK_MS = 1,     /* while operations in shared memory are still to end: none of them wakes the loop */
+    ENTRIES = 80000, /* of a tensor, in one frame */
+};
+
+/* --- what has been submitted ----------------------------------------------------------------------- */
+
+static size_t count_keeps(tally_comm *c, struct tly_begun *out)
+{
+    size_t count = 0;
+    for (int i = 0; i < c->services; i++) {
+        struct tly_list *lists[] = {&c->peers[i].kept, &c->peers[i].doubted, &c->peers[i].decided};
+        for (int j = 0; j < 3; j++)
+            for (struct tly_list *n = lists[j]->next; n != lists[j]; n = n->next, count++) {
+                const struct keep *k = tly_list_entry(n, struct keep, node);
+                if (out)
+                    out[count] = (struct tly_begun){k->head.key, k->head.round + 1, 0};
+            }
+    }
+    return count;
+}
+
+/* Of what has ended without a name a service that takes another's place may still be told.  names_lock held. */
+static int list_rounds(tally_comm *c)
+{
+    struct joining *j = &c->joining;
+    struct tensor *t;
+    free(j->rounds);
+    j->count = 0;
+    j->rounds = malloc((c->names.count + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
+    if (!j->rounds)
+        return -ENOMEM;
+    j->count = count_keeps(c, j->rounds);
+    tly_map_each(&c->names, t) if (t->round && !tly_kind_is_message(t->kind)) j->rounds[j->count++] =
+        (struct tly_begun){t->key, t->round, 0};
+    return 0;
+}
+
+void tly_joining_tell(struct peer *p)
+{
+    const struct joining *j = &p->comm->joining;
+    size_t at = 0;
+    bool on = j->op && j->placed;
+    if ((!on && !j->joins) || !p->open)
+        return;
+    do {
+        struct tly_frame f = {.type = TLY_JOINED, .rank = (uint32_t)p->comm->rank};
+        struct tly_writer w = {0};
+        size_t left = on ? j->count - at : 0;
+        uint32_t n = left < ENTRIES ? (uint32_t)left : ENTRIES;
+        f.flags = n == left ? TLY_LAST : 0;
+        tly_write32(&w, j->joins);
+        tly_write32(&w, on);
+        tly_write32(&w, n);
+        for (uint32_t i = 0; i < n; i++, at++) {
+            tly_write64(&w, j->rounds[at].key);
+            tly_write32(&w, j->rounds[at].round);
+        }
+        if (w.failed)
+            tly_comm_fail(p->comm, ENOMEM, "out of memory");
+        else
+            tly_peer_post(p, &f, w.data, w.len);
+        free(w.data);
+    } while (on && at < j->count);
+}
+
+static void tell_all(tally_comm *c)
+{
+    for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
+        tly_joining_tell(&c->peers[i]);
+}
+
+/* --- standing in ----------------------------------------------------------------------------------- */
+
+/* A large push_pull of this machine's team, which this rank has not submitted: without its share of the parts, and its
+ * post, the others could not push theirs.  So it does what they do, with zeros. */
+struct wanted {
+    struct tly_list node;
+    struct tly_local_op like;
+};
+
+void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
+{
+    tally_comm *c = comm;
+    struct wanted *w = malloc(sizeof *w);
+    pthread_mutex_lock(&c->inbox_lock);
+    if (w) {
+        w->like = *like;
+        tly_list_append(&c->joining.wanted, &w->node);
+    } else if (!c->broken_err) {
+        c->broken_err = ENOMEM;
+        snprintf(c->broken, sizeof c->broken, "out of memory");
+    }
+    pthread_mutex_unlock(&c->inbox_lock);
+    tly_loop_wake(&c->loop);
+}
+
+/* The tensor of a stand-in, which is free; names_lock held.  NULL: *err is 0, and this rank has submitted that itself, or
+ * -EBUSY: it still does the round before; or -ENOMEM. */
+static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
+{
+    struct tensor *t = tly_map_get(&c->names, like->key);
+    *err = 0;
+    if (t && (int32_t)(t->round - like->round) > 0)
+        return NULL;
+    if (t && atomic_load_explicit(&t->busy, memory_order_acquire)) {
+        *err = -EBUSY;
+        return NULL;
+    }
+    if (!t) {
+        t = calloc(1, sizeof *t + 1);
+        *err = t && tly_map_put(&c->names, like->key, t) == 0 ? 0 : -ENOMEM;
+        if (*err) {
+            free(t);
+            return NULL;
+        }
+        t->key = like->key;
+        t->kind = TALLY_PUSH_PULL;
+        t->unnamed = true;
+    }
+    t->round = like->round + 1;
+    atomic_store_explicit(&t->busy, true, memory_order_relaxed);
+    return t;
+}
+
+static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const struct tly_local_op *like)
+{
+    op->tensor = t;
+    op->dtype = like->dtype;
+    op->reduction = like->reduction;
+    op->priority = like->priority;
+    op->prescale = like->prescale;
+    op->postscale = like->postscale;
+    op->count = like->count;
+    op->shape[0] = (int64_t)like->count;
+    op->bytes = like->bytes;
+    op->key = like->key;
+    op->round = like->round;
+    op->spec = like->spec;
+    op->sequence = c->sequence++;
+    op->submitted = tly_now();
+    op->input = op->output = op->zeros;
+    op->engine = c->local;
+    tly_local_ref(op->engine);
+    c->engine_ops++;
+    tly_team_prepare(c, op);
+    op->local.stands_in = true;
+}
+
+/* 0: it has begun, or need not; -EBUSY: not yet; -ENOMEM. */
+static int stand_in(tally_comm *c, const struct tly_local_op *like)
+{
+    struct tally_op *op = tly_op_make(c, TALLY_PUSH_PULL, NULL);
+    int err = 0;
+    if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
+        err = -ENOMEM;
+    pthread_mutex_lock(&c->names_lock);
+    struct tensor *t = err ? NULL : take_tensor(c, like, &err);
+    if (t)
+        fill_in(c, op, t, like);
+    pthread_mutex_unlock(&c->names_lock);
+    if (op && !t)
+        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+    if (t) {
+        pthread_mutex_lock(&c->inbox_lock);
+        tly_list_append(&c->inbox, &op->node);
+        pthread_mutex_unlock(&c->inbox_lock);
+    }
+    if (op)
+        tly_op_unref(op); /* nobody has the handle */
+    return err;
+}
+
+static struct tly_list *take_wanted(tally_comm *c, struct tly_list *after)
+{
+    pthread_mutex_lock(&c->inbox_lock);
+    struct tly_list *n = after->next;
+    if (n != &c->joining.wanted)
+        tly_list_remove(n);
+    else
+        n = NULL;
+    pthread_mutex_unlock(&c->inbox_lock);
+    return n;
+}
+
+static void stand_in_for_all(tally_comm *c)
+{
+    struct tly_list later = TLY_LIST_INIT(later), *n;
+    bool any = false;
+    while ((n = take_wanted(c, &c->joining.wanted))) {
+        struct wanted *w = tly_list_entry(n, struct wanted, node);
+        int err = stand_in(c, &w->like);
+        any |= !err;
+        if (err == -EBUSY) {
+            tly_list_append(&later, n);
+            continue;
+        }
+        free(w);
+        if (err) {
+            tly_comm_fail(c, ENOMEM, "out of memory");
+            break;
+        }
+    }
+    pthread_mutex_lock(&c->inbox_lock);
+    while (!tly_list_empty(&later)) {
+        n = later.next;
+        tly_list_remove(n);
+        tly_list_append(&c->joining.wanted, n);
+    }
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (any)
+        tly_op_drain(c);
+}
+
+static void stand_in_no_more(tally_comm *c)
+{
+    struct tly_list *n;
+    while ((n = take_wanted(c, &c->joining.wanted)))
+        free(tly_list_entry(n, struct wanted, node));
+}
+
+/* All others have what they wanted of it. */
+static void end_stand_ins(tally_comm *c)
+{
+    stand_in_no_more(c);
+    for (struct tly_list *n = c->active_ops.next, *next; n != &c->active_ops; n = next) {
+        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        next = n->next;
+        if (op->zeros)
+            tly_op_end(c, op, ECANCELED, "all ranks have joined");
+    }
+}
+
+/* --- the end --------------------------------------------------------------------------------------- */
+
+/* Nothing of what this rank had submitted is under way, and nobody may still need what it has of it. */
+static bool is_drained(tally_comm *c)
+{
+    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
+        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        if (!tly_kind_is_message(op->kind))
+            return false;
+    }
+    for (int i = 0; i < c->services; i++)
+        if (!tly_list_empty(&c->peers[i].kept) || !tly_list_empty(&c->peers[i].doubted))
+            return false;
+    if (c->local && !tly_local_is_idle(c->local))
+        return false;
+    pthread_mutex_lock(&c->inbox_lock);
+    bool drained = tly_list_empty(&c->inbox);
+    pthread_mutex_unlock(&c->inbox_lock);
+    return drained;
+}
+
+static void count_anew(struct tally_group *g)
+{
+    memset(g->unnamed, 0, sizeof g->unnamed);
+    memset(g->ordered, 0, sizeof g->ordered);
+}
+
+/* All ranks have joined: this one goes on. */
+static void go_on(tally_comm *c)
+{
+    struct joining *j = &c->joining;
+    struct tally_op *op = j->op;
+    struct tally_group *g;
+    if (c->local)
+        tly_local_joined_all(c->local);
+    pthread_mutex_lock(&c->names_lock);
+    j->joins = c->member.roster.joins;
+    int err = tly_tensor_rekey(c);
+    c->plans = 0;
+    count_anew(&c->all);
+    tly_map_each(&c->groups, g) count_anew(g);
+    atomic_store(&j->on, false);
+    j->op = NULL;
+    pthread_mutex_unlock(&c->names_lock);
+    atomic_store(&c->stands_by, false);
+    if (err) {
+        tly_op_finish(op, ENOMEM, "out of memory");
+        tly_comm_fail(c, ENOMEM, "out of memory");
+        return;
+    }
+    tell_all(c);
+    op->source = (int)j->last;
+    tly_op_finish(op, 0, NULL);
+}
+
+int64_t tly_joining_look(tally_comm *c)
+{
+    struct joining *j = &c->joining;
+    if (j->complete)
+        end_stand_ins(c);
+    else
+        stand_in_for_all(c);
+    if (!j->op || !j->placed) /* it has failed meanwhile, or others still wait for this rank */
+        return INT64_MAX;
+    bool drained = is_drained(c);
+    if (drained && !j->drained) {
+        j->drained = true;
+        tly_member_join(&c->member, true);
+    }
+    if (drained && j->complete)
+        go_on(c);
+    return drained || !c->local ? INT64_MAX : tly_now() + LOOK_MS * TLY_MS;
+}
+
+void tly_joining_placed(void *comm)
+{
+    tally_comm *c = comm;
+    if (!c->joining.op || c->joining.placed)
+        return;
+    c->joining.placed = true;
+    if (c->local)
+        tly_local_join(c->local, c->engine_ops);
+    tell_all(c);
+}
+
+void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence)
+{
+    tally_comm *c = comm;
+    if (err) {
+        tly_joining_end(c, err, sentence);
+    } else if (c->joining.op) {
+        c->joining.complete = true;
+        c->joining.last = last;
+    }
+}
+
+void tly_joining_end(tally_comm *c, int err, const char *sentence)
+{
+    struct tally_op *op = c->joining.op;
+    c->joining.op = NULL;
+    if (op)
+        tly_op_finish(op, err, sentence);
+}
+
+void tly_joining_finish(tally_comm *c)
+{
+    free(c->joining.rounds);
+    if (c->joining.wanted.next) /* of one that was opened */
+        stand_in_no_more(c);
+    tly_map_finish(&c->joining.former);
+}
+
+/* --- the beginning --------------------------------------------------------------------------------- */
+
+static int begin(tally_comm *c, struct tally_op *op)
+{
+    struct joining *j = &c->joining;
+    pthread_mutex_lock(&c->names_lock);
+    int err = 0;
+    if (c->closing)
+        err = tly_fail(ESHUTDOWN, "the communicator is closing");
+    else if (atomic_load(&j->on))
+        err = tly_fail(EINVAL, "this rank has joined already");
+    else if (list_rounds(c) != 0)
+        err = tly_fail(ENOMEM, "out of memory");
+    else
+        atomic_store(&j->on, true);
+    pthread_mutex_unlock(&c->names_lock);
+    if (err)
+        return err;
+    j->op = op;
+    j->placed = j->drained = j->complete = false;
+    atomic_store(&c->stands_by, true);
+    tly_member_join(&c->member, false);
+    return 0;
+}
+
+int tally_join(tally_comm *c, const struct tally_options *options, tally_op **op)
+{
+    int err = tly_comm_check(c);
+    if (err)
+        return err;
+    if (options && options->size != sizeof *options)
+        return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", options->size,
+                        sizeof *options);
+    struct tally_op *made = tly_op_make(c, TLY_JOIN, options);
+    if (!made)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_loop_lock(&c->loop);
+    err = tly_comm_check(c);
+    err = err ? err : begin(c, made);
+    tly_loop_unlock(&c->loop);
+    if (err) {
+        made->references = 1;
+        tly_op_unref(made);
+        return err;
+    }
+    tly_loop_wake(&c->loop);
+    *op = made;
+    return 0;
+}
