@@ -32,6 +32,9 @@
 #ifndef JOINS
 #define JOINS 0 /* 1: service 1 comes and service 0 leaves the split while it runs */
 #endif
+#ifndef RESTS
+#define RESTS 0 /* 1: the last machine runs out of input at any moment (tally_join), and begins no more rounds */
+#endif
 #ifndef LOSSES
 #define LOSSES 0 /* coordinators that die in the midst of their COMMITs; another takes the place */
 #endif
@@ -50,7 +53,7 @@
 #define CN(m, s) ((m) * SERVICES + (s))
 #define HAS(set, s) ((((set) >> (s)) & 1) == 1)
 
-mtype = { PUSH, HAVE, DONE, FINAL, RECEIVED, RESULT, AGAIN, ASK, STABLE, PREPARE, COMMIT }
+mtype = { PUSH, HAVE, DONE, FINAL, RECEIVED, JOINED, RESULT, AGAIN, ASK, STABLE, PREPARE, COMMIT }
 
 /* Scratch of one step; never part of a state. */
 hidden byte k, o, b, q, frame_value, frame_flag;
@@ -99,8 +102,30 @@ bool cut[SERVICES * ROUNDS * MACHINES]; /* the connection broke, and the machine
 byte wish[SERVICES * ROUNDS * MACHINES];/* 1: AGAIN is to be sent; 2: ASK */
 bool said[SERVICES * ROUNDS * MACHINES];/* STABLE has been sent */
 
-#define SUMMED(s, r, p) \
-    (got[SRM(s, r, 0)] > (p) && got[SRM(s, r, MACHINES / 2)] > (p) && got[SRM(s, r, MACHINES - 1)] > (p))
+#if RESTS > 0
+bool rests;                     /* the last machine has joined, */
+byte took;                      /* and had begun so many rounds by then */
+bool tell[SERVICES];            /* the service is still to hear so over this connection; */
+byte knows[SERVICES];           /* took + 1, once it has */
+#ifdef MUTANT_JOINED_TAKES_PART_IN_NOTHING
+#define SITS_OUT(s, r) (knows[s] > 0)
+#else
+#define SITS_OUT(s, r) (knows[s] > 0 && (r) >= knows[s] - 1)
+#endif
+/* Zeros stand for it: it never pushes, and is owed nothing. */
+#define ZERO(s, r, m) ((m) == MACHINES - 1 && in[SRM(s, r, m)] == OUT && SITS_OUT(s, r))
+#ifdef MUTANT_JOINED_IS_AWAITED
+#define OWED_NOTHING(s, r, m) false
+#else
+#define OWED_NOTHING(s, r, m) ZERO(s, r, m)
+#endif
+#else
+#define ZERO(s, r, m) false
+#define OWED_NOTHING(s, r, m) false
+#endif
+
+#define HERE(s, r, m, p) (got[SRM(s, r, m)] > (p) || ZERO(s, r, m))
+#define SUMMED(s, r, p) (HERE(s, r, 0, p) && HERE(s, r, MACHINES / 2, p) && HERE(s, r, MACHINES - 1, p))
 /* Over a new connection the machine speaks first: what it holds has changed since the service heard of it. */
 #ifdef MUTANT_SERVICE_FIRST
 #define MAY_SPEAK(s, r, m) true
@@ -147,7 +172,7 @@ inline steady_if_all(s, r)
 #ifdef MUTANT_DROP_EARLY
         o = o && sent[SRM(s, r, k)] == L
 #else
-        o = o && rcvd[SRM(s, r, k)]
+        o = o && (rcvd[SRM(s, r, k)] || OWED_NOTHING(s, r, k))
 #endif
     }
     if
@@ -155,7 +180,7 @@ inline steady_if_all(s, r)
         phase[SR(s, r)] = STEADY;
         for (k : 0 .. MACHINES - 1) {
             wish[SRM(s, r, k)] = 0;
-            said[SRM(s, r, k)] = (in[SRM(s, r, k)] == IN_DONE)
+            said[SRM(s, r, k)] = (in[SRM(s, r, k)] == IN_DONE || OWED_NOTHING(s, r, k))
         }
         forget_if_told(s, r)
     :: else
@@ -168,7 +193,7 @@ inline go_if_all(s, r)
     o = 1;
     q = 0;
     for (k : 0 .. MACHINES - 1) {
-        o = o && in[SRM(s, r, k)] != OUT;
+        o = o && (in[SRM(s, r, k)] != OUT || ZERO(s, r, k));
         if
         :: in[SRM(s, r, k)] == IN_DONE -> q = L
         :: in[SRM(s, r, k)] == IN_HAVE && have[SRM(s, r, k)] > q -> q = have[SRM(s, r, k)]
@@ -177,6 +202,8 @@ inline go_if_all(s, r)
     }
     if
     :: o == 1 ->
+        /* Zeros only for who has never begun it. */
+        assert(!ZERO(s, r, MACHINES - 1) || st[MR(MACHINES - 1, r)] == 0);
         phase[SR(s, r)] = GO;
         base[SR(s, r)] = q;
         o = 0;
@@ -184,7 +211,7 @@ inline go_if_all(s, r)
         for (k : 0 .. MACHINES - 1) {
             if
             :: in[SRM(s, r, k)] == IN_HAVE && have[SRM(s, r, k)] == q && b == 0 -> b = k + 1
-            :: in[SRM(s, r, k)] != IN_DONE && have[SRM(s, r, k)] < q -> o = 1
+            :: in[SRM(s, r, k)] != IN_DONE && have[SRM(s, r, k)] < q && !OWED_NOTHING(s, r, k) -> o = 1
             :: else
             fi
         }
@@ -224,7 +251,7 @@ inline ask_missing(s, r)
     if
     :: o ->
         for (k : 0 .. MACHINES - 1) {
-            wish[SRM(s, r, k)] = (in[SRM(s, r, k)] == OUT -> 2 : 0)
+            wish[SRM(s, r, k)] = (in[SRM(s, r, k)] == OUT && !ZERO(s, r, k) -> 2 : 0)
         }
     :: else
     fi
@@ -307,6 +334,29 @@ inline take_final(s, r)
     :: else /* here already */
     fi
 }
+
+#if RESTS > 0
+inline take_joined(s)
+{
+    knows[s] = b + 1;
+    for (q : 0 .. ROUNDS - 1) {
+        if
+        :: SITS_OUT(s, q) -> wish[SRM(s, q, MACHINES - 1)] = 0
+        :: else
+        fi
+    }
+    frame_value = ROUNDS;
+    do
+    :: frame_value > 0 ->
+        frame_value--;
+        if
+        :: phase[SR(s, frame_value)] == GATHER -> go_if_all(s, frame_value)
+        :: else
+        fi
+    :: else -> break
+    od
+}
+#endif
 
 /* --- machines ------------------------------------------------------------------------------------ */
 
@@ -482,6 +532,13 @@ end:
            up[CN(m, s)]!r, RECEIVED, 0, 0;
            told[MR(m, r)] = true
        }
+#if RESTS > 0
+    :: d_step {
+           r == 0 && m == MACHINES - 1 && open[CN(m, s)] && tell[s] && nfull(up[CN(m, s)]) ->
+           up[CN(m, s)]!0, JOINED, took, 0;
+           tell[s] = false
+       }
+#endif
     /* the service reads */
     :: d_step {
            alive[s] && open[CN(m, s)] && up[CN(m, s)]?[eval(r), _, _, _] ->
@@ -491,6 +548,9 @@ end:
            :: frame == HAVE -> take_have(s, r, m)
            :: frame == DONE -> take_done(s, r, m)
            :: frame == FINAL -> take_final(s, r)
+#if RESTS > 0
+           :: frame == JOINED -> take_joined(s)
+#endif
            :: else -> /* RECEIVED */
                if
                :: phase[SR(s, r)] == GO ->
@@ -503,7 +563,7 @@ end:
     /* service -> machine */
     :: d_step {
            alive[s] && open[CN(m, s)] && phase[SR(s, r)] == GO && !cut[SRM(s, r, m)] &&
-               in[SRM(s, r, m)] != IN_DONE && sent[SRM(s, r, m)] < L && AVAILABLE(s, r, sent[SRM(s, r, m)]) &&
+               in[SRM(s, r, m)] != IN_DONE && !ZERO(s, r, m) && sent[SRM(s, r, m)] < L && AVAILABLE(s, r, sent[SRM(s, r, m)]) &&
                nfull(down[CN(m, s)]) ->
            down[CN(m, s)]!r, RESULT, sent[SRM(s, r, m)], 0;
            sent[SRM(s, r, m)]++;
@@ -557,14 +617,31 @@ byte uni[ROUNDS]; /* coordinator: epoch + 1 of rounds that a machine reports as 
 byte reports;
 chan orders[MACHINES] = [2] of { mtype, byte, byte, byte, byte }; /* type, dead, epoch, union of rounds 0, 1 */
 
+#if RESTS > 0
+#define RESTED rests
+#else
+#define RESTED false
+#endif
+
 proctype machine(byte m)
 {
 end:
     do
     :: d_step {
-           cur[m] < ROUNDS && !paused[m] && st[MR(m, cur[m])] == NONE ->
+           cur[m] < ROUNDS && !paused[m] && st[MR(m, cur[m])] == NONE && !(RESTED && m == MACHINES - 1) ->
            begin_round(m)
        }
+#if RESTS > 0
+    :: d_step {
+           m == MACHINES - 1 && !rests && cur[m] < ROUNDS ->
+           rests = true;
+           took = cur[m] + (st[MR(m, cur[m])] == NONE -> 0 : 1);
+           for (q : 0 .. LAST) {
+               tell[q] = true
+           }
+           q = 0
+       }
+#endif
     /* The operation ends.  Its buffer is the application's again. */
     :: d_step {
            cur[m] < ROUNDS && st[MR(m, cur[m])] == BEGUN && h[MR(m, cur[m])] == L && MAY_LEAVE(m, cur[m]) ->
@@ -754,6 +831,9 @@ end:
                if
                :: alive[s] && open[CN(m, s)] ->
                    flush(CN(m, s));
+#if RESTS > 0 && !defined(MUTANT_JOINED_SAID_ONCE)
+                   tell[s] = tell[s] || (rests && m == MACHINES - 1); /* it may have been lost */
+#endif
                    for (q : 0 .. ROUNDS - 1) {
                        /* the service's end */
                        if
@@ -816,7 +896,11 @@ active proctype monitor()
     }
     timeout ->
     for (i : 0 .. MACHINES * ROUNDS - 1) {
+#if RESTS > 0
+        assert(st[i] == KNOWN || (rests && i >= MR(MACHINES - 1, took))) /* no loss, no deadlock */
+#else
         assert(st[i] == KNOWN) /* no loss, no deadlock */
+#endif
     }
     for (i : 0 .. SERVICES * ROUNDS - 1) {
         assert(phase[i] == FREE) /* nothing left behind */

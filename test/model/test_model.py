@@ -28,6 +28,9 @@ SOUND = {
     "three machines": "MACHINES=3 ROUNDS=1 L=1 KILLS=1",
     "the coordinator dies between its COMMITs": "ROUNDS=1 L=1 KILLS=1 LOSSES=1",
     "the coordinator dies between its COMMITs, one joins": "L=1 KILLS=0 JOINS=1 LOSSES=1",
+    "one has no more input": "KILLS=0 RESTS=1",
+    "one has no more input, a service dies, a connection breaks": "ROUNDS=1 L=1 KILLS=1 BREAKS=1 RESTS=1",
+    "one of three has no more input, a service dies": "MACHINES=3 ROUNDS=1 L=1 KILLS=1 RESTS=1",
     "all at once": "ROUNDS=1 L=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
 }
 if os.environ.get("TALLY_CHAOS"):  # as `make chaos` does: minutes, gigabytes
@@ -38,6 +41,7 @@ if os.environ.get("TALLY_CHAOS"):  # as `make chaos` does: minutes, gigabytes
         "deep: one dies, one joins, one drains": "KILLS=1 JOINS=1",
         "deep: three machines, a connection breaks": "MACHINES=3 ROUNDS=1 KILLS=1 BREAKS=1",
         "deep: one dies, one joins, one drains, the coordinator dies": "L=1 KILLS=1 JOINS=1 LOSSES=1",
+        "deep: one has no more input, two services die": "L=1 KILLS=2 RESTS=1",
         "deep: all at once": "ROUNDS=1 KILLS=1 SUSPECTS=1 BREAKS=1 JOINS=1",
     }
 
@@ -47,6 +51,7 @@ LOST = r"frame_value==\(\(2\*r\)\+2\)"
 NO_HOLDER = r"\(o==0\)\|\|\(b!=0\)"
 TWICE = r"b==h\["
 STUCK = r"st\[i\]==3"
+BEGUN = r"st\[.*\]==0"
 LEFT_BEHIND = r"phase\[i\]==0"
 MUTANTS = {
     "NO_COPY": ("KILLS=1", LOST),
@@ -59,6 +64,9 @@ MUTANTS = {
     "JUDGE_BY_OWNER": ("KILLS=2", LOST),
     "NOT_ASKED_AGAIN": ("L=1 KILLS=1 JOINS=1 LOSSES=1", STUCK),
     "SERVICE_FIRST": ("ROUNDS=1 KILLS=1 BREAKS=1", TWICE),
+    "JOINED_TAKES_PART_IN_NOTHING": ("L=1 KILLS=1 RESTS=1", BEGUN),
+    "JOINED_SAID_ONCE": ("ROUNDS=1 L=1 KILLS=0 BREAKS=1 RESTS=1", STUCK),
+    "JOINED_IS_AWAITED": ("ROUNDS=1 L=1 KILLS=0 RESTS=1", STUCK),
 }
 
 
