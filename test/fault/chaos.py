@@ -172,6 +172,9 @@ class Shape:
         if self.kinds:
             self.words.append(f"kinds={self.kinds}")
             self.sizes += [rnd.choice([1000, 20000, 100000]) + rnd.randrange(3) for _ in range(8 - len(self.sizes))]
+        alike = not self.kinds and not re.search("cancel|group", str(self.words))
+        if alike and random.Random(f"uneven {seed}").random() < 0.3:
+            self.words.append("uneven=1")
 
     def rank_env(self):
         return {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(self.ranks)} if self.pairs else {}

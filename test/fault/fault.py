@@ -75,8 +75,20 @@ def tree(inputs):
     return tree(inputs[:m]) + tree(inputs[m:])
 
 
-def members(tensor, ranks, group):
-    """Whose tensor it is."""
+PERIOD = 8  # steps, of which an uneven rank does the first few
+
+
+def share(seed, period, rank):
+    """How many of a period's steps a rank has input for, as worker.c has it."""
+    with np.errstate(over="ignore"):
+        key = mix(mix(mix(np.uint64(seed)) + np.uint64(period)) + np.uint64(2000) + np.uint64(rank))
+    return 1 + int(key) % PERIOD
+
+
+def members(seed, step, tensor, ranks, group, uneven):
+    """Whose tensor it is in this step."""
+    if uneven:
+        return [rank for rank in range(ranks) if step % PERIOD < share(seed, step // PERIOD, rank)]
     return range(0, ranks, 2 if group and tensor % 8 == 3 else 1)
 
 
@@ -100,7 +112,7 @@ def pieces_of(kind, seed, step, tensor, source, count, ranks):
     return np.split(whole, np.cumsum(counts)[:-1])
 
 
-def result(kind, seed, step, tensor, rank, count, ranks, group):
+def result(kind, seed, step, tensor, rank, count, ranks, group, uneven):
     """What a rank must get."""
     root, everybody = (step + tensor) % ranks, range(ranks)
     if kind == "broadcast":
@@ -119,7 +131,11 @@ def result(kind, seed, step, tensor, rank, count, ranks, group):
         return np.concatenate([pieces_of(kind, seed, step, tensor, r, count, ranks)[rank] for r in everybody])
     if kind == "reduce_scatter":
         return tree([pieces_of(kind, seed, step, tensor, r, count, ranks)[rank] for r in everybody])
-    return tree([make_input(seed, step, tensor, r, count) for r in members(tensor, ranks, group)])
+    some = members(seed, step, tensor, ranks, group, uneven)
+    if not uneven:
+        return tree([make_input(seed, step, tensor, r, count) for r in some])
+    zeros = np.zeros(count, np.float32)
+    return tree([make_input(seed, step, tensor, r, count) if r in some else zeros for r in everybody])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -127,12 +143,12 @@ def digest(kind, *what):
     return hashlib.blake2b(result(kind, *what).tobytes(), digest_size=16).hexdigest()
 
 
-def reference(kinds, seed, step, tensor, rank, *what):
+def reference(kinds, seed, step, tensor, rank, count, ranks, group, uneven=False):
     """The hash of what a rank must get."""
-    kind = KINDS[kinds][tensor % 8]
+    kind = "sum" if uneven else KINDS[kinds][tensor % 8]
     if kind in ("sum", "broadcast", "allgather", "allgather_into"):
         rank = 0  # all get the same: it is made once
-    return digest(kind, seed, step, tensor, rank, *what)
+    return digest(kind, seed, step, tensor, rank, count, ranks, group, uneven)
 
 
 # --- histories -----------------------------------------------------------------------------------------
@@ -150,6 +166,7 @@ class History:
         self.log = []  # (ns, what else the library has said)
         self.failed = self.left = self.touched = None
         self.wrong = []
+        self.periods = 0  # that are over; in each, rounds begin anew
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):
@@ -170,12 +187,15 @@ class History:
         elif what == "log":
             belongs = OF_EPOCH.fullmatch(rest)
             if belongs:
-                step, tensor, epoch = map(int, belongs.groups())
-                self._take_once(self.epochs, (step, tensor), epoch, "got an epoch")
+                round_, tensor, epoch = map(int, belongs.groups())
+                key = (PERIOD * self.periods + round_, tensor)
+                self._take_once(self.epochs, key, epoch, "got an epoch")
             else:
                 self.log.append((at, rest))
         elif what == "step":
             self.steps.append((int(rest), at))
+        elif what == "period":
+            self.periods = int(rest)
         elif what == "failed":
             status, _, text = rest.partition(" ")
             self.failed = (int(status), text, at)
@@ -191,7 +211,7 @@ class History:
         seen[key] = value
 
 
-def judge(histories, seed, sizes, group=False, kinds=0):
+def judge(histories, seed, sizes, group=False, kinds=0, uneven=False):
     """What is wrong with them: sentences, none if all is well."""
     wrong = []
     for rank, h in enumerate(histories):
@@ -199,15 +219,18 @@ def judge(histories, seed, sizes, group=False, kinds=0):
         if h.touched:
             wrong.append(f"rank {rank}: a buffer changed after its operation had ended: {h.touched}")
         for (step, tensor), (status, text) in h.ends.items():
-            right = reference(kinds, seed, step, tensor, rank, sizes[tensor], len(histories), group) if status == 0 else text
+            right = text
+            if status == 0:
+                right = reference(kinds, seed, step, tensor, rank, sizes[tensor], len(histories), group, uneven)
             if text != right:
                 wrong.append(f"rank {rank}: step {step}, tensor {tensor}: not the bits of the reference")
     for key in set().union(*(h.ends for h in histories)):
         outcomes = {h.ends[key][0] == 0 for h in histories if key in h.ends}
         if len(outcomes) > 1 and not any(h.failed for h in histories):
             wrong.append(f"{key} ended well on some ranks and badly on others")
-        if KINDS[kinds][key[1] % 8] != "message":  # of which its sender and its receiver alone know
-            wrong += judge_round({r: histories[r] for r in members(key[1], len(histories), group)}, key)
+        if uneven or KINDS[kinds][key[1] % 8] != "message":  # of which its sender and its receiver alone know
+            some = members(seed, *key, len(histories), group, uneven)
+            wrong += judge_round({r: histories[r] for r in some}, key)
     return wrong
 
 
@@ -305,7 +328,7 @@ class Job:
         self.where = where or Local()
         self.once = once
         self.failing = dict(failing or {})
-        self.group = "group=1" in self.words
+        self.group, self.uneven = ("%s=1" % word in self.words for word in ("group", "uneven"))
         self.kinds = next((int(word[6:]) for word in self.words if word.startswith("kinds=")), 0)
         self.initial = services
         self.coordinator = None
@@ -458,7 +481,7 @@ class Job:
         histories = self.histories()
         assert statuses == [0] * self.size and all(h.left for h in histories), self.account()
         assert len({len(h.steps) for h in histories}) == 1, self.account()
-        for first in range(2 if self.group else 1):
+        for first in range(0 if self.uneven else 2 if self.group else 1):
             assert len({tuple(sorted(h.ends)) for h in histories[first :: 1 + self.group]}) == 1, self.account()
         return histories
 
@@ -473,7 +496,7 @@ class Job:
         return histories
 
     def check(self):
-        wrong = judge(self.histories(), self.seed, self.sizes, self.group, self.kinds)
+        wrong = judge(self.histories(), self.seed, self.sizes, self.group, self.kinds, self.uneven)
         assert not wrong, "\n".join(wrong[:20]) + "\n" + self.account()
 
     def longest_pause_ms(self):

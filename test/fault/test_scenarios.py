@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fault import GONE_OVER, SIZES, TALLY, Job, die_with_parent
+from fault import GONE_OVER, SIZES, TALLY, Job, die_with_parent, share
 
 
 
@@ -101,6 +101,61 @@ def test_kills_in_the_middle_of_every_kind(tmp_path, kinds, seed):
             job.await_true(lambda service=service: not service.running(), "the end of a tallyd")
         job.await_steps(3)
         job.finish()
+
+
+# --- ranks that run out of input -----------------------------------------------------------------------
+
+
+UNEVEN = ["uneven=1", "pause_ms=2"]
+
+
+@pytest.mark.parametrize("seed", some(range(1, 13), [1, 2, 3]))
+@pytest.mark.parametrize("what", ["kill", "cut", "join and drain", "evict", "nothing"])
+def test_ranks_join_while_services_are_lost(tmp_path, what, seed):
+    """By seeds: at any moment of a period some ranks have joined, and zeros stand for them, whoever sums."""
+    rnd = random.Random(seed)
+    pairs = {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(4)} if seed % 2 else None
+    env = {"TALLY_PART_BYTES": "65536"}
+    with Job(tmp_path, 4, 2, seed, words=UNEVEN, env=env, rank_env=pairs, proxied=[0, 1, "rank-0"]) as job:
+        for number in range(2):
+            job.await_steps(rnd.randrange(1, 9))
+            time.sleep(rnd.random() * 0.05)
+            if what == "kill":
+                job.kill(job.services[number])
+            elif what == "cut":
+                for proxy in job.all_proxies():
+                    proxy.cut_all()
+            elif what == "join and drain":
+                job.add_service()
+                job.drain(job.services[number])
+            elif what == "evict" and number == 0:
+                job.stop(job.services[0])
+                time.sleep(5.5)
+                job.resume(job.services[0])
+        job.await_steps(8)
+        job.finish()
+
+
+@pytest.mark.parametrize("seed", some(range(1, 7), [1, 2]))
+def test_ranks_join_while_the_coordinator_is_lost(tmp_path, seed):
+    rnd = random.Random(seed)
+    with Job(tmp_path, 3, 1, seed, words=UNEVEN, sizes=(30007, 5, 70001), coordinator=True) as job:
+        for _ in range(2):
+            job.await_steps(rnd.randrange(1, 9))
+            job.kill(job.coordinator)
+            time.sleep(rnd.random())
+            job.start_coordinator()
+            job.await_steps(8)
+        job.finish()
+
+
+def test_a_rank_that_has_joined_dies(tmp_path):
+    seed = next(s for s in range(1, 1000) if share(s, 0, 2) == 1 and share(s, 0, 1) > 3)
+    with Job(tmp_path, 3, 1, seed, words=UNEVEN, rank_words={1: ["late=1:4000"]}) as job:
+        job.await_steps(1, ranks=[2])  # its only one
+        time.sleep(0.5)
+        job.kill(job.ranks[2])
+        job.fail([0, 1], r"rank 2\b")
 
 
 # --- late is not dead ----------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 /* worker.c - a rank for the fault tests: steps of tensors that fault.py can compute too, and a history of them.
  *
  *   worker FOLDER [seed=N] [sizes=A,B,...] [shuffle=0|1] [pause_ms=N] [late=STEP:MS] [leave=STEP] [differ=STEP:TENSOR]
- *          [cancel=N] [group=0|1] [kinds=1|2]
+ *          [cancel=N] [group=0|1] [kinds=1|2] [uneven=0|1]
  *
  * Tensor t of step s is input(seed, s, t, rank), `sizes[t]` elements of float32.  By t mod 8 it is broadcast (5), gathered
  * with a first dimension that differs by rank (7), summed out of place (odd) or in place; with `group` it is the even
  * ranks' alone (3).  With `kinds` others are reduced to a root (1), reduce-scattered (2), gathered into the caller's memory (4)
  * and exchanged (6), or, of the second kind, gathered to a root (1), scattered from one (2), reduce-scattered (4) and sent round
- * the ranks as a message (6).  In `cancel` of 1000 steps a rank takes one of its operations back.  After each step the ranks agree
+ * the ranks as a message (6).  With `uneven` all are summed, and in each 8 steps a rank does only the first few and joins; the
+ * rest is noted as done when all have.  In `cancel` of 1000 steps a rank takes one of its operations back.  After each step the ranks agree
  * by one more operation whether to stop, which they do when FOLDER/stop is there.
  *
  * FOLDER/rank-N gets a line for each event, written whole at once, so that what precedes a kill is there:
@@ -15,6 +16,7 @@
  *   NS end STEP TENSOR 0 HASH     over, with BLAKE2b of the result
  *   NS end STEP TENSOR -ERRNO SENTENCE
  *   NS step STEP                  all of it is over
+ *   NS period N                   all ranks have joined for the N-th time
  *   NS log LINE                   what the library says, down to the epoch of each operation
  *   NS failed -ERRNO SENTENCE     the communicator is; NS touched: and yet a buffer changed thereafter
  *   NS left                       closed in good order
@@ -32,7 +34,7 @@
 
 #include "tally/tally.h"
 
-enum { MOST_TENSORS = 64, MOST_RANKS = 64, QUIET_MS = 300, ENDED_BY_ERROR = 3 };
+enum { MOST_TENSORS = 64, MOST_RANKS = 64, QUIET_MS = 300, ENDED_BY_ERROR = 3, PERIOD = 8 };
 
 /* What is done with a tensor. */
 enum kind {
@@ -51,7 +53,7 @@ enum kind {
 static struct {
     uint64_t seed;
     size_t count[MOST_TENSORS];
-    int tensors, shuffle, pause_ms, cancel, group, kinds;
+    int tensors, shuffle, pause_ms, cancel, group, kinds, uneven;
     long late_step, late_ms, leave_step, differ_step;
     int differ_tensor;
 } plan = {.late_step = -1, .leave_step = -1, .differ_step = -1};
@@ -120,7 +122,7 @@ static enum kind kind_of(int tensor)
         {SUM, SUM, SUM, SUM, SUM, BROADCAST, SUM, GATHER_UNEVEN},
         {SUM, REDUCE, REDUCE_SCATTER, SUM, GATHER_INTO, BROADCAST, EXCHANGE, GATHER_UNEVEN},
         {SUM, GATHER, SCATTER, SUM, REDUCE_SCATTER, BROADCAST, MESSAGE, GATHER_UNEVEN}};
-    return kinds[plan.kinds][tensor % 8];
+    return plan.uneven ? SUM : kinds[plan.kinds][tensor % 8];
 }
 
 static bool of_even_ranks(int tensor)
@@ -335,6 +337,23 @@ static void stay_untouched(void)
             }
 }
 
+/* How many of the period's steps a rank has input for. */
+static long share(long period, int rank)
+{
+    return 1 + (long)(mix(mix(mix(plan.seed) + (uint64_t)period) + 2000 + (uint64_t)rank) % PERIOD);
+}
+
+static int join(tally_comm *c)
+{
+    tally_op *op;
+    int err = tally_join(c, NULL, &op);
+    if (err)
+        return err;
+    err = tally_op_wait(op, -1);
+    tally_op_free(op);
+    return err;
+}
+
 static int work(tally_comm *c, const char *stop)
 {
     for (long step = 0;; step++) {
@@ -349,6 +368,19 @@ static int work(tally_comm *c, const char *stop)
         if (err || err2)
             return err ? err : err2;
         note("step %ld", step);
+        if (plan.uneven && step % PERIOD + 1 < share(step / PERIOD, tally_comm_rank(c))) {
+            sleep_ms(plan.pause_ms);
+            continue;
+        }
+        if (plan.uneven) {
+            err = join(c);
+            if (err)
+                return err;
+            while (++step % PERIOD)
+                note("step %ld", step);
+            note("period %ld", step / PERIOD);
+            step--;
+        }
         err = agree(c, stop);
         if (err <= 0)
             return err;
@@ -379,6 +411,8 @@ static void read_plan(int argc, char **argv)
             plan.group = atoi(value);
         else if (strcmp(argv[i], "kinds") == 0)
             plan.kinds = atoi(value) % 3;
+        else if (strcmp(argv[i], "uneven") == 0)
+            plan.uneven = atoi(value);
         else if (strcmp(argv[i], "late") == 0)
             sscanf(value, "%ld:%ld", &plan.late_step, &plan.late_ms);
         else if (strcmp(argv[i], "leave") == 0)
