@@ -71,7 +71,7 @@ struct tally_options {
     void *tag;            /* returned in the event */
     tally_group *group;   /* the ranks that take part; NULL: all */
     const char *note;     /* what else the call means; compared over ranks as the shape is; NULL: nothing */
-    uint32_t partial;     /* nonzero, of an allgather: a rank that has joined gives nothing, else it fails the call */
+    uint32_t partial;     /* nonzero, of an allgather: ranks that have joined give nothing to it */
 };
 
 /* The first ordered name space.  In it and those above, calls without a name are numbered together, whatever

@@ -133,7 +133,7 @@ static void look(struct tly_service *s, struct round *r)
 }
 
 /* The rounds may go while one looks. */
-static void look_at_all(struct tly_service *s)
+static void look_at_all(struct tly_service *s, void (*look_at)(struct tly_service *s, struct round *r))
 {
     struct round *r, **all = malloc((s->store.count + 1) * sizeof *all);
     size_t count = 0;
@@ -150,7 +150,7 @@ static void look_at_all(struct tly_service *s)
     }
     for (size_t i = 0; i < count; i++) {
         if (tly_map_get(&s->store, all[i]->id) == all[i])
-            look(s, all[i]);
+            look_at(s, all[i]);
         tly_round_unref(s, all[i]);
     }
     free(all);
@@ -166,9 +166,26 @@ static void forget(struct tly_service *s, uint32_t rank)
     j->rounds = (struct tly_map){0};
 }
 
+/* Nobody comes any more for what has failed in the time that is past. */
+static void release(struct tly_service *s, struct round *r)
+{
+    if (!r->verdict || !may_be_missed(&r->head))
+        return;
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        struct answer *a = &r->answers[r->who->rank[i]];
+        if (r->slots[r->who->rank[i]].state == SLOT_ABSENT && !a->received) {
+            a->received = true;
+            r->received++;
+        }
+    }
+    if (r->received == r->who->count)
+        tly_round_remove(s, r);
+}
+
 /* All ranks have joined, for the time before `joins`: those who have since say so anew. */
 static void begin_anew(struct tly_service *s, uint32_t joins)
 {
+    look_at_all(s, release);
     for (uint32_t i = 0; i < s->ranks; i++)
         forget(s, i);
     s->joins = joins;
@@ -221,7 +238,7 @@ int tly_joined_learn(struct session *p, const struct tly_frame *f, const void *d
     j->coming = false;
     j->on = true;
     s->joined_count++;
-    look_at_all(s);
+    look_at_all(s, look);
     return 0;
 }
 

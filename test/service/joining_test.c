@@ -232,10 +232,338 @@ static void test_bits_of_teams(void **state)
         }
 }
 
+/* --- what else they may do ----------------------------------------------------------------------- */
+
+/* Until no service holds anything: nothing is left of rounds that some ranks took no part in. */
+static void expect_nothing_held(tally_comm *c)
+{
+    for (int i = 0;; i++) {
+        char *json;
+        unsigned long long sum = 0, v;
+        CHECK(tally_comm_report(c, 60000, &json) == 0);
+        for (const char *at = json; (at = strstr(at, "\"rounds_open\": ")); at++)
+            if (sscanf(at + 15, "%llu", &v) == 1)
+                sum += v;
+        for (const char *at = json; (at = strstr(at, "\"bytes_in_use\": ")); at++)
+            if (sscanf(at + 16, "%llu", &v) == 1)
+                sum += v;
+        free(json);
+        if (!sum)
+            return;
+        CHECK(i < 2000);
+        job_sleep_ms(5);
+    }
+}
+
+static void refused(tally_op *op, int joined)
+{
+    char text[40];
+    int err = tally_op_wait(op, -1);
+    snprintf(text, sizeof text, "rank %d has joined", joined);
+    CHECK_HOLDS(tally_op_error(op), text);
+    CHECK(err == -EINVAL);
+    tally_op_free(op);
+}
+
+/* The others' calls of each kind while rank `joined` has joined; what cannot be is refused on each of them. */
+static void try_all(tally_comm *c, int joined, tally_group *pair)
+{
+    int n = tally_comm_size(c), other = (joined + 1) % n;
+    float in[64] = {1}, out[64];
+    size_t each[JOB_MOST_RANKS];
+    tally_op *op;
+    for (int i = 0; i < n; i++)
+        each[i] = 2;
+    CHECK(tally_broadcast(c, "b", in, 4, TALLY_FLOAT32, other, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_allgather(c, "g", in, 4, TALLY_FLOAT32, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_alltoall(c, "a", in, each, out, each, TALLY_FLOAT32, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_reduce(c, "r", in, out, 4, TALLY_FLOAT32, TALLY_SUM, other, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_reduce_scatter(c, NULL, in, out, each, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_gather(c, NULL, in, 2, out, each, TALLY_FLOAT32, other, NULL, &op) == 0);
+    refused(op, joined);
+    CHECK(tally_scatter(c, NULL, in, each, out, 2, TALLY_FLOAT32, other, NULL, &op) == 0);
+    refused(op, joined);
+    const char *const names[] = {"p"};
+    const uint64_t bytes[] = {4};
+    CHECK(tally_plan(c, 0, 1, names, bytes) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "joined");
+    if (pair) {
+        struct tally_options o = {.size = sizeof o, .group = pair};
+        CHECK(tally_push_pull(c, "s", in, out, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        refused(op, joined);
+        CHECK(tally_barrier(c, NULL, &o, &op) == 0);
+        refused(op, joined);
+    }
+    /* A gathering that says so goes on. */
+    struct tally_options o = {.size = sizeof o, .partial = 1};
+    const void *data;
+    const int64_t *dims;
+    size_t length;
+    CHECK(tally_allgather(c, NULL, in, 3, TALLY_FLOAT32, &o, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == 0 && tally_op_gathered(op, &data, &length, &dims) == 0);
+    CHECK(length == 12 * (size_t)(n - 1) && dims[joined] == 0 && dims[other] == 3);
+    tally_op_free(op);
+    /* A rank that refuses is heard by those that are there. */
+    if (tally_comm_rank(c) == other) {
+        CHECK(tally_refuse(c, "no", TALLY_PUSH_PULL, NULL, "for a test") == 0);
+    } else {
+        CHECK(tally_push_pull(c, "no", in, out, 64, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        ends(op, -EINVAL);
+    }
+    CHECK(tally_push_pull(c, "s", in, out, 64, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+    ends(op, 0);
+    CHECK(out[0] == n - 1);
+}
+
+static int refusals(int rank, void *arg)
+{
+    tally_comm *c = open_comm();
+    int n = tally_comm_size(c);
+    const char *const names[] = {"s", "big"};
+    const uint64_t bytes[] = {256, 4 * MOST};
+    CHECK(tally_plan(c, 0, 2, names, bytes) == 0);
+    for (int joined = 0; joined < n; joined++) {
+        int ranks[] = {joined, (joined + 1) % n};
+        tally_group *pair = NULL;
+        char name[16];
+        snprintf(name, sizeof name, "pair %d", joined);
+        if (rank == ranks[0] || rank == ranks[1])
+            CHECK(tally_group_create(c, name, ranks, 2, &pair) == 0);
+        if (rank != joined)
+            try_all(c, joined, pair);
+        CHECK(join_all(c) != joined);
+        /* And all works again, names and numbers in step. */
+        tally_op *op;
+        float *big = calloc(MOST, sizeof *big), sum = 0;
+        CHECK(big);
+        big[MOST - 1] = 1;
+        CHECK(tally_push_pull(c, "big", big, big, MOST, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        ends(op, 0);
+        CHECK(big[MOST - 1] == n);
+        free(big);
+        float one = 1;
+        CHECK(tally_push_pull(c, NULL, &one, &sum, 1, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        ends(op, 0);
+        CHECK(sum == n);
+        CHECK(tally_broadcast(c, "b", &one, 1, TALLY_FLOAT32, joined, NULL, &op) == 0);
+        ends(op, 0);
+        if (pair) {
+            struct tally_options o = {.size = sizeof o, .group = pair};
+            CHECK(tally_push_pull(c, "s", &one, &sum, 1, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+            ends(op, 0);
+            CHECK(sum == 2);
+        }
+    }
+    expect_nothing_held(c);
+    join_all(c);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* Operations that are under way when their rank joins count with what it brings; others' never come. */
+static int under_way(int rank, void *arg)
+{
+    tally_comm *c = open_comm();
+    int n = tally_comm_size(c);
+    for (int round = 0; round < 30; round++) {
+        enum { EACH = 3 };
+        static float in[EACH][JOB_MOST_RANKS][40000];
+        tally_op *op[EACH * JOB_MOST_RANKS];
+        int count = 0;
+        /* Of the names that all could use each rank uses some, and in an order of its own. */
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < EACH; k++) {
+                int of = (i + rank) % n, size = k == 0 ? 1 : k == 1 ? 3000 : 40000;
+                char name[16];
+                if ((of + k + round) % 3 == rank % 3)
+                    continue;
+                snprintf(name, sizeof name, "%d.%d", of, k);
+                for (int e = 0; e < size; e++)
+                    in[k][of][e] = (float)(rank + 1);
+                CHECK(tally_push_pull(c, name, in[k][of], in[k][of], (size_t)size, TALLY_FLOAT32, TALLY_SUM,
+                                      NULL, &op[count++]) == 0);
+            }
+        if (rank == round % n)
+            job_sleep_ms(round % 3);
+        join_all(c);
+        for (int i = 0; i < count; i++)
+            ends(op[i], 0);
+        for (int of = 0; of < n; of++)
+            for (int k = 0; k < EACH; k++) {
+                float sum = 0;
+                for (int r = 0; r < n; r++)
+                    sum += (of + k + round) % 3 == r % 3 ? 0 : (float)(r + 1);
+                if ((of + k + round) % 3 != rank % 3)
+                    CHECK(in[k][of][0] == sum && in[k][of][(k == 0 ? 1 : k == 1 ? 3000 : 40000) - 1] == sum);
+            }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* Ranks join as soon as they have something that others still work on. */
+static int at_once(int rank, void *arg)
+{
+    tally_comm *c = open_comm();
+    uint64_t seed = 5 + (uint64_t)rank;
+    enum { COUNT = 60000 };
+    float *in;
+    CHECK(tally_alloc(c, COUNT * sizeof *in, (void **)&in) == 0);
+    for (int round = 0; round < 100; round++) {
+        tally_op *op;
+        const void *data;
+        const int64_t *dims;
+        size_t length;
+        int n = tally_comm_size(c);
+        for (int i = 0; i < COUNT; i++)
+            in[i] = (float)rank;
+        CHECK(tally_push_pull(c, "x", in, in, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        if (round % 2)
+            ends(op, 0);
+        tally_op *gather;
+        CHECK(tally_allgather(c, NULL, &round, sizeof round, TALLY_UINT8, NULL, &gather) == 0);
+        CHECK(tally_op_wait(gather, -1) == 0 && tally_op_gathered(gather, &data, &length, &dims) == 0);
+        for (int i = 0; i < n; i++)
+            CHECK(memcmp((const char *)data + (size_t)i * sizeof round, &round, sizeof round) == 0);
+        tally_op_free(gather);
+        if (round % 2 == 0)
+            ends(op, 0);
+        CHECK(in[0] == (float)(n * (n - 1) / 2) && in[COUNT - 1] == in[0]);
+        if (job_random(&seed) % 4 == 0)
+            job_sleep_ms(1);
+        join_all(c);
+    }
+    CHECK(tally_free(in) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static int wrong_use(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = open_comm();
+    tally_op *op, *again;
+    float one = 1, two = 0;
+    if (rank == 0) {
+        CHECK(tally_join(c, NULL, &op) == 0);
+        CHECK(tally_join(c, NULL, &again) == -EINVAL);
+        CHECK_HOLDS(tally_error(), "joined already");
+        CHECK(tally_push_pull(c, NULL, &one, &two, 1, TALLY_FLOAT32, TALLY_SUM, NULL, &again) == -EINVAL);
+        CHECK_HOLDS(tally_error(), "has joined");
+        CHECK(tally_op_source(op) == -EAGAIN && tally_op_poll(op) == 0);
+        CHECK(tally_op_wait(op, 50) == -ETIMEDOUT);
+        /* Messages go on, over the join. */
+        CHECK(tally_send(c, &one, 1, TALLY_FLOAT32, 1, 7, NULL, NULL) == 0);
+        atomic_store(&b->stage, 1);
+        ends(op, 0);
+        CHECK(tally_recv(c, &two, 1, TALLY_FLOAT32, 1, 7, NULL, &op) == 0);
+        ends(op, 0);
+        CHECK(two == 3);
+    } else {
+        job_await(&b->stage, 1);
+        if (rank == 1) {
+            CHECK(tally_recv(c, &two, 1, TALLY_FLOAT32, 0, 7, NULL, &op) == 0);
+            ends(op, 0);
+            CHECK(two == 1);
+            two = 3;
+            CHECK(tally_send(c, &two, 1, TALLY_FLOAT32, 0, 7, NULL, NULL) == 0);
+        }
+        join_all(c);
+    }
+    /* One that leaves instead ends the others' joins. */
+    if (rank == 1) {
+        job_await(&b->stage, 2);
+        CHECK(tally_comm_close(c) == 0);
+        return 0;
+    }
+    struct tally_options queued = {.size = sizeof queued, .queued = 1, .tag = &one};
+    struct tally_event event;
+    CHECK(tally_join(c, &queued, &op) == 0);
+    atomic_store(&b->stage, rank == 0 ? 2 : atomic_load(&b->stage));
+    CHECK(tally_comm_next(c, -1, &event) == 0 && event.op == op && event.tag == &one);
+    CHECK(event.status == -ESHUTDOWN);
+    CHECK_HOLDS(tally_op_error(op), "rank 1 has left");
+    tally_op_free(op);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* An operation fails as ever, and so does a join, where the communicator is closed under it. */
+static int closed_under_it(int rank, void *arg)
+{
+    tally_comm *c = open_comm();
+    tally_op *op;
+    if (rank == 0) {
+        CHECK(tally_join(c, NULL, &op) == 0);
+        CHECK(tally_comm_close(c) == 0);
+        CHECK(tally_op_wait(op, 0) == -ESHUTDOWN);
+        tally_op_free(op);
+        return 0;
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void run_all(int (*main)(int rank, void *arg), const char *layout, int tallyds)
+{
+    int machine[JOB_MOST_RANKS];
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; layout[i]; i++)
+        machine[i] = layout[i] - 'a';
+    struct job j = {.ranks = (int)strlen(layout),
+                    .tallyds = tallyds,
+                    .machine = machine,
+                    .main = main,
+                    .arg = b,
+                    .settings = {"TALLY_PART_BYTES=64K", "TALLY_TIMEOUT=120"}};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
+static void run_everywhere(int (*main)(int rank, void *arg))
+{
+    run_all(main, "abc", 0);
+    run_all(main, "abc", 1);
+    run_all(main, "aaa", 0);
+    run_all(main, "aabb", 1);
+}
+
+static void test_refusals(void **state)
+{
+    run_everywhere(refusals);
+}
+
+static void test_under_way(void **state)
+{
+    run_everywhere(under_way);
+    run_all(under_way, "aaaa", 0);
+}
+
+static void test_at_once(void **state)
+{
+    run_everywhere(at_once);
+}
+
+static void test_wrong_use(void **state)
+{
+    run_all(wrong_use, "ab", 0);
+    run_all(wrong_use, "aaa", 0);
+    run_all(closed_under_it, "ab", 1);
+    run_all(closed_under_it, "aa", 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits_of_machines),
-                                       cmocka_unit_test(test_bits_in_shared_memory),
-                                       cmocka_unit_test(test_bits_of_teams)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits_of_machines), cmocka_unit_test(test_bits_in_shared_memory),
+        cmocka_unit_test(test_bits_of_teams),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_under_way),        cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_wrong_use)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
