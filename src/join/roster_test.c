@@ -283,6 +283,30 @@ static void members(void **state)
     free(w.data);
 }
 
+static void joins_keep_their_order(void **state)
+{
+    struct tly_roster_rank a_ranks[3] = {{0}}, b_ranks[3] = {{0}};
+    struct tly_roster a = {.rank_count = 3, .ranks = a_ranks}, b = {.rank_count = 3, .ranks = b_ranks};
+    assert_true(tly_roster_join(&a, 2));
+    assert_true(tly_roster_join(&a, 0));
+    assert_false(tly_roster_join(&a, 2));
+    assert_int_equal(a_ranks[2].joined, 1);
+    assert_int_equal(a_ranks[0].joined, 2);
+    /* Another coordinator hears of it from several members, in any order. */
+    tly_roster_merge_joins(&b, &a);
+    assert_int_equal(b_ranks[0].joined, 2);
+    assert_true(tly_roster_join(&b, 1));
+    assert_int_equal(b_ranks[1].joined, 3);
+    tly_roster_joined_all(&b, 1, 1);
+    assert_int_equal(b_ranks[0].joined + b_ranks[1].joined + b_ranks[2].joined, 0);
+    tly_roster_merge_joins(&b, &a); /* which is past */
+    assert_int_equal(b_ranks[2].joined, 0);
+    tly_roster_merge_joins(&a, &b);
+    assert_int_equal(a.joins, 1);
+    assert_int_equal(a.last_joined, 1);
+    assert_int_equal(a_ranks[2].joined, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -293,6 +317,7 @@ int main(void)
         cmocka_unit_test(little_memory_sums_little),
         cmocka_unit_test(weights_come_from_ranks_cards_and_bandwidths),
         cmocka_unit_test(members),
+        cmocka_unit_test(joins_keep_their_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

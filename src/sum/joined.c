@@ -18,7 +18,7 @@
 #include "sum/internal.h"
 #include "wire/pack.h"
 
-enum { MOST_ROUNDS = 1 << 22 }; /* tensors in one rank's word */
+enum { MOST_ROUNDS = 1 << 20 }; /* tensors in one rank's word */
 
 /* Neither has the rank submitted it, nor will it. */
 static bool sits_out(const struct tly_service *s, const struct round *r, uint32_t rank)
@@ -101,7 +101,7 @@ void tly_joined_mark(struct tly_service *s, struct round *r)
 void tly_joined_comes(struct session *p, struct round *r)
 {
     struct slot *slot = &r->slots[p->rank];
-    if (r->complete && !r->verdict)
+    if (slot->state != SLOT_JOINED || (r->complete && !r->verdict))
         return;
     slot->state = SLOT_ABSENT;
     slot->filled = slot->start;

@@ -296,8 +296,7 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
         return -EPROTO;
     }
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state == SLOT_JOINED)
-        tly_joined_comes(p, r);
+    tly_joined_comes(p, r);
     if (slot->state != SLOT_ABSENT) {
         if (!r->answers[p->rank].held) {
             *why = "a HAVE of what it has pushed over this connection";

@@ -335,7 +335,7 @@ def early(first):
     t = hvd()
     n, r = t.size(), t.rank()
     types = [torch.int32, torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8]
-    for dtype, dim, again in itertools.product(types, (1, 2, 3), (False, True)):
+    for dtype, dim, again in zip(types, itertools.cycle((1, 2, 3)), itertools.cycle((False, True))):
         torch.manual_seed(1234)
         a, b = (torch.randint(0, 20, (5,) * dim).to(dtype) for _ in range(2))
         if r != first:

@@ -556,6 +556,7 @@ static void test_wrong_use(void **state)
     run_all(wrong_use, "aaa", 0);
     run_all(closed_under_it, "ab", 1);
     run_all(closed_under_it, "aa", 0);
+    run_all(closed_under_it, "aabb", 0);
 }
 
 int main(void)
