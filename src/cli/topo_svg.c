@@ -147,6 +147,8 @@ static void place_all(struct drawing *d)
 
 /* --- links -------------------------------------------------------------------------------------------------- */
 
+static const struct tly_inside_link nothing;
+
 static const struct tly_inside_link *find(const struct drawing *d, enum tly_inside_kind kind, int a, int b)
 {
     for (int i = 0; i < d->t->plan.links; i++) {
@@ -154,7 +156,7 @@ static const struct tly_inside_link *find(const struct drawing *d, enum tly_insi
         if (l->kind == kind && l->a == a && l->b == b)
             return l;
     }
-    return NULL;
+    return &nothing;
 }
 
 /* From pale blue, nearly idle, to red, the bottleneck. */
@@ -177,7 +179,7 @@ struct load {
 static struct load load_of(const struct drawing *d, const struct tly_inside_link *a,
                            const struct tly_inside_link *b)
 {
-    const struct tly_inside_link *l = b && b->seconds > a->seconds ? b : a;
+    const struct tly_inside_link *l = b->seconds > a->seconds ? b : a;
     double all = d->t->plan.seconds,
            width = l->rate.bytes > 0 ? 1.5 + 1.1 * log2(1 + l->rate.bytes / 3e9) : 1.5;
     return (struct load){l->bytes, all > 0 ? l->seconds / all : 0, fmin(width, 9)};

@@ -128,7 +128,7 @@ static int read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
 
 static struct item *ancestor(struct reading *r, int of, enum type type)
 {
-    for (; of >= 0; of = r->item[of].parent)
+    for (; r->item && of >= 0; of = r->item[of].parent)
         if (r->item[of].type == type)
             return &r->item[of];
     return NULL;
