@@ -41,7 +41,12 @@ enum tally_dtype {
     TALLY_INT16 = 6,
     TALLY_INT32 = 7,
     TALLY_INT64 = 8,
-    TALLY_BOOL = 9, /* one byte, 0 or 1; sum = max = or, product = min = and, average is refused */
+    TALLY_BOOL = 9,        /* one byte, 0 or 1; sum = max = or, product = min = and, average is refused */
+    TALLY_COMPLEX64 = 10,  /* two float32, real and imaginary; min, max and bitwise reductions are refused */
+    TALLY_COMPLEX128 = 11, /* two float64 */
+    TALLY_UINT16 = 12,
+    TALLY_UINT32 = 13,
+    TALLY_UINT64 = 14,
 };
 
 /* Reductions.  The numbers are part of the wire format. */

@@ -218,7 +218,8 @@ def push_pull(array, name=None, op=Reduction.Average, *, priority=0, prescale_fa
 
     array: anything in host memory that speaks DLPack (JAX, TensorFlow, PyTorch, CuPy's pinned arrays), NumPy's
         array interface or the buffer protocol (bytearray, array.array, mmap); of any shape, the same on all
-        ranks.  float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool.
+        ranks.  float32, float64, float16, bfloat16, complex64, complex128, bool, or integers of 8 to 64 bits, signed
+        or not.  Complex numbers have no Min and Max.
     name: what tells this array from others over the ranks; None: calls without a name are matched in order.
     op: Reduction.Average, Sum, Min, Max or Product.
     priority: higher goes first.

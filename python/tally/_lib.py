@@ -12,7 +12,8 @@ from ctypes import (CDLL, POINTER, PyDLL, Structure, c_char, c_char_p, c_double,
                     c_size_t, c_uint32, c_uint64, c_void_p)
 
 # The numbers of include/tally/tally.h.
-DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
+DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool",
+               "complex64", "complex128", "uint16", "uint32", "uint64")
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
 REDUCE, REDUCE_SCATTER, ALLTOALL, GATHER, SCATTER = 5, 6, 7, 8, 9

@@ -361,7 +361,7 @@ static struct tally_group *group_of(tally_comm *c, const struct tally_options *o
 static int check_request(const tally_comm *c, const struct request *r, const struct tally_options *o,
                          bool out)
 {
-    if (r->dtype > TALLY_BOOL)
+    if (r->dtype >= TLY_DTYPE_COUNT)
         return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
     size_t element = tly_reduce_element_size((int)r->dtype);
     uint64_t bytes; /* nothing is divided by what the compiler does not know: that takes as long as a lock */

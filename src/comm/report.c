@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "comm/internal.h"
+#include "reduce/reduce.h"
 
 static void ask(tally_comm *c, struct tly_event *done)
 {
@@ -109,6 +110,5 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
 
 size_t tally_dtype_size(enum tally_dtype dtype)
 {
-    static const uint8_t sizes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
-    return (unsigned)dtype < sizeof sizes ? sizes[dtype] : 0;
+    return tly_reduce_element_size((int)dtype);
 }

@@ -256,8 +256,9 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
 static const char *const kinds[] = {"?",       "push_pull", "broadcast",      "allgather",
                                     "barrier", "reduce",    "reduce_scatter", "alltoall",
                                     "gather",  "scatter",   "message"};
-static const char *const dtypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
-                                     "uint8",   "int16",   "int32",   "int64",    "bool"};
+static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
+                                     "uint8",     "int16",      "int32",   "int64",    "bool",
+                                     "complex64", "complex128", "uint16",  "uint32",   "uint64"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
 /* May the ranks of this allgather differ in their first dimension? */

@@ -26,7 +26,13 @@ enum tly_format {
     TLY_S32 = TALLY_INT32,
     TLY_S64 = TALLY_INT64,
     TLY_BOOL8 = TALLY_BOOL, /* only TALLY_BAND, TALLY_BOR, TALLY_BXOR */
+    TLY_U16 = TALLY_UINT16,
+    TLY_U32 = TALLY_UINT32,
+    TLY_U64 = TALLY_UINT64,
 };
+
+/* Besides enum tally_reduction: rows of TLY_F32 or TLY_F64, an even count, whose neighbours are a complex number. */
+enum { TLY_COMPLEX_PRODUCT = TLY_REDUCTION_COUNT };
 
 /* Bytes of an element. */
 static inline size_t tly_format_size(enum tly_format format)
@@ -34,13 +40,16 @@ static inline size_t tly_format_size(enum tly_format format)
     switch (format) {
     case TLY_F64:
     case TLY_S64:
+    case TLY_U64:
         return 8;
     case TLY_F32:
     case TLY_S32:
+    case TLY_U32:
         return 4;
     case TLY_F16:
     case TLY_BF16:
     case TLY_S16:
+    case TLY_U16:
         return 2;
     default:
         return 1;
@@ -49,7 +58,7 @@ static inline size_t tly_format_size(enum tly_format format)
 
 struct tly_fold {
     enum tly_format from, to; /* equal, or one is TLY_F32 and the other a 16-bit float */
-    int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_B* */
+    int op;                   /* enum tally_reduction without TALLY_AVERAGE, or TLY_COMPLEX_PRODUCT */
     int n;                    /* rows, 1 .. TLY_FOLD_MAX */
     bool ask;                 /* the rows come from memory: prefetch them */
     bool stream; /* the result will not be read soon: write around the caches; the caller then fences */

@@ -74,6 +74,12 @@ static uint16_t float_to_bfloat(float x)
             ROW(b[i] < a[i] || b[i] != b[i] ? b[i] : a[i]); \
         case TALLY_MAX: \
             ROW(b[i] > a[i] || b[i] != b[i] ? b[i] : a[i]); \
+        case TLY_COMPLEX_PRODUCT: \
+            for (size_t i = 0; i < width; i += 2) { \
+                T re = a[i] * b[i] - a[i + 1] * b[i + 1]; \
+                a[i + 1] = a[i] * b[i + 1] + a[i + 1] * b[i]; \
+                a[i] = re; \
+            } \
         } \
     }
 FLOAT_COMBINE(float)
@@ -145,11 +151,12 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
 }
 
 /* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's.  A float64 is
- * held to [low, high); high is the power of two above the type's largest value, which float64 has exactly. */
-#define INTEGER(T, LOW, HIGH) \
+ * held to [low, high); high is the power of two above the type's largest value MOST, which float64 has exactly.
+ * WIDE has all values of the type and its sign. */
+#define INTEGER(T, WIDE, LOW, HIGH, MOST) \
     static T hold_##T(double x) \
     { \
-        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (T)((uint64_t)(HIGH)-1) : (T)x; \
+        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (MOST) : (T)x; \
     } \
     static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width) \
     { \
@@ -187,14 +194,17 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
                 a[i] = hold_##T((double)a[i] / f->divisor * f->postscale); \
         else if (f->divisor != 1) \
             for (size_t i = 0; i < width; i++) \
-                a[i] = (T)((int64_t)a[i] / (int64_t)f->divisor); \
+                a[i] = (T)((WIDE)a[i] / (WIDE)f->divisor); \
         memcpy((unsigned char *)out + at * sizeof(T), a, width * sizeof(T)); \
     }
-INTEGER(int8_t, -0x1p7, 0x1p7)
-INTEGER(uint8_t, 0.0, 0x1p8)
-INTEGER(int16_t, -0x1p15, 0x1p15)
-INTEGER(int32_t, -0x1p31, 0x1p31)
-INTEGER(int64_t, -0x1p63, 0x1p63)
+INTEGER(int8_t, int64_t, -0x1p7, 0x1p7, INT8_MAX)
+INTEGER(uint8_t, uint64_t, 0.0, 0x1p8, UINT8_MAX)
+INTEGER(int16_t, int64_t, -0x1p15, 0x1p15, INT16_MAX)
+INTEGER(uint16_t, uint64_t, 0.0, 0x1p16, UINT16_MAX)
+INTEGER(int32_t, int64_t, -0x1p31, 0x1p31, INT32_MAX)
+INTEGER(uint32_t, uint64_t, 0.0, 0x1p32, UINT32_MAX)
+INTEGER(int64_t, int64_t, -0x1p63, 0x1p63, INT64_MAX)
+INTEGER(uint64_t, uint64_t, 0.0, 0x1p64, UINT64_MAX)
 
 #define FOLD(T) \
     static void fold_##T(const struct tly_fold *f, const void *const in[], void *out, size_t count) \
@@ -218,8 +228,11 @@ FOLD(double)
 FOLD(int8_t)
 FOLD(uint8_t)
 FOLD(int16_t)
+FOLD(uint16_t)
 FOLD(int32_t)
+FOLD(uint32_t)
 FOLD(int64_t)
+FOLD(uint64_t)
 
 void tly_fold_scalar(const struct tly_fold *f, const void *const in[], void *out, size_t count)
 {
@@ -248,6 +261,15 @@ void tly_fold_scalar(const struct tly_fold *f, const void *const in[], void *out
         break;
     case TLY_S64:
         fold_int64_t(f, in, out, count);
+        break;
+    case TLY_U16:
+        fold_uint16_t(f, in, out, count);
+        break;
+    case TLY_U32:
+        fold_uint32_t(f, in, out, count);
+        break;
+    case TLY_U64:
+        fold_uint64_t(f, in, out, count);
         break;
     }
 }

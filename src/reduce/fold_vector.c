@@ -27,6 +27,24 @@ VECTOR(uint64_t, Q, TLY_VECTOR);
 VECTOR(int64_t, SQ, TLY_VECTOR);
 VECTOR(uint16_t, HALF, TLY_VECTOR / 2); /* as many 16-bit floats as F has lanes */
 
+/* A vector of complex numbers with its lanes exchanged within each: even lanes become lane `e` of their pair,
+ * odd ones lane `o`. */
+#if TLY_VECTOR == 64
+#define PAIRS_D(e, o) e, o, 2 + e, 2 + o, 4 + e, 4 + o, 6 + e, 6 + o
+#define PAIRS_F(e, o) PAIRS_D(e, o), 8 + e, 8 + o, 10 + e, 10 + o, 12 + e, 12 + o, 14 + e, 14 + o
+#elif TLY_VECTOR == 32
+#define PAIRS_D(e, o) e, o, 2 + e, 2 + o
+#define PAIRS_F(e, o) PAIRS_D(e, o), 4 + e, 4 + o, 6 + e, 6 + o
+#else
+#define PAIRS_D(e, o) e, o
+#define PAIRS_F(e, o) PAIRS_D(e, o), 2 + e, 2 + o
+#endif
+#ifdef __clang__
+#define EXCHANGE(V, BITS, x, e, o) __builtin_shufflevector(x, x, PAIRS_##V(e, o))
+#else
+#define EXCHANGE(V, BITS, x, e, o) __builtin_shuffle(x, (BITS){PAIRS_##V(e, o)})
+#endif
+
 /* What a loop is compiled for, and the factors it was called with. */
 struct how {
     enum tly_format from, to;
@@ -194,9 +212,19 @@ INLINE void store_D(struct how h, D x, unsigned char *out, size_t i)
     put_whole(out + 8 * i, (W)(((Q)x & ~nan) | (nan & 0x7ff8000000000000)), h.stream);
 }
 
-#define FLOAT_COMBINE(V, BITS) \
+/* The product's real lanes are a difference: there a sign is changed, which rounds nothing. */
+#define FLOAT_COMBINE(V, BITS, SIGN) \
+    INLINE V multiply_##V(V a, V b) \
+    { \
+        BITS odd = (BITS){PAIRS_##V(0, 1)} & 1; \
+        V straight = EXCHANGE(V, BITS, a, 0, 0) * b; \
+        V crossed = EXCHANGE(V, BITS, a, 1, 1) * EXCHANGE(V, BITS, b, 1, 0); \
+        return straight + (V)((BITS)crossed ^ ((odd ^ 1) * (SIGN))); \
+    } \
     INLINE V combine_##V(struct how h, V a, V b) \
     { \
+        if (h.op == TLY_COMPLEX_PRODUCT) \
+            return multiply_##V(a, b); \
         if (h.op == TALLY_SUM) \
             return a + b; \
         if (h.op == TALLY_PRODUCT) \
@@ -204,8 +232,13 @@ INLINE void store_D(struct how h, D x, unsigned char *out, size_t i)
         BITS take = (BITS)(h.op == TALLY_MIN ? b < a : b > a) | (BITS)(b != b); \
         return (V)(((BITS)b & take) | ((BITS)a & ~take)); \
     }
-FLOAT_COMBINE(F, W)
-FLOAT_COMBINE(D, Q)
+FLOAT_COMBINE(F, W, 0x80000000)
+FLOAT_COMBINE(D, Q, 0x8000000000000000)
+
+INLINE bool is_unsigned(enum tly_format format)
+{
+    return format == TLY_U8 || format == TLY_U16 || format == TLY_U32 || format == TLY_U64;
+}
 
 #define INTEGER(V, SIGNED) \
     INLINE V load_##V(struct how h, const unsigned char *in, size_t i) \
@@ -232,7 +265,7 @@ FLOAT_COMBINE(D, Q)
         case TALLY_BXOR: \
             return a ^ b; \
         default: \
-            less = h.from == TLY_U8 ? (V)(a < b) : (V)((SIGNED)a < (SIGNED)b); \
+            less = is_unsigned(h.from) ? (V)(a < b) : (V)((SIGNED)a < (SIGNED)b); \
             return h.op == TALLY_MIN ? (a & less) | (b & ~less) : (b & less) | (a & ~less); \
         } \
     }
@@ -367,6 +400,17 @@ INTEGERS(u8, B, TLY_U8)
 INTEGERS(s16, H, TLY_S16)
 INTEGERS(s32, W, TLY_S32)
 INTEGERS(s64, Q, TLY_S64)
+INTEGERS(u16, H, TLY_U16)
+INTEGERS(u32, W, TLY_U32)
+INTEGERS(u64, Q, TLY_U64)
+
+#define PRODUCTS(name, V, format) \
+    static void name(ARGUMENTS) \
+    { \
+        LOOPS(V, format, format, TLY_COMPLEX_PRODUCT, true); \
+    }
+PRODUCTS(c64, F, TLY_F32)
+PRODUCTS(c128, D, TLY_F64)
 
 #define BITS(name, format) \
     static void name(ARGUMENTS) \
@@ -386,9 +430,12 @@ static void whole(ARGUMENTS)
 {
     static whole_fn *const same[] = {
         [TLY_F32] = f32, [TLY_F64] = f64, [TLY_F16] = f16, [TLY_BF16] = bf16, [TLY_S8] = s8,
-        [TLY_U8] = u8,   [TLY_S16] = s16, [TLY_S32] = s32, [TLY_S64] = s64,   [TLY_BOOL8] = booleans};
+        [TLY_U8] = u8,   [TLY_S16] = s16, [TLY_S32] = s32, [TLY_S64] = s64,   [TLY_BOOL8] = booleans,
+        [TLY_U16] = u16, [TLY_U32] = u32, [TLY_U64] = u64};
 
-    if (f->from != f->to && f->to == TLY_F32)
+    if (f->op == TLY_COMPLEX_PRODUCT)
+        (f->from == TLY_F32 ? c64 : c128)(f, in, out, count);
+    else if (f->from != f->to && f->to == TLY_F32)
         (f->from == TLY_F16 ? f16_partial : bf16_partial)(f, in, out, count);
     else if (f->from != f->to)
         (f->to == TLY_F16 ? partial_f16 : partial_bf16)(f, in, out, count);
@@ -403,6 +450,7 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
     struct tly_fold cached;
     const struct tly_fold *f = given; /* to copy what was just written takes as long as a short sum */
     size_t from = tly_format_size(f->from), to = tly_format_size(f->to), head = 0;
+    size_t unit = f->op == TLY_COMPLEX_PRODUCT ? 2 * to : to; /* what the head must not cut in two */
     bool half = f->from == TLY_F16 || f->from == TLY_BF16 || f->from != f->to;
     size_t lanes = TLY_VECTOR / (half ? sizeof(float) : from);
     const void *part[TLY_FOLD_MAX];
@@ -417,7 +465,7 @@ void TLY_FOLD(const struct tly_fold *given, const void *const in[], void *out, s
         whole(f, in, out, count);
         return;
     }
-    if (f->stream && (uintptr_t)out % to != 0) {
+    if (f->stream && (uintptr_t)out % unit != 0) {
         cached = *f;
         cached.stream = false;
         f = &cached;

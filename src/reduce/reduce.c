@@ -131,9 +131,10 @@ const char *tly_reduce_variant(void)
 size_t tly_reduce_element_size(int dtype)
 {
     static const uint8_t size[TLY_DTYPE_COUNT] = {
-        [TALLY_FLOAT32] = 4, [TALLY_FLOAT64] = 8, [TALLY_FLOAT16] = 2, [TALLY_BFLOAT16] = 2,
-        [TALLY_INT8] = 1,    [TALLY_UINT8] = 1,   [TALLY_INT16] = 2,   [TALLY_INT32] = 4,
-        [TALLY_INT64] = 8,   [TALLY_BOOL] = 1,    [TLY_COMPLEX64] = 8, [TLY_COMPLEX128] = 16,
+        [TALLY_FLOAT32] = 4, [TALLY_FLOAT64] = 8, [TALLY_FLOAT16] = 2,   [TALLY_BFLOAT16] = 2,
+        [TALLY_INT8] = 1,    [TALLY_UINT8] = 1,   [TALLY_INT16] = 2,     [TALLY_INT32] = 4,
+        [TALLY_INT64] = 8,   [TALLY_BOOL] = 1,    [TALLY_COMPLEX64] = 8, [TALLY_COMPLEX128] = 16,
+        [TALLY_UINT16] = 2,  [TALLY_UINT32] = 4,  [TALLY_UINT64] = 8,
     };
     return dtype >= 0 && dtype < TLY_DTYPE_COUNT ? size[dtype] : 0;
 }
@@ -141,6 +142,11 @@ size_t tly_reduce_element_size(int dtype)
 static bool is_half(int dtype)
 {
     return dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16;
+}
+
+static bool is_complex(int dtype)
+{
+    return dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128;
 }
 
 size_t tly_reduce_partial_size(int dtype)
@@ -159,8 +165,7 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
 {
     int dtype = r->dtype, op = r->op;
     uint32_t divisor = r->divisor;
-    bool complex = dtype == TLY_COMPLEX64 || dtype == TLY_COMPLEX128;
-    bool real = dtype <= TALLY_BFLOAT16;
+    bool complex = is_complex(dtype), real = dtype <= TALLY_BFLOAT16;
     bool bitwise = op == TALLY_BAND || op == TALLY_BOR || op == TALLY_BXOR;
 
     if (dtype >= TLY_DTYPE_COUNT)
@@ -177,8 +182,10 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
         return refuse(-ENOTSUP, "booleans cannot be scaled", why);
     if (bitwise && (real || complex))
         return refuse(-ENOTSUP, "bitwise reductions need integers or booleans", why);
-    if (complex && op != TALLY_SUM && op != TALLY_AVERAGE)
-        return refuse(-ENOTSUP, "complex numbers have only sum and average", why);
+    if (complex && op == TALLY_MIN)
+        return refuse(-ENOTSUP, "complex numbers have no minimum", why);
+    if (complex && op == TALLY_MAX)
+        return refuse(-ENOTSUP, "complex numbers have no maximum", why);
     return 0;
 }
 
@@ -290,11 +297,10 @@ static void reduce(struct tree *t, unsigned char *out, size_t count)
 static struct tly_fold step(const struct tly_reduction *r, int leaves, int inputs, const void *const input[],
                             const void *output, size_t *count)
 {
-    bool complex = r->dtype == TLY_COMPLEX64 || r->dtype == TLY_COMPLEX128;
     enum tly_format format =
-        r->dtype == TLY_COMPLEX64    ? TLY_F32
-        : r->dtype == TLY_COMPLEX128 ? TLY_F64
-                                     : (enum tly_format)r->dtype;
+        r->dtype == TALLY_COMPLEX64    ? TLY_F32
+        : r->dtype == TALLY_COMPLEX128 ? TLY_F64
+                                       : (enum tly_format)r->dtype;
     int op = r->op == TALLY_AVERAGE ? TALLY_SUM : r->op;
     if (format == TLY_BOOL8) {
         if (op == TALLY_SUM || op == TALLY_MAX)
@@ -302,8 +308,11 @@ static struct tly_fold step(const struct tly_reduction *r, int leaves, int input
         else if (op == TALLY_PRODUCT || op == TALLY_MIN)
             op = TALLY_BAND;
     }
-    if (complex)
+    if (is_complex(r->dtype)) {
         *count *= 2;
+        if (op == TALLY_PRODUCT)
+            op = TLY_COMPLEX_PRODUCT;
+    }
     enum tly_format partial = is_half(r->dtype) ? TLY_F32 : format;
     struct tly_fold f = {
         .from = r->from_partials ? partial : format,

@@ -9,9 +9,12 @@
  * 0x7fc00000, float64 0x7ff8000000000000, float16 0x7e00, bfloat16 0x7fc0).  Integers wrap.  Min and max:
  * NaN wins, of equal zeros the first input's stays.  Booleans that are not 0 or 1 are read as 1.
  *
+ * Complex numbers are pairs of floats: a sum adds, a factor multiplies and a NaN is replaced in each half for
+ * itself.  The product is (a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re), each operation rounded.
+ *
  * Factors.  Floats: each input is multiplied by (float)prescale as it is read, the result divided by the
  * divisor, multiplied by (float)postscale and only then rounded to 16 bits where it must be; all in float32,
- * in float64 for float64.  Complex numbers are pairs of floats.  Integers: a prescaled input is
+ * in float64 for float64.  Integers: a prescaled input is
  * trunc(x * prescale), in float64 and held to the type's range; a result is divided as an integer, toward
  * zero, and with a postscale it is trunc((double)sum / divisor * postscale), held to the range too.  A
  * factor of 1 does nothing.
@@ -37,12 +40,10 @@
 
 enum { TLY_REDUCE_MAX_INPUTS = 4096 };
 
-/* Types beyond those of tally.h, for the kernels alone. */
-enum { TLY_COMPLEX64 = 10, TLY_COMPLEX128 = 11, TLY_DTYPE_COUNT = 12 };
-enum { TLY_REDUCTION_COUNT = 8 };
+enum { TLY_DTYPE_COUNT = 15, TLY_REDUCTION_COUNT = 8 };
 
 struct tly_reduction {
-    uint8_t dtype;      /* enum tally_dtype or TLY_COMPLEX* */
+    uint8_t dtype;      /* enum tally_dtype */
     uint8_t op;         /* enum tally_reduction */
     uint32_t divisor;   /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
     double prescale;    /* 1: nothing.  Applied to each input as it is read */

@@ -70,12 +70,32 @@ static size_t below(size_t n)
 
 /* --- the reference ---------------------------------------------------------------------------------- */
 
-/* A value on its way: f for float32 and 16-bit floats, d for float64, i for the rest. */
+/* A value on its way: f for float32 and 16-bit floats, d for float64, i for the rest (uint64 by its bits). */
 union value {
     float f;
     double d;
     int64_t i;
 };
+
+static bool is_complex(int dtype)
+{
+    return dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128;
+}
+
+static bool is_integer(int dtype)
+{
+    return (dtype >= TALLY_INT8 && dtype <= TALLY_INT64) || (dtype >= TALLY_UINT16 && dtype <= TALLY_UINT64);
+}
+
+static double to_double(int dtype, int64_t i)
+{
+    return dtype == TALLY_UINT64 ? (double)(uint64_t)i : (double)i;
+}
+
+static bool is_less(int dtype, int64_t a, int64_t b)
+{
+    return dtype == TALLY_UINT64 ? (uint64_t)a < (uint64_t)b : a < b;
+}
 
 /* Magnitude of the 16-bit float with bits `h` (sign apart), exactly; infinity is what comes next. */
 static double magnitude(int dtype, unsigned h)
@@ -145,6 +165,15 @@ static void range(int dtype, double *low, double *high, int64_t *most)
     case TALLY_INT32:
         *low = INT32_MIN, *high = 0x1p31, *most = INT32_MAX;
         break;
+    case TALLY_UINT16:
+        *low = 0, *high = 65536, *most = UINT16_MAX;
+        break;
+    case TALLY_UINT32:
+        *low = 0, *high = 0x1p32, *most = UINT32_MAX;
+        break;
+    case TALLY_UINT64:
+        *low = 0, *high = 0x1p64, *most = -1; /* its bits */
+        break;
     default:
         *low = -0x1p63, *high = 0x1p63, *most = INT64_MAX;
         break;
@@ -156,6 +185,8 @@ static int64_t hold(int dtype, double x)
     double low, high;
     int64_t most;
     range(dtype, &low, &high, &most);
+    if (dtype == TALLY_UINT64 && x >= low && x < high)
+        return (int64_t)(uint64_t)x;
     return x < low ? (int64_t)low : x >= high ? most : (int64_t)x;
 }
 
@@ -170,6 +201,10 @@ static int64_t wrap(int dtype, uint64_t x)
         return (int16_t)x;
     case TALLY_INT32:
         return (int32_t)x;
+    case TALLY_UINT16:
+        return (uint16_t)x;
+    case TALLY_UINT32:
+        return (uint32_t)x;
     default:
         return (int64_t)x;
     }
@@ -206,7 +241,14 @@ static union value read_leaf(const struct tly_reduction *r, const unsigned char 
         memcpy(&i32, at, 4), v.i = i32;
         break;
     case TALLY_INT64:
+    case TALLY_UINT64:
         memcpy(&v.i, at, 8);
+        break;
+    case TALLY_UINT16:
+        memcpy(&v.i, at, 2); /* little-endian, as all that Tally runs on */
+        break;
+    case TALLY_UINT32:
+        memcpy(&v.i, at, 4);
         break;
     case TALLY_BOOL:
         v.i = *at ? 1 : 0;
@@ -218,7 +260,7 @@ static union value read_leaf(const struct tly_reduction *r, const unsigned char 
         else if (r->dtype == TALLY_FLOAT64)
             v.d = v.d * r->prescale;
         else
-            v.i = hold(r->dtype, (double)v.i * r->prescale);
+            v.i = hold(r->dtype, to_double(r->dtype, v.i) * r->prescale);
     }
     return v;
 }
@@ -247,8 +289,8 @@ static union value combine(const struct tly_reduction *r, union value a, union v
         uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
         v.i = sum                      ? wrap(r->dtype, x + y)
               : r->op == TALLY_PRODUCT ? wrap(r->dtype, x * y)
-              : r->op == TALLY_MIN     ? (b.i < a.i ? b.i : a.i)
-              : r->op == TALLY_MAX     ? (b.i > a.i ? b.i : a.i)
+              : r->op == TALLY_MIN     ? (is_less(r->dtype, b.i, a.i) ? b.i : a.i)
+              : r->op == TALLY_MAX     ? (is_less(r->dtype, a.i, b.i) ? b.i : a.i)
               : r->op == TALLY_BAND    ? (a.i & b.i)
               : r->op == TALLY_BOR     ? (a.i | b.i)
                                        : (a.i ^ b.i);
@@ -282,9 +324,9 @@ static void write_result(const struct tly_reduction *r, union value v, bool fini
         if (isnan(v.d))
             memcpy(&v.d, &(uint64_t){0x7ff8000000000000}, 8);
     } else if (postscale != 1)
-        v.i = hold(r->dtype, (double)v.i / divisor * postscale);
+        v.i = hold(r->dtype, to_double(r->dtype, v.i) / divisor * postscale);
     else if (divisor != 1)
-        v.i = v.i / (int64_t)divisor;
+        v.i = r->dtype == TALLY_UINT64 ? (int64_t)((uint64_t)v.i / divisor) : v.i / (int64_t)divisor;
     memcpy(at, &v, tly_reduce_element_size(r->dtype)); /* little-endian, as all that Tally runs on */
 }
 
@@ -305,14 +347,69 @@ static union value tree(const struct tly_reduction *r, int lo, int hi, const uns
     return combine(r, tree(r, lo, lo + m, in, at, scale), tree(r, lo + m, hi, in, at, scale));
 }
 
+/* The product of complex numbers by the tree; `r` is of their halves' type. */
+static void product(const struct tly_reduction *r, int lo, int hi, const unsigned char *const in[], size_t at,
+                    bool scale, union value v[2])
+{
+    size_t half = tly_reduce_element_size(r->dtype);
+    if (hi - lo <= 1) {
+        v[0] = read_leaf(r, in[lo] + at, scale);
+        v[1] = read_leaf(r, in[lo] + at + half, scale);
+        return;
+    }
+    union value a[2], b[2];
+    int m = split(hi - lo);
+    product(r, lo, lo + m, in, at, scale, a);
+    product(r, lo + m, hi, in, at, scale, b);
+    if (r->dtype == TALLY_FLOAT32) {
+        float ac = a[0].f * b[0].f, bd = a[1].f * b[1].f, ad = a[0].f * b[1].f, bc = a[1].f * b[0].f;
+        v[0].f = ac - bd, v[1].f = ad + bc;
+    } else {
+        double ac = a[0].d * b[0].d, bd = a[1].d * b[1].d, ad = a[0].d * b[1].d, bc = a[1].d * b[0].d;
+        v[0].d = ac - bd, v[1].d = ad + bc;
+    }
+}
+
+static void write_product(const struct tly_reduction *r, int lo, int hi, const unsigned char *const in[],
+                          size_t at, bool leaves, bool finish, unsigned char *out)
+{
+    union value v[2];
+    product(r, lo, hi, in, at, leaves, v);
+    write_result(r, v[0], finish, out);
+    write_result(r, v[1], finish, out + tly_reduce_element_size(r->dtype));
+}
+
+static void reference_products(const struct tly_reduction *r, int n, int groups, const int group_size[],
+                               const unsigned char *const in[], unsigned char *out, size_t count)
+{
+    size_t size = 2 * tly_reduce_element_size(r->dtype);
+    for (size_t at = 0; at < count * size; at += size) {
+        if (groups == 0) {
+            write_product(r, 0, n, in, at, true, true, out + at);
+            continue;
+        }
+        unsigned char hop[64][16];
+        const unsigned char *hops[64];
+        for (int g = 0, lo = 0; g < groups; lo += group_size[g++]) {
+            write_product(r, lo, lo + group_size[g], in, at, true, false, hop[g]);
+            hops[g] = hop[g];
+        }
+        write_product(r, 0, groups, hops, 0, false, true, out + at);
+    }
+}
+
 /* groups 0: not grouped. */
 static void reference(const struct tly_reduction *given, int n, int groups, const int group_size[],
                       const void *const input[], unsigned char *out, size_t count)
 {
     struct tly_reduction r = *given;
     const unsigned char *const *in = (const unsigned char *const *)input;
-    if (r.dtype == TLY_COMPLEX64 || r.dtype == TLY_COMPLEX128) {
-        r.dtype = r.dtype == TLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
+    if (is_complex(r.dtype)) {
+        r.dtype = r.dtype == TALLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
+        if (r.op == TALLY_PRODUCT) {
+            reference_products(&r, n, groups, group_size, in, out, count);
+            return;
+        }
         count *= 2;
     }
     size_t size = tly_reduce_element_size(r.dtype);
@@ -336,8 +433,8 @@ static void reference(const struct tly_reduction *given, int n, int groups, cons
 /* Random bits, ordinary numbers and what breaks kernels: NaN, infinity, zero, subnormals, ends of ranges. */
 static void fill(int dtype, unsigned char *at, size_t count)
 {
-    if (dtype == TLY_COMPLEX64 || dtype == TLY_COMPLEX128) {
-        dtype = dtype == TLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
+    if (is_complex(dtype)) {
+        dtype = dtype == TALLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
         count *= 2;
     }
     static const uint16_t odd16[] = {0,      0x8000, 1,      0x8001, 0x7c00, 0xfc00, 0x7e00,
@@ -381,9 +478,9 @@ static void fill(int dtype, unsigned char *at, size_t count)
     }
 }
 
-static const char *const dtype_name[] = {"float32", "float64", "float16",   "bfloat16",
-                                         "int8",    "uint8",   "int16",     "int32",
-                                         "int64",   "bool",    "complex64", "complex128"};
+static const char *const dtype_name[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
+                                         "uint8",     "int16",      "int32",   "int64",    "bool",
+                                         "complex64", "complex128", "uint16",  "uint32",   "uint64"};
 static const char *const op_name[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
 /* --- tests: each runs for every variant ----------------------------------------------------------------- */
@@ -545,12 +642,18 @@ static void test_many_inputs(void **state)
 /* Results so large that they are written around the caches: aligned, behind by elements, and by a byte. */
 static void test_large(void **state)
 {
-    static const uint8_t types[] = {TALLY_FLOAT32, TALLY_FLOAT64, TALLY_FLOAT16, TALLY_BFLOAT16, TALLY_INT8};
-    enum { N = 3, BYTES = 800 << 10 };
+    static const struct tly_reduction kinds[] = {
+        {TALLY_FLOAT32, TALLY_SUM, 1, 1, 1},       {TALLY_FLOAT64, TALLY_SUM, 1, 1, 1},
+        {TALLY_FLOAT16, TALLY_SUM, 1, 1, 1},       {TALLY_BFLOAT16, TALLY_SUM, 1, 1, 1},
+        {TALLY_INT8, TALLY_SUM, 1, 1, 1},          {TALLY_UINT32, TALLY_MAX, 1, 1, 1},
+        {TALLY_COMPLEX64, TALLY_PRODUCT, 1, 1, 1}, {TALLY_COMPLEX128, TALLY_PRODUCT, 1, 1, 1},
+        {TALLY_COMPLEX64, TALLY_SUM, 1, 1, 1},
+    };
+    enum { N = 3, BYTES = 800 << 10, KINDS = sizeof kinds / sizeof *kinds };
     unsigned char *arena = malloc((N + 2) * (BYTES + 256));
     assert_non_null(arena);
-    for (int k = 0; k < 10; k++) {
-        struct tly_reduction r = {types[k % 5], TALLY_SUM, 1, 1, 1};
+    for (int k = 0; k < 2 * KINDS; k++) {
+        struct tly_reduction r = kinds[k % KINDS];
         size_t size = tly_reduce_element_size(r.dtype), count = BYTES / size - (size_t)k;
         const void *in[N];
         for (int j = 0; j < N; j++) {
@@ -559,7 +662,8 @@ static void test_large(void **state)
             in[j] = at;
         }
         unsigned char *want = arena + N * (BYTES + 256), *out = want + BYTES + 256;
-        out += -(uintptr_t)out % 64 + (k == 0 ? 0 : k < 5 ? (size_t)k * size : 1);
+        size_t offset = (size_t)k * size / (is_complex(r.dtype) ? 2 : 1); /* also in the middle of a number */
+        out += -(uintptr_t)out % 64 + (k < KINDS ? offset : 1);
         reference(&r, N, 0, NULL, in, want, count);
         out[count * size] = 0xa5;
         tly_reduce(&r, N, in, out, count);
@@ -622,19 +726,23 @@ static void test_check(void **state)
     assert_int_equal(tly_reduce_check(&r, &why), -EINVAL);
     for (uint8_t dtype = 0; dtype < TLY_DTYPE_COUNT; dtype++)
         for (uint8_t op = 0; op < TLY_REDUCTION_COUNT; op++) {
-            bool integer = dtype >= TALLY_INT8 && dtype <= TALLY_INT64;
-            bool complex = dtype >= TLY_COMPLEX64;
-            bool bitwise = op >= TALLY_BAND;
-            bool fine = integer || (dtype == TALLY_BOOL && op != TALLY_AVERAGE) ||
-                        (complex && op <= TALLY_AVERAGE) || (dtype <= TALLY_BFLOAT16 && !bitwise);
+            bool bitwise = op >= TALLY_BAND, extreme = op == TALLY_MIN || op == TALLY_MAX;
+            bool fine = is_integer(dtype) || (dtype == TALLY_BOOL && op != TALLY_AVERAGE) ||
+                        (is_complex(dtype) && !bitwise && !extreme) || (dtype <= TALLY_BFLOAT16 && !bitwise);
             r = (struct tly_reduction){dtype, op, 2, 1, 1};
             assert_int_equal(tly_reduce_check(&r, &why), fine ? 0 : -ENOTSUP);
         }
     r = (struct tly_reduction){TALLY_BOOL, TALLY_SUM, 1, 2, 1};
     assert_int_equal(tly_reduce_check(&r, &why), -ENOTSUP);
+    r = (struct tly_reduction){TALLY_COMPLEX64, TALLY_MIN, 1, 1, 1};
+    assert_int_equal(tly_reduce_check(&r, &why), -ENOTSUP);
+    assert_int_equal(strcmp(why, "complex numbers have no minimum"), 0);
+    r.op = TALLY_MAX;
+    assert_int_equal(tly_reduce_check(&r, &why), -ENOTSUP);
+    assert_int_equal(strcmp(why, "complex numbers have no maximum"), 0);
     assert_int_equal(tly_reduce_element_size(TLY_DTYPE_COUNT), 0);
     assert_int_equal(tly_reduce_element_size(-1), 0);
-    assert_int_equal(tly_reduce_element_size(TLY_COMPLEX128), 16);
+    assert_int_equal(tly_reduce_element_size(TALLY_COMPLEX128), 16);
     assert_int_equal(tly_reduce_partial_size(TALLY_BFLOAT16), 4);
     assert_int_equal(tly_reduce_partial_size(TALLY_INT16), 2);
 }
@@ -666,6 +774,19 @@ static void test_by_hand(void **state)
     r.op = TALLY_SUM;
     tly_reduce(&r, 2, bytes, &s, 1);
     assert_int_equal(s, 100);
+    uint64_t big[] = {UINT64_MAX, 7}, largest;
+    const void *unsigned_ones[] = {big, big + 1};
+    r = (struct tly_reduction){TALLY_UINT64, TALLY_MAX, 1, 1, 1};
+    tly_reduce(&r, 2, unsigned_ones, &largest, 1);
+    assert_true(largest == UINT64_MAX);
+    r = (struct tly_reduction){TALLY_UINT64, TALLY_AVERAGE, 2, 1, 1};
+    tly_reduce(&r, 1, unsigned_ones, &largest, 1);
+    assert_true(largest == UINT64_MAX / 2);
+    float complex_ones[] = {1, 2, 3, 4}, turned[2]; /* (1 + 2i) (3 + 4i) */
+    const void *factor[] = {complex_ones, complex_ones + 2};
+    r = (struct tly_reduction){TALLY_COMPLEX64, TALLY_PRODUCT, 1, 1, 1};
+    tly_reduce(&r, 2, factor, turned, 1);
+    assert_true(turned[0] == -5 && turned[1] == 10);
     float zero[] = {-0.0f, 0.0f};
     const void *zeros[] = {zero, zero + 1};
     r = (struct tly_reduction){TALLY_FLOAT32, TALLY_MAX, 1, 1, 1};

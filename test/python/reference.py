@@ -7,7 +7,7 @@ the tree over its ranks, rounded once.
 
 import numpy as np
 
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = FLOATS + INTEGERS + ("bool",)
 NAN = {"float32": (np.uint32, 0x7fc00000), "float64": (np.uint64, 0x7ff8000000000000),

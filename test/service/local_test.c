@@ -75,10 +75,13 @@ static int all_kinds(int rank, void *arg)
     tally_comm *c = join();
     uint64_t seed = 77 + (uint64_t)rank;
     for (int i = 0; i < 60; i++) {
-        int dtype = i % 10, reduction = (i * 7 + i / 10) % 5;
+        int dtype = i % 15, reduction = (i * 7 + i / 15) % 5;
         size_t count = counts[(i * 5 + i / 8) % 8], bytes = count * element(dtype);
         if (dtype == TALLY_BOOL && reduction == TALLY_AVERAGE)
             reduction = TALLY_SUM;
+        if ((dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128) &&
+            (reduction == TALLY_MIN || reduction == TALLY_MAX))
+            reduction = TALLY_PRODUCT;
         struct tally_options o = {.size = sizeof o, .prescale = i % 4 ? 0 : 0.5, .postscale = i % 3 ? 0 : 3};
         if (dtype == TALLY_BOOL)
             o.prescale = o.postscale = 0;

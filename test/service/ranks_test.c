@@ -502,10 +502,12 @@ static int bad_calls(int rank, void *arg)
 #define REFUSED(call) CHECK((call) == -EINVAL && op == NULL)
     REFUSED(tally_push_pull(c, "x", NULL, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
     REFUSED(tally_push_pull(c, "x", x, NULL, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 100, (enum tally_dtype)10, TALLY_SUM, NULL, &op));
+    REFUSED(tally_push_pull(c, "x", x, x, 100, (enum tally_dtype)15, TALLY_SUM, NULL, &op));
     REFUSED(tally_push_pull(c, "x", x, x, 100, (enum tally_dtype)256, TALLY_SUM, NULL, &op));
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, (enum tally_reduction)5, NULL, &op));
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_BOOL, TALLY_AVERAGE, NULL, &op));
+    REFUSED(tally_push_pull(c, "x", x, x, 10, TALLY_COMPLEX64, TALLY_MAX, NULL, &op));
+    CHECK(strstr(tally_error(), "complex numbers have no maximum"));
     REFUSED(tally_push_pull(c, "x", x, x, SIZE_MAX, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
     REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, 2, NULL, &op));
     REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, -1, NULL, &op));

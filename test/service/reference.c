@@ -11,7 +11,7 @@ enum { MOST = 64 };
 
 size_t reference_element(int dtype)
 {
-    static const size_t bytes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
+    static const size_t bytes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16, 2, 4, 8};
     return bytes[dtype];
 }
 
@@ -82,11 +82,27 @@ static bool is_float(int dtype)
     return dtype == TALLY_FLOAT32 || dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16;
 }
 
+static bool is_unsigned(int dtype)
+{
+    return dtype == TALLY_UINT8 || (dtype >= TALLY_UINT16 && dtype <= TALLY_UINT64);
+}
+
+/* Of all types but uint64. */
 static void limits(int dtype, int64_t *lo, int64_t *hi)
 {
-    int bits = dtype == TALLY_UINT8 ? 8 : (int)reference_element(dtype) * 8 - 1;
+    int bits = (int)reference_element(dtype) * 8 - !is_unsigned(dtype);
     *hi = (int64_t)((1ull << bits) - 1);
-    *lo = dtype == TALLY_UINT8 ? 0 : -*hi - 1;
+    *lo = is_unsigned(dtype) ? 0 : -*hi - 1;
+}
+
+static double to_double(int dtype, int64_t i)
+{
+    return dtype == TALLY_UINT64 ? (double)(uint64_t)i : (double)i;
+}
+
+static bool is_less(int dtype, int64_t a, int64_t b)
+{
+    return dtype == TALLY_UINT64 ? (uint64_t)a < (uint64_t)b : a < b;
 }
 
 static int64_t wrap(int dtype, uint64_t x)
@@ -100,6 +116,10 @@ static int64_t wrap(int dtype, uint64_t x)
         return (int16_t)x;
     case TALLY_INT32:
         return (int32_t)x;
+    case TALLY_UINT16:
+        return (uint16_t)x;
+    case TALLY_UINT32:
+        return (uint32_t)x;
     default:
         return (int64_t)x;
     }
@@ -109,9 +129,11 @@ static int64_t wrap(int dtype, uint64_t x)
 static int64_t hold(int dtype, double x)
 {
     int64_t lo, hi;
-    limits(dtype, &lo, &hi);
     if (x != x)
         return 0;
+    if (dtype == TALLY_UINT64)
+        return x <= 0 ? 0 : x >= 0x1p64 ? -1 : (int64_t)(uint64_t)x;
+    limits(dtype, &lo, &hi);
     if (x <= (double)lo)
         return lo;
     if (x >= (double)hi)
@@ -155,7 +177,7 @@ static union value load(const struct reference *r, const void *input, size_t i)
     else if (r->dtype == TALLY_FLOAT64)
         v.d *= r->prescale;
     else
-        v.i = hold(r->dtype, (double)v.i * r->prescale);
+        v.i = hold(r->dtype, to_double(r->dtype, v.i) * r->prescale);
     return v;
 }
 
@@ -192,9 +214,9 @@ static union value add(const struct reference *r, union value a, union value b)
     } else if (how == TALLY_PRODUCT) {
         v.i = wrap(r->dtype, (uint64_t)a.i * (uint64_t)b.i);
     } else if (how == TALLY_MIN) {
-        v.i = b.i < a.i ? b.i : a.i;
+        v.i = is_less(r->dtype, b.i, a.i) ? b.i : a.i;
     } else {
-        v.i = b.i > a.i ? b.i : a.i;
+        v.i = is_less(r->dtype, a.i, b.i) ? b.i : a.i;
     }
     return v;
 }
@@ -238,7 +260,9 @@ static void store(const struct reference *r, union value v, void *out, size_t i)
         memcpy(p, &bits, 8);
     } else {
         if (r->postscale != 1)
-            v.i = hold(r->dtype, (double)v.i / (average ? r->ranks : 1) * r->postscale);
+            v.i = hold(r->dtype, to_double(r->dtype, v.i) / (average ? r->ranks : 1) * r->postscale);
+        else if (average && r->dtype == TALLY_UINT64)
+            v.i = (int64_t)((uint64_t)v.i / (uint64_t)r->ranks);
         else if (average)
             v.i /= r->ranks;
         memcpy(p, &v.i, reference_element(r->dtype)); /* little-endian */
@@ -255,19 +279,78 @@ static union value hop(const struct reference *r, union value v)
     return v;
 }
 
-void reference_reduce(const struct reference *r, const void *const inputs[], void *out, size_t count)
+/* One number of a real type, or half a complex one, in a sum. */
+static void reduce_one(const struct reference *r, const void *const inputs[], void *out, size_t i)
 {
-    for (size_t i = 0; i < count; i++) {
-        union value x[MOST], top[MOST];
-        for (int g = 0; g < r->groups; g++) {
-            int n = 0;
-            for (int rank = 0; rank < r->ranks; rank++)
-                if (r->groups == 1 || r->group[rank] == g)
-                    x[n++] = load(r, inputs[rank], i);
-            top[g] = tree(r, x, 0, n);
-            if (r->groups > 1)
-                top[g] = hop(r, top[g]);
-        }
-        store(r, tree(r, top, 0, r->groups), out, i);
+    union value x[MOST], top[MOST];
+    for (int g = 0; g < r->groups; g++) {
+        int n = 0;
+        for (int rank = 0; rank < r->ranks; rank++)
+            if (r->groups == 1 || r->group[rank] == g)
+                x[n++] = load(r, inputs[rank], i);
+        top[g] = tree(r, x, 0, n);
+        if (r->groups > 1)
+            top[g] = hop(r, top[g]);
     }
+    store(r, tree(r, top, 0, r->groups), out, i);
+}
+
+struct complex_value {
+    union value re, im;
+};
+
+static struct complex_value multiply(int half, struct complex_value a, struct complex_value b)
+{
+    struct complex_value v = {{0}, {0}};
+    if (half == TALLY_FLOAT32) {
+        float ac = a.re.f * b.re.f, bd = a.im.f * b.im.f, ad = a.re.f * b.im.f, bc = a.im.f * b.re.f;
+        v.re.f = ac - bd, v.im.f = ad + bc;
+    } else {
+        double ac = a.re.d * b.re.d, bd = a.im.d * b.im.d, ad = a.re.d * b.im.d, bc = a.im.d * b.re.d;
+        v.re.d = ac - bd, v.im.d = ad + bc;
+    }
+    return v;
+}
+
+static struct complex_value product(int half, const struct complex_value *x, int lo, int hi)
+{
+    if (hi - lo == 1)
+        return x[lo];
+    int m = 1;
+    while (2 * m < hi - lo)
+        m *= 2;
+    return multiply(half, product(half, x, lo, lo + m), product(half, x, lo + m, hi));
+}
+
+/* Of complex numbers; `r` is of their halves' type. */
+static void multiply_one(const struct reference *r, const void *const inputs[], void *out, size_t i)
+{
+    struct complex_value x[MOST], top[MOST];
+    for (int g = 0; g < r->groups; g++) {
+        int n = 0;
+        for (int rank = 0; rank < r->ranks; rank++)
+            if (r->groups == 1 || r->group[rank] == g) {
+                x[n].re = load(r, inputs[rank], 2 * i);
+                x[n++].im = load(r, inputs[rank], 2 * i + 1);
+            }
+        top[g] = product(r->dtype, x, 0, n);
+    }
+    struct complex_value v = product(r->dtype, top, 0, r->groups);
+    store(r, v.re, out, 2 * i);
+    store(r, v.im, out, 2 * i + 1);
+}
+
+void reference_reduce(const struct reference *given, const void *const inputs[], void *out, size_t count)
+{
+    struct reference r = *given;
+    bool complex = r.dtype == TALLY_COMPLEX64 || r.dtype == TALLY_COMPLEX128;
+    if (complex)
+        r.dtype = r.dtype == TALLY_COMPLEX64 ? TALLY_FLOAT32 : TALLY_FLOAT64;
+    if (complex && r.reduction != TALLY_PRODUCT)
+        count *= 2;
+    for (size_t i = 0; i < count; i++)
+        if (complex && r.reduction == TALLY_PRODUCT)
+            multiply_one(&r, inputs, out, i);
+        else
+            reduce_one(&r, inputs, out, i);
 }

@@ -16,6 +16,7 @@ struct reference {
     const int *group;
 };
 
+enum { REFERENCE_DTYPES = 15 };
 size_t reference_element(int dtype);
 /* out[i] for i < count, of inputs[rank][i]. */
 void reference_reduce(const struct reference *r, const void *const inputs[], void *out, size_t count);

@@ -71,7 +71,7 @@ static struct operation make(const struct run *run, int index)
              : kind < 16 ? TALLY_BROADCAST
              : kind < 19 ? TALLY_ALLGATHER
                          : TALLY_BARRIER;
-    o.dtype = index % 10; /* each has its turn */
+    o.dtype = index % REFERENCE_DTYPES; /* each has its turn */
     o.reduction = (int)(job_random(&s) % 5);
     o.root = (int)(job_random(&s) % (unsigned)run->layout->ranks);
     o.mode = (int)(job_random(&s) % 4);
@@ -86,8 +86,11 @@ static struct operation make(const struct run *run, int index)
         if (job_random(&s) % 4 == 0)
             o.postscale = factors[job_random(&s) % 7];
     }
+    bool complex = o.dtype == TALLY_COMPLEX64 || o.dtype == TALLY_COMPLEX128;
     if (o.dtype == TALLY_BOOL && o.reduction == TALLY_AVERAGE)
         o.reduction = TALLY_SUM;
+    if (complex && (o.reduction == TALLY_MIN || o.reduction == TALLY_MAX))
+        o.reduction = TALLY_PRODUCT;
     if (run->huge)
         o = (struct operation){.kind = TALLY_PUSH_PULL,
                                .dtype = (int[]){TALLY_FLOAT32, TALLY_BFLOAT16, TALLY_INT8}[index],
@@ -162,16 +165,19 @@ static uint64_t ordinary(int dtype, uint64_t x)
 
 static void *contribution(const struct run *run, const struct operation *o, int index, int rank, size_t count)
 {
-    size_t element = reference_element(o->dtype);
+    bool complex = o->dtype == TALLY_COMPLEX64 || o->dtype == TALLY_COMPLEX128;
+    int dtype = o->dtype == TALLY_COMPLEX64 ? TALLY_FLOAT32 : complex ? TALLY_FLOAT64 : o->dtype;
+    size_t element = reference_element(dtype);
+    count *= complex ? 2 : 1;
     uint8_t *data = malloc(count * element + 1);
     uint64_t s = run->seed * 7919 + (uint64_t)index * 64 + (uint64_t)rank;
     CHECK(data);
     for (size_t i = 0; i < count; i++) {
         uint64_t x = job_random(&s);
         if (o->mode == 0 || (o->mode == 3 && x % 11 == 0))
-            x = special(o->dtype, x >> 8);
+            x = special(dtype, x >> 8);
         else if (o->mode == 1 || o->mode == 3)
-            x = ordinary(o->dtype, x);
+            x = ordinary(dtype, x);
         if (o->dtype == TALLY_BOOL && o->mode == 1)
             x &= 1;
         memcpy(data + i * element, &x, element);

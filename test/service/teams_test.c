@@ -57,12 +57,15 @@ struct kind {
 static struct kind kind_of(int i)
 {
     static const size_t counts[] = {1000, 4097, 16384, 70001, 123456, MOST_COUNT, 9000, 65536};
-    struct kind k = {.dtype = i % 10,
-                     .reduction = (i * 7 + i / 10) % 8,
+    struct kind k = {.dtype = i % 15,
+                     .reduction = (i * 7 + i / 15) % 8,
                      .count = counts[(i * 5 + i / 8) % 8]};
-    bool whole = k.dtype >= TALLY_INT8;
+    bool complex = k.dtype == TALLY_COMPLEX64 || k.dtype == TALLY_COMPLEX128;
+    bool whole = k.dtype >= TALLY_INT8 && !complex;
     if (k.reduction >= TALLY_BAND && !whole)
         k.reduction = TALLY_AVERAGE;
+    if (complex && (k.reduction == TALLY_MIN || k.reduction == TALLY_MAX))
+        k.reduction = TALLY_PRODUCT;
     if (k.dtype == TALLY_BOOL && k.reduction == TALLY_AVERAGE)
         k.reduction = TALLY_SUM;
     k.bytes = k.count * tally_dtype_size((enum tally_dtype)k.dtype);

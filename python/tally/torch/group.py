@@ -51,9 +51,6 @@ _BITWISE = {_BAND: 5, _BOR: 6, _BXOR: 7}  # TALLY_BAND and so on in tally.h
 _DIRECT = {(dtype, operator): int(reduction) for dtype in _DTYPES for operator, reduction in (
     *_REDUCTIONS.items(), *(() if dtype.is_floating_point else _BITWISE.items()))
     if (dtype, operator) != (torch.bool, _AVG)}
-# Sums, products and bits of two's complements are those of unsigned numbers.
-_UNSIGNED = {getattr(torch, "uint%d" % bits): getattr(torch, "int%d" % bits)
-             for bits in (16, 32, 64) if hasattr(torch, "uint%d" % bits)}
 _SHOWN = 80  # characters of a note in what ranks that disagree are told
 
 
@@ -71,7 +68,7 @@ def _flat(tensor):
         flat = flat.as_strided((flat.numel(),), (1,))
     if flat.dtype in _DTYPES:
         return flat
-    return flat.view(_UNSIGNED.get(flat.dtype, torch.uint8))
+    return flat.view(torch.uint8)
 
 
 def _note(tensors, shaped=True):
@@ -460,8 +457,6 @@ class Group(dist.ProcessGroup):
             return tensor, reduction
         if dtype.is_complex and operator in (_SUM, _AVG):
             return torch.view_as_real(tensor.resolve_conj()), int(_REDUCTIONS[operator])
-        if dtype in _UNSIGNED and operator in (_SUM, _PRODUCT, *_BITWISE):
-            return tensor.view(_UNSIGNED[dtype]), _DIRECT[_UNSIGNED[dtype], operator]
         raise self._unsupported(operator, dtype)
 
     @staticmethod

@@ -36,7 +36,9 @@ Min = Reduction.Min
 Max = Reduction.Max
 Product = Reduction.Product
 
-_DTYPES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
+# Without complex numbers: a tensor of them may be a view whose memory holds the conjugates.  Older PyTorch has no uint16.
+_DTYPES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()
+           if hasattr(torch, name) and not name.startswith("complex")}
 _STRIDED = torch.strided
 _BY_NAME = (USER, STATE)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
