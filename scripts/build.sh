@@ -5,7 +5,7 @@
 #
 # Builds into build/NAME.  NAME `meson` is the build that everything uses; from it come, as links,
 #   build/bin/tally, build/bin/tallyd    the programs
-#   build/lib/libtally.so                the library, where build/python/tally looks for it
+#   build/lib/libtally.so                the library, where build/python/tally looks for it, and libtally_mpi.so
 #   build/python/tally                   the Python package
 # The others (asan, ubsan, tsan, fuzz) are for their own tests alone.
 set -eu
@@ -71,5 +71,6 @@ if [ "$name" = meson ]; then
     ln -sfn ../meson/src/tallyd/tallyd build/bin/tallyd
     ln -sfn ../meson/libtally.so build/lib/libtally.so
     ln -sfn ../meson/libtally.so.0 build/lib/libtally.so.0
+    ln -sfn ../meson/src/mpi/libtally_mpi.so build/lib/libtally_mpi.so
     ln -sfn ../../python/tally build/python/tally
 fi

@@ -3,6 +3,7 @@
 #include "base/param.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -400,9 +401,21 @@ static int read_config(struct reader *r, const char *path)
     return rc;
 }
 
-int tly_params_load(struct tly_params *p, const char *const settings[], char *why, size_t why_len)
+/* The environment that setenv() changes.  A program that names `environ` has a copy of the variable; where we were loaded
+ * with RTLD_DEEPBIND (as MPItrampoline does) our own reference is to libc's, which stays as it was at first. */
+static char **environment(void)
 {
     extern char **environ;
+    void *program = dlopen(NULL, RTLD_LAZY);
+    char ***copy = program ? dlsym(program, "environ") : NULL;
+    char **variables = copy ? *copy : environ;
+    if (program)
+        dlclose(program);
+    return variables;
+}
+
+int tly_params_load(struct tly_params *p, const char *const settings[], char *why, size_t why_len)
+{
     struct tly_params fresh = {0};
     char nothing[1];
     struct reader r = {.p = &fresh, .why = why ? why : nothing, .why_len = why ? why_len : 1};
@@ -418,7 +431,7 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
             config = settings[i] + 13;
     if (config && *config && (rc = read_config(&r, config)))
         goto fail;
-    for (char **e = environ; e && *e; e++)
+    for (char **e = environment(); e && *e; e++)
         if (strncmp(*e, "TALLY_", 6) == 0 && (rc = set_pair(&r, *e)))
             goto fail;
     for (int i = 0; settings && settings[i]; i++)
