@@ -1,5 +1,6 @@
 """The wheel of `pip install .`, in an environment that has nothing else of Tally."""
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -51,7 +52,8 @@ def installed(wheel, tmp_path_factory):
 def test_one_wheel_for_every_python(wheel):
     assert "-py3-none-linux_" in wheel.name
     names = [name.split("/", 2)[-1] for name in zipfile.ZipFile(wheel).namelist()]
-    for wanted in ("tally/libtally.so", "tally/_core.py", "tally/torch/group.py", "tally", "tallyd"):
+    for wanted in ("tally/libtally.so", "tally/libtally_mpi.so", "tally/_core.py", "tally/torch/group.py",
+                   "tally/jax/__init__.py", "tally", "tallyd"):
         assert any(name == wanted or name.endswith("/" + wanted) for name in names), (wanted, names)
     assert not any("test" in name or name.endswith(".h") for name in names)
 
@@ -88,4 +90,30 @@ def test_runs_from_the_wheel(installed, tmp_path):
     script.write_text(textwrap.dedent(SCRIPT))
     output = run(installed / "tally", "run", "-n", "2", "-k", "1", "--", installed / "python", script,
                  tmp_path / "store", cwd=tmp_path)
+    assert output.count("done") == 2
+
+
+JAX_SCRIPT = """
+    import tally.jax
+    tally.jax.initialize()
+    import jax
+    import numpy as np
+    P = jax.sharding.PartitionSpec
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    x = jax.make_array_from_process_local_data(jax.sharding.NamedSharding(mesh, P("x")), np.ones((1, 1000), np.uint64))
+    total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))(x)
+    assert (np.asarray(total.addressable_shards[0].data) == 2).all()
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libtally" in line}
+    import sys
+    assert len(loaded) == 2 and all(path.startswith(sys.prefix) for path in loaded), loaded
+    print("done")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jaxlib") is None, reason="there is no JAX")
+def test_jax_from_the_wheel(installed, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(JAX_SCRIPT))
+    output = run(installed / "tally", "run", "-n", "2", "--", installed / "python", script, cwd=tmp_path)
     assert output.count("done") == 2
