@@ -70,3 +70,15 @@ def test_transformers_trainer():
 @needs("jax")
 def test_jax():
     run(JAX, RANKS, "jax_arrays.py")
+
+
+@needs("jax")
+def test_jax_collectives():
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("TALLY_", "JAX_", "MPITRAMPOLINE_"))}
+    env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu")
+    done = subprocess.run([*map(str, RANKS), str(ROOT / "examples" / "jax_train.py")], env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:]
+    results = set(re.findall(r"rank \d: (loss .*)", done.stdout))
+    assert len(results) == 1 and done.stdout.count("loss") == 2, done.stdout[-6000:]
+    assert "leaves after" in done.stdout, "Tally was not asked"
