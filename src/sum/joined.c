@@ -73,6 +73,8 @@ static bool mark(struct tly_service *s, struct round *r, uint32_t rank)
     struct answer *a = &r->answers[rank];
     if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !takes_no_part(s, r, rank))
         return false;
+    if (tly_is_from_root(&r->head) && rank == r->head.root)
+        return false; /* there is nothing to give the others; their cancels end it once they hear from home */
     slot->state = SLOT_JOINED;
     slot->filled = r->head.length;
     r->joined++;
