@@ -9,7 +9,7 @@
  * time, while the others wait for them with theirs given back; a service behind it keeps all ranks' alike, and their
  * parts.  (So does a rank that computes longer, but its flights are shorter than the others', who wait for it in theirs.)
  * Without tallyd the card is a rank's and a service's: all parts wait for that rank's pushes, and the others' credit lies
- * at that service.  The coordinator compares (src/join/coordinator.c, judge) and tells all. */
+ * at that service.  The coordinator compares (src/join/judge.c, judge_pace) and tells all. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* internal.h - what the coordinator's files share: start.c up to the first epoch, change.c from one to the next,
- * coordinator.c for what members say, and for time. */
+ * judge.c for who holds the job up, coordinator.c for what members say, and for time. */
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
@@ -132,12 +132,24 @@ void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */
 void tly_coordinator_name(const struct member *m, char *out, size_t len);
 
+/* A member's connection is no more, or is given up.  The member is freed. */
+void tly_coordinator_lose(struct member *m, int err, const char *why);
+
 /* --- join.c -------------------------------------------------------------------------------------- */
 
 /* A rank has joined: it needs no more of the others but that they join; -EPROTO (*why). */
 int tly_join_heard(struct member *m, struct tly_reader *r, const char **why);
 /* Have all ranks joined, or has one left that will not? */
 void tly_join_look(struct tly_coordinator *c);
+
+/* --- judge.c ------------------------------------------------------------------------------------- */
+
+/* A rank's PACE: the job goes slower than predicted. */
+void tly_judge_pace(struct member *m, struct tly_reader *r);
+/* A rank's COMPLAIN: it cannot reach a service, or cannot go on. */
+void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r);
+/* Put out each tallyd whose time is up, and fail the job if a complaint's is. */
+void tly_judge_tick(struct tly_coordinator *c);
 
 /* --- start.c ------------------------------------------------------------------------------------- */
 

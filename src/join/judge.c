@@ -1,0 +1,241 @@
+/* judge.c - judges who holds the job up, and which tallyd it goes on without.
+ *
+ * Three kinds of evidence come in.  Ranks say how much slower than predicted their large sums go (PACE); once all have,
+ * the machine that stands out is named to all.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is
+ * put out after a moment, or of something that ends the job.  Members fall silent.  Only tly_judge_tick() puts somebody
+ * out: what a rank saw first may be the death of a process whose own connection ends a moment later, and that names the
+ * cause better.
+ *
+ * Everything here runs in the coordinator's loop. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "join/internal.h"
+#include "plan/plan.h"
+
+enum {
+    COMPLAINT_MS = 300,
+    MEET_S = 10,      /* for all ranks to meet a service that joins a running job */
+    LEAST_HELD = 250, /* a rank that waits for its own card has so many thousandths of its credit out, on average */
+};
+
+/* --- the pace ------------------------------------------------------------------------------------ */
+
+/* A rank is on time if it has about as much as this part of the longest rank's time.  To have twice the others' credit out
+ * for being late alone, a rank must begin when they have pushed all, half of its own time later: .67. */
+#define LATE .8
+
+/* The longest time that a rank has told; 0: not all have yet. */
+static uint32_t longest_told(const struct tly_coordinator *c)
+{
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < c->size; i++) {
+        if (!c->ranks[i] || !c->ranks[i]->told)
+            return 0;
+        if (c->ranks[i]->took > longest)
+            longest = c->ranks[i]->took;
+    }
+    return longest;
+}
+
+/* All ranks say that it goes slower than predicted.  If only those behind one card have their credit out, the others wait
+ * for what they send: its (first) machine.  Else the service that most of them point at.  A rank whose own times are much
+ * shorter than another's computes longer: it has its credit out while the others wait for it, and says nothing of its
+ * card. */
+static void judge_pace(struct tly_coordinator *c)
+{
+    const struct tly_roster *r = &c->roster;
+    uint32_t longest = longest_told(c);
+    if (!longest)
+        return;
+    double *held = calloc(r->machine_count, sizeof *held); /* the most that a rank behind each card holds */
+    for (uint32_t i = 0; held && i < r->machine_count; i++)
+        held[i] = -1; /* a machine that shares another's card has none */
+    for (uint32_t i = 0; held && i < c->size; i++) {
+        if (c->ranks[i]->took < LATE * longest)
+            continue;
+        double *most = &held[r->services[r->ranks[i].machine].card];
+        if (c->ranks[i]->held > *most)
+            *most = c->ranks[i]->held;
+    }
+    if (!held)
+        return;
+    int one = tly_plan_standout((int)r->machine_count, held);
+    uint32_t machine = one < 0 || held[one] < LEAST_HELD ? TLY_NO_SERVICE : (uint32_t)one;
+    for (uint32_t i = 0; i < c->size && machine == TLY_NO_SERVICE; i++) {
+        uint32_t votes = 0;
+        for (uint32_t j = 0; j < c->size; j++)
+            votes += c->ranks[j]->suspect == c->ranks[i]->suspect;
+        if (2 * votes > c->size)
+            machine = c->ranks[i]->suspect;
+    }
+    struct tly_writer w = {0};
+    tly_write32(&w, machine);
+    if (!w.failed && machine != TLY_NO_SERVICE)
+        tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
+    free(w.data);
+    free(held);
+}
+
+void tly_judge_pace(struct member *m, struct tly_reader *r)
+{
+    struct tly_coordinator *c = m->c;
+    /* In another epoch's report the places are others'. */
+    if (!m->joined || c->state != RUNNING || m->told || tly_read32(r) != c->roster.epoch)
+        return;
+    m->told = true;
+    m->took = tly_read32(r);
+    m->held = tly_read32(r);
+    m->suspect = tly_read32(r);
+    judge_pace(c);
+}
+
+/* --- complaints ---------------------------------------------------------------------------------- */
+
+static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < c->roster.machine_count; i++)
+        if (c->roster.services[i].incarnation == incarnation)
+            return true;
+    return false;
+}
+
+/* A rank cannot reach a tallyd.  That it has reached before says that the rank may be cut off; a newcomer says nothing. */
+static void accuse(struct member *m, struct member *accused, const char *sentence)
+{
+    struct tly_coordinator *c = m->c;
+    char name[200];
+    m->accuses += c->state == RUNNING && !accused->invited;
+    if (accused->accused_at)
+        return;
+    tly_coordinator_name(m, name, sizeof name);
+    accused->accused_at = c->loop.awake;
+    accused->accuser = m->info.rank;
+    snprintf(accused->accusation, sizeof accused->accusation, "%.100s %.190s", name, sentence);
+}
+
+void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r)
+{
+    struct tly_coordinator *c = m->c;
+    char sentence[TLY_SENTENCE - 200], name[200];
+    uint32_t err = tly_read32(r);
+    tly_read_text(r, sentence, sizeof sentence);
+    uint64_t service = tly_read64(r);
+    if ((!m->joined && c->state != GATHERING) || r->failed)
+        return;
+    struct member *accused = tly_change_find_tallyd(c, service);
+    if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
+        return; /* it is out already */
+    if (!err && accused && m->joined) {
+        accuse(m, accused, sentence);
+        return;
+    }
+    if (!m->joined) /* it has failed before it could say more of itself */
+        m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = tly_link_peer(m->link)->rank};
+    tly_coordinator_name(m, name, sizeof name);
+    if (f->flags & TLY_MARK) {
+        tly_coordinator_fail(c, ECONNRESET, "rank %u left: %s", m->info.rank, sentence);
+    } else if (err) {
+        tly_coordinator_fail(c, err < 4096 ? (int)err : EPROTO, "%s: %s", name, sentence);
+    } else if (!c->complaint_due) {
+        /* The machine that cannot be reached may just have died: its own connection will tell, and names it better. */
+        c->complaint_due = c->loop.awake + COMPLAINT_MS * TLY_MS;
+        snprintf(c->complaint, sizeof c->complaint, "%s: %s", name, sentence);
+    }
+}
+
+/* --- putting out --------------------------------------------------------------------------------- */
+
+/* The job goes on without a tallyd, and the tallyd is told so: if it only stood still it comes again. */
+static void put_out(struct member *m, const char *why)
+{
+    char text[TLY_SENTENCE];
+    snprintf(text, sizeof text, "the job goes on without this tallyd: %s", why);
+    tly_change_evict(m, why);
+    tly_coordinator_post_verdict(m, EAGAIN, text);
+    m->accused_at = 0;
+    tly_coordinator_advance(m->c);
+}
+
+/* A tallyd that is silent to us, whether or not anything waits for it. */
+static void judge_silent(struct tly_coordinator *c)
+{
+    char text[100];
+    snprintf(text, sizeof text, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
+    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next;
+        if (!m->joined || m->info.role == TLY_ROLE_RANK ||
+            c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
+            continue;
+        if (c->state == RUNNING && m->service != TLY_NO_SERVICE)
+            put_out(m, text);
+        else if (c->state != RUNNING || m->waiting) /* else it has been told, and has yet to read that */
+            tly_coordinator_lose(m, ETIMEDOUT, text);
+    }
+}
+
+/* It has not answered since a rank accused it. */
+static bool is_silent(const struct member *m)
+{
+    return m->accused_at && tly_link_heard_at(m->link) < m->accused_at;
+}
+
+/* Why this tallyd is due to be put out; NULL: it is not. */
+static const char *charge(const struct tly_coordinator *c, const struct member *m, char *text, size_t len)
+{
+    bool starts = c->state == INVITING && m->joined && m->service != TLY_NO_SERVICE && !m->begun;
+    if ((m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC) ||
+        (starts && c->loop.awake - c->inviting_at >= MEET_S * TLY_SEC)) {
+        snprintf(text, len,
+                 starts ? "it has not begun within %d s" : "not all ranks have reached it within %d s",
+                 MEET_S);
+        return text;
+    }
+    if (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS)
+        return NULL;
+    if (!is_silent(m))
+        return m->accusation;
+    snprintf(text, len, "silent while rank %u waited for it (stopped, or cut off)", m->accuser);
+    return text;
+}
+
+/* A rank's word suffices, for nothing is lost.  But a rank that has lost most services, though they answer us, is cut off
+ * itself.  The moment is for those whose own connections end just now. */
+static void judge_accused(struct tly_coordinator *c)
+{
+    uint32_t alive = 0;
+    char text[TLY_SENTENCE - 200], late[100];
+    for (uint32_t i = 0; i < c->roster.service_count; i++)
+        alive += c->roster.services[i].state != TLY_SERVICE_GONE;
+    /* A job that has failed does not go on without anybody. */
+    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next;
+        if (m->accused_at && !tly_link_await(m->link, true))
+            continue;
+        const char *why = charge(c, m, late, sizeof late);
+        if (!why)
+            continue;
+        const struct member *accuser = m->accused_at ? c->ranks[m->accuser] : NULL;
+        if (!is_silent(m) && accuser && alive > 2 && 2 * accuser->accuses > alive) {
+            tly_coordinator_name(accuser, text, sizeof text);
+            tly_coordinator_fail(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,
+                                 accuser->accuses, alive);
+            return;
+        }
+        if (!is_silent(m)) /* a tallyd that stood still may come again at once */
+            m->said_before = !tly_setback_note(c, m, why);
+        put_out(m, why);
+    }
+}
+
+void tly_judge_tick(struct tly_coordinator *c)
+{
+    if (c->complaint_due && c->loop.awake >= c->complaint_due)
+        tly_coordinator_fail(c, ECONNRESET, "%s", c->complaint);
+    judge_accused(c);
+    judge_silent(c);
+}
