@@ -17,8 +17,9 @@
 
 enum {
     COMPLAINT_MS = 300,
-    MEET_S = 10,      /* for all ranks to meet a service that joins a running job */
-    LEAST_HELD = 250, /* a rank that waits for its own card has so many thousandths of its credit out, on average */
+    MEET_S = 10, /* for all ranks to meet a service that joins a running job */
+    LEAST_HELD =
+        250, /* a rank that waits for its own card has so many thousandths of its credit out, on average */
 };
 
 /* --- the pace ------------------------------------------------------------------------------------ */

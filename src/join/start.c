@@ -105,12 +105,10 @@ static int place_services(struct tly_coordinator *c, struct tly_roster *r)
     return 0;
 }
 
-void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
-                   const struct tly_member_info *m)
+/* The service that this member has said it runs, behind a card of its own. */
+static struct tly_roster_service service_of(const struct tly_member_info *m, uint32_t index)
 {
-    struct tly_roster_service *s = &r->services[index];
-    memcpy(c->host_id[index], m->host_id, sizeof c->host_id[index]);
-    *s = (struct tly_roster_service){
+    struct tly_roster_service s = {
         .role = m->role,
         .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
         .port = m->port,
@@ -119,8 +117,16 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
         .sum_rate = m->sum_rate,
         .memory = m->memory,
         .card = index};
-    memcpy(s->address, m->address, sizeof s->address);
-    memcpy(s->host, m->host, sizeof s->host);
+    memcpy(s.address, m->address, sizeof s.address);
+    memcpy(s.host, m->host, sizeof s.host);
+    return s;
+}
+
+void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
+                   const struct tly_member_info *m)
+{
+    memcpy(c->host_id[index], m->host_id, sizeof c->host_id[index]);
+    r->services[index] = service_of(m, index);
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
@@ -271,15 +277,12 @@ static bool crosses_cards(const struct tly_roster *r)
 /* Tallyd that listen where others cannot reach them: the job starts without those. */
 static void drop_unplaced(struct tly_coordinator *c)
 {
-    struct tly_roster_service s;
-    struct tly_roster one = {.service_count = 1, .services = &s};
-    char(*kept)[64] = c->host_id, host_id[1][64];
-    c->host_id = host_id; /* tly_start_add() writes there */
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
             continue;
-        tly_start_add(c, &one, 0, &m->info);
+        struct tly_roster_service s = service_of(&m->info, 0);
+        struct tly_roster one = {.service_count = 1, .services = &s};
         if (tly_start_place(c, &one, 0) == 0)
             continue;
         tly_warn("join", "%s; the job goes on without it", tly_error());
@@ -287,7 +290,6 @@ static void drop_unplaced(struct tly_coordinator *c)
         m->joined = false;
         c->tallyds_here--;
     }
-    c->host_id = kept;
 }
 
 /* Are there cards to be measured?  The roster that tells is made anew afterwards, with what was found. */
