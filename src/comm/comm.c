@@ -342,15 +342,33 @@ static int count_tallyd(const struct tly_roster *r)
     return count;
 }
 
+/* "; 2 of 5 tallyd bring nothing: 3 machines are as fast with 3"; "" if each brings something. */
+static void tell_spare(const tally_comm *c, char *out, size_t len)
+{
+    const struct tly_roster *r = &c->member.roster;
+    int all = count_tallyd(r), spare = (int)tly_roster_spare(r, tly_roster_split_named(c->params.split));
+    char some[40] = "", with[40] = "alone";
+    out[0] = '\0';
+    if (!spare)
+        return;
+    if (spare < all) {
+        snprintf(some, sizeof some, "%d of ", spare);
+        snprintf(with, sizeof with, "with %d", all - spare);
+    }
+    snprintf(out, len, "; %s%d tallyd bring%s nothing: %d machine%s as fast %s", some, all,
+             spare == 1 ? "s" : "", c->machines, c->machines == 1 ? " is" : "s are", with);
+}
+
 static void greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE], best[80], media[80] = "";
+    char text[TLY_SENTENCE], best[80], spare[120], media[80] = "";
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     tly_loop_lock(&c->loop); /* services may come and go already, and each time the roster is another */
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     tly_pace_foretell(c, best, sizeof best);
+    tell_spare(c, spare, sizeof spare);
     if (c->local && c->machines == 1)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
@@ -358,10 +376,10 @@ static void greet(tally_comm *c)
         list_media(c, media, sizeof media);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
-             "parts of %u KB, %ssums along the tree over %s%s",
+             "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
              count_tallyd(r), c->member.coordinator, media, c->part_bytes >> 10,
-             c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best);
+             c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
     free(order);

@@ -627,10 +627,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->part_bytes = params->part_bytes;
     c->window_parts = (uint32_t)params->window_parts;
     c->credit_bytes = params->credit_bytes;
-    c->split = strcmp(params->split, "server") == 0 ? TLY_SPLIT_SERVER
-               : strcmp(params->split, "all-reduce") == 0
-                   ? TLY_SPLIT_ALL_REDUCE
-                   : TLY_SPLIT_OPTIMAL;
+    c->split = tly_roster_split_named(params->split);
     c->teams = strcmp(params->local, "on") == 0;
     c->measure = strcmp(params->measure, "off") == 0   ? MEASURE_NONE
                  : strcmp(params->measure, "all") == 0 ? MEASURE_ALL

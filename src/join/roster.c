@@ -249,23 +249,47 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
             machine[r->ranks[i].machine].ranks++;
 }
 
+/* The active services as the plan sees them; at[i] is a service's place among them.  How many there are. */
+static uint32_t active_machines(const struct tly_roster *r, struct tly_plan_machine *machine, uint32_t *at)
+{
+    uint32_t active = 0;
+    tly_roster_machines(r, machine);
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        if (r->services[i].state != TLY_SERVICE_ACTIVE)
+            continue;
+        at[i] = active;
+        machine[active] = machine[i];
+        machine[active++].card = at[machine[i].card];
+    }
+    return active;
+}
+
+enum tly_split tly_roster_split_named(const char *name)
+{
+    return strcmp(name, "server") == 0       ? TLY_SPLIT_SERVER
+           : strcmp(name, "all-reduce") == 0 ? TLY_SPLIT_ALL_REDUCE
+                                             : TLY_SPLIT_OPTIMAL;
+}
+
+uint32_t tly_roster_spare(const struct tly_roster *r, enum tly_split split)
+{
+    struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
+    uint32_t *at = calloc(r->service_count, sizeof *at), spare = 0;
+    if (machine && at)
+        spare = (uint32_t)tly_plan_spare(split, (int)active_machines(r, machine, at), machine);
+    free(machine);
+    free(at);
+    return spare;
+}
+
 int tly_roster_split(struct tly_roster *r, enum tly_split split)
 {
-    uint32_t n = r->service_count, active = 0;
+    uint32_t n = r->service_count;
     struct tly_plan_machine *machine = calloc(n, sizeof *machine);
     uint32_t *weight = calloc(n, sizeof *weight), *at = calloc(n, sizeof *at);
     int err = machine && weight && at ? 0 : -ENOMEM;
-    if (!err) {
-        tly_roster_machines(r, machine);
-        for (uint32_t i = 0; i < n; i++) {
-            if (r->services[i].state != TLY_SERVICE_ACTIVE)
-                continue;
-            at[i] = active;
-            machine[active] = machine[i];
-            machine[active++].card = at[machine[i].card];
-        }
-        err = tly_plan_split(split, (int)active, machine, weight);
-    }
+    if (!err)
+        err = tly_plan_split(split, (int)active_machines(r, machine, at), machine, weight);
     for (uint32_t i = 0; !err && i < n; i++)
         r->services[i].weight = r->services[i].state == TLY_SERVICE_ACTIVE ? weight[at[i]] : 0;
     free(machine);

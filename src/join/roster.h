@@ -101,6 +101,12 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
  * get 0.  As there. */
 int tly_roster_split(struct tly_roster *r, enum tly_split split);
 
+/* How many of the active CPU machines bring nothing (tly_plan_spare). */
+uint32_t tly_roster_spare(const struct tly_roster *r, enum tly_split split);
+
+/* TALLY_SPLIT */
+enum tly_split tly_roster_split_named(const char *name);
+
 /* How many services have a weight. */
 uint32_t tly_roster_active(const struct tly_roster *r);
 

@@ -71,6 +71,10 @@ double tly_plan_traffic(int count, const struct tly_plan_machine *machine, const
  * where that takes longer, r / sum_rate: each rank adds the R inputs of its R-th.  NAN if a bandwidth is not known. */
 double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
 
+/* How many of the machines without ranks bring nothing: without them, those of least weight, the split takes at most 1%
+ * longer.  A bandwidth that is not known counts as in tly_plan_split().  0 also for what that refuses, or without memory. */
+int tly_plan_spare(enum tly_split split, int count, const struct tly_plan_machine *machine);
+
 /* Who stands out: the one whose value is at least twice every other's; negative ones are not known.  -1 if there is
  * none, or nobody to compare it with. */
 int tly_plan_standout(int count, const double *value);

@@ -74,6 +74,14 @@ static int sums(int rank, void *arg)
     return 0;
 }
 
+static int opens_and_closes(int rank, void *arg)
+{
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
 static void run(struct expectation e, struct job j)
 {
     struct expectation *shared = job_shared(sizeof *shared);
@@ -113,6 +121,30 @@ static void machines_alike_sum_as_ever(void **state)
     run(e, (struct job){.ranks = 4, .tallyds = 2, .settings = SETTINGS(NULL)});
     e.seconds = 8. / 1 * 24 / 20; /* Eq. 6 */
     run(e, (struct job){.ranks = 4, .tallyds = 2, .settings = SETTINGS("TALLY_BANDWIDTH=1G")});
+}
+
+/* The first line says which tallyd do not make the job faster, also where no bandwidth is known. */
+static void the_first_line_tells_of_spare_tallyd(void **state)
+{
+    static const struct {
+        int ranks, tallyds;
+        const char *says; /* NULL: all are of use */
+    } cases[] = {{2, 1, "; 1 tallyd brings nothing: 2 machines are as fast alone"},
+                 {3, 5, "; 2 of 5 tallyd bring nothing: 3 machines are as fast with 3"},
+                 {3, 2, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct job j = {.ranks = cases[i].ranks,
+                        .tallyds = cases[i].tallyds,
+                        .main = opens_and_closes,
+                        .settings = SETTINGS(NULL)};
+        job_start(&j);
+        job_finish(&j);
+        if (cases[i].says)
+            job_log_holds(&j, 0, cases[i].says);
+        else
+            job_log_lacks(&j, 0, "nothing");
+        job_clear(&j);
+    }
 }
 
 /* The one of unknown bandwidth counts as one of 5G. */
@@ -247,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(machines_sum_by_bandwidth),
         cmocka_unit_test(machines_alike_sum_as_ever),
+        cmocka_unit_test(the_first_line_tells_of_spare_tallyd),
         cmocka_unit_test(an_unknown_machine_is_a_slow_one),
         cmocka_unit_test(hosts_of_one_id_share_a_card),
         cmocka_unit_test(slow_sums_get_less),
