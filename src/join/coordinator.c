@@ -449,8 +449,6 @@ void tly_coordinator_lose(struct member *m, int err, const char *why)
     struct tly_coordinator *c = m->c;
     char name[200];
     tly_coordinator_name(m, name, sizeof name);
-    if (err == EACCES)
-        tly_warn("join", "%s was not let in: %s", tly_link_name(m->link), why);
     /* A goodbye counts once the job runs; before that it leaves a hole in the roster like any other end. */
     bool lost = m->joined && (!m->left || (c->state < RUNNING && !c->resuming));
     bool is_rank = m->info.role == TLY_ROLE_RANK;

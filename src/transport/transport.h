@@ -18,6 +18,7 @@
 #include "wire/hello.h"
 
 struct tly_link; /* opaque */
+struct tly_strangers;
 
 /* Where a payload belongs. */
 struct tly_landing {
@@ -76,8 +77,8 @@ struct tly_link_config {
     const char *peer_name; /* for messages; copied */
     int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
     bool checksum;         /* connecting links: payloads are checked, both ways (TALLY_CHECKSUM) */
-    uint32_t
-        *shaking; /* accepted links: counts those whose handshake is under way; must outlive that; or NULL */
+    struct tly_strangers
+        *strangers; /* accepted links: the listener's, which outlives their handshakes; or NULL */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
 };
 

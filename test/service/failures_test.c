@@ -443,7 +443,8 @@ static void strange_things(int port, uint64_t *s)
 static void test_strangers(void **state)
 {
     struct board *b = new_board();
-    struct job j = {.ranks = 2, .tallyds = 1, .main = until_stopped, .arg = b};
+    struct job j = {
+        .ranks = 2, .tallyds = 1, .main = until_stopped, .arg = b, .settings = {"TALLY_LOG=debug"}};
     uint64_t s = 4711;
     job_start(&j);
     job_await(&b->port_count, 3);
@@ -462,6 +463,7 @@ static void test_strangers(void **state)
     job_log_holds(&j, 0, "not Tally's protocol");
     job_log_holds(&j, 1, "not Tally's protocol");
     job_log_holds(&j, JOB_MOST_RANKS, "payload too large");
+    job_log_holds(&j, 0, "did not get past the handshake");
     job_clear(&j);
 }
 

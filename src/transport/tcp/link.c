@@ -34,6 +34,7 @@
 #include "base/log.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/strangers.h"
 #include "transport/transport.h"
 
 enum {
@@ -80,8 +81,8 @@ struct tly_link {
     struct tly_hello hello;
     struct tly_shm *shm; /* owned; NULL: over TCP */
 
-    uint32_t *shaking; /* borrowed: the listener's count, while this link is in it */
-    int64_t deadline;  /* of the handshake, on the loop's awake clock */
+    struct tly_strangers *strangers; /* borrowed: the listener's, while this link counts as shaking there */
+    int64_t deadline;                /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
     int64_t last_heard;  /* awake clock */
     int64_t asked_at;    /* awake clock: since when a sign of life is asked for in vain; 0: it is not */
@@ -158,9 +159,9 @@ static bool leave(struct tly_link *l)
 
 static void end_handshake(struct tly_link *l)
 {
-    if (l->shaking)
-        --*l->shaking;
-    l->shaking = NULL;
+    if (l->strangers)
+        l->strangers->shaking--;
+    l->strangers = NULL;
 }
 
 static void disconnect(struct tly_link *l)
@@ -181,6 +182,8 @@ static void end(struct tly_link *l, int err, const char *why)
 {
     if (l->state == CLOSED)
         return;
+    if (l->strangers)
+        tly_strangers_note(l->strangers, l->name, err, why, l->loop->awake);
     disconnect(l);
     l->calls->closed(l->user, l, err, why);
 }
@@ -271,9 +274,9 @@ int tly_link_accept(struct tly_loop *loop, int fd, bool local, const struct tly_
         release(l);
         return err;
     }
-    l->shaking = c->shaking;
-    if (l->shaking)
-        ++*l->shaking;
+    l->strangers = c->strangers;
+    if (l->strangers)
+        l->strangers->shaking++;
     if (c->created)
         c->created(c->user, l);
     return 0;
@@ -883,7 +886,8 @@ static void receive_more(struct tly_link *l)
         if (err == -ECONNRESET && l->state != CLOSED)
             end(l, ECONNRESET, why ? why : "connection ended");
         if (err && l->state != CLOSED) {
-            tly_warn("transport", "%s: closing the connection: %s", l->name, why ? why : strerror(-err));
+            if (!l->strangers) /* else it is counted */
+                tly_warn("transport", "%s: closing the connection: %s", l->name, why ? why : strerror(-err));
             end(l, EPROTO, why ? why : strerror(-err));
         }
     }

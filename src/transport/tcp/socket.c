@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "transport/tcp/strangers.h"
 
 enum {
     /* Large enough that no peer sees a closed window and waits for the persist timer (200 ms) at the start. */
@@ -98,10 +99,10 @@ int tly_socket_connect(const struct sockaddr_storage *to, int *out)
 struct tly_listener {
     struct tly_loop *loop;
     struct tly_watch watch;
-    struct tly_hook hook; /* in the loop while `resting` */
+    struct tly_hook hook;
     struct tly_listener_config config;
     bool resting, told; /* out of descriptors or memory, or too many strangers; and that has been said */
-    uint32_t shaking;   /* connections whose handshake is under way */
+    struct tly_strangers strangers;
     uint16_t port;
 };
 
@@ -113,14 +114,15 @@ static void rest(struct tly_listener *l, const char *why)
                  l->port, why);
     l->told = l->resting = true;
     tly_loop_change(l->loop, &l->watch, 0);
-    tly_loop_hook(l->loop, &l->hook);
 }
 
-static void resume(struct tly_hook *h)
+static void on_tick(struct tly_hook *h)
 {
     struct tly_listener *l = tly_list_entry(h, struct tly_listener, hook);
+    tly_strangers_tell(&l->strangers, l->port, l->loop->awake, false);
+    if (!l->resting)
+        return;
     l->resting = false;
-    tly_loop_unhook(l->loop, &l->hook);
     tly_loop_change(l->loop, &l->watch, EPOLLIN);
 }
 
@@ -128,7 +130,7 @@ static void on_connection(struct tly_watch *w, uint32_t events)
 {
     struct tly_listener *l = tly_list_entry(w, struct tly_listener, watch);
     for (int i = 0; i < ACCEPTS_A_TURN; i++) {
-        if (l->shaking >= MOST_SHAKING) { /* strangers have 5 s; who means well waits in the backlog */
+        if (l->strangers.shaking >= MOST_SHAKING) { /* strangers have 5 s; others wait in the backlog */
             rest(l, "too many that have not proved the secret");
             return;
         }
@@ -153,7 +155,7 @@ static void on_connection(struct tly_watch *w, uint32_t events)
             tly_address_unmap(&from);
             tly_address_text(&from, name, sizeof name);
         }
-        struct tly_link_config c = {.peer_name = name, .shaking = &l->shaking};
+        struct tly_link_config c = {.peer_name = name, .strangers = &l->strangers};
         int err = l->config.accepting(l->config.user, &c);
         if (err) {
             tly_fd_close(fd);
@@ -229,11 +231,12 @@ int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_
         goto fail;
     }
     *l = (struct tly_listener){
-        .loop = loop, .watch = {.fd = fd, .ready = on_connection}, .hook = {.tick = resume}, .config = *c};
+        .loop = loop, .watch = {.fd = fd, .ready = on_connection}, .hook = {.tick = on_tick}, .config = *c};
     l->port = a.ss_family == AF_UNIX ? 0 : tly_address_port(&a);
     err = tly_loop_add(loop, &l->watch, EPOLLIN);
     if (err)
         goto fail;
+    tly_loop_hook(loop, &l->hook);
     *out = l;
     return 0;
 fail:
@@ -251,8 +254,8 @@ void tly_listener_destroy(struct tly_listener *l)
 {
     if (!l)
         return;
-    if (l->resting)
-        tly_loop_unhook(l->loop, &l->hook);
+    tly_strangers_tell(&l->strangers, l->port, l->loop->awake, true);
+    tly_loop_unhook(l->loop, &l->hook);
     tly_loop_remove(l->loop, &l->watch);
     tly_fd_close(l->watch.fd);
     free(l);
