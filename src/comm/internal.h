@@ -304,6 +304,7 @@ struct pace {
     int pauses; /* flights in a row that took several times as long as usual */
     bool told;  /* the coordinator */
     int slow;   /* the machine that it takes for the cause; -1: none, or not said */
+    bool half;  /* it takes all cards for the cause: each carries about half of what was said */
 };
 
 /* Services' words about who keeps the others waiting are counted.  Owner: the loop; awake clock. */

@@ -110,17 +110,44 @@ static void machine_name(const tally_comm *c, int i, char *out, size_t len)
         snprintf(out, len, "tallyd %d on %s", i - c->machines, s->host);
 }
 
+/* What has crossed a machine's card each way, bytes/s. */
+static double carried_by(const tally_comm *c, int machine)
+{
+    const struct pace *p = &c->pace;
+    return tly_plan_traffic(c->services, p->machine, c->weight, machine) * (double)p->bytes /
+           ((double)p->ns / (double)TLY_SEC);
+}
+
+/* All cards are as slow.  The figures are those of the card that the plan gives most to do. */
+static void judge_all(tally_comm *c)
+{
+    struct pace *p = &c->pace;
+    int busiest = 0;
+    tly_plan_cost(c->services, p->machine, c->weight, &busiest);
+    p->half = true;
+    double carried = carried_by(c, busiest);
+    double said = tly_plan_traffic(c->services, p->machine, c->weight, busiest) / p->predicted;
+    if (c->rank == 0)
+        tly_warn("comm",
+                 "all network cards carry about half of what was said or measured: %.3g Gbit/s each way "
+                 "instead of %.3g, and no machine holds the others up; is TALLY_BANDWIDTH right, and does "
+                 "anything else use the network?",
+                 carried * 8e-9, said * 8e-9);
+}
+
 void tly_pace_judged(void *user, uint32_t machine)
 {
     tally_comm *c = user;
     struct pace *p = &c->pace;
-    if (machine >= (uint32_t)c->services || p->slow >= 0 || !p->ns)
+    if (p->slow >= 0 || p->half || !p->ns)
+        return;
+    if (machine == TLY_NO_SERVICE)
+        judge_all(c);
+    if (machine >= (uint32_t)c->services)
         return;
     p->slow = (int)machine;
     char name[200];
-    double seconds = (double)p->ns / (double)TLY_SEC;
-    double carried =
-        tly_plan_traffic(c->services, p->machine, c->weight, p->slow) * (double)p->bytes / seconds;
+    double carried = carried_by(c, p->slow);
     machine_name(c, p->slow, name, sizeof name);
     if (c->rank == 0) /* the others see the same */
         tly_warn("comm",
@@ -211,6 +238,8 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));
     } else if (ratio < SLOW && c->named_at)
         snprintf(who, sizeof who, ", held up by rank %u", c->straggler); /* a warning has said why */
+    else if (ratio < SLOW && p->half)
+        snprintf(who, sizeof who, ", all cards carry about half");
     else if (ratio < SLOW)
         snprintf(who, sizeof who, ", by which machine is not known");
     snprintf(out, len, "; large tensors at %.3g s for 1 GB, %.3g Gbit/s (predicted %.3g s, %.3g Gbit/s)%s",

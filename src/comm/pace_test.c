@@ -158,9 +158,45 @@ static void test_what_is_always_slow_counts(void **state)
     forget(c);
 }
 
+static char warned[600];
+
+static void listen_to_log(void *user, enum tally_log_level level, const char *text)
+{
+    snprintf(warned, sizeof warned, "%s", text);
+}
+
+/* Two machines of 10 Gbit/s each, whose sums take twice as long as predicted: both figures are told, once. */
+static void test_all_cards_carry_half(void **state)
+{
+    struct tly_plan_machine machine[2] = {{.ranks = 1, .card = 0, .bandwidth = 1.25e9},
+                                          {.ranks = 1, .card = 1, .bandwidth = 1.25e9}};
+    uint32_t weight[2] = {1, 1};
+    char text[400];
+    tally_comm *c = on_plan();
+    c->services = c->machines = 2;
+    c->weight = weight;
+    c->pace.machine = machine;
+    c->pace.predicted = .8e-9;
+    c->pace.bytes = 1000000000;
+    c->pace.ns = 1600000000;
+    tally_log_redirect(listen_to_log, NULL);
+    tly_pace_judged(c, TLY_NO_SERVICE);
+    assert_non_null(strstr(warned, "all network cards carry about half of what was said or measured: "
+                                   "5 Gbit/s each way instead of 10"));
+    warned[0] = '\0';
+    tly_pace_judged(c, TLY_NO_SERVICE);
+    tly_pace_judged(c, 1);
+    tally_log_redirect(NULL, NULL);
+    assert_string_equal(warned, "");
+    tly_pace_sum_up(c, text, sizeof text);
+    assert_non_null(strstr(text, ", all cards carry about half"));
+    forget(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_cards_carry_half),
         cmocka_unit_test(test_pauses_do_not_count),
         cmocka_unit_test(test_what_is_always_slow_counts),
         cmocka_unit_test(test_the_last_line),

@@ -1,7 +1,7 @@
 /* judge.c - judges who holds the job up, and which tallyd it goes on without.
  *
  * Three kinds of evidence come in.  Ranks say how much slower than predicted their large sums go (PACE); once all have,
- * the machine that stands out is named to all.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is
+ * the machine that stands out is named to all, or all cards, if they carry about half.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is
  * put out after a moment, or of something that ends the job.  Members fall silent.  Only tly_judge_tick() puts somebody
  * out: what a rank saw first may be the death of a process whose own connection ends a moment later, and that names the
  * cause better.
@@ -28,6 +28,9 @@ enum {
  * for being late alone, a rank must begin when they have pushed all, half of its own time later: .67. */
 #define LATE .8
 
+/* All ranks' times over the predicted one, in thousandths, where all cards carry about half of what was said: .7 to .4. */
+enum { HALF_FROM = 1430, HALF_TO = 2500 };
+
 /* The longest time that a rank has told; 0: not all have yet. */
 static uint32_t longest_told(const struct tly_coordinator *c)
 {
@@ -39,6 +42,15 @@ static uint32_t longest_told(const struct tly_coordinator *c)
             longest = c->ranks[i]->took;
     }
     return longest;
+}
+
+/* Nobody stands out: all ranks' times are about twice the predicted one. */
+static bool all_carry_half(const struct tly_coordinator *c, uint32_t longest)
+{
+    bool half = longest <= HALF_TO;
+    for (uint32_t i = 0; i < c->size; i++)
+        half &= c->ranks[i]->took >= HALF_FROM && c->ranks[i]->took >= LATE * longest;
+    return half;
 }
 
 /* All ranks say that it goes slower than predicted.  If only those behind one card have their credit out, the others wait
@@ -73,8 +85,8 @@ static void judge_pace(struct tly_coordinator *c)
             machine = c->ranks[i]->suspect;
     }
     struct tly_writer w = {0};
-    tly_write32(&w, machine);
-    if (!w.failed && machine != TLY_NO_SERVICE)
+    tly_write32(&w, machine); /* none: it is all of them */
+    if (!w.failed && (machine != TLY_NO_SERVICE || all_carry_half(c, longest)))
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
     free(held);

@@ -376,7 +376,7 @@ static void suspect(struct member *m, uint32_t epoch, uint32_t took, uint32_t he
 
 static void tell_pace(struct member *m, uint32_t epoch, uint32_t held)
 {
-    suspect(m, epoch, 2000, held, TLY_NO_SERVICE);
+    suspect(m, epoch, 3000, held, TLY_NO_SERVICE);
 }
 
 /* What holds the job up is found anew in each epoch, from what its ranks say in it; and somebody must really be held. */
@@ -450,6 +450,28 @@ static void test_who_computes_longer_has_no_slow_card(void **state)
     suspect(&x.member[1], x.member[1].roster.epoch, 1800, 670, 2);
     turn_until(&x.member[0].judged, 1);
     assert_int_equal(x.member[0].slow, 2);
+}
+
+/* Nobody stands out: if all times are about twice the predicted one it is all cards, else nothing is said. */
+static void test_all_cards_carry_half(void **state)
+{
+    static const uint32_t took[][RANKS] = {{2600, 2600}, {2400, 1500}, {1300, 1500}, {1900, 2100}};
+    struct member *a = &x.member[0], *b = &x.member[1];
+    enum { CASES = sizeof took / sizeof *took };
+    for (int i = 0; i < CASES; i++) {
+        if (i) {
+            tear_down(state);
+            start(state);
+        }
+        suspect(a, a->roster.epoch, took[i][0], 500, TLY_NO_SERVICE);
+        suspect(b, b->roster.epoch, took[i][1], 500, TLY_NO_SERVICE);
+        uint32_t change = let_first_leave(); /* its answers come behind what the ranks have said */
+        answer(a, change, 0, 0, true);
+        answer(b, change, 0, 0, true);
+        turn_until(&a->committed, 2);
+        assert_int_equal(a->judged, i == CASES - 1);
+    }
+    assert_int_equal(a->slow, TLY_NO_SERVICE);
 }
 
 /* Two containers of one host and a machine: over the host's card go its two ranks' pushes, 2, less X for what it sums
@@ -737,6 +759,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_who_holds_all_up, start, tear_down),
         cmocka_unit_test_setup_teardown(test_who_computes_longer_has_no_slow_card, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_machine_of_several_ranks_holds_all_up, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_host_of_several_containers_holds_all_up, set_up_without_tallyd,
