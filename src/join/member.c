@@ -13,7 +13,7 @@
 #include "topo/card.h"
 #include "transport/tcp/socket.h"
 
-enum { TELL_S = 10, RETRY_MS = 500 };
+enum { TELL_S = 10, RETRY_MS = 500, REACH_MS = 1000 };
 
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
@@ -398,6 +398,24 @@ static bool worth_trying_again(int err)
     }
 }
 
+/* What may be wrong where no coordinator answers at m->at, and what to do; asks that machine. */
+static const char *advice(const struct tly_member *m)
+{
+    switch (tly_tcp_reach(&m->at, REACH_MS)) {
+    case TLY_REACH_NO_LISTENER:
+        return "that machine answers, but nothing listens at the port: is rank 0 started, and "
+               "there? TALLY_COORD";
+    case TLY_REACH_OTHER_PORT:
+        return "that machine answers, but not at this port: a firewall keeps it shut; open it, or "
+               "set another TALLY_PORT";
+    case TLY_REACH_NOTHING:
+        return "nothing at that address answers: is it rank 0's, and is a firewall between? TALLY_COORD, "
+               "TALLY_PORT";
+    default:
+        return "is rank 0 started? TALLY_COORD";
+    }
+}
+
 /* The pauses between attempts, and what is said of them meanwhile. */
 struct patience {
     int64_t deadline, told; /* monotonic; deadline negative: none */
@@ -410,15 +428,18 @@ static struct patience patience_of(double timeout_s)
     return (struct patience){timeout_s < 0 ? -1 : now + (int64_t)(timeout_s * (double)TLY_SEC), now, 10};
 }
 
-/* An attempt has failed: wait for the next.  False when time is up. */
-static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why)
+/* An attempt (to connect, or to look the address up) has failed: wait for the next.  False when time is up. */
+static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects)
 {
     int64_t now = tly_now();
     if (p->deadline >= 0 && now > p->deadline)
         return false;
     if (now - p->told > TELL_S * TLY_SEC) {
         p->told = now;
-        tly_warn("join", "still trying: %s", why);
+        if (connects)
+            tly_warn("join", "still trying: %s (%s)", why, advice(m));
+        else
+            tly_warn("join", "still trying: %s", why);
     }
     pause_for(m, (int)(p->delay_ms / 2 + randombytes_uniform((uint32_t)p->delay_ms)));
     p->delay_ms = p->delay_ms * 3 / 2 < 1000 ? p->delay_ms * 3 / 2 + 1 : 1000;
@@ -434,7 +455,7 @@ int tly_member_find(struct tly_member *m, double timeout_s)
         if (err != -EAGAIN)
             return err;
         snprintf(why, sizeof why, "%s", tly_error());
-        if (!wait_to_retry(m, &p, why))
+        if (!wait_to_retry(m, &p, why, false))
             return tly_fail(ETIMEDOUT, "%s; tried for %.0f s", why, timeout_s);
         if (m->cancelled && m->cancelled(m->user))
             return tly_fail(EINTR, "interrupted while joining");
@@ -523,10 +544,9 @@ int tly_member_connect(struct tly_member *m, double timeout_s)
         if (err != -ETIMEDOUT && !worth_trying_again(-err))
             return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
         snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
-        if (!wait_to_retry(m, &p, why))
-            return tly_fail(ETIMEDOUT,
-                            "no coordinator at %s within %.0f s: %.500s (is rank 0 started? TALLY_COORD)",
-                            m->coordinator, timeout_s, m->sentence);
+        if (!wait_to_retry(m, &p, why, true))
+            return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %.400s (%s)", m->coordinator,
+                            timeout_s, m->sentence, advice(m));
     }
 }
 

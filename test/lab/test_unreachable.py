@@ -9,7 +9,7 @@ import lab as cluster
 import pytest
 from lab import Lab
 from test_addresses import finish, refusals, start, sums
-from test_lab import BUILD, PATIENCE_S, eventually, tallyd
+from test_lab import BUILD, PATIENCE_S, eventually, push_pull, tallyd
 
 pytestmark = pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
 
@@ -96,6 +96,24 @@ def test_a_machine_that_cannot_be_reached(net, way):
         results = finish(start(net, ["w0", "w1", "w2"]))
     refusals(results, "rank 1", "rank 2 on w2 (10.77.0.3 port ", f" from 10.77.0.2: {way}")
     refusals([results[0], results[2]], "rank 1 on w1: cannot reach")
+
+
+@pytest.mark.parametrize("verdict", ["drop", "reject with icmpx admin-prohibited"])
+def test_a_firewall_before_the_coordinator(net, verdict):
+    """Where another port of the machine answers it is a firewall; where none does it may be the address."""
+    ranks, _ = net.environment(["w0", "w1"], [])
+    shut = "add table inet t; add chain inet t in { type filter hook input priority 0; }; add rule inet t in "
+    for ports, words in (
+        ("29777", "answers, but not at this port: a firewall keeps it shut; open it, or set another TALLY_PORT"),
+        ("1-65535", "nothing at that address answers: is it rank 0's, and is a firewall between?"),
+    ):
+        assert net.run("w0", ["nft", f"{shut} tcp dport {ports} {verdict}"]).status == 0
+        try:
+            done = finish([net.start("w1", push_pull(), {**ranks[1], "TALLY_JOIN_TIMEOUT": "2"}, inherit=False)])[0]
+        finally:
+            net.run("w0", ["nft", "flush ruleset"])
+        assert done.status == 1 and "no coordinator at 10.77.0.1:29777" in done.output, done.output
+        assert words in done.output, done.output
 
 
 LOOP = """

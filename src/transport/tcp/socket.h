@@ -30,6 +30,15 @@ void tly_tcp_holder(uint16_t port, char out[TLY_HOLDER]);
 int tly_listener_start(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
                        struct tly_listener **out);
 
+/* What of a machine answers a connection attempt: for sentences about one that has failed. */
+enum tly_reach {
+    TLY_REACH_NOTHING,     /* neither this port nor another one */
+    TLY_REACH_OTHER_PORT,  /* another port, but not this one: a firewall is between */
+    TLY_REACH_NO_LISTENER, /* it refuses: nothing listens at the port */
+    TLY_REACH_PORT,
+};
+enum tly_reach tly_tcp_reach(const struct sockaddr_storage *to, int timeout_ms);
+
 /* The host part, numeric. */
 void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len);
 /* "host:port", numeric; IPv6 in brackets. */
