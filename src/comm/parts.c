@@ -378,8 +378,9 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
     return op->table ? exchange_parts(c, op) : 0;
 }
 
-/* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW, -ENOMEM. */
-static int measure_pieces(struct tally_op *op, uint64_t **out)
+/* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW: they are too many for memory, or for a number
+ * of parts.  -ENOMEM. */
+static int measure_pieces(const tally_comm *c, struct tally_op *op, uint64_t **out)
 {
     const struct tally_group *g = op->group;
     uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
@@ -390,7 +391,8 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
         return -ENOMEM;
     for (int i = 0; i < g->size; i++)
         if (op->first_dims[i] < 0 || __builtin_mul_overflow((uint64_t)op->first_dims[i], row, &piece[i]) ||
-            __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2) {
+            __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2 ||
+            total / c->part_bytes > UINT32_MAX / 2) {
             free(piece);
             return -EOVERFLOW;
         }
@@ -402,7 +404,7 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
 int tly_parts_gather(tally_comm *c, struct tally_op *op)
 {
     uint64_t *piece;
-    int err = measure_pieces(op, &piece);
+    int err = measure_pieces(c, op, &piece);
     if (err)
         return err;
     op->gathered = malloc(op->gathered_bytes ? op->gathered_bytes : 1);

@@ -624,9 +624,11 @@ static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uin
                                 .prescale = h->prescale,
                                 .postscale = h->postscale};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
-    for (uint32_t i = 0; i < who->count; i++)
-        inputs[i] =
-            (r->slots[t->order[i]].state == SLOT_JOINED ? s->zeros : r->slots[t->order[i]].data) + from;
+    for (uint32_t i = 0; i < who->count; i++) {
+        /* Without data: it has joined.  The loop's thread changes states while a crew sums. */
+        const uint8_t *data = r->slots[t->order[i]].data;
+        inputs[i] = (data ? data : s->zeros) + from;
+    }
     if (t->groups == 1)
         tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
     else
