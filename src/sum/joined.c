@@ -103,7 +103,8 @@ void tly_joined_mark(struct tly_service *s, struct round *r)
 void tly_joined_comes(struct session *p, struct round *r)
 {
     struct slot *slot = &r->slots[p->rank];
-    if (slot->state != SLOT_JOINED || (r->complete && !r->verdict))
+    bool begun = r->complete || r->summed || r->pieces_left; /* zeros stand for it in the sum */
+    if (slot->state != SLOT_JOINED || (begun && !r->verdict))
         return;
     slot->state = SLOT_ABSENT;
     slot->filled = slot->start;
