@@ -296,7 +296,8 @@ void tly_verdict_late(struct tly_service *s, struct round *r, const struct sessi
     tly_write_text(&w, late);
     /* All who wait learn for whom; the lowest of them says it aloud.  Who asks learns it alone. */
     for (uint32_t i = 0; i < s->ranks && !w.failed; i++) {
-        if (r->slots[i].state == SLOT_ABSENT || !s->by_rank[i] || (asker && s->by_rank[i] != asker))
+        if (r->slots[i].state == SLOT_ABSENT || r->slots[i].state == SLOT_JOINED || !s->by_rank[i] ||
+            (asker && s->by_rank[i] != asker))
             continue;
         f.flags = named || asker ? 0 : TLY_MARK;
         named = true;
