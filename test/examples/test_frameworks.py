@@ -28,7 +28,7 @@ NETWORK, GPT2, JAX = 12 * 2704, 6 * 29184, 20 * 640
 def summed(timeline):
     """Bytes of a rank's operations."""
     events = json.loads(timeline.read_text())["traceEvents"]
-    return sum(event["args"]["bytes"] for event in events if (event["name"], event["ph"]) == ("operations", "b"))
+    return sum(event["args"]["bytes"] for event in events if (event["name"], event["ph"]) == ("operation", "b"))
 
 
 def run(gradients, launcher, script, *arguments):

@@ -17,6 +17,10 @@ _COMBINE = {hash(kind): combine for kind, combine in (
     (_KIND.SUM, torch.add), (_KIND.MIN, torch.minimum), (_KIND.MAX, torch.maximum), (_KIND.PRODUCT, torch.mul),
     (_KIND.BAND, torch.bitwise_and), (_KIND.BOR, torch.bitwise_or), (_KIND.BXOR, torch.bitwise_xor))}
 
+# torch's sums and products of these are those of the signed type of the same size.
+_SIGNED = {getattr(torch, "u" + name): getattr(torch, name)
+           for name in ("int16", "int32", "int64") if hasattr(torch, "u" + name)}
+
 
 def root_rank(options, size):
     """The root that options, or a number in their place, ask for; c10d's default is 0."""
@@ -115,6 +119,10 @@ def gathered_apart(lists, inputs, size):
 
 
 def combined(tensors, operator):
-    """A new tensor that the list's tensors, of a type that torch can reduce so, are reduced to."""
+    """A new tensor that the list's tensors are reduced to."""
+    dtype = tensors[0].dtype
+    signed = _SIGNED.get(dtype, dtype)
+    if signed != dtype and operator in (hash(_KIND.MIN), hash(_KIND.MAX)):
+        raise ValueError("MIN and MAX of several tensors of %s are not supported; reduce each in a call of its own" % dtype)
     with torch.no_grad():
-        return functools.reduce(_COMBINE[operator], [tensor.detach() for tensor in tensors])
+        return functools.reduce(_COMBINE[operator], [tensor.detach().view(signed) for tensor in tensors]).view(dtype)
