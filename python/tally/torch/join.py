@@ -45,14 +45,16 @@ def _variables(values):
 
 def _take_port(host, usual):
     """The port at which this process listens for the job from now on: `usual` if it is free, else any.  The C library takes
-    the socket over when it opens the communicator, so that no other job takes the port in between."""
+    the socket over when it opens the communicator, so that no other job takes the port in between.
+
+    Where it cannot listen yet, init() says why or waits, and the ranks need a port to look for it at: 0 is none."""
     for wanted in (usual, 0):
         try:
             return _core.listen(wanted, {"TALLY_COORD": host} if host else {})
         except _core.Error as error:
             if error.errno != errno.EADDRINUSE:
-                return usual  # what is wrong, init() says
-    return usual
+                break
+    return usual or _USUAL_PORT
 
 
 def _choose_place(store, of_all):
