@@ -1,10 +1,10 @@
 /* judge.c - judges who holds the job up, and which tallyd it goes on without.
  *
- * Three kinds of evidence come in.  Ranks say how much slower than predicted their large sums go (PACE); once all have,
- * the machine that stands out is named to all, or all cards, if they carry about half.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is
- * put out after a moment, or of something that ends the job.  Members fall silent.  Only tly_judge_tick() puts somebody
- * out: what a rank saw first may be the death of a process whose own connection ends a moment later, and that names the
- * cause better.
+ * Three kinds of evidence come in.  Ranks say how much slower than predicted their large sums go (PACE): once all have, the
+ * machine that stands out is named to all, or all cards are if they carry about half.  Ranks complain (COMPLAIN): a tallyd
+ * that they cannot reach is put out after a moment, and anything else ends the job.  Members fall silent.  Only
+ * tly_judge_tick() puts somebody out: what a rank saw first may be the death of a process whose own connection ends a
+ * moment later, and that names the cause better.
  *
  * Everything here runs in the coordinator's loop. */
 #include <errno.h>
