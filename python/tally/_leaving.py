@@ -1,8 +1,8 @@
 """What the other ranks hear when this process ends by an exception: "rank 1 left: ValueError: bad data (step 3)".
 
 sys.excepthook runs in the main thread when nobody has caught an exception, and the interpreter ends next.  An exception
-that ends another thread does not end the process, so threading.excepthook is left alone.  Whoever had the hook before
-runs after ours.
+that ends another thread does not end the process, so threading.excepthook is left alone.  A hook that was there before
+runs after ours.  A process of torch.multiprocessing.spawn() does not call sys.excepthook: its exceptions are not told.
 
 SPDX-License-Identifier: Apache-2.0
 """

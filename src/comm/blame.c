@@ -103,7 +103,7 @@ void tly_blame_settle(tally_comm *c)
         struct count n = count(c, w->rank, w->window);
         bool enough = n.computes > n.network;
         int here = w->network ? n.network : n.computes;
-        /* Who has enough goes before who has not. */
+        /* A cause with enough words goes before one without. */
         int weight = enough ? c->services + n.computes : here;
         if (weight <= most)
             continue;

@@ -1,10 +1,10 @@
 /* joining.c - tally_join(): this rank has no more input, and waits for the others.
  *
  * It submits nothing more, so what it has submitted is known: of each tensor how often.  Every service hears that once on
- * each connection (JOINED), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders
- * the ranks that join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.  Then names have
- * new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the join is past
- * before they see anything of what follows. */
+ * each connection (JOINED), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders the ranks that
+ * join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.
+ * Then names have new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the
+ * join is past before they see anything of what follows. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,8 @@ static size_t count_keeps(tally_comm *c, struct tly_begun *out)
     return count;
 }
 
-/* Of what has ended without a name a service that takes another's place may still be told.  names_lock held. */
+/* Includes results that are kept: a service that takes another's place may still be told of an operation without a name
+ * that has ended.  names_lock held. */
 static int list_rounds(tally_comm *c)
 {
     struct joining *j = &c->joining;

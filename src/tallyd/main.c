@@ -125,8 +125,8 @@ static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_servic
     }
 }
 
-/* It was in the job and is no more.  Whoever stood still, or was cut off, has missed why: it says that of itself first.
- * EAGAIN: the coordinator has said that the job goes on without it. */
+/* This tallyd was in the job and no longer is.  One that stood still, or was cut off, has missed the reason, so its sentence
+ * begins with that.  EAGAIN: the coordinator has said that the job goes on without it. */
 static int explain_end(const struct tly_loop *loop, const struct tly_member *m)
 {
     double paused = (double)tly_loop_pause(loop) / TLY_SEC, unheard = (double)m->unheard / TLY_SEC;
