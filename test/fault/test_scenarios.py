@@ -471,7 +471,8 @@ def check_split(job):
 
 
 def test_the_split_is_that_of_the_services_that_are_there(tmp_path):
-    with Job(tmp_path, services=2) as job:
+    # Sums alone: what else there is goes through the workers' own services.
+    with Job(tmp_path, services=2, sizes=(200003,) * 5) as job:
         job.await_steps(3)
         check_split(job)
         late = job.add_service()
