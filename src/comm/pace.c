@@ -27,7 +27,7 @@ enum {
     LEAST_PARTS = 8,
     PAUSE_MS = 100,  /* so much longer, and so many times as long as usual, takes a flight with a pause; */
     PAUSE_TIMES = 4, /* what is shorter than PAUSE_MS does not make TELL_MS look slow */
-    MOST_PAUSES = 2, /* in a row; more are a slow card */
+    MOST_PAUSES = 1, /* in a row; two are a slow card */
 };
 
 /* Times predicted, over reached: what is between these goes as predicted. */
