@@ -746,7 +746,7 @@ def test_a_rank_that_comes_after_the_time_out(store, sparse):
     """), store, sparse])
     assert status == 0, output
     assert [output.count("step %d True" % step) for step in range(4)] == [2, 2, 0, 2], output
-    told = "': rank 0 has cancelled it: it has not ended within 2 s, the group's time-out"
+    told = "': rank 0 has cancelled it: Timed out: it has not ended within 2 s, the group's time-out"
     assert output.count((".rows" if sparse else "") + told) == 2, output
 
 
