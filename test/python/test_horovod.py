@@ -663,7 +663,7 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
 
     outcomes = []
     monkeypatch.setattr(sparse, "_Gather", Gather)
-    monkeypatch.setattr(sparse, "_allgather", lambda tensor, name, space, then, process_set: then(tensor))
+    monkeypatch.setattr(sparse, "_allgather", lambda tensor, name, space, then, process_set, partial: then(tensor))
     monkeypatch.setattr(sparse, "_reduce", reduce)
     thread = threading.Thread(target=sparse.SparseReduction, daemon=True, kwargs={"then": told},
                               args=(torch.eye(2).to_sparse(1), "s", hvd().Sum, GRADIENT))
