@@ -2,11 +2,14 @@
 
 sys.excepthook runs in the main thread when nobody has caught an exception, and the interpreter ends next.  An exception
 that ends another thread does not end the process, so threading.excepthook is left alone.  A hook that was there before
-runs after ours.  A process of torch.multiprocessing.spawn() does not call sys.excepthook: its exceptions are not told.
+runs after ours.  A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its exceptions itself; it runs
+its finalizers while one is on its way out.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import multiprocessing.process
+import multiprocessing.util
 import sys
 
 MOST_TEXT = 300  # characters of an exception's text
@@ -29,14 +32,26 @@ def reason(kind, value):
     return text if count is None else "%s (step %d)" % (text, count)
 
 
+def _tell(kind, value):
+    try:
+        _abort(reason(kind, value))
+    except Exception:  # the traceback matters more
+        pass
+
+
 def _hook(kind, value, trace):
     # At a prompt the process goes on after an exception.
     if not hasattr(sys, "ps1") and not sys.flags.interactive:
-        try:
-            _abort(reason(kind, value))
-        except Exception:  # the traceback matters more
-            pass
+        _tell(kind, value)
     _before(kind, value, trace)
+
+
+def _finalize():
+    value = sys.exc_info()[1]
+    if isinstance(value, SystemExit):  # spawn() ends the process so while it handles the exception
+        value = value.__context__ if value.code else None
+    if isinstance(value, Exception):
+        _tell(type(value), value)
 
 
 def watch(abort):
@@ -44,5 +59,7 @@ def watch(abort):
     global _before, _abort
     _abort = abort
     if _before is None:
+        if multiprocessing.process.parent_process() is not None:
+            multiprocessing.util.Finalize(None, _finalize, exitpriority=100)
         _before = sys.excepthook
         sys.excepthook = _hook

@@ -154,6 +154,48 @@ def test_an_exception_reaches_the_other_ranks(where, services):
     assert any("rank 1 left: ValueError: bad data (step 3)" in line for line in others), output
 
 
+SPAWNS = """
+import multiprocessing, sys, tally.torch, torch, torch.distributed as dist, torch.multiprocessing
+
+
+def train(rank, store):
+    dist.init_process_group("tally", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        if rank == 1 and step == 3:
+            raise ValueError("bad data")
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+        except RuntimeError as error:
+            print("rank 0 heard", error, flush=True)
+            return
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "torch":
+        running = torch.multiprocessing.spawn(train, (sys.argv[2],), nprocs=2, join=False).processes
+    else:
+        start = multiprocessing.get_context("spawn").Process
+        running = [start(target=train, args=(rank, sys.argv[2])) for rank in range(2)]
+        for process in running:
+            process.start()
+    for process in running:
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["torch", "python"])
+def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script), way, store], env=jobs.environment(), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    heard = [line for line in done.stdout.splitlines() if "rank 0 heard" in line]
+    assert heard and "rank 1 left: ValueError: bad data (step 3)" in heard[0], done.stdout
+
+
 def test_no_exception_leaves_as_ever():
     """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
     status, output = jobs.run(2, 0, ["-c", """
