@@ -241,10 +241,8 @@ static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
         tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
         return 0;
     }
-    int fd = tly_listen_take(tly_address_port(&address));
-    c->place.listening = fd > 0 ? fd : 0;
-    int err = tly_coordinator_create(&c->place, &c->params, &address, false, &c->coordinator);
-    c->place.listening = 0;
+    int err = tly_coordinator_create(&c->place, &c->params, &address,
+                                     tly_listen_take(tly_address_port(&address)), false, &c->coordinator);
     if (err == -EADDRINUSE && c->place.coord_host[0])
         return 0; /* join the one that is there */
     if (!err)

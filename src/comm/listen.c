@@ -12,15 +12,15 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    int fd; /* 0: none */
+    int fd; /* -1: none */
     uint16_t port;
     unsigned generation;
-} held;
+} held = {.fd = -1};
 
 static void put(int fd, uint16_t port)
 {
     pthread_mutex_lock(&lock);
-    if (held.fd && held.generation == tly_fork_generation())
+    if (held.fd >= 0 && held.generation == tly_fork_generation())
         tly_fd_close(held.fd);
     held.fd = fd;
     held.port = port;
@@ -32,9 +32,9 @@ int tly_listen_take(uint16_t port)
 {
     int fd = -1;
     pthread_mutex_lock(&lock);
-    if (held.fd && held.port == port && held.generation == tly_fork_generation()) {
+    if (held.fd >= 0 && held.port == port && held.generation == tly_fork_generation()) {
         fd = held.fd;
-        held.fd = 0;
+        held.fd = -1;
     }
     pthread_mutex_unlock(&lock);
     return fd;
@@ -75,9 +75,9 @@ int tally_comm_listen(const char *const settings[], int *port)
 {
     struct tly_params params;
     char why[TLY_SENTENCE];
-    int fd = 0;
+    int fd = -1;
     uint16_t taken = 0;
-    put(0, 0);
+    put(-1, 0);
     if (!port)
         return 0;
     if (*port < 0 || *port > 65535)

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "join/internal.h"
@@ -598,18 +599,18 @@ static void *serve(void *arg)
 }
 
 int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
-                           const struct sockaddr_storage *address, bool standalone,
+                           const struct sockaddr_storage *address, int listening, bool standalone,
                            struct tly_coordinator **out)
 {
     struct tly_coordinator *c = calloc(1, sizeof *c);
-    if (!c)
-        return tly_fail(ENOMEM, "out of memory");
-    tly_list_init(&c->members);
-    int err = tly_loop_init(&c->loop);
+    int err = c ? tly_loop_init(&c->loop) : tly_fail(ENOMEM, "out of memory");
     if (err) {
+        if (listening >= 0)
+            tly_fd_close(listening);
         free(c);
         return err;
     }
+    tly_list_init(&c->members);
     c->identity.role = TLY_ROLE_COORDINATOR;
     c->identity.rank = standalone ? TLY_NO_RANK : 0; /* in whose process it is */
     memcpy(c->identity.secret, place->secret, sizeof place->secret);
@@ -634,8 +635,8 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
     struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
-    err = place->listening ? tly_listener_start(&c->loop, place->listening, &listen, &c->listener)
-                           : tly_tcp_listen(&c->loop, &listen, &c->listener);
+    err = listening >= 0 ? tly_listener_start(&c->loop, listening, &listen, &c->listener)
+                         : tly_tcp_listen(&c->loop, &listen, &c->listener);
     if (!err)
         err = tly_thread_start(&c->thread, "tally-coord", serve, c);
     if (err) {

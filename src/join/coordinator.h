@@ -27,9 +27,10 @@
 struct tly_coordinator;
 
 /* Listen at `address` and start.  standalone: in a process of its own.  If that dies the job goes on, and its members tell
- * the next one there what they know.  -EADDRINUSE: somebody listens there. */
+ * the next one there what they know.  listening: a socket that listens there already, owned from now on, or -1.
+ * -EADDRINUSE: somebody listens there. */
 int tly_coordinator_create(const struct tly_place *place, const struct tly_params *params,
-                           const struct sockaddr_storage *address, bool standalone,
+                           const struct sockaddr_storage *address, int listening, bool standalone,
                            struct tly_coordinator **out);
 /* The job has come to its end, and all members have gone or had the time to.  Strangers and who only watches do not
  * count, and nobody else is let in any more. */

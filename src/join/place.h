@@ -24,7 +24,6 @@ struct tly_place {
     char coord_host[256];   /* "": none given, and none needed (one rank) */
     const char *coord_from; /* the variable that gave it */
     uint16_t coord_port;
-    int listening; /* rank 0: a socket that listens there already (tally_comm_listen); 0: none */
 };
 
 /* Where the coordinator may be: all addresses that its name has, IPv4 first. */

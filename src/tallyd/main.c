@@ -273,10 +273,10 @@ static int coordinate(struct tly_place *place, const struct tly_params *params, 
     tly_address_text(&at, text, sizeof text);
     do {
         struct tly_coordinator *c;
-        err = tly_coordinator_create(place, params, &at, true, &c);
+        err = tly_coordinator_create(place, params, &at, -1, true, &c);
         for (int i = 0; err == -EADDRINUSE && i < 50 && !asked_to_stop; i++) {
             stand_by(place, false, 100); /* the one before may be about to end */
-            err = tly_coordinator_create(place, params, &at, true, &c);
+            err = tly_coordinator_create(place, params, &at, -1, true, &c);
         }
         if (err)
             return err;

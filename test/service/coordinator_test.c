@@ -259,7 +259,7 @@ static int set_up_with(const char *setting)
     assert_int_equal(tly_params_load(&x.params, (const char *const[]){setting, NULL}, why, sizeof why), 0);
     assert_int_equal(tly_loop_init(&x.loop), 0);
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
-    assert_int_equal(tly_coordinator_create(&x.place, &x.params, &at, true, &x.coordinator), 0);
+    assert_int_equal(tly_coordinator_create(&x.place, &x.params, &at, -1, true, &x.coordinator), 0);
     return 0;
 }
 

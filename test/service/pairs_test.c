@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "job.h"
 
@@ -49,6 +50,8 @@ static int sums(int rank, void *arg)
     atomic_fetch_add(&b->ready, 1);
     while (atomic_load(&b->ready) < 2 * RANKS) /* without a pause, so that they begin within microseconds */
         ;
+    if (j->number == 0)
+        close(STDIN_FILENO); /* as a daemon may: the socket gets its number */
     if (rank == 0)
         atomic_store(&b->port[j->number], take_port(b));
     job_await(&b->port[j->number], 1);

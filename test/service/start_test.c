@@ -296,7 +296,8 @@ static void test_port_held_by_the_dying(void **state)
         setenv("WORLD_SIZE", "2", 1);
         setenv("TALLY_COORD", "127.0.0.1", 1);
         if (sodium_init() < 0 || tly_params_load(&p, NULL, why, sizeof why) != 0 ||
-            tly_place_find(&place, &p, true) != 0 || tly_coordinator_create(&place, &p, &at, false, &c) != 0)
+            tly_place_find(&place, &p, true) != 0 ||
+            tly_coordinator_create(&place, &p, &at, -1, false, &c) != 0)
             _exit(1);
         write(ready[1], "r", 1);
         job_sleep_ms(1500); /* by then rank 0 waits here for rank 1, if the machine is not too busy */
