@@ -29,7 +29,7 @@ struct rank_calls {
     void (*work)(
         void *user,
         const struct rank *r); /* what is timed; by default every tensor becomes the sum over ranks */
-    /* What is not a sum of all tensors: makes the inputs, and counts elements that are wrong.  NULL: of sums. */
+    /* An operation other than a sum of all tensors: makes its inputs, and counts wrong elements.  NULL: sums. */
     void (*fill)(void *user, const struct rank *r, int iteration);
     size_t (*count_wrong)(void *user, const struct rank *r, int iteration);
 };

@@ -120,9 +120,9 @@ TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 
 /* --- communicators ------------------------------------------------------------------------------ */
 
-/* Join the job and wait until all ranks have, and tallyd for TALLY_SERVERS_TIMEOUT longer.  `settings` is NULL or a NULL-terminated list
- * of "NAME=value" that go before the environment and the configuration file (`tally params` lists the
- * names).  Errors: -EINVAL a setting or variable is unknown, out of range or missing; -ETIMEDOUT no
+/* Join the job and wait until all ranks have, and for tallyd up to TALLY_SERVERS_TIMEOUT longer.  `settings` is NULL
+ * or a NULL-terminated list of "NAME=value", which go before the environment and the configuration file (`tally params`
+ * lists the names).  Errors: -EINVAL a setting or variable is unknown, out of range or missing; -ETIMEDOUT no
  * coordinator, or a rank is missing (named); -EACCES the secret differs or is needed; -EADDRINUSE; -EEXIST
  * a rank has come twice; -EPROTO versions or agreed settings differ; -ESTALE another job's coordinator;
  * -EAGAIN, -ENOENT its host's name is unknown; -ENODEV no such interface; -ECONNRESET somebody died. */
@@ -167,8 +167,8 @@ TALLY_API int tally_comm_next(tally_comm *comm, int timeout_ms, struct tally_eve
 TALLY_API int tally_comm_watch_log(tally_comm *comm, int on);
 
 /* Facts of the communicator and its services as a JSON object: part size, predicted and reached speed of large
- * push_pulls, and for each service its kind, address, bandwidth, planned share, bytes summed, memory in use and the most that was.  Asks the services;
- * -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */
+ * push_pulls, and for each service its kind, address, bandwidth, planned share, bytes summed,
+ * memory in use and its maximum.  Asks the services; -ETIMEDOUT if one does not answer in time.  `json` is freed with free(). */
 TALLY_API int tally_comm_report(tally_comm *comm, int timeout_ms, char **json);
 
 /* --- groups -------------------------------------------------------------------------------------- */

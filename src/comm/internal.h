@@ -371,7 +371,7 @@ struct tally_comm {
     uint64_t engine_ops;  /* operations that were meant for shared memory, ever */
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     atomic_bool
-        stands_by; /* this rank has joined: its operations wait as long as the others live; likewise */
+        stands_by; /* this rank has joined: its operations wait as long as the others live; no order with anything else */
     bool closing;
 
     pthread_mutex_t inbox_lock; /* guards the next three */

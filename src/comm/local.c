@@ -1,6 +1,6 @@
 /* local.c - the way through shared memory: where all ranks share one machine and no tallyd sums with them, operations
- * go to src/local/ instead of the services.  (Where there are several machines see team.c.)  Those on which ranks disagree, or which one refuses, come back and go
- * to the service all the same: it says what is wrong to all. */
+ * go to src/local/ instead of the services.  (team.c: several machines.)  An operation
+ * on which ranks disagree, or which one refuses, goes to the service all the same: it tells all ranks what is wrong. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -110,7 +110,7 @@ static void machine_name(const tally_comm *c, int i, char *out, size_t len)
         snprintf(out, len, "tallyd %d on %s", i - c->machines, s->host);
 }
 
-/* What has crossed a machine's card each way, bytes/s. */
+/* Bytes/s that have crossed a machine's card each way. */
 static double carried_by(const tally_comm *c, int machine)
 {
     const struct pace *p = &c->pace;

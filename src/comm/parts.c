@@ -263,7 +263,7 @@ struct tly_plan_machine *tly_parts_machines(const tally_comm *c, const struct ta
     return machine;
 }
 
-/* Who relays the parts of these pieces.  -ENOMEM. */
+/* Plan the services that relay the parts of these pieces.  -ENOMEM. */
 static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
                        struct tly_relay *r)
 {

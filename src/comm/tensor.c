@@ -100,7 +100,7 @@ static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, int act
     return suits > least ? suits : least;
 }
 
-/* Who sums or relays a tensor's parts. */
+/* Services that sum or relay a tensor's parts. */
 struct dealt {
     struct tly_dealer *home, *others; /* part 0's, and all that follow; the same, but where a root decides */
     int active;                       /* services with a share */

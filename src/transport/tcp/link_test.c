@@ -1,5 +1,5 @@
-/* link_test.c - the contract of transport.h over TCP, and in memory of one and of two processes: frames arrive whole, in order and where they belong, never torn
- * inside a block, however the bytes trickle in; sink, detach, close in each state; bytes that were tampered with.
+/* link_test.c - the contract of transport.h over TCP, and in memory of one and of two processes: frames arrive whole, in
+ * order and where they belong, never torn inside a block, however the bytes trickle in; sink, detach, close in each state; bytes that were tampered with.
  *
  * Both ends run in one loop.  A proxy between them cuts the stream into small pieces, flips a bit, hangs up or falls
  * silent at a given byte. */
