@@ -59,8 +59,8 @@ static int agree(int send_count, const struct tly_mpi_type *send_type, int take_
     if (!error)
         error = tly_mpi_bytes(take_count, take_type, function, &take);
     if (!error && take != *bytes)
-        error =
-            tly_mpi_fail(TLY_MPI_ERR_COUNT, function, "%zu bytes are sent and %zu received", *bytes, take);
+        error = tly_mpi_fail(TLY_MPI_ERR_COUNT, function, "%zu bytes a rank on one side and %zu on the other",
+                             *bytes, take);
     return error;
 }
 
@@ -251,6 +251,32 @@ int MPIABI_Allgather(const void *send, int send_count, const struct tly_mpi_type
     return tly_mpi_gather(comm, send, piece, take, NULL, function);
 }
 
+/* The arguments of a gather or a scatter.  own: the piece of this rank, which is `in_place` at the root at most; each: the
+ * root's pieces, of which others give nothing.  piece: bytes; counts: at the root, all ranks' pieces, owned by the caller. */
+static int check_pieces(const struct tly_mpi_comm *comm, int root, bool in_place, int own_count,
+                        const struct tly_mpi_type *own_type, int each_count,
+                        const struct tly_mpi_type *each_type, const char *function, size_t *piece,
+                        size_t **counts)
+{
+    int error = tly_mpi_check_comm(comm, function);
+    if (!error)
+        error = check_root(comm, root, function);
+    if (error)
+        return error;
+    bool is_root = root == comm->rank;
+    if (in_place && !is_root)
+        return tly_mpi_fail(TLY_MPI_ERR_BUFFER, function, "MPI_IN_PLACE is the root's alone");
+    if (in_place)
+        error = tly_mpi_bytes(each_count, each_type, function, piece);
+    else if (is_root)
+        error = agree(own_count, own_type, each_count, each_type, function, piece);
+    else
+        error = tly_mpi_bytes(own_count, own_type, function, piece);
+    if (!error && is_root && !(*counts = even(comm, *piece)))
+        error = tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
+    return error;
+}
+
 TLY_MPI_API int MPIABI_Gather(const void *send, int send_count, const struct tly_mpi_type *send_type,
                               void *take, int take_count, const struct tly_mpi_type *take_type, int root,
                               struct tly_mpi_comm *comm);
@@ -259,20 +285,9 @@ int MPIABI_Gather(const void *send, int send_count, const struct tly_mpi_type *s
 {
     static const char *const function = "MPI_Gather";
     size_t piece = 0, *counts = NULL;
-    int error = tly_mpi_check_comm(comm, function);
-    if (!error)
-        error = check_root(comm, root, function);
-    bool in_place = send == tly_mpi_in_place, is_root = !error && root == comm->rank;
-    if (!error && in_place && !is_root)
-        error = tly_mpi_fail(TLY_MPI_ERR_BUFFER, function, "MPI_IN_PLACE is the root's alone");
-    else if (!error && in_place)
-        error = tly_mpi_bytes(take_count, take_type, function, &piece);
-    else if (!error && is_root)
-        error = agree(send_count, send_type, take_count, take_type, function, &piece);
-    else if (!error)
-        error = tly_mpi_bytes(send_count, send_type, function, &piece);
-    if (!error && is_root && !(counts = even(comm, piece)))
-        error = tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
+    bool in_place = send == tly_mpi_in_place;
+    int error = check_pieces(comm, root, in_place, send_count, send_type, take_count, take_type, function,
+                             &piece, &counts);
     if (error)
         return tly_mpi_refuse(comm, TALLY_GATHER, error);
     if (in_place)
@@ -299,20 +314,9 @@ int MPIABI_Scatter(const void *send, int send_count, const struct tly_mpi_type *
 {
     static const char *const function = "MPI_Scatter";
     size_t piece = 0, *counts = NULL;
-    int error = tly_mpi_check_comm(comm, function);
-    if (!error)
-        error = check_root(comm, root, function);
-    bool in_place = take == tly_mpi_in_place, is_root = !error && root == comm->rank;
-    if (!error && in_place && !is_root)
-        error = tly_mpi_fail(TLY_MPI_ERR_BUFFER, function, "MPI_IN_PLACE is the root's alone");
-    else if (!error && in_place)
-        error = tly_mpi_bytes(send_count, send_type, function, &piece);
-    else if (!error && is_root)
-        error = agree(send_count, send_type, take_count, take_type, function, &piece);
-    else if (!error)
-        error = tly_mpi_bytes(take_count, take_type, function, &piece);
-    if (!error && is_root && !(counts = even(comm, piece)))
-        error = tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
+    bool in_place = take == tly_mpi_in_place;
+    int error = check_pieces(comm, root, in_place, take_count, take_type, send_count, send_type, function,
+                             &piece, &counts);
     if (error)
         return tly_mpi_refuse(comm, TALLY_SCATTER, error);
     if (in_place)

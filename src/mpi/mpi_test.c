@@ -131,7 +131,7 @@ static void test_refused(void **state)
     fails(MPIABI_Allreduce(&x, &x, 1, MPIABI_LONG_DOUBLE, MPIABI_SUM, self), TLY_MPI_ERR_TYPE,
           "MPI_LONG_DOUBLE");
     fails(MPIABI_Allgather(&x, 1, MPIABI_INT32_T, &x, 3, MPIABI_BYTE, self), TLY_MPI_ERR_COUNT,
-          "4 bytes are sent");
+          "4 bytes a rank on one side and 3 on the other");
     fails(MPIABI_Isend(&x, 1, MPIABI_INT32_T, 1, 0, self, &request), TLY_MPI_ERR_RANK,
           "1 is no rank from 0 to 0");
     fails(MPIABI_Irecv(&x, 1, MPIABI_INT32_T, TLY_MPI_ANY_SOURCE, 0, self, &request), TLY_MPI_ERR_RANK,
