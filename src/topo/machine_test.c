@@ -174,6 +174,18 @@ static void a_link_that_sleeps(void **state)
     assert_true(m.gpu[0].link.bytes > 26e9 && !noted("idle GPU"));
 }
 
+/* A file that has been edited may have a card beside the machine instead of in it. */
+static void a_card_that_nothing_is_above(void **state)
+{
+    static const char xml[] =
+        "<topology version='2.0'><object type='Machine'><object type='NUMANode'/></object>"
+        "<object type='PCIDev' pci_busid='0000:01:00.0' pci_type='0200 [1:1]'/>"
+        "<object type='PCIDev' pci_busid='0000:01:00.1' pci_type='0200 [1:1]'/></topology>";
+    assert_int_equal(tly_machine_read(xml, strlen(xml), NULL, &m, why, sizeof why), 0);
+    assert_int_equal(m.cards, 2);
+    assert_string_equal(m.card[0].address, "0000:01:00.0");
+}
+
 /* --- XML that is none ------------------------------------------------------------------------------------------ */
 
 #define TOP "<topology version=\"2.0\"><object type=\"Machine\">"
@@ -389,6 +401,7 @@ int main(void)
         cmocka_unit_test(hwloc_reads_them_too),
         cmocka_unit_test(memory_that_says_its_bandwidth),
         cmocka_unit_test(a_link_that_sleeps),
+        cmocka_unit_test(a_card_that_nothing_is_above),
         cmocka_unit_test(xml_that_lies),
         cmocka_unit_test(xml_that_is_cut_off),
         cmocka_unit_test(too_much_of_it),

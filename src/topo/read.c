@@ -294,6 +294,7 @@ static void find_functions(struct reading *r)
 {
     for (int i = 0; i < r->items; i++) {
         struct item *at = &r->item[i];
+        at->first = i; /* also of a card that nothing is above */
         if (!is_card(at) || at->parent < 0)
             continue;
         int *last = &r->item[at->parent].last;
