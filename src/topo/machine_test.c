@@ -174,6 +174,26 @@ static void a_link_that_sleeps(void **state)
     assert_true(m.gpu[0].link.bytes > 26e9 && !noted("idle GPU"));
 }
 
+/* GPUs are numbered along the bus, though the second node's come first on it. */
+static void numbers_follow_the_bus(void **state)
+{
+    static const char xml[] =
+        "<topology version='2.0'><object type='Machine'>"
+        "<object type='Package'><object type='NUMANode' os_index='0'/><object type='Bridge' "
+        "bridge_type='0-1'>"
+        "<object type='PCIDev' pci_busid='10000:01:00.0' pci_type='0302 [10de:1]'/>"
+        "<object type='PCIDev' pci_busid='0000:81:00.0' pci_type='0302 [10de:1]'/></object></object>"
+        "<object type='Package'><object type='NUMANode' os_index='1'/><object type='Bridge' "
+        "bridge_type='0-1'>"
+        "<object type='PCIDev' pci_busid='0000:07:00.0' pci_type='0302 [10de:1]'/></object></object>"
+        "</object></topology>";
+    assert_int_equal(tly_machine_read(xml, strlen(xml), NULL, &m, why, sizeof why), 0);
+    assert_string_equal(m.gpu[0].address, "0000:07:00.0");
+    assert_string_equal(m.gpu[1].address, "0000:81:00.0");
+    assert_string_equal(m.gpu[2].address, "10000:01:00.0");
+    assert_true(m.gpu[0].node == 1 && m.gpu[1].node == 0 && m.gpu[2].node == 0);
+}
+
 /* A file that has been edited may have a card beside the machine instead of in it. */
 static void a_card_that_nothing_is_above(void **state)
 {
@@ -401,6 +421,7 @@ int main(void)
         cmocka_unit_test(hwloc_reads_them_too),
         cmocka_unit_test(memory_that_says_its_bandwidth),
         cmocka_unit_test(a_link_that_sleeps),
+        cmocka_unit_test(numbers_follow_the_bus),
         cmocka_unit_test(a_card_that_nothing_is_above),
         cmocka_unit_test(xml_that_lies),
         cmocka_unit_test(xml_that_is_cut_off),

@@ -442,6 +442,14 @@ static int refuse_doubles(struct reading *r)
     return err;
 }
 
+/* Domains of more than four digits come last. */
+static int by_bus(const void *a, const void *b)
+{
+    const struct tly_gpu *x = a, *y = b;
+    size_t m = strlen(x->address), n = strlen(y->address);
+    return m != n ? (m > n) - (m < n) : strcmp(x->address, y->address);
+}
+
 static int build(struct reading *r)
 {
     int err = refuse_doubles(r);
@@ -459,6 +467,8 @@ static int build(struct reading *r)
         r->m->nvswitches +=
             r->item[i].type == DEVICE && r->item[i].vendor == 0x10de && r->item[i].class == 0x0680;
     }
+    /* GPUs get CUDA's numbers.  hwloc goes by NUMA nodes, which need not follow the bus. */
+    qsort(r->m->gpu, (size_t)r->m->gpus, sizeof *r->m->gpu, by_bus);
     return err;
 }
 
