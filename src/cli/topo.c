@@ -167,8 +167,8 @@ static void put_machine(const struct tly_machine *m)
     for (int a = 0; a < m->gpus; a++)
         for (int b = a + 1; b < m->gpus; b++)
             if (m->nvlink[a][b] > 0) {
-                printf("%s\n    {\"gpus\": [%d, %d], \"bits_per_s\": %.12g}", first ? "" : ",", a, b,
-                       m->nvlink[a][b] * 8);
+                printf("%s\n    {\"gpus\": [%d, %d], \"bits_per_s\": %.12g, \"source\": \"%s\"}",
+                       first ? "" : ",", a, b, m->nvlink[a][b] * 8, sources[m->nvlink_source]);
                 first = false;
             }
     printf("],\n  ");

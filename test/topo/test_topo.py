@@ -105,6 +105,12 @@ def test_the_job_counts():
     assert topo("nvlink", "-M", "1G")["time_s"] == pytest.approx(10.24 * topo("nvlink", "-M", "100M")["time_s"], rel=1e-6)
 
 
+def test_every_rate_says_where_it_is_from():
+    assert {link["source"] for link in topo("nvlink")["nvlinks"]} == {"given"}
+    found = topo("pcie")
+    assert found["gpus"][0]["pcie"]["source"] == "given" and found["nodes"][0]["bandwidth"]["source"] == "unknown"
+
+
 def test_this_machine():
     found = json.loads(tally("topo", "--json").stdout)
     assert sum(node["cores"] for node in found["nodes"]) >= 1
