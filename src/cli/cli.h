@@ -24,20 +24,6 @@ int tly_cli_misuse(const char *command, const char *format, ...) __attribute__((
 int tly_cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #ifdef __clang_analyzer__ /* see base/error.h */
 #define tly_cli_fail(...) (tly_cli_fail(__VA_ARGS__), CLI_FAILED)
-/* --- text.c: quantities as people write them ----------------------------------------------------------------- */
-
-/* Bytes, in powers of 1024 with K, M, G, T, also as 100MB and 100MiB; -1: none. */
-double tly_cli_size(const char *text);
-
-/* A rate in bit/s from 1k on, in powers of 1000 with k, M, G, T, as TALLY_BANDWIDTH has it; -1: none. */
-double tly_cli_rate(const char *text);
-
-/* As people write it: 25G. */
-const char *tly_cli_rate_text(double rate, char text[32]);
-
-/* "NAME": x and `end`, or null for what is not finite. */
-void tly_cli_json_number(const char *name, double x, const char *end);
-
 #endif
 
 /* Digits, and nothing but digits, from lowest to highest, as a number; -1 for anything else. */
