@@ -569,7 +569,7 @@ int tly_cli_plan(int argc, char **argv)
     tly_plan_shares(p.n + p.k, p.weight, p.bytes, p.share);
     foresee(&p, &t);
     if (p.inside && (err = look_inside_all(&p, &in)) != 0)
-        return tly_cli_fail("plan", "no plan for the inside of a worker machine: %s", strerror(-err));
+        return tly_cli_no_plan("plan", a.topo, err);
     if (a.json)
         print_json(&p, &t, &in);
     else

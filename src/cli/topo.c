@@ -87,9 +87,21 @@ int tly_cli_machine(const char *command, const char *xml, const char *links, str
         if (err)
             return tly_cli_fail(command, "%s, %s", links, why);
     }
+    const char *file = links ? links : xml;
     if (tly_machine_finish(m, why, sizeof why) != 0)
-        return tly_cli_fail(command, "%s", why);
+        return tly_cli_fail(command, "%s%s%s", file ? file : "", file ? ": " : "", why);
     return 0;
+}
+
+int tly_cli_no_plan(const char *command, const char *xml, int err)
+{
+    const char *file = xml ? xml : "this machine";
+    if (err == -E2BIG)
+        return tly_cli_fail(command, "%s: its PCIe switches are more than 8 deep; Tally plans for 8 at most",
+                            file);
+    if (err == -EINVAL)
+        return tly_cli_fail(command, "%s contradicts itself: no plan; lstopo writes a new file", file);
+    return tly_cli_fail(command, "%s: no plan: %s", file, strerror(-err));
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------- */
@@ -271,16 +283,13 @@ static int draw(const char *path, const struct tly_cli_topo *t)
     return 0;
 }
 
-static int decide(struct tly_cli_topo *t, uint64_t bytes)
+static int decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
 {
     char why[256] = "";
     struct tly_inside_job job = {.bytes = bytes, .traffic = tly_plan_time(t->workers, t->servers, 1, 1)};
     int err = tly_inside_plan(&t->m, &job, &t->plan);
     if (err)
-        return tly_cli_fail("topo", "no plan for this machine: %s",
-                            err == -E2BIG    ? "its PCIe switches are more than 8 deep"
-                            : err == -EINVAL ? "it contradicts itself"
-                                             : strerror(-err));
+        return tly_cli_no_plan("topo", xml, err);
     if (tly_inside_check(&t->m, &t->plan, why, sizeof why) != 0)
         return tly_cli_fail("topo", "this plan would be wrong, which is a mistake in Tally: %s", why);
     t->betters = tly_inside_better(&t->m, &t->plan.job, t->plan.seconds, t->better);
@@ -347,7 +356,7 @@ int tly_cli_topo(int argc, char **argv)
         return tly_cli_misuse("topo", "only one of --xml and --links can be standard input");
     int status = tly_cli_machine("topo", xml, links, &t.m);
     if (!status)
-        status = decide(&t, (uint64_t)bytes);
+        status = decide(&t, xml, (uint64_t)bytes);
     if (!status && svg)
         status = draw(svg, &t);
     if (!status && json)

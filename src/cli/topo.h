@@ -19,6 +19,9 @@ struct tly_cli_topo {
  * status, with the sentence printed in the name of the command. */
 int tly_cli_machine(const char *command, const char *xml, const char *links, struct tly_machine *m);
 
+/* Says why tly_inside_plan() has no plan for the machine of file `xml` (NULL: this one).  An exit status. */
+int tly_cli_no_plan(const char *command, const char *xml, int err);
+
 void tly_cli_topo_print(const struct tly_cli_topo *t);
 int tly_cli_topo_draw(FILE *out, const struct tly_cli_topo *t); /* -ENOMEM */
 

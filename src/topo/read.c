@@ -109,7 +109,8 @@ static int read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
 {
     char text[64];
     if (!tly_xml_get(x, "pci_busid", i->address, sizeof i->address) || !good_address(i->address))
-        return refuse(r, -EINVAL, "a device has no PCI address such as 0000:3b:00.0, but ", i->address);
+        return refuse(r, -EINVAL, "a device has no PCI address such as 0000:3b:00.0, but ",
+                      i->address[0] ? i->address : "none");
     for (char *c = i->address; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     if (tly_xml_get(x, "pci_type", text, sizeof text))
@@ -117,7 +118,8 @@ static int read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
     if (tly_xml_get(x, "pci_link_speed", text, sizeof text)) {
         double speed = decimal(text);
         if (speed < 0)
-            return refuse(r, -EINVAL, "a PCI link has no speed in GB/s such as 15.75, but ", text);
+            return refuse(r, -EINVAL, "a PCI link has no speed in GB/s such as 15.75, but ",
+                          text[0] ? text : "none");
         i->speed = speed * 1e9;
     }
     double most = r->look ? r->look(i->address) : 0;

@@ -180,8 +180,21 @@ def test_switches_too_deep(tmp_path):
         text += f"<object type='Bridge' pci_busid='0000:{bus:02x}:01.0' bridge_type='1-1'>" + gpu.format(bus)
     path = tmp_path / "machine.xml"
     path.write_text(text + gpu.format(10) + "</object>" * 12 + "</topology>", encoding="ascii")
-    done = tally("topo", "--xml", path)
-    assert done.returncode == 1 and "more than 8 deep" in done.stderr
+    for command in (["topo", "--xml"], ["plan", "-n", 2, "--topo"]):
+        done = tally(*command, path)
+        assert done.returncode == 1 and done.stdout == "" and f"{path}: its PCIe switches are more than 8 deep" in done.stderr
+
+
+def test_too_many_slices(tmp_path):
+    path = tmp_path / "links"
+    path.write_text("".join(f"slices gpu{gpu} 8\n" for gpu in range(8)), encoding="ascii")
+    assert tally("topo", *files("ports")[:2], "--links", path, "--json").returncode == 0
+    more = tmp_path / "machine.xml"
+    text = pathlib.Path(files("ports")[1]).read_text(encoding="ascii")
+    device = "<object type='PCIDev' pci_busid='0000:fe:00.0' pci_type='0302 [10de:1]'/>"
+    more.write_text(text.replace("</topology>", device + "</topology>"), encoding="ascii")
+    done = tally("topo", "--xml", more, "--links", path)
+    assert done.returncode == 1 and f"{path}: with all slices" in done.stderr
 
 
 @pytest.mark.parametrize(
