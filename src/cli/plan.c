@@ -486,6 +486,12 @@ static int take_option(struct plan *p, struct arguments *a, int c)
 static int take_inside(struct plan *p, struct arguments *a)
 {
     char why[256];
+    const char *files[] = {a->file, a->topo, a->links};
+    int standard = 0;
+    for (int i = 0; i < 3; i++)
+        standard += files[i] && strcmp(files[i], "-") == 0;
+    if (standard > 1)
+        return tly_cli_misuse("plan", "only one of --machines, --topo and --links can be standard input");
     if (a->links && !a->topo)
         return tly_cli_misuse("plan", "--links goes with --topo");
     p->inside = a->topo || a->gpus;

@@ -218,6 +218,12 @@ def test_wrong_command_lines(arguments, status, piece):
     assert done.returncode == status and piece in done.stderr and done.stdout == ""
 
 
+@pytest.mark.parametrize("arguments", [["-n", 2, "--topo", "-", "--links", "-"], ["--machines", "-", "--topo", "-"]])
+def test_a_plan_reads_standard_input_once(arguments):
+    done = tally("plan", *arguments)
+    assert done.returncode == 2 and "only one of --machines, --topo and --links" in done.stderr
+
+
 def test_a_list_of_links_that_is_wrong(tmp_path):
     path = tmp_path / "links"
     path.write_text("# two\nnvlink gpu0 gpu1 0\n", encoding="ascii")
