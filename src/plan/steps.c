@@ -96,7 +96,7 @@ static void cut(struct tly_inside_work *w)
         width[c] = card->idle ? 0 : card->link.bytes > 0 ? fmin(rate, card->link.bytes) : rate > 0 ? rate : 1;
         all += width[c];
     }
-    for (int node = 0; node < m->nodes; node++)
+    for (int node = 0; node < m->nodes && all > 0; node++)
         for (int c = 0; c < m->cards; c++)
             if (m->card[c].node == node) {
                 w->out_low[c] = part(w, gone / all);
