@@ -268,8 +268,9 @@ static double draw_nvlinks(const struct drawing *d)
             fprintf(d->out,
                     "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\" fill=\"none\" stroke=\"%s\" "
                     "stroke-width=\"%.1f\"%s><title>NVLink %d - %d</title></path>\n",
-                    x1, y, x1, y + deep, x2, y + deep, x2, y, stroke(&l, c), 1 + m->nvlink[a][b] / 25e9,
-                    l.bytes > 0 ? "" : " stroke-dasharray=\"3 4\"", a, b);
+                    x1, y, x1, y + deep, x2, y + deep, x2, y, stroke(&l, c),
+                    fmin(1 + m->nvlink[a][b] / 25e9, 12), l.bytes > 0 ? "" : " stroke-dasharray=\"3 4\"", a,
+                    b);
             lowest = fmax(lowest, deep * 0.75);
         }
     return lowest;
