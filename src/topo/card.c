@@ -107,6 +107,38 @@ uint64_t tly_card_rdma_rate_of(const char *folder, const char *device)
     return best;
 }
 
+/* The fastest of the entries in a folder, each as `rate` has it. */
+static uint64_t fastest_in(const char *folder, uint64_t (*rate)(const char *folder, const char *name))
+{
+    uint64_t best = 0;
+    DIR *entries = opendir(folder);
+    if (!entries)
+        return 0;
+    for (const struct dirent *e; (e = readdir(entries));) {
+        uint64_t found = e->d_name[0] == '.' ? 0 : rate(folder, e->d_name);
+        if (found > best)
+            best = found;
+    }
+    closedir(entries);
+    return best;
+}
+
+uint64_t tly_card_device_rate_of(const char *folder, const char *address)
+{
+    char path[PATH_BYTES];
+    uint64_t best = 0;
+    int device = (int)strcspn(address, ".");
+    for (int function = 0; function < 8; function++) {
+        snprintf(path, sizeof path, "%s/%.*s.%d/net", folder, device, address, function);
+        uint64_t net = fastest_in(path, speed);
+        snprintf(path, sizeof path, "%s/%.*s.%d/infiniband", folder, device, address, function);
+        uint64_t rdma = fastest_in(path, tly_card_rdma_rate_of);
+        best = net > best ? net : best;
+        best = rdma > best ? rdma : best;
+    }
+    return best;
+}
+
 static double number_in(const char *folder, const char *address, const char *name)
 {
     char path[PATH_BYTES];

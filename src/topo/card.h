@@ -15,6 +15,10 @@ uint64_t tly_card_rate_of(const char *folder, const char *interface);
 /* What an RDMA device says of its fastest port, in bit/s; `folder` is /sys/class/infiniband. */
 uint64_t tly_card_rdma_rate_of(const char *folder, const char *device);
 
+/* What the fastest interface or RDMA port of a card carries, over all functions of the device at this address, in bit/s;
+ * 0: not known.  `folder` is /sys/bus/pci/devices. */
+uint64_t tly_card_device_rate_of(const char *folder, const char *address);
+
 /* What the PCIe link of the device at this address could carry each way if it ran at its fastest, in bytes/s; 0: not
  * known.  `folder` is /sys/bus/pci/devices. */
 double tly_card_bus_rate_of(const char *folder, const char *address);

@@ -114,6 +114,20 @@ static void rdma_devices_say_their_speed(void **state)
     assert_true(tly_card_rdma_rate_of(folder, "mlx5_1") == 0);
 }
 
+/* The first port has no cable: the second says what the card carries. */
+static void cards_are_as_fast_as_their_fastest_port(void **state)
+{
+    make("0000:3b:00.0", NULL, "net net/eth4");
+    write_file("0000:3b:00.0/net/eth4/speed", "-1\n");
+    make("0000:3b:00.1", NULL, "net net/eth5 infiniband infiniband/mlx5_9");
+    write_file("0000:3b:00.1/net/eth5/speed", "25000\n");
+    assert_true(tly_card_device_rate_of(folder, "0000:3b:00.0") == 25000000000);
+    make("0000:3b:00.1/infiniband/mlx5_9/ports", NULL, "1");
+    write_file("0000:3b:00.1/infiniband/mlx5_9/ports/1/rate", "100 Gb/sec (4X EDR)\n");
+    assert_true(tly_card_device_rate_of(folder, "0000:3b:00.0") == 100000000000);
+    assert_true(tly_card_device_rate_of(folder, "0000:3c:00.0") == 0);
+}
+
 static void links_say_how_fast_they_could_be(void **state)
 {
     static const struct {
@@ -144,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cards_say_their_speed),
         cmocka_unit_test(rdma_devices_say_their_speed),
+        cmocka_unit_test(cards_are_as_fast_as_their_fastest_port),
         cmocka_unit_test(links_say_how_fast_they_could_be),
         cmocka_unit_test(loopback_and_foreign_addresses_are_unknown),
     };

@@ -21,8 +21,11 @@ static void ask_cards(struct tly_machine *m)
         struct tly_card *c = &m->card[i];
         uint64_t rate = c->name[0] ? tly_card_rate_of("/sys/class/net", c->name) : 0;
         uint64_t rdma = c->rdma[0] ? tly_card_rdma_rate_of("/sys/class/infiniband", c->rdma) : 0;
+        uint64_t ports = tly_card_device_rate_of("/sys/bus/pci/devices", c->address);
         if (rdma > rate)
             rate = rdma;
+        if (ports > rate) /* the first port may have no cable */
+            rate = ports;
         if (rate)
             c->rate = (struct tly_rate){(double)rate / 8, TLY_FOUND};
     }
