@@ -119,7 +119,8 @@ const char *tly_cli_way_text(const struct tly_machine *m, const struct tly_insid
         snprintf(text, TLY_CLI_WORDS, "reduce-scatter and all-gather over NVLink%s",
                  way->groups > 1 ? " within each group; the CPU sums across groups" : "");
     else if (way->base == TLY_GROUP_NVLINK)
-        snprintf(text, TLY_CLI_WORDS, "reduce over NVLink to GPU %s, and broadcast from there", list);
+        snprintf(text, TLY_CLI_WORDS, "reduce over NVLink to GPU %.150s, and broadcast from there%s", list,
+                 way->groups > 1 ? "; the CPU sums across groups" : "");
     else
         snprintf(text, TLY_CLI_WORDS,
                  "CPU-assisted aggregation: reduce-scatter and all-gather below each %sPCIe switch, the CPU "

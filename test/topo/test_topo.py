@@ -94,6 +94,15 @@ def test_the_strategy(name, rule, strategy):
     assert found["rule"] == rule and strategy in found["strategy"]
 
 
+def test_roots_of_two_groups(tmp_path):
+    """NVLinks within each half: roots in each, and the CPU sums across them."""
+    path = tmp_path / "links"
+    pairs = [(a, b) for half in (0, 4) for a in range(half, half + 4) for b in range(a + 1, half + 4)]
+    path.write_text("card all 100G\npcie all 105G\n" + "".join(f"nvlink gpu{a} gpu{b} 400G\n" for a, b in pairs), encoding="ascii")
+    done = tally("topo", *files("nvlink")[:2], "--links", path)
+    assert "reduce over NVLink to GPU 2 to 7, and broadcast from there; the CPU sums across groups" in done.stdout
+
+
 def test_what_a_better_place_would_bring():
     text = tally("topo", *files("uneven")).stdout
     assert "better placement: card eth0 at a port of its own" in text and "33% less" in text
