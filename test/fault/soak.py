@@ -61,6 +61,8 @@ def relieve(job):
 def soak(job, rounds, tell=None, churn=False):
     """Let the job do so many rounds; sentences about what grew."""
     processes = job.ranks + (job.services[:1] if churn else job.services)
+    for service in processes[len(job.ranks):]:  # one that came while the job began is in it a while later
+        job.await_true(lambda service=service: "serving job" in service.output(), f"{service.name} joins")
     steps = Steps(job.folder / "rank-0")
     enough = -(-rounds // (len(job.sizes) + 1))  # and one that asks whether to stop
     warm, told = None, 0
