@@ -240,25 +240,6 @@ int tly_mpi_finish(int err, tally_op *op, const char *function)
     return error;
 }
 
-/* libtally gives an allgather's result in memory of its own. */
-static int take_pieces(const tally_op *op, size_t bytes, void *all, const struct tly_mpi_comm *comm,
-                       const char *function)
-{
-    const void *data;
-    size_t total;
-    const int64_t *lengths;
-    int err = tally_op_gathered(op, &data, &total, &lengths);
-    if (err)
-        return tly_mpi_error(err, function);
-    for (int i = 0; i < comm->size; i++)
-        if (lengths[i] != (int64_t)bytes)
-            return tly_mpi_fail(TLY_MPI_ERR_COUNT, function, "rank %d sends %lld bytes, rank %d %zu", i,
-                                (long long)lengths[i], comm->rank, bytes);
-    if (total)
-        memcpy(all, data, total);
-    return TLY_MPI_SUCCESS;
-}
-
 int tly_mpi_gather(const struct tly_mpi_comm *comm, const void *piece, size_t bytes, void *all,
                    const char *note, const char *function)
 {
@@ -274,14 +255,15 @@ int tly_mpi_gather(const struct tly_mpi_comm *comm, const void *piece, size_t by
     tally_op *op;
     struct tally_options options = tly_mpi_options(comm);
     options.note = note;
-    int err = tally_allgather(c, NULL, piece, bytes, TALLY_UINT8, &options, &op);
+    const unsigned char *from = piece;
+    unsigned char *to = all, *own = to + (size_t)comm->rank * bytes;
+    if (from + bytes > to && from < to + (size_t)comm->size * bytes) {
+        memmove(own, from, bytes); /* libtally takes an overlapping piece only in its own place */
+        from = own;
+    }
+    int err = tally_allgather_into(c, NULL, from, all, bytes, TALLY_UINT8, &options, &op);
     tly_mpi_leave();
-    if (err)
-        return tly_mpi_error(err, function);
-    err = tally_op_wait(op, -1);
-    error = err ? tly_mpi_error(err, function) : take_pieces(op, bytes, all, comm, function);
-    tally_op_free(op);
-    return error;
+    return tly_mpi_finish(err, op, function);
 }
 
 int tly_mpi_refuse(const struct tly_mpi_comm *comm, uint32_t kind, int error)
