@@ -248,7 +248,7 @@ int MPIABI_Allgather(const void *send, int send_count, const struct tly_mpi_type
         return tly_mpi_refuse(comm, TALLY_ALLGATHER, error);
     if (in_place)
         send = (const unsigned char *)take + (size_t)comm->rank * piece;
-    return tly_mpi_gather(comm, send, piece, take, NULL, function);
+    return tly_mpi_gather(comm, send, piece, take, "in bytes", function);
 }
 
 /* The arguments of a gather or a scatter.  own: the piece of this rank, which is `in_place` at the root at most; each: the

@@ -168,6 +168,14 @@ static void moves(handle comm, int rank, int size)
     CHECK(mpi.allgather(x, PIECE, mpi.int32, y, PIECE, mpi.int32, comm) == 0);
     for (int r = 0; r < size; r++)
         ARRIVED(r, r, 0);
+    for (int at = 0; at < 2; at++) { /* the piece at the result's beginning, and in its own place */
+        memset(y, 0xff, (size_t)PIECE * RANKS * sizeof *y);
+        int32_t *piece = y + (at ? (size_t)rank * PIECE : 0);
+        memcpy(piece, x, PIECE * sizeof *piece);
+        CHECK(mpi.allgather(at ? mpi.in_place : piece, PIECE, mpi.int32, y, PIECE, mpi.int32, comm) == 0);
+        for (int r = 0; r < size; r++)
+            ARRIVED(r, r, 0);
+    }
     CHECK(mpi.alltoall(x, PIECE, mpi.int32, y, PIECE * 4, mpi.byte, comm) == 0);
     for (int r = 0; r < size; r++)
         ARRIVED(r, r, rank);
