@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
@@ -25,14 +26,15 @@
 /* --- who comes ----------------------------------------------------------------------------------- */
 
 /* A peer that names no job wants the only one.  Of several starts of a job it means the one whose incarnation it names, or
- * the newest. */
-static struct tly_job *find_job(const struct tly_house *h, const struct tly_identity *peer)
+ * the newest.  By a job's own door only that one can be reached. */
+static struct tly_job *find_job(const struct session *p, const struct tly_identity *peer)
 {
+    const struct tly_house *h = p->house;
     struct tly_job *found = NULL;
     for (struct tly_list *n = h->jobs.next; n != &h->jobs; n = n->next) {
         struct tly_job *job = tly_list_entry(n, struct tly_job, node);
         bool only = !peer->job[0] && h->jobs.next == h->jobs.prev;
-        if (!only && strcmp(job->identity.job, peer->job) != 0)
+        if ((!only && strcmp(job->identity.job, peer->job) != 0) || (p->door && job != p->door))
             continue;
         if (!found || found->identity.incarnation != peer->incarnation)
             found = job;
@@ -43,22 +45,28 @@ static struct tly_job *find_job(const struct tly_house *h, const struct tly_iden
 static void choose(void *user, const struct tly_identity *peer, struct tly_identity *me)
 {
     struct session *p = user;
-    p->job = find_job(p->house, peer);
+    p->job = find_job(p, peer);
     if (p->job) {
         *me = p->job->identity;
         return;
     }
     *me = (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK};
-    memcpy(me->job, peer->job, sizeof me->job);
+    snprintf(me->job, sizeof me->job, "%s", peer->job);
     randombytes_buf(me->secret, sizeof me->secret);
-    crypto_shorthash((uint8_t *)&me->incarnation, (const uint8_t *)peer->job, sizeof peer->job,
-                     p->house->decoy);
+    crypto_shorthash((uint8_t *)&me->incarnation, (const uint8_t *)me->job, sizeof me->job, p->house->decoy);
 }
 
-int tly_house_accept(void *user, struct tly_link_config *config)
+static int accepting(void *user, struct tly_link_config *config)
 {
     config->choose = choose;
-    return tly_peers_accept(user, config);
+    return tly_peers_accept(user, NULL, config);
+}
+
+int tly_house_accept_for(void *user, struct tly_link_config *config)
+{
+    struct tly_job *job = user;
+    config->choose = choose;
+    return tly_peers_accept(job->house, job, config);
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */
@@ -102,7 +110,7 @@ static void *serve(void *arg)
 static int open_house(struct tly_house *h, const struct sockaddr_storage *address)
 {
     bool alone = h->loop != &h->own_loop;
-    struct tly_listener_config listen = {.address = *address, .accepting = tly_house_accept, .user = h};
+    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = h};
     int err = tly_place_ports(h->params->ports, &listen.first_port, &listen.last_port);
     if (err)
         return err;
@@ -158,10 +166,10 @@ void tly_house_shut(struct tly_house *h)
     if (h->loop->epoll_fd < 0)
         return;
     tly_loop_lock(h->loop);
+    while (!tly_list_empty(&h->lobby)) /* before their listener, which counts them */
+        tly_peers_destroy(tly_list_entry(h->lobby.next, struct session, node));
     tly_listener_destroy(h->listener);
     h->listener = NULL;
-    while (!tly_list_empty(&h->lobby))
-        tly_peers_destroy(tly_list_entry(h->lobby.next, struct session, node));
     tly_loop_unlock(h->loop);
 }
 

@@ -191,7 +191,8 @@ struct joined {
 struct session {
     struct tly_list node; /* in house->lobby until the secret is proved, then in job->sessions */
     struct tly_house *house;
-    struct tly_job *job; /* NULL: not said yet, or unknown here */
+    struct tly_job *job;  /* NULL: not said yet, or unknown here */
+    struct tly_job *door; /* the job by whose own listener it came; NULL: by the house's */
     struct tly_link *link;
     uint32_t rank;
     uint32_t id;                /* counts sessions, from 1 */
@@ -520,8 +521,9 @@ void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f
 int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
 
 /* --- peers.c --- */
-/* A connection came: make it a session in the house's lobby.  config->user is that. */
-int tly_peers_accept(struct tly_house *house, struct tly_link_config *config);
+/* A connection came: make it a session in the house's lobby, which is config->user.  door: the job by whose own listener it
+ * came, or NULL. */
+int tly_peers_accept(struct tly_house *house, struct tly_job *door, struct tly_link_config *config);
 /* The job has begun, or a rank has come: it is one of the job's from now on. */
 void tly_peers_admit(struct session *p);
 void tly_peers_destroy(struct session *p);
@@ -531,8 +533,8 @@ void tly_peers_destroy(struct session *p);
 void tly_facts_add_bytes(struct tly_service_facts *facts, const struct session *p);
 
 /* --- house.c --- */
-/* The listener's accepting() (transport/transport.h); user: the house. */
-int tly_house_accept(void *user, struct tly_link_config *config);
+/* The accepting() of a job's own listener (transport/transport.h); user: the job. */
+int tly_house_accept_for(void *user, struct tly_link_config *config);
 
 /* --- service.c --- */
 struct tly_job *tly_service_job(const struct tly_service *s);

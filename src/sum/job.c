@@ -228,7 +228,7 @@ static void tick(struct tly_hook *h)
 /* Ranks of this machine come by a local socket, if they can; else over TCP. */
 static void listen_here(struct tly_job *job)
 {
-    struct tly_listener_config listen = {.accepting = tly_house_accept, .user = job->house};
+    struct tly_listener_config listen = {.accepting = tly_house_accept_for, .user = job};
     char name[TLY_SHM_NAME];
     tly_shm_name(job->incarnation, job->params->host_id, name);
     if (tly_shm_listen(job->loop, name, &listen, &job->local) != 0)
@@ -289,7 +289,7 @@ static bool is_of_job(const struct tly_task *t, const void *job)
     return tly_list_entry(t, struct piece, task)->job == job;
 }
 
-/* The connections that came for this job, whether they have proved its secret or not. */
+/* The connections that came for this job or by its door, whether they have proved its secret or not. */
 static void close_sessions(struct tly_job *job)
 {
     struct tly_list *lobby = &job->house->lobby;
@@ -298,7 +298,7 @@ static void close_sessions(struct tly_job *job)
     for (struct tly_list *n = lobby->next, *next; n != lobby; n = next) {
         next = n->next;
         struct session *p = tly_list_entry(n, struct session, node);
-        if (p->job == job)
+        if (p->job == job || p->door == job)
             tly_peers_destroy(p);
     }
 }

@@ -156,12 +156,13 @@ static const struct tly_link_user calls = {
     .sent = sent,
     .closed = closed};
 
-int tly_peers_accept(struct tly_house *house, struct tly_link_config *config)
+int tly_peers_accept(struct tly_house *house, struct tly_job *door, struct tly_link_config *config)
 {
     struct session *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
     p->house = house;
+    p->door = door;
     p->rank = TLY_NO_RANK;
     tly_outbox_init(&p->outbox);
     tly_list_append(&house->lobby, &p->node);

@@ -145,7 +145,7 @@ static void read_field(const uint8_t *in, size_t size, char *out)
 
 static int read_identity(struct tly_hello *h, const uint8_t *in)
 {
-    char release[32], job[TLY_JOB_BYTES], text[160];
+    char release[32], job[TLY_JOB_BYTES] = "", text[160];
     read_field(in + at_release, sizeof release, release);
     read_field(in + at_job, sizeof job, job);
     if (in[at_step + 2] > TLY_PROTOCOL_HIGHEST || in[at_step + 3] < TLY_PROTOCOL_LOWEST) {

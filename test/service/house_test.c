@@ -2,10 +2,12 @@
 #include "sum/house.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/un.h>
 
 #include "job.h"
 #include "raw.h"
@@ -223,7 +225,7 @@ static void shake(const char *job, uint64_t incarnation, uint8_t out[TLY_HELLO_B
     snprintf(me.job, sizeof me.job, "%s", job);
     tly_hello_secret("a guess at the secret", me.secret);
     tly_loop_lock(t.job[0]->loop);
-    assert_int_equal(tly_house_accept(t.house, &config), 0);
+    assert_int_equal(tly_house_accept_for(t.job[0], &config), 0);
     tly_peers_destroy(config.user);
     tly_hello_init(&connector, &me, true);
     tly_hello_init(&acceptor, &nobody, false);
@@ -234,6 +236,42 @@ static void shake(const char *job, uint64_t incarnation, uint8_t out[TLY_HELLO_B
     tly_hello_produce(&acceptor, out);
     tly_loop_unlock(t.job[0]->loop);
     assert_int_equal(tly_hello_consume(&connector, out), -EACCES);
+}
+
+/* Connections that have not said for which job they come, by a job's door and by the house's, when the job dies, and the
+ * house is shut. */
+static void test_silent_strangers(void **state)
+{
+    char name[TLY_SHM_NAME];
+    struct sockaddr_un local = {.sun_family = AF_UNIX};
+    struct sockaddr_in tcp = {.sin_family = AF_INET,
+                              .sin_port = htons(tly_house_port(t.house)),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd[2] = {socket(AF_UNIX, SOCK_STREAM, 0), socket(AF_INET, SOCK_STREAM, 0)};
+    tly_shm_name(tly_job_incarnation(t.job[0]), raw.params.host_id, name);
+    strcpy(local.sun_path + 1, name);
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+    assert_int_equal(connect(fd[0], (struct sockaddr *)&local, length), 0);
+    assert_int_equal(connect(fd[1], (struct sockaddr *)&tcp, sizeof tcp), 0);
+    int come = 0;
+    for (int i = 0; i < 20000 && come < 2; i++) {
+        tly_loop_turn(&raw.loop, 2);
+        tly_loop_lock(t.house->loop);
+        come = 0;
+        for (struct tly_list *n = t.house->lobby.next; n != &t.house->lobby; n = n->next)
+            come++;
+        tly_loop_unlock(t.house->loop);
+    }
+    assert_int_equal(come, 2);
+    tly_job_destroy(t.job[0]);
+    t.job[0] = NULL;
+    char byte;
+    assert_int_equal(recv(fd[0], &byte, 1, 0), 0);
+    assert_int_equal(recv(fd[1], &byte, 1, MSG_DONTWAIT), -1); /* it may come for the other job */
+    tly_house_shut(t.house);
+    assert_int_equal(recv(fd[1], &byte, 1, 0), 0);
+    close(fd[0]);
+    close(fd[1]);
 }
 
 /* Message 2 is all that a stranger sees of the house.  It repeats for an unknown job what it repeats for a known one. */
@@ -358,6 +396,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_same_names, begin, end),
         cmocka_unit_test_setup_teardown(test_strangers, begin, end),
         cmocka_unit_test_setup_teardown(test_decoy, begin, end),
+        cmocka_unit_test_setup_teardown(test_silent_strangers, begin, end),
         cmocka_unit_test_setup_teardown(test_late_rank, begin, end),
         cmocka_unit_test_setup_teardown(test_late_job, begin, end),
         cmocka_unit_test_setup_teardown(test_death, begin, end),
