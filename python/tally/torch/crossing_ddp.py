@@ -44,6 +44,7 @@ class _BackgroundHook:
     """The communication hook."""
 
     def __init__(self, parallel, optimizer, dtype):
+        functools.update_wrapper(self, hooks.ddp_hook)  # torch asks for a name
         self._parallel, self._optimizer, self._dtype = weakref.ref(parallel), weakref.ref(optimizer), dtype
 
     def __call__(self, state, bucket):

@@ -38,7 +38,6 @@ _calling = threading.local()  # .through: how many contexts of through() this th
 _Module = torch.nn.Module
 _is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
 _in_backward = torch._C._current_graph_task_id
-_get = dict.__getitem__
 
 
 def _forget():
@@ -119,7 +118,7 @@ class Parameters(dict):
     __slots__ = ()
 
     def __getitem__(self, name):
-        p = _get(self, name)
+        p = dict.__getitem__(self, name)  # spelt as torch.compile understands it
         if not _is_compiling() and due and p in due:
             settle((p,))
         return p
