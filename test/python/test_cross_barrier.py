@@ -1,18 +1,22 @@
-"""Training without the optimizer's barrier: the same bits, and each case in which a parameter is read while its update is due."""
+"""Training without the optimizer's barrier: each case in which a parameter is read while its update is due."""
 
 import contextlib
 import copy
+import os
 import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
 import warnings
 
 import pytest
 
 import jobs
 import reference
-from test_ddp import group
 from test_ops import fails, hvd
 
-STEPS = 200
 WIDTH = 8
 
 
@@ -82,73 +86,6 @@ def due():
     return len(gates.due)
 
 
-def optimizers():
-    """{name: parameters -> optimizer} of the allow-list, but those that want particular gradients; some with other options."""
-    import torch
-    from tally.torch.deferred import ALLOWED
-    special = {"SparseAdam", "Muon"}
-    found = {kind.__name__: kind for kind in ALLOWED if kind.__name__ not in special}
-    made = {name: (lambda p, kind=kind: kind(p, lr=0.01)) for name, kind in found.items()}
-    made["SGD"] = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True)
-    made["Adam foreach"] = lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, foreach=True)
-    made["SGD foreach"] = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True)
-    made["AdamW fused"] = lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)
-    made["Adam, learning rate in a tensor"] = lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01))
-    return made
-
-
-def run(cross, optimizer, steps=STEPS, model=None, loss=None):
-    """Parameters after some steps, with a scheduler."""
-    import torch
-    model = model or make_model()
-    optimizer = distributed(model, cross, optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=step % 3 != 0)
-        (loss or loss_of)(model, step).backward()
-        optimizer.step()
-        scheduler.step()
-    return values(model)
-
-
-def bits(steps):
-    """Names of optimizers whose parameters differ from those with the barrier."""
-    wrong = []
-    for name, optimizer in optimizers().items():
-        with_barrier = run(False, optimizer, steps)
-        without = run(True, optimizer, steps)
-        with late():
-            at_the_gates = run(True, optimizer, steps // 4)
-        if not same(with_barrier, without) or not same(run(False, optimizer, steps // 4), at_the_gates):
-            wrong.append(name)
-    return wrong
-
-
-def bits_of_particular(steps):
-    """SparseAdam, whose gradients are sparse, and Muon, whose parameters are matrices."""
-    import torch
-    import tally
-
-    def table():
-        torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Embedding(20, WIDTH, sparse=True))
-
-    def look_up(model, step):
-        return model(torch.tensor([step % 20, (step * 7 + tally.rank()) % 20])).square().sum()
-
-    def matrices():
-        torch.manual_seed(0)
-        return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
-
-    cases = [(table, look_up, lambda p: torch.optim.SparseAdam(p, lr=0.01))]
-    if hasattr(torch.optim, "Muon"):
-        cases.append((matrices, loss_of, lambda p: torch.optim.Muon(p, lr=0.01)))
-    for model, loss, optimizer in cases:
-        with_barrier = run(False, optimizer, steps, model(), loss)
-        with late():
-            assert same(with_barrier, run(True, optimizer, steps, model(), loss)), optimizer
-
-
 def each_gate():
     """A step leaves all due; each way to read a parameter finds it updated, and only what it reads."""
     import torch
@@ -175,12 +112,12 @@ def each_gate():
         def updated(name, before):
             return not torch.equal(everything[place[name]].detach(), before[place[name]])
 
-        watch = model.first.register_forward_hook(lambda *_: seen.update(first=due()))
+        watch = model.first.register_forward_pre_hook(lambda *_: seen.update(first=due()))
         before = step()
         model.first(torch.ones(1, WIDTH))
         watch.remove()
         assert seen["first"] == count - 2 and updated("first.weight", before) and not updated("last.weight", before)
-        assert due() == count - 2 and everything[place["first.weight"]] not in gates.due, "tied: the one state"
+        assert due() == count - 2 and id(everything[place["first.weight"]]) not in gates.due, "tied: the one state"
         model.twice(torch.ones(1, WIDTH))
         left = due()
         model.twice(torch.ones(1, WIDTH))
@@ -189,7 +126,8 @@ def each_gate():
         model.attention.out_proj.weight
         assert due() == count - 1 and updated("attention.out_proj.weight", before), "read without a call"
         for read in (lambda: model.state_dict(), lambda: copy.deepcopy(model), lambda: pickle.dumps(model.first),
-                     lambda: model.float(), lambda: model.load_state_dict(model.state_dict()), lambda: list(model.parameters()),
+                     lambda: model.float(), lambda: model.load_state_dict(model.state_dict()),
+                     lambda: list(model.parameters()),
                      lambda: dict(model.last._parameters), lambda: model.last._parameters.copy(),
                      lambda: model.last._parameters.get("weight"), lambda: {**model.last._parameters}):
             before = step()
@@ -197,7 +135,7 @@ def each_gate():
             assert updated("last.weight", before) or updated("first.weight", before)
         for read in (optimizer.state_dict, optimizer.synchronize,
                      lambda: optimizer.load_state_dict(optimizer.state_dict()),
-                     lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1), requires_grad=False)]})):
+                     lambda: optimizer.add_param_group({"params": [torch.ones(1)]})):
             step()
             read()
             assert due() == 0, read
@@ -221,6 +159,25 @@ def each_gate():
         other(torch.ones(1, WIDTH))
         assert updated("twice.weight", before), "a module that got the parameter later"
         optimizer.synchronize()
+
+
+def recurrent():
+    """LSTM reads a list of its own."""
+    import torch
+
+    def train(cross):
+        torch.manual_seed(0)
+        model = torch.nn.LSTM(WIDTH, WIDTH)
+        optimizer = distributed(model, cross)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 1, WIDTH), float(step)))[0].sum().backward()
+            optimizer.step()
+        return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
 
 
 def zeroing():
@@ -616,143 +573,77 @@ def failing():
         optimizer.zero_grad()
         model.bias.requires_grad_(tally.rank() != 0)
         model(torch.ones(1, WIDTH)).sum().backward()
-        optimizer.step()
-        fails(RuntimeError, lambda: model(torch.ones(1, WIDTH)), "bias")
+        # If that has been heard by then step() says it.
+        fails(RuntimeError, lambda: (optimizer.step(), model(torch.ones(1, WIDTH))), "bias")
         assert due() == 0
 
 
-def ddp(mode, cross, path, steps=12):
-    """Parameters of a DistributedDataParallel after some steps, and how often something was due behind step()."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
+def losing(service):
+    """Parameters after steps in which, if `service` is a process's number, it dies while updates are due."""
     import tally
-    t = hvd()
-    options = {"plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
-    seen = 0
-    with group("gloo", path + mode + str(cross)):
-        torch.manual_seed(0)
-        inner = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(5)])
-
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layers = inner
-
-            def forward(self, x, skip):
-                for i, layer in enumerate(self.layers):
-                    if i != skip:
-                        x = layer(x).tanh()
-                return x
-
-        model = DistributedDataParallel(Net(), gradient_as_bucket_view=True, bucket_cap_mb=0.0005,
-                                        **options.get(mode, {}))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
-        if cross:
-            assert t.cross_barrier(model, optimizer) is optimizer
-        else:
-            model.register_comm_hook(t.state(), t.ddp_hook)
-        for step in range(steps):
-            optimizer.zero_grad(set_to_none=step % 3 != 0)
-            skip = (step + tally.rank()) % 5 if mode == "unused" else -1
-            x = torch.full((2, WIDTH), 0.1 * (step + tally.rank()))
-            if mode == "accumulated":
-                with model.no_sync():
-                    model(x, skip).square().sum().backward()
-            if mode == "twice":
-                model(x, skip).square().sum().backward()
-            model(x, skip).square().sum().backward()
-            if mode == "clipped":
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with late():
+        model = make_model()
+        optimizer = distributed(model)
+        for step in range(12):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
             optimizer.step()
-            scheduler.step()
-            seen += due() > 0
-        return values(model), seen
-
-
-def ddp_join(path, cross):
-    import torch
-    from torch.distributed.algorithms.join import Join
-    from torch.nn.parallel import DistributedDataParallel
-    import tally
-    t = hvd()
-    with group("gloo", path + str(cross)):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]),
-                                        gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if cross:
-            t.cross_barrier(model, optimizer)
-        else:
-            model.register_comm_hook(t.state(), t.ddp_hook)
-        with Join([model]):
-            for step in range(4 + 2 * tally.rank()):
-                optimizer.zero_grad()
-                model(torch.full((1, WIDTH), 0.1 * step)).square().sum().backward()
-                optimizer.step()
+            assert due() > 0
+            if step == 4 and service and tally.rank() == 0:
+                os.kill(service, signal.SIGKILL)
         return values(model)
-
-
-def ddp_refusals(path):
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-    t = hvd()
-    with group("gloo", path):
-        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-        fails(TypeError, lambda: t.cross_barrier(module, sgd), "DistributedDataParallel")
-        fails(ValueError, lambda: t.cross_barrier(DistributedDataParallel(module), sgd), "gradient_as_bucket_view")
-        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-        part = torch.optim.SGD(module[0].parameters(), lr=0.1)
-        fails(ValueError, lambda: t.cross_barrier(model, part), "does not have module.1.weight")
-        t.cross_barrier(model, sgd)
-        fails(ValueError, lambda: t.cross_barrier(model, sgd), "already")
-        again = pickle.loads(pickle.dumps(sgd))
-        assert type(again) is torch.optim.SGD and len(again.param_groups[0]["params"]) == 4
 
 
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two():
-    job = jobs.Ranks(2, 1)
-    yield job
-    job.close()
-
-
-@pytest.mark.parametrize("size", ("two", "three", "four"))
-def test_same_bits(request, size):
-    assert request.getfixturevalue(size)(bits, STEPS, timeout=500) == [[]] * {"two": 2, "three": 3, "four": 4}[size]
-
-
-def test_same_bits_of_sparse_gradients_and_matrices(two):
-    two(bits_of_particular, 40)
-
-
-@pytest.mark.parametrize("case", (each_gate, zeroing, modes, barriers, clip_value, closures, unused_and_changing, adversaries,
-                                  checkpointed, references, joining, failing), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
+                                  adversaries, checkpointed, references, joining, failing), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 
 
+LOSE = """
+import hashlib, sys
+import tally
+from test_cross_barrier import losing
+tally.init()
+result = b"".join(value.tobytes() for value in losing(int(sys.argv[1])))
+print("parameters", hashlib.sha256(result).hexdigest(), flush=True)
+"""
+
+
+def lose(kill):
+    """What two ranks with two tallyd print; `kill`: one of these dies.  `tally run` would end the job with it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = "127.0.0.1:%d" % probe.getsockname()[1]
+
+    def start(name, arguments, **env):
+        env = jobs.environment({"TALLY_COORD": where, "TALLY_HOST_ID": name, "TALLY_SERVERS": "2", **env})
+        return subprocess.Popen(list(map(str, arguments)), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True)
+
+    services = [start("tallyd-%d" % i, [jobs.BUILD / "bin" / "tallyd"]) for i in range(2)]
+    ranks = [start("rank-%d" % i, [sys.executable, "-c", LOSE, services[0].pid if kill else 0], RANK=str(i), WORLD_SIZE="2")
+             for i in range(2)]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        assert all(rank.returncode == 0 for rank in ranks), outputs
+        if kill:
+            assert services[0].wait(10) == -signal.SIGKILL
+        return [re.findall("^parameters (.*)", output, re.MULTILINE) for output in outputs]
+    finally:
+        for process in services + ranks:
+            process.kill()
+            process.communicate()
+
+
+def test_a_tallyd_dies_while_updates_are_due():
+    undisturbed = lose(False)
+    assert len(undisturbed[0]) == 1 and undisturbed[0] == undisturbed[1]
+    assert lose(True) == undisturbed
+
+
 def test_compiled(two):
     two(compiled, timeout=300)
-
-
-@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped"))
-def test_ddp_has_the_same_bits(three, mode, store):
-    crossed, waited = three(ddp, mode, True, store), three(ddp, mode, False, store)
-    for (mine, seen), (theirs, _) in zip(crossed, waited):
-        assert same(mine, theirs)
-        assert seen == 0 if mode == "clipped" else True
-    assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
-
-
-def test_ddp_join(three, store):
-    mine, theirs = three(ddp_join, store, True), three(ddp_join, store, False)
-    assert all(same(a, b) for a, b in zip(mine, theirs))
-
-
-def test_ddp_refusals(two, store):
-    two(ddp_refusals, store)

@@ -42,7 +42,7 @@ class CrossBarrier(Deferring, _Distributed):
         self._barrier = Barrier(self, kind, self._names.__getitem__, clip_value)
 
     def _gradient_ready(self, p):
-        if gates.due and p in gates.due:
+        if gates.due and id(p) in gates.due:
             raise _core.Error("%s got a gradient while its update was due: it was read through a reference from before "
                               "step(), or its graph is older; call synchronize() after step()" % self._names[p],
                               errno.EINVAL)
@@ -98,8 +98,8 @@ class CrossBarrier(Deferring, _Distributed):
                        reverse=True)
         reductions = []
         for p in order:
-            gradient = self._sent[p][0] if p in self._sent else p.grad
-            reductions.append(Reduction(self._handles[p], {p: gradient}, (self._sent[p],) if p in self._sent else ()))
+            gradient, version = self._sent.get(p) or (p.grad, None)
+            reductions.append(Reduction(self._handles[p], [(p, gradient)], gradient, version))
         first = _Frozen(self) if self._frozen is not None else None
         self._handles.clear()
         self._sent.clear()

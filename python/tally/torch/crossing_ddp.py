@@ -109,7 +109,7 @@ class CrossBarrier(Deferring):
         """A bucket is on its way."""
         self._flights.append(flight)
         for p in flight.parameters:
-            gates.flying[p] = self
+            gates.flying[id(p)] = self
 
     def land(self):
         """Somebody is about to look at gradients: have them reduced.  The step keeps the barrier."""
@@ -132,7 +132,7 @@ class CrossBarrier(Deferring):
                 except _core.Error as error:
                     failure = failure or error
                 for p in flight.parameters:
-                    gates.flying.pop(p, None)
+                    gates.flying.pop(id(p), None)
             if failure is not None:
                 raise failure
 
@@ -186,18 +186,18 @@ class CrossBarrier(Deferring):
             for flight in self._flights:
                 self._check(flight)
             flights, self._flights = self._flights, []
-            of = {p: flight for flight in flights for p in flight.parameters}
-            gradients, landed = {flight: {} for flight in flights}, {}
+            of = {id(p): flight for flight in flights for p in flight.parameters}
+            pairs, landed = {flight: [] for flight in flights}, []
             for group in self.__dict__["param_groups"]:
                 for p in group["params"]:
                     if p.grad is not None:
-                        flight = of.get(p)
+                        flight = of.get(id(p))
                         inside = flight is not None and _shares(p.grad, flight.buffer)
-                        (gradients[flight] if inside else landed)[p] = p.grad
-            for p in of:
-                gates.flying.pop(p, None)
+                        (pairs[flight] if inside else landed).append((p, p.grad))
+            for number in of:
+                gates.flying.pop(number, None)
             # Buckets of the first layers, which the next forward needs first, are the last ones.
-            reductions = [Reduction(flight.operation, gradients[flight], ((flight.buffer, flight.version),))
+            reductions = [Reduction(flight.operation, pairs[flight], flight.buffer, flight.version)
                           for flight in reversed(flights)]
             self._barrier.defer(self, [Reduction(None, landed)] * bool(landed) + reductions)
 

@@ -38,13 +38,14 @@ ALLOWED = frozenset(
 class Reduction:
     """The reduction of some gradients, and the updates that wait for it.
 
-    handle: done() and wait(), whose result is the gradient if there is one; None: they are reduced.
-    gradients: parameter -> its gradient, which nobody else may write to; versions: what changes if somebody does."""
+    handle: done() and wait(), whose result is the gradient if it is sparse; None: they are reduced.
+    pairs: parameters and their gradients, which nobody else may write to.
+    written: a tensor whose version tells if somebody has; version: the one that it had, or None if it tells nothing."""
 
-    __slots__ = ("handle", "gradients", "versions")
+    __slots__ = ("handle", "pairs", "written", "version")
 
-    def __init__(self, handle, gradients, versions=()):
-        self.handle, self.gradients, self.versions = handle, gradients, versions
+    def __init__(self, handle, pairs, written=None, version=None):
+        self.handle, self.pairs, self.written, self.version = handle, pairs, written, version
 
     def done(self):
         return self.handle is None or self.handle.done()
@@ -58,10 +59,10 @@ class Reduction:
                 raise TimeoutError("a reduction has not ended")
             time.sleep(0.001)
         result = self.handle.wait()
-        if len(self.gradients) == 1:
-            p, gradient = next(iter(self.gradients.items()))
+        if len(self.pairs) == 1:
+            p, gradient = self.pairs[0]
             if gradient.is_sparse:
-                self.gradients[p] = result
+                self.pairs = [(p, result)]
                 if p.grad is gradient:
                     p.grad = result
         self.handle = None
@@ -77,10 +78,10 @@ class Barrier:
         self._step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without the hooks
         self._kind, self.name_of, self._clip = kind, name_of, clip_value
         self._waiting = {}     # Reduction -> None, those whose parameters are needed first in front
-        self._of = {}          # parameter -> its Reduction in that
-        self._zero = set()     # parameters whose gradients are zeroed behind their update
+        self._of = {}          # id(parameter) -> its Reduction in that
+        self._zero = set()     # ids of parameters whose gradients are zeroed behind their update
         self._groups = []      # of the last step(): options; all but their parameters
-        self._place = {}       # parameter -> its group's place in that
+        self._place = {}       # id(parameter) -> its group's place in that
         self._first = None     # what has to be heard before any update
         self._optimizer = None  # while updates are due; the gates keep it that long
         self._stream = None    # (device, its kind, its stream that step() was called on)
@@ -135,17 +136,18 @@ class Barrier:
             groups = optimizer.__dict__["param_groups"]
             self._groups = [{key: value.clone() if isinstance(value, torch.Tensor) else value
                              for key, value in group.items() if key != "params"} for group in groups]
-            self._place = {p: i for i, group in enumerate(groups) for p in group["params"]}
+            self._place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
             self._optimizer, self._pid = optimizer, os.getpid()
             self._first, self._waiting = first, dict.fromkeys(reductions)
             for reduction in reductions:
-                for p in reduction.gradients:
-                    self._of[p] = reduction
-                    gates.due[p] = self
-                    self._stream = self._stream or _stream_of(p)
+                for p, _ in reduction.pairs:
+                    self._of[id(p)] = reduction
+                    gates.due[id(p)] = self
+                    if not p.is_cpu and self._stream is None:
+                        self._stream = _stream_of(p)
             steps._stepped(optimizer, (), {})
             if self._ungated:
-                self.finish([p for p in self._ungated if p in self._of])
+                self.finish(self._ungated)
             elif first is None or first.done():
                 self.finish(())
 
@@ -159,7 +161,7 @@ class Barrier:
             if self._pid != os.getpid():
                 raise _core.Error("this process was forked while updates were due; call synchronize() before",
                                   errno.EINVAL)
-            needed = self._waiting if wanted is None else dict.fromkeys(self._of[p] for p in wanted if p in self._of)
+            needed = self._waiting if wanted is None else {self._of[id(p)]: None for p in wanted if id(p) in self._of}
             end = None if timeout is None else time.monotonic() + timeout
             ready, failure = self._gather(needed, end)
             if failure is not None:
@@ -205,68 +207,67 @@ class Barrier:
         return ready, failure
 
     def _check(self, reduction):
-        for tensor, version in reduction.versions:
-            if version is not None and tensor._version != version:
-                raise _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() "
-                                  "before what changes gradients" % self.name_of(next(iter(reduction.gradients))),
-                                  errno.EINVAL)
+        if reduction.version is not None and reduction.written._version != reduction.version:
+            raise _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() "
+                              "before what changes gradients"
+                              % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
 
     def _forget(self, reductions):
         for reduction in reductions:
             self._waiting.pop(reduction, None)
-            for p in reduction.gradients:
-                if self._of.get(p) is reduction:
-                    del self._of[p]
-                    gates.due.pop(p, None)
-                    self._zero.discard(p)
+            for p, _ in reduction.pairs:
+                if self._of.pop(id(p), None) is not None:
+                    gates.due.pop(id(p), None)
         if not self._waiting:
             self._optimizer = self._stream = None
+            self._zero.clear()
 
     def _update(self, reductions):
         """Step with these alone, as step() would have."""
-        optimizer, gradients = self._optimizer, {}
-        for reduction in reductions:
-            gradients.update(reduction.gradients)
+        optimizer, pairs = self._optimizer, [pair for reduction in reductions for pair in reduction.pairs]
         subsets = [[] for _ in self._groups]
-        for p in gradients:
-            subsets[self._place[p]].append(p)
+        for p, _ in pairs:
+            subsets[self._place[id(p)]].append(p)
         with _modes_of_step(self._stream):
-            kept = {}
-            for p, gradient in gradients.items():
+            kept = []
+            for p, gradient in pairs:
                 current = p.grad
                 if current is not gradient:
-                    kept[p] = current
+                    kept.append((p, current))
                     p.grad = gradient
             before = optimizer.__dict__["param_groups"]
             optimizer.__dict__["param_groups"] = [{**options, "params": subset}
                                                   for options, subset in zip(self._groups, subsets) if subset]
             try:
                 if self._clip is not None:
-                    torch.nn.utils.clip_grad_value_(gradients, self._clip)
+                    torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
                 self._step(optimizer)
             finally:
                 optimizer.__dict__["param_groups"] = before
-                for p in self._zero.intersection(gradients):
-                    gradients[p].zero_()
-                for p, current in kept.items():
+                for p, gradient in pairs if self._zero else ():
+                    if id(p) in self._zero:
+                        gradient.zero_()
+                for p, current in kept:
                     p.grad = current
+
+    def waiting(self):
+        """Parameters whose updates are due."""
+        return [p for reduction in self._waiting for p, _ in reduction.pairs]
 
     def zero_later(self, p):
         """Zero p's gradient behind its update, if it is still there."""
         with gates.lock:
-            if p.grad is self._of[p].gradients[p]:
-                self._zero.add(p)
+            if any(p is one and p.grad is gradient for one, gradient in self._of[id(p)].pairs):
+                self._zero.add(id(p))
             elif p.grad is not None:
                 p.grad.zero_()
 
     def is_due(self, p):
-        return p in self._of
+        return id(p) in self._of
 
 
 def _stream_of(p):
-    """(device, its kind, the current stream) of a parameter that is on one, else None."""
-    if p.is_cpu:
-        return None
+    """(device, its kind, the current stream) of a parameter that is on one."""
     on = device.of(p)
     return on, p.device.type, on.runtime.current()
 
@@ -324,7 +325,7 @@ class Deferring:
                 super().zero_grad(set_to_none)
             finally:
                 self.__dict__["param_groups"] = groups
-            for p in self._barrier._of:
+            for p in self._barrier.waiting():
                 self._barrier.zero_later(p)
 
     def state_dict(self):
@@ -377,7 +378,8 @@ class find_stale_reads(TorchFunctionMode):
     @staticmethod
     def _look(function, values):
         with gates.lock:
-            places = {p.untyped_storage().data_ptr(): (p, owner) for p, owner in gates.due.items()}
+            places = {p.untyped_storage().data_ptr(): (p, owner) for owner in set(gates.due.values())
+                      for p in owner.waiting()}
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))

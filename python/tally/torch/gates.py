@@ -1,6 +1,6 @@
 """Gates: whoever reads a parameter through its module finds it with the update that step() has put off.
 
-Structure: `due` maps a parameter to its owner, the Barrier that has yet to update it; `flying` maps one to the owner that
+Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it; `flying` maps one to the owner that
 reduces its gradient behind backward's end.  A Gate is a forward pre-hook in front of a module's others; a Parameters is
 a dictionary in place of the module's `_parameters`, for parameters that are read without a call of their module.
 
@@ -28,8 +28,9 @@ import torch
 
 from .. import _core
 
-due = {}     # parameter -> its owner; changed under `lock`
-flying = {}  # parameter -> the owner that reduces its gradient, whose reader waits; changed under `lock`
+# By id(), for a tensor's own hash is slow; the owners keep the parameters.
+due = {}     # id(parameter) -> its owner; changed under `lock`
+flying = {}  # id(parameter) -> the owner that reduces its gradient, whose reader waits; changed under `lock`
 lock = threading.RLock()
 wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
 
@@ -56,7 +57,7 @@ def settle(parameters):
     with lock:
         owners = {}
         for p in parameters:
-            owner = due.get(p)
+            owner = due.get(id(p))
             if owner is not None:
                 owners.setdefault(owner, []).append(p)
         for owner, wanted in owners.items():
@@ -68,7 +69,7 @@ def settle(parameters):
 
 def land(p):
     """Have the gradient of p reduced: somebody walks over parameters, perhaps to clip."""
-    owner = flying.get(p)
+    owner = flying.get(id(p))
     if owner is not None and not getattr(_calling, "through", 0):
         owner.land()
 
@@ -119,7 +120,7 @@ class Parameters(dict):
 
     def __getitem__(self, name):
         p = dict.__getitem__(self, name)  # spelt as torch.compile understands it
-        if not _is_compiling() and due and p in due:
+        if not _is_compiling() and due and id(p) in due:
             settle((p,))
         return p
 
@@ -336,8 +337,8 @@ def _prepare():
             if set_to_none:
                 return zero_grad(self, set_to_none)
             for p in self.parameters():
-                if p in due:
-                    due[p].zero_later(p)
+                if id(p) in due:
+                    due[id(p)].zero_later(p)
                 elif p.grad is not None:
                     p.grad.detach_() if p.grad.grad_fn is not None else p.grad.requires_grad_(False)
                     p.grad.zero_()
