@@ -27,6 +27,13 @@ from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, R
 # A wait is cut into slices of this length so that signals (KeyboardInterrupt) get through.
 SLICE_MS = 50
 
+
+def await_event(event):
+    """Wait for a threading.Event that another thread sets in any case; signals get through."""
+    while not event.wait(SLICE_MS / 1000):
+        pass
+
+
 # Name spaces.  A user's names never meet those that the package makes up.
 USER, GRADIENT, STATE, BUCKET = 0, 1, 2, 3
 
@@ -104,8 +111,7 @@ def _aside(function, *arguments, abandoned=None):
 
     threading.Thread(target=run, name="tally-call", daemon=True).start()
     try:
-        while not ended.wait(SLICE_MS / 1000):
-            pass
+        await_event(ended)
     except BaseException:
         left.set()
         raise

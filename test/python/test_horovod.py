@@ -376,6 +376,36 @@ def test_early_join(request, ranks, first):
     assert len(set(results)) == 1 and results[0][0] != first and results[0][1] == len(results)
 
 
+def halves(last):
+    """Sums and exchanges in two steps that a rank has begun when it joins: the second step counts as begun, too."""
+    import time
+
+    import torch
+    t = hvd()
+    n, r = t.size(), t.rank()
+    if r == last:
+        time.sleep(1)  # the first steps of the others cannot end before they join
+    rows = torch.sparse_coo_tensor([[r]], torch.ones(1, 2), (n, 2))
+    sums = [t.sparse_allreduce_async(rows, "rows", t.Sum)]
+    given = torch.full((n,), float(r))
+    exchange = t.alltoall_async(given, name="given")
+    if r == last:
+        sums[0] = t.synchronize(sums[0])
+    t.join()
+    if r != last:
+        sums[0] = t.synchronize(sums[0])
+    received = t.synchronize(exchange)
+    received = received[0] if isinstance(received, tuple) else received
+    return sums[0].to_dense().tolist(), received.tolist()
+
+
+@pytest.mark.parametrize("ranks", ("four", "machine"))
+def test_join_with_half_an_operation(request, ranks):
+    results = request.getfixturevalue(ranks)(halves, 0)
+    n = len(results)
+    assert results == [([[1, 1]] * n, list(range(n)))] * n
+
+
 def uneven_normalized(optimizers):
     """A rank in join() takes no part in SyncBatchNorm: the others are told; once all have joined it works again.
 

@@ -13,7 +13,7 @@ import torch
 from .. import _core
 from .._core import USER, Error
 from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
-from . import device
+from . import device, uneven
 from .compression import Compression
 from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
                   _reduction, _refuse)
@@ -33,11 +33,12 @@ class _Exchange:
         self._given, self._dtype, self._name, self._process_set = given, dtype, name + ".rows", process_set
         self._group, self._rank, self._size = process_set.group(), process_set.rank(), process_set.size()
         self._exchange = self._failure = None
-        self._submitted = threading.Event()
+        self.submitted = threading.Event()
         # Rows of other shapes might have as many elements.
         shape = zlib.crc32(repr(tuple(tensor.shape[1:])).encode())
         _allgather(torch.tensor([[shape, *given]], device="cpu"), name + ".splits", then=self._splits_known,
                    process_set=process_set)
+        uneven.begin_half(self)
 
     def _splits_known(self, operation):
         try:
@@ -66,14 +67,13 @@ class _Exchange:
                     result, ready=self._ready)
         except Exception as failure:
             self._failure = failure
-        self._submitted.set()
+        self.submitted.set()
 
     def done(self):
         return self._failure is not None or (self._exchange is not None and self._exchange.done())
 
     def wait(self):
-        while not self._submitted.wait(_core.SLICE_MS / 1000):
-            pass  # signals get through
+        _core.await_event(self.submitted)
         if self._failure is not None:
             raise _core.again(self._failure)
         rows = self._exchange.wait()

@@ -14,8 +14,10 @@ import torch
 from .. import _core
 from .._core import USER, Error
 from .._lib import ALLGATHER
+from . import uneven
 from .ops import Average, Sum, _allgather, _check, _Gather, _reduce, _reduction
 from .process_sets import global_process_set
+
 
 class SparseReduction:
     """Handle of the sum or average of the ranks' sparse tensors: poll it with done(), end it with wait().
@@ -40,7 +42,7 @@ class SparseReduction:
         self._name, self._space, self._reduction, self._priority = names[1], space, int(reduction), priority
         self._group, self._then = group, then
         self._gather = self._sum = self._result = self._failure = self._reason = None
-        self._submitted = threading.Event()
+        self.submitted = threading.Event()
         self._lock, self._early = threading.Lock(), False  # the sum has ended before it was known here
         self._sparse_dim = tensor.sparse_dim()
         self._shape = tuple(tensor.shape)
@@ -53,6 +55,7 @@ class SparseReduction:
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
         self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set,
                                   partial=True)
+        uneven.begin_half(self)
 
     def _rows_known(self, operation):
         try:
@@ -70,14 +73,14 @@ class SparseReduction:
         except Exception as failure:
             self._failure = failure
         with self._lock:  # who is told may wait for us
-            self._submitted.set()
+            self.submitted.set()
             ended = self._early or self._failure is not None
         if self._then and ended:
             self._then(self)
 
     def _told(self, _):
         with self._lock:
-            self._early = not self._submitted.is_set()
+            self._early = not self.submitted.is_set()
         if not self._early:
             self._then(self)
 
@@ -106,8 +109,7 @@ class SparseReduction:
     def wait(self):
         """The sum, coalesced."""
         if self._result is None:
-            while not self._submitted.wait(_core.SLICE_MS / 1000):
-                pass  # signals get through
+            _core.await_event(self.submitted)
             if self._failure is not None:
                 raise _core.again(self._failure)
             values = self._sum.wait()

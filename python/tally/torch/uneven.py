@@ -1,22 +1,41 @@
 """join(): ranks that have run out of input, and those that have not.
 
-Flow: a rank in join() tells the library, which takes zeros in its place in all that the other ranks reduce (tally_join);
-once all have joined the optimizers forget what backward had begun without a step.
+Flow: join() waits until each operation of two steps has submitted its second step, for the library takes nothing more
+from a rank that has joined -> the library takes zeros in this rank's place in all that the other ranks reduce
+(tally_join) -> once all have joined the optimizers forget what backward had begun without a step.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import threading
 import weakref
 
 from .. import _core
 from . import device as devices
 
 _optimizers = []  # weak references, in order of creation
+_halves = []  # weak references to operations of two steps, in order of creation; under _lock
+_lock = threading.Lock()  # backward begins operations in a thread of its own
 
 
 def register(optimizer):
     """Have optimizer.begin_anew() called, while it lives, when all ranks have joined."""
     _optimizers[:] = [one for one in _optimizers if one() is not None] + [weakref.ref(optimizer)]
+
+
+def begin_half(operation):
+    """Have join() wait until operation.submitted is set: its second step has been submitted, or will not be."""
+    with _lock:
+        live = [one for one in _halves if (half := one()) is not None and not half.submitted.is_set()]
+        _halves[:] = live + [weakref.ref(operation)]
+
+
+def _settle_halves():
+    with _lock:
+        halves = [half for one in _halves if (half := one()) is not None]
+        _halves.clear()
+    for half in halves:
+        _core.await_event(half.submitted)
 
 
 def join(device=-1):
@@ -25,10 +44,13 @@ def join(device=-1):
     Meanwhile zeros stand for this rank in every allreduce of the others, whatever its name, dtype, shape and op, and in
     their DistributedOptimizers; averages are still over all ranks.  Their barriers do not wait for it; their allgather,
     broadcast, alltoall and reducescatter, and what they do in a process set that this rank is in, raise Error.
+    Sparse sums and alltoalls that this rank has begun are completed with what it gave, so the other ranks must begin them
+    before they wait for anything that this rank does not take part in.
     device: as in Horovod; without effect.
 
     Returns the rank that joined last, whose model is the one to broadcast.  Collective.
     """
+    _settle_halves()
     devices.settle()  # what was begun on a device counts as submitted
     last = _core.join()
     for one in _optimizers:
