@@ -60,10 +60,14 @@ struct kind {
 static struct kind kind_of(int i)
 {
     static const size_t counts[] = {1, 3000, 40000, MOST, 7, 16384};
-    struct kind k = {.dtype = i % 10,
-                     .reduction = (i * 7 + i / 10) % 8,
+    struct kind k = {.dtype = i % REFERENCE_DTYPES,
+                     .reduction = (i * 7 + i / REFERENCE_DTYPES) % 8,
                      .count = counts[(i * 5 + i / 8) % 6]};
-    if (k.reduction >= TALLY_BAND)
+    bool complex = k.dtype == TALLY_COMPLEX64 || k.dtype == TALLY_COMPLEX128;
+    bool real = complex || k.dtype <= TALLY_BFLOAT16;
+    if (complex && (k.reduction == TALLY_MIN || k.reduction == TALLY_MAX))
+        k.reduction = TALLY_PRODUCT;
+    if (k.reduction >= TALLY_BAND && (real || k.dtype == TALLY_BOOL))
         k.reduction = i % 2 ? TALLY_AVERAGE : TALLY_SUM;
     if (k.dtype == TALLY_BOOL && k.reduction == TALLY_AVERAGE)
         k.reduction = TALLY_SUM;
@@ -210,7 +214,7 @@ static void test_bits_of_machines(void **state)
 {
     static const char *const layouts[] = {"a", "ab", "abc", "abcde"};
     for (int i = 0; i < 4; i++)
-        for (int tallyds = 0; tallyds < 3; tallyds += 2)
+        for (int tallyds = 0; tallyds < 3; tallyds++)
             run(layouts[i], tallyds, false);
 }
 
@@ -229,6 +233,7 @@ static void test_bits_of_teams(void **state)
         for (int tallyds = 0; tallyds < 2; tallyds++) {
             run("aabb", tallyds, pool);
             run("aaaabbbb", tallyds, pool);
+            run("aabbccdd", tallyds, pool);
         }
 }
 

@@ -215,8 +215,10 @@ static union value add(const struct reference *r, union value a, union value b)
         v.i = wrap(r->dtype, (uint64_t)a.i * (uint64_t)b.i);
     } else if (how == TALLY_MIN) {
         v.i = is_less(r->dtype, b.i, a.i) ? b.i : a.i;
-    } else {
+    } else if (how == TALLY_MAX) {
         v.i = is_less(r->dtype, a.i, b.i) ? b.i : a.i;
+    } else {
+        v.i = how == TALLY_BAND ? a.i & b.i : how == TALLY_BOR ? a.i | b.i : a.i ^ b.i;
     }
     return v;
 }
