@@ -4,7 +4,7 @@
     import tally
     tally.init()
     gradient = np.ones(1000, np.float32)
-    tally.push_pull(gradient, name="gradient")   # in place: the average over the ranks
+    tally.push_pull(gradient, name="gradient")   # in place: the average over all ranks
 
 `tally.torch` has Horovod's API for PyTorch.
 

@@ -1,5 +1,6 @@
-"""push_pull for arrays of any library: finds an array's memory by NumPy's array interface, DLPack or the buffer
-protocol, and hands it to `_core`.
+"""push_pull for arrays of any library.
+
+Finds an array's memory by NumPy's array interface, DLPack or the buffer protocol, and hands it to `_core`.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -141,7 +142,7 @@ def _numpy_dtype(numpy, code):
 
 
 def _like(array, result):
-    """The NumPy array `result` as an array of the library that `array` came from, where that is known."""
+    """Convert the NumPy array `result` to the library of `array`, if that is known."""
     if type(array).__module__.split(".")[0] == "tensorflow":
         return sys.modules["tensorflow"].convert_to_tensor(result)
     namespace = getattr(array, "__array_namespace__", None)
@@ -149,11 +150,14 @@ def _like(array, result):
 
 
 def alloc(shape, dtype="float32"):
-    """A NumPy array of zeros, in memory that the ranks of this machine share: there push_pull() copies nothing.
+    """Return a NumPy array of zeros in memory that the ranks of this machine share.  push_pull() copies nothing there.
 
-    shape: a number or a tuple; dtype: what numpy.dtype() takes.  Contiguous, at a page's beginning; its memory is given
-    back with the last view of it.  Where this machine's ranks do not sum in shared memory (tally.h, tally_alloc(), says
-    where) it is ordinary memory.  A forked process does not have it and must not look at it.  MemoryError says which limit was met."""
+    shape: a number or a tuple; dtype: what numpy.dtype() takes.
+    The array is contiguous and begins at a page.  Its memory is freed with the last view of it.  It is ordinary memory
+    where this machine's ranks do not sum in shared memory (see tally_alloc() in tally.h).  A forked process does not
+    have it and must not touch it.
+
+    Raises MemoryError, which names the limit."""
     numpy = _numpy("alloc()")
     dtype = numpy.dtype(dtype)
     shape = tuple(shape) if hasattr(shape, "__len__") else (shape,)
@@ -165,7 +169,7 @@ def alloc(shape, dtype="float32"):
 
 
 def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):
-    """Start a push_pull and return its Operation, whose wait() returns what push_pull() does."""
+    """Start a push_pull and return its Operation.  Its wait() returns the same as push_pull()."""
     if not _core.is_initialized():
         raise _core._unusable()
     if type(op) is not Reduction:
@@ -214,22 +218,22 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
 
 
 def push_pull(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):
-    """The reduction over all ranks of `array`, elementwise, on all ranks.
+    """Reduce `array` over all ranks, elementwise.  All ranks get the result.
 
-    array: anything in host memory that speaks DLPack (JAX, TensorFlow, PyTorch, CuPy's pinned arrays), NumPy's
-        array interface or the buffer protocol (bytearray, array.array, mmap); of any shape, the same on all
-        ranks.  float32, float64, float16, bfloat16, complex64, complex128, bool, or integers of 8 to 64 bits, signed
-        or not.  Complex numbers have no Min and Max.
-    name: what tells this array from others over the ranks; None: calls without a name are matched in order.
+    array: an array in host memory with DLPack (JAX, TensorFlow, PyTorch, CuPy's pinned arrays), NumPy's array interface
+        or the buffer protocol (bytearray, array.array, mmap).  Any shape, the same on all ranks.  The type is float32,
+        float64, float16, bfloat16, complex64, complex128, bool, or a signed or unsigned integer of 8 to 64 bits.
+        Complex numbers have no Min and Max.
+    name: matches this array with the other ranks' array; None: calls without a name are matched in order.
     op: Reduction.Average, Sum, Min, Max or Product.
     priority: higher goes first.
-    prescale_factor, postscale_factor: multiply each input before, the result after; not 0.
+    prescale_factor, postscale_factor: factors for each input before, and for the result after; not 0.
 
-    Returns `array` itself, overwritten; where it may not be written (JAX, TensorFlow, read-only buffers) a new
+    Returns `array` itself, overwritten.  If it cannot be written (JAX, TensorFlow, read-only buffers), returns a new
     array of its library, or of NumPy.
 
-    Raises TypeError (element type), ValueError (name in flight, array not contiguous), NotImplementedError (on a
-    device), Error where the ranks disagree, on each of them, or the job has failed.
+    Raises TypeError (element type), ValueError (name in flight, array not contiguous), NotImplementedError (array on a
+    device), and Error if the ranks disagree, on each of them, or the job has failed.
     """
     return push_pull_async(array, name, op, priority=priority, prescale_factor=prescale_factor,
                            postscale_factor=postscale_factor).wait()

@@ -1,8 +1,8 @@
-"""The process's one communicator and its operations, on addresses; `_array` and `tally.torch` stand on it.
+"""The process's one communicator and its operations, on addresses.  `_array` and `tally.torch` build on it.
 
 Flow: a caller describes memory by address, count and dtype -> submit() hands it to the C library -> an Operation
-keeps the memory alive and waits, or has `_events` call somebody at the end.  Threads: any; the communicator is
-opened and closed under `_lock`.  Python is never entered from the library's own threads.
+keeps the memory alive and waits, or `_events` makes a call at its end.  Any thread may call; `_lock` is held while the
+communicator is opened or closed.  The library's own threads never enter Python.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -29,7 +29,7 @@ SLICE_MS = 50
 
 
 def await_event(event):
-    """Wait for a threading.Event that another thread sets in any case; signals get through."""
+    """Wait for a threading.Event that another thread always sets.  Signals get through."""
     while not event.wait(SLICE_MS / 1000):
         pass
 
@@ -39,7 +39,7 @@ USER, GRADIENT, STATE, BUCKET = 0, 1, 2, 3
 
 
 class Reduction(enum.IntEnum):
-    """What is done with the ranks' elements."""
+    """The reduction of the ranks' elements."""
 
     Sum = 0
     Average = 1
@@ -49,7 +49,7 @@ class Reduction(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """An operation or the communicator failed; `errno` is the C library's error number (positive)."""
+    """An operation or the communicator failed.  `errno` is the C library's error number (positive)."""
 
     def __init__(self, sentence="", number=0):
         super().__init__(sentence)
@@ -60,8 +60,8 @@ class Error(RuntimeError):
 
 
 def again(failure):
-    """A copy of a failure that is kept, to be raised: itself it would keep each frame that it leaves, and what is in it.  The
-    failure itself where a user's class cannot be copied."""
+    """Return a copy of a stored failure, to raise.  The failure itself would keep each frame that it leaves, with its
+    contents.  Returns the failure itself if a user's class cannot be copied."""
     try:
         return copy.copy(failure)
     except Exception:
@@ -69,7 +69,7 @@ def again(failure):
 
 
 class NotInitializedError(RuntimeError, ValueError):
-    """Called before init(), after shutdown(), or in a fork of the process that called init()."""
+    """A call before init(), after shutdown(), or in a forked child of the process that called init()."""
 
 
 _lock = threading.RLock()  # guards opening and closing
@@ -88,15 +88,14 @@ _finish_lock = threading.Lock()
 
 
 def _failed(status, what):
-    """The exception for a call that returned `status`, said by the calling thread's tally_error()."""
+    """The exception for a call that returned `status`, with the calling thread's tally_error()."""
     return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)
 
 
 def _aside(function, *arguments, abandoned=None):
-    """Call a C function that may wait for long, so that signals get through: in a thread of its own.
+    """Call a C function that may wait for long in a thread of its own, so that signals get through.
 
-    Returns (status, sentence).  If the wait is interrupted the call goes on by itself, and `abandoned(status)`
-    runs at its end.
+    Returns (status, sentence).  If the wait is interrupted, the call continues, and `abandoned(status)` runs at its end.
     """
     outcome = []
     ended = threading.Event()
@@ -119,10 +118,12 @@ def _aside(function, *arguments, abandoned=None):
 
 
 def init(settings=None):
-    """Join the job and wait until all ranks and summation services have; does nothing if this process has.
+    """Join the job, and wait until all ranks and summation services have joined.  Does nothing if this process has joined.
 
-    settings: mapping of setting to value, such as {"TALLY_PART_BYTES": "4M"}; goes before the environment and
-    the configuration file.  Raises Error with the reason (somebody missing, wrong secret, unknown setting).
+    settings: maps settings to values, such as {"TALLY_PART_BYTES": "4M"}; these override the environment and the
+        configuration file.
+
+    Raises Error with the reason, such as a missing rank, a wrong secret or an unknown setting.
     """
     global _comm, _facts, _generation, _joins, _opener, _events
     with _lock:
@@ -152,8 +153,9 @@ def init(settings=None):
 
 
 def listen(port, settings=None):
-    """Listen for the job of which this process is rank 0, before init(), which takes the socket over: at `port`, or at any
-    that is free for 0.  Returns the port; Error where it cannot, which names who holds the port."""
+    """Listen for the job of which this process is rank 0, before init().  init() takes the socket over.
+
+    port: the port, or 0 for any free one.  Returns the port.  Raises Error, which names the process that holds it."""
     lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
     taken = ctypes.c_int(port)
     status = blocking.tally_comm_listen((ctypes.c_char_p * (len(lines) + 1))(*lines, None), ctypes.byref(taken))
@@ -163,9 +165,9 @@ def listen(port, settings=None):
 
 
 def shutdown():
-    """Leave the job: what is in flight gets 10 s to end, then fails.  init() may be called again afterwards.
+    """Leave the job.  Operations in flight get 10 s to end, then they fail.  init() may be called again afterwards.
 
-    Runs by itself when the interpreter ends.  Does nothing if there is nothing to leave.
+    Runs by itself when the interpreter ends.  Does nothing if this process is in no job.
     """
     global _comm, _facts, _events
     with _lock:
@@ -183,7 +185,7 @@ def shutdown():
 
 
 def _abort(reason):
-    """Tell the other ranks why this one leaves; nothing where there is no job, or in a fork of a process of one."""
+    """Tell the other ranks why this one leaves.  Does nothing without a job, or in a forked child."""
     comm = _comm
     if comm is not None:
         lib.tally_comm_abort(comm, reason.encode(errors="replace"))
@@ -195,7 +197,7 @@ def is_initialized():
 
 
 def _forget():
-    """In a forked child: nothing of the parent's communicator is ours, and nothing of it may be touched."""
+    """In a forked child, forget the parent's communicator, which the child must not touch."""
     global _comm, _facts, _events, _forked, _lock, _finish_lock
     _lock = threading.RLock()
     _finish_lock = threading.Lock()
@@ -233,7 +235,7 @@ def size():
 
 
 def local_rank():
-    """Rank among those of this machine."""
+    """This process's place among the ranks of this machine, from 0."""
     return _fact(2)
 
 
@@ -253,7 +255,7 @@ def machine_count():
 
 
 def service_count():
-    """Number of summation services: one a machine with ranks, and each tallyd."""
+    """Number of summation services: one for each machine with ranks, and each tallyd."""
     return _fact(6)
 
 
@@ -263,15 +265,15 @@ def generation():
 
 
 def period():
-    """What numbers that all ranks count alike belong to: how often init() has succeeded in this process, and how often all
-    ranks have joined since.  With each they begin anew."""
+    """How often init() has succeeded in this process, and how often all ranks have joined since.  Counts that must be equal
+    on all ranks begin anew with each."""
     return _generation, _joins
 
 
 def join():
-    """Say that this rank has no more input, and wait until all ranks have said so; returns the last one that has.
+    """Declare that this rank has no more input, and wait until all ranks have.  Returns the rank that joined last.
 
-    Meanwhile this rank takes no part in what the others submit.  Lets other Python threads run, and signals through."""
+    Until then this rank takes no part in what the others submit.  Other Python threads run, and signals get through."""
     global _joins
     if _comm is None:
         raise _unusable()
@@ -287,8 +289,10 @@ def join():
 
 
 def report(timeout=10.0):
-    """Facts of the communicator and its services as a dict: part size; for each service kind, address, planned
-    share, bytes summed, memory in use and its maximum.  timeout: seconds; Error (ETIMEDOUT) past it."""
+    """Describe the communicator and its services as a dict: part size, and for each service its kind, address, planned share,
+    bytes summed, memory in use and its maximum.
+
+    timeout: seconds; Error (ETIMEDOUT) after it."""
     if _comm is None:
         raise _unusable()
     text = ctypes.c_void_p()
@@ -302,8 +306,8 @@ def report(timeout=10.0):
 
 
 def plan(names, sizes, space):
-    """Agree with all ranks on the list of tensors `names` of `sizes` bytes in order of submission, so that the
-    whole list is split over the services exactly.  Collective.  Error on all ranks where lists differ."""
+    """Agree with all ranks on a list of tensors, `names` of `sizes` bytes in order of submission.  Tally then splits the whole
+    list over the services exactly.  Collective.  Raises Error on all ranks if lists differ."""
     if _comm is None:
         raise _unusable()
     count = len(names)
@@ -317,8 +321,8 @@ def plan(names, sizes, space):
 
 
 def make_group(name, ranks):
-    """The handle of the group `name` of these ranks, for `group=`; it lives as long as the communicator.  Raises
-    ValueError for ranks that make none, or another list under a name that is there."""
+    """Return the handle of the group `name` of these ranks, for `group=`.  It lives as long as the communicator.  Raises
+    ValueError for invalid ranks, or if the name has another list."""
     if _comm is None:
         raise _unusable()
     group = ctypes.c_void_p()
@@ -333,14 +337,13 @@ def make_group(name, ranks):
 
 
 def has_pool():
-    """Whether alloc() gives memory that the ranks share."""
+    """Whether alloc() returns memory that the ranks share."""
     return _comm is not None and bool(lib.tally_comm_has_pool(_comm))
 
 
 def alloc(length):
-    """`length` bytes of zeros, as a ctypes array that gives its memory back when the last reference to it goes: from
-    the pool that the ranks of a machine share, or ordinary memory where they share none.  A forked child does not
-    have it."""
+    """Return `length` bytes of zeros as a ctypes array, which frees its memory with its last reference.  The memory is from
+    the pool that the ranks of a machine share, or ordinary memory if they share none.  A forked child does not have it."""
     if _comm is None:
         raise _unusable()
     memory = ctypes.c_void_p()
@@ -356,10 +359,10 @@ def alloc(length):
 
 
 class Operation:
-    """An operation under way; poll it with done(), end it with wait().
+    """An operation in flight.  Poll it with done(), end it with wait().
 
-    It holds what the operation reads and writes.  A handle that is dropped in flight leaves that to the module,
-    which lets go once the operation has ended.
+    It holds the memory that the operation reads and writes.  If the handle is dropped in flight, the module holds that
+    memory until the operation has ended.
     """
 
     __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_ranks", "__weakref__")
@@ -374,14 +377,14 @@ class Operation:
         self._ranks = ranks    # of an allgather in a group: how many there are
 
     def done(self):
-        """Whether the operation has ended, well or badly."""
+        """Whether the operation has ended, successfully or not."""
         return self._ended or lib.tally_op_poll(self._op) != 0
 
     def wait(self, timeout=None):
-        """Wait for the end and return the result; every later call returns it again.
+        """Wait for the end and return the result.  Every later call returns it again.
 
-        timeout: seconds, None for ever; TimeoutError past it, the operation goes on.  Raises Error with the
-        reason if the operation failed.  Lets other Python threads run, and signals through.
+        timeout: seconds, None for ever.  After it TimeoutError is raised, and the operation continues.
+        Raises Error with the reason if the operation failed.  Other Python threads run, and signals get through.
         """
         if not self._ended:
             self._end(timeout)
@@ -424,13 +427,13 @@ class Operation:
             self._ended = True
 
     def cancel(self, reason):
-        """Take it back: it ends soon, with an Error (ECANCELED) of this `reason` on all ranks, unless all have submitted it."""
+        """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""
         if not self._ended and _comm is not None:
             lib.tally_op_cancel(self._op, reason.encode())  # with the GIL: shutdown() does not begin meanwhile
 
     def watch(self, then):
-        """Have then(self) called once the operation has ended: in a thread of the completion queue, or here and now if
-        it has.  Once, for one that was submitted without `then`."""
+        """Call then(self) once the operation has ended: in a thread of the completion queue, or at once if it has ended.
+        Only once, and only for an operation that was submitted without `then`."""
         events = _events  # still there, while operations may be under way
         status = lib.tally_op_watch(self._op)
         if status == 0:
@@ -441,9 +444,9 @@ class Operation:
             then(self)
 
     def gathered(self):
-        """After a finished allgather: (address, bytes, list of the ranks' first dimensions).
+        """Return (address, bytes, list of the ranks' first dimensions) of a finished allgather.
 
-        The memory is the operation's own and lives as long as this object."""
+        The memory belongs to the operation and lives as long as this object."""
         data, length, dims = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_int64)()
         status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
         if status < 0:
@@ -451,7 +454,8 @@ class Operation:
         return data.value, length.value, dims[:self._ranks or _fact(1)]
 
     def source(self):
-        """After a finished probe: the rank, in its group, whose message it has found.  After a join: the last rank."""
+        """The sender of the message that a finished probe has found, as a place in the group.  For a finished join: the rank that
+        joined last."""
         status = lib.tally_op_source(self._op)
         if status < 0:
             raise _failed(status, "probe")
@@ -468,7 +472,7 @@ class Operation:
 
 
 def _sweep():
-    """Let go of dropped operations that have ended since."""
+    """Free dropped operations that have ended since."""
     for _ in range(len(_orphans)):
         try:
             orphan = _orphans.pop(0)
@@ -510,7 +514,7 @@ def _encode(name):
 
 
 def _rejected(status, name, kind, space, group=None):
-    """The exception for a submission that the library did not take; the other ranks learn the reason."""
+    """The exception for a submission that the library refused.  Tells the other ranks the reason."""
     sentence = _lib.error() or os.strerror(-status)
     if status == -errno.EBUSY:
         return ValueError(sentence)
@@ -524,12 +528,13 @@ _refusals = collections.Counter()
 
 
 def refusals(kind, name, space, group):
-    """How often this rank has refused such a call, in this job."""
+    """How often this rank has refused such a call in this job."""
     return _refusals[period(), kind, name, space, group]
 
 
 def refuse(kind, name, space, reason, group=None):
-    """Tell the ranks that submit `name` (None: the next unnamed one) why this one cannot: theirs fail with it."""
+    """Tell the ranks that submit `name` (None: the next call without a name) why this rank cannot.  Their calls fail with the
+    reason."""
     if _comm is None:
         return
     if name is not None:
@@ -540,7 +545,7 @@ def refuse(kind, name, space, reason, group=None):
 
 
 def _unfit(error, name, kind, space, group=None):
-    """The exception for an argument that could not even be handed over; the other ranks learn the reason."""
+    """The exception for an argument that cannot be passed to the library.  Tells the other ranks the reason."""
     if isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
     refuse(kind, name, space, error, group)
@@ -552,9 +557,9 @@ def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, 
               _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
 
-    then: called with the operation when it has ended, in another thread or before this returns.
-    group: what make_group() returned; None: all ranks.
-    note: what the call means beyond what the library sees, compared over the ranks.
+    then: called with the operation when it has ended, in another thread or before this call returns.
+    group: from make_group(); None: all ranks.
+    note: text about the call that must be equal on all ranks.
     """
     if _comm is None:
         raise _unusable()
@@ -603,9 +608,9 @@ def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, re
 
 def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None,
               note=None, partial=False):
-    """Submit a gathering of `count` elements at address `source`; Operation.gathered() has the result.
+    """Submit an allgather of `count` elements at address `source`.  Operation.gathered() returns the result.
 
-    ranks: how many there are in the group.  partial: one that has joined gives nothing, rather than that it fails."""
+    ranks: number of ranks in the group.  partial: a rank that has joined contributes nothing, and the call does not fail."""
     if _comm is None:
         raise _unusable()
     events = _events
@@ -625,7 +630,7 @@ def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=Non
 
 
 def _begun(op, status, kind, name, space, group, keep, result, finish, then, events):
-    """The operation of a call that returned `status`."""
+    """The Operation of a call that returned `status`."""
     if status < 0:
         raise _rejected(status, name, kind, space, group)
     if _orphans:
@@ -637,7 +642,7 @@ def _begun(op, status, kind, name, space, group, keep, result, finish, then, eve
 
 
 def allgather_into(name, source, target, count, dtype, shape, space=USER, keep=None, then=None, group=None, note=None):
-    """Submit a gathering of `count` elements at address `source` of each rank, one behind the other at `target`."""
+    """Submit an allgather of `count` elements at address `source` on each rank, concatenated at `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -653,8 +658,7 @@ def _sizes(counts):
 
 def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0, postscale=1.0, space=USER, keep=None,
                    result=None, finish=None, then=None, group=None, note=None):
-    """Submit a reduction of counts[i] elements for the i-th rank, one behind the other at address `source`; this rank's
-    go to `target`."""
+    """Submit a reduce-scatter.  `source` holds counts[i] elements for rank i, in order of ranks; `target` gets this rank's."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -670,7 +674,7 @@ def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0,
 
 def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, result=None, finish=None, then=None,
              group=None, note=None):
-    """Submit an exchange: give[i] elements at address `source` for the i-th rank, take[i] from it at `target`."""
+    """Submit an all-to-all: give[i] elements at address `source` for rank i, take[i] elements from it at `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -683,7 +687,7 @@ def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, res
 
 def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep=None, then=None, group=None,
            note=None):
-    """Submit a reduction whose result only the root gets, at `target`."""
+    """Submit a reduction.  Only the root gets the result, at `target`."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -695,9 +699,9 @@ def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep
 
 
 def gather(name, source, count, target, counts, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
-    """Submit a gathering to the root: counts[i] elements of the i-th rank, one behind the other at `target`.
+    """Submit a gather: counts[i] elements of rank i, in order of ranks, at the root's `target`.
 
-    target, counts: the root's alone, else None."""
+    target, counts: only on the root, elsewhere None."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -709,7 +713,7 @@ def gather(name, source, count, target, counts, dtype, root, space=USER, keep=No
 
 
 def scatter(name, source, counts, target, count, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
-    """Submit the opposite: counts[i] elements at the root's `source` for the i-th rank."""
+    """Submit a scatter: counts[i] elements of the root's `source` for rank i."""
     if _comm is None:
         raise _unusable()
     events, encoded, op = _events, _encode(name), ctypes.c_void_p()
@@ -744,17 +748,17 @@ def send(source, count, dtype, to, tag, space=USER, keep=None, then=None, group=
 
 
 def recv(target, count, dtype, sender, tag, space=USER, keep=None, then=None, group=None, note=None):
-    """Submit the receiving of a message from a rank of the group."""
+    """Submit a receive from a rank of the group."""
     return _message(lib.tally_recv, (target, count, dtype, sender, tag), space, group, keep, then, note)
 
 
 def probe(tag, space=USER, then=None, group=None):
-    """Submit a search for a message that nobody has begun to receive; Operation.source() has its sender."""
+    """Submit a search for a message that this rank has not begun to receive.  Operation.source() returns its sender."""
     return _message(lib.tally_probe, (tag,), space, group, None, then)
 
 
 def barrier_async(name=None, space=USER, then=None, group=None, note=None):
-    """Submit a barrier: an operation that ends when all ranks have called it."""
+    """Submit a barrier, which ends when all ranks have called it."""
     if _comm is None:
         raise _unusable()
     events = _events

@@ -1,8 +1,8 @@
-"""The completion queue: threads that take ended operations to what waits for them, and log lines to `logging`.
+"""The completion queue: threads that run a call at the end of each operation, and pass log lines to `logging`.
 
-Flow: tally_comm_next() -> a log line goes to the logger "tally"; an ended operation's call runs.  Threads: one to
-begin with.  A call may itself wait for another operation's (a future's callback does), so before a call runs some
-other thread must be on the queue; one is started where none is.
+Flow: tally_comm_next() -> a log line goes to the logger "tally"; the end of an operation runs its call.  It begins with
+one thread.  A call may itself wait for another operation's call (a future's callback does).  So before a call runs,
+another thread must be on the queue, and one is started if none is.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -25,7 +25,7 @@ _LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _li
 
 
 class Events:
-    """What ends in one communicator, from its opening to its closing."""
+    """The completion queue of one communicator, from its opening to its closing."""
 
     def __init__(self, comm):
         self._comm = comm
@@ -50,8 +50,8 @@ class Events:
         thread.start()
 
     def expect(self, address, call, operation):
-        """Run call(operation) once the queued operation at `address` has ended: in a thread of ours, or here and
-        now if it has.  For every queued operation, once.  A call must not raise."""
+        """Run call(operation) when the queued operation at `address` has ended: in a thread of this queue, or at once if it
+        has ended.  Needed once for every queued operation.  A call must not raise."""
         with self._lock:
             if address not in self._early and not self._finished:
                 self._calls[address] = (call, operation)
@@ -100,12 +100,12 @@ class Events:
             lib.tally_comm_watch_log(self._comm, 0)
 
     def is_mine(self, thread):
-        """Whether `thread` is one of ours."""
+        """Whether `thread` belongs to this queue."""
         return thread in self._threads
 
     def stop(self):
-        """Take all threads from the queue, once calls of what has ended have run.  The communicator can be closed
-        afterwards, and has its own patience with what is in flight."""
+        """Stop all threads, after the calls of ended operations have run.  Then the communicator can be closed, which waits
+        for operations in flight by itself."""
         with self._lock:
             self._changed.wait_for(lambda: not self._running, PATIENCE_S)
         lib.tally_comm_watch_log(self._comm, 0)  # what is said from here on goes where it went before
@@ -115,8 +115,8 @@ class Events:
             self._closed = True  # for threads that still run a call
 
     def finish(self):
-        """After the communicator's closing: all operations have ended, run what calls are left.  Each in a thread, for
-        they may wait for each other."""
+        """Run the remaining calls after the communicator was closed, when all operations have ended.  Each runs in a thread
+        of its own, because they may wait for each other."""
         with self._lock:
             entries, self._calls, self._finished = list(self._calls.values()), {}, True
         threads = [threading.Thread(target=call, args=(operation,), name="tally-event", daemon=True)

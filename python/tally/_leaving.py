@@ -1,9 +1,9 @@
-"""What the other ranks hear when this process ends by an exception: "rank 1 left: ValueError: bad data (step 3)".
+"""Tell the other ranks when an exception ends this process: "rank 1 left: ValueError: bad data (step 3)".
 
-sys.excepthook runs in the main thread when nobody has caught an exception, and the interpreter ends next.  An exception
-that ends another thread does not end the process, so threading.excepthook is left alone.  A hook that was there before
-runs after ours.  A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its exceptions itself; it runs
-its finalizers while one is on its way out.
+sys.excepthook runs in the main thread for an uncaught exception, and then the interpreter ends.  This module installs a
+hook there; an earlier hook runs after it.  An exception that ends another thread does not end the process, so
+threading.excepthook stays as it is.  A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its
+exceptions itself, and runs its finalizers while it handles one.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -55,7 +55,7 @@ def _finalize():
 
 
 def watch(abort):
-    """Have abort(reason) called when an exception ends the process."""
+    """Call abort(reason) when an exception ends the process."""
     global _before, _abort
     _abort = abort
     if _before is None:

@@ -1,8 +1,8 @@
-"""The C library, found, loaded and described for ctypes.  Everything else in the package calls it through here.
+"""The C library for ctypes: found, loaded and described.  Everything else in the package calls it through this module.
 
-Two views of one library: `lib` (PyDLL) keeps the GIL, for calls that are short and never block; `blocking`
-(CDLL) lets it go, for calls that wait.  Argument types are set once, here, so that a call costs no more than
-the conversion of its arguments.
+There are two views of one library.  `lib` (PyDLL) keeps the GIL, for short calls that never block.  `blocking` (CDLL)
+releases it, for calls that wait.  Argument types are set once, here, so that a call costs only the conversion of its
+arguments.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -53,7 +53,7 @@ class Event(Structure):
 
 
 def _candidates():
-    """Where the library may be, the most particular first."""
+    """Places of the library, the most specific first."""
     chosen = os.environ.get("TALLY_LIBRARY")
     if chosen:
         return [chosen]  # who names one does not want another
@@ -152,5 +152,5 @@ free.argtypes = [c_void_p]
 
 
 def error():
-    """The sentence of the calling thread's last failed call."""
+    """The reason for the calling thread's last failed call."""
     return lib.tally_error().decode(errors="replace")

@@ -17,37 +17,37 @@
 #define TLY_PARAM_TABLE(X) \
     X(TALLY_CONFIG, STR, config, NULL, 0, 0, 0, "configuration file of NAME=value lines") \
     X(TALLY_COORD, STR, coord, NULL, 0, 0, 0, "coordinator, HOST or HOST:PORT; default MASTER_ADDR") \
-    X(TALLY_PORT, INT, port, 29777, 1, 65535, 0, "coordinator's port where TALLY_COORD has none") \
-    X(TALLY_PORTS, STR, ports, NULL, 0, 0, 0, "range A-B in which processes listen; default any") \
+    X(TALLY_PORT, INT, port, 29777, 1, 65535, 0, "coordinator's port if TALLY_COORD has none") \
+    X(TALLY_PORTS, STR, ports, NULL, 0, 0, 0, "range A-B of ports at which processes listen; default any") \
     X(TALLY_IFACE, STR, iface, NULL, 0, 0, 0, "interfaces to use: names, CIDRs, ^exclusions, by comma") \
-    X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID (not \"none\"), SLURM_JOB_ID, \"default\"; of a tallyd: any") \
+    X(TALLY_JOB, STR, job, NULL, 0, 0, 0, "job's name; default TORCHELASTIC_RUN_ID (not \"none\"), SLURM_JOB_ID, \"default\"; for a tallyd: any") \
     X(TALLY_SERVERS, INT, servers, 0, 0, 1000, 0, "number of tallyd to expect") \
-    X(TALLY_SERVERS_TIMEOUT, SECS, servers_timeout, 30, 0, 86400, 0, "how long the start waits for missing tallyd after the last rank") \
+    X(TALLY_SERVERS_TIMEOUT, SECS, servers_timeout, 30, 0, 86400, 0, "time for which the start waits for missing tallyd after the last rank") \
     X(TALLY_SECRET, STR, secret, NULL, 0, 0, 0, "job secret") \
     X(TALLY_SECRET_FILE, STR, secret_file, NULL, 0, 0, 0, "file of mode 0600 that holds the job secret") \
-    X(TALLY_HOST_ID, STR, host_id, NULL, 0, 0, 0, "what tells this machine from others; default the boot id") \
-    X(TALLY_JOIN_TIMEOUT, SECS, join_timeout, 600, 1, 86400, 0, "how long the start waits for missing ranks") \
-    X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "a rank silent for so long is dead") \
-    X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "an operation that waits for so long fails the job; 0 never") \
-    X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "first warning of a late rank; again at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "largest part of a tensor that is sent as one; default what the slowest network card sends in 0.5 ms, 32K to 512K") \
-    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "what must have come of a part from all ranks before it is summed and sent on; default half a part, from 64K to 128K") \
-    X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "bytes sent and not yet accepted, in all; 0: 2 parts per active service") \
-    X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts a rank may have at a service unanswered; 0: enough for twice the credit") \
-    X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most that a service takes; 0: half of what the machine or cgroup allows") \
-    X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload that goes over TCP carries a checksum, and what was altered on its way is found") \
-    X(TALLY_RETAIN_BYTES, SIZE, retain_bytes, 4194304, 0, 1ull << 40, 0, "of an operation, what may be copied aside at its end until all ranks have it, where a tallyd summed it") \
-    X(TALLY_RETAIN_MEMORY, SIZE, retain_memory, 67108864, 0, 1ull << 40, 0, "memory for such copies, on each machine") \
-    X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says, else it is measured") \
-    X(TALLY_MEASURE, STR, measure, "unknown", 0, 0, 0, "which network cards are measured when the job starts: those of unknown speed, all, or none; rank 0's counts") \
-    X(TALLY_SUM_RATE, RATE, sum_rate, 0, 1e3, 1e15, 0, "most that the service on this machine can add, in bit/s of inputs; default no limit") \
-    X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "who sums: all for the least time, or for comparison the ranks' machines alone or tallyd alone") \
-    X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum beside the one for the network; -1: by the number of cores") \
-    X(TALLY_SHM, INT, shm, 1, 0, 1, 0, "1: between processes of one machine payloads lie in shared memory; 0: they go over TCP") \
+    X(TALLY_HOST_ID, STR, host_id, NULL, 0, 0, 0, "identity of this machine; default the boot id") \
+    X(TALLY_JOIN_TIMEOUT, SECS, join_timeout, 600, 1, 86400, 0, "time for which the start waits for missing ranks") \
+    X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "time after which a silent rank counts as dead") \
+    X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "time after which a waiting operation fails the job; 0: never") \
+    X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "time until the first warning about a late rank; repeated at each doubling") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the slowest network card sends in 0.5 ms, 32K to 512K") \
+    X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "bytes of a part that must have come from all ranks before they are summed and sent on; default half a part, 64K to 128K") \
+    X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "limit of bytes that are sent and not yet accepted, in all; 0: 2 parts for each active service") \
+    X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts that a rank may have unanswered at a service; 0: enough for twice the credit") \
+    X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most memory that a service takes; 0: half of what the machine or cgroup allows") \
+    X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload over TCP carries a checksum, so that altered bytes are found") \
+    X(TALLY_RETAIN_BYTES, SIZE, retain_bytes, 4194304, 0, 1ull << 40, 0, "most bytes of an operation's result, summed by a tallyd, that are copied aside at its end until all ranks have them") \
+    X(TALLY_RETAIN_MEMORY, SIZE, retain_memory, 67108864, 0, 1ull << 40, 0, "memory for all such copies on each machine") \
+    X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says, else measured") \
+    X(TALLY_MEASURE, STR, measure, "unknown", 0, 0, 0, "network cards to measure when the job starts: those of unknown speed, all, or none; rank 0's value counts") \
+    X(TALLY_SUM_RATE, RATE, sum_rate, 0, 1e3, 1e15, 0, "most that this machine's service can add, in bit/s of inputs; default no limit") \
+    X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "machines that sum: all, for the least time; for comparison the ranks' machines only, or tallyd only") \
+    X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum, besides the network thread; -1: by the number of cores") \
+    X(TALLY_SHM, INT, shm, 1, 0, 1, 0, "1: payloads between processes of one machine are in shared memory; 0: they go over TCP") \
     X(TALLY_LOCAL, STR, local, "on", 0, 0, 1, "ranks of one machine sum in shared memory: on or off") \
-    X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (of a folder, FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I-LIFE.json; see docs/trace.md") \
-    X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; the oldest are overwritten") \
-    X(TALLY_LOG, STR, log, "info", 0, 0, 0, "the least urgent lines to log, or off") \
+    X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (for FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I-LIFE.json; see docs/trace.md") \
+    X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; new stamps overwrite the oldest") \
+    X(TALLY_LOG, STR, log, "info", 0, 0, 0, "least urgent level to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
 /* clang-format on */
 

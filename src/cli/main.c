@@ -52,8 +52,8 @@ long tly_cli_number(const char *text, long lowest, long highest)
 static const char params_usage[] =
     "usage: tally params [--json | --man]\n"
     "\n"
-    "Lists the settings, with the values in force here: from the environment, the configuration\n"
-    "file and the defaults.\n"
+    "Lists the settings and their current values, from the environment, the configuration file\n"
+    "and the defaults.\n"
     "\n"
     "  --json   as JSON\n"
     "  --man    as the manual page tally-params(7), without values\n";
@@ -100,9 +100,10 @@ static int params(int argc, char **argv)
 static const char secret_usage[] =
     "usage: tally secret [FILE]\n"
     "\n"
-    "Prints a fresh random job secret (32 bytes in hexadecimal), or writes it to a new FILE that\n"
-    "only its owner can read, making the folders that lack.  All processes of a job need the same\n"
-    "one: in TALLY_SECRET, in the file that TALLY_SECRET_FILE names, or in ~/.config/tally/secret.\n";
+    "Prints a new random job secret (32 bytes in hexadecimal), or writes it to a new FILE that\n"
+    "only its owner can read.  Missing folders are created.  All processes of a job need the same\n"
+    "secret: in TALLY_SECRET, in the file that TALLY_SECRET_FILE names, or in\n"
+    "~/.config/tally/secret.\n";
 
 static int make_folders(const char *file)
 {
@@ -160,21 +161,21 @@ static int version(int argc, char **argv);
 static int help(int argc, char **argv);
 static const char version_usage[] = "usage: tally version\n\nPrints the release.\n";
 static const char help_usage[] =
-    "usage: tally help [COMMAND]\n\nSays what there is, or how a command is used.\n";
+    "usage: tally help [COMMAND]\n\nLists the commands, or prints the usage of one.\n";
 
 static const struct command {
     const char *name, *summary, *usage;
     int (*main)(int argc, char **argv);
 } commands[] = {
     {"run", "start ranks and summation services on this machine", tly_cli_run_usage, tly_cli_run},
-    {"plan", "who sums how much, and how long it takes", tly_cli_plan_usage, tly_cli_plan},
-    {"topo", "draw this machine, and how its GPUs would sum", tly_cli_topo_usage, tly_cli_topo},
-    {"status", "say how a running job stands", tly_cli_status_usage, tly_cli_status},
-    {"trace", "merge the timelines of a job, or sum them up", tly_cli_trace_usage, tly_cli_trace},
+    {"plan", "predict which machine sums how much, and the time", tly_cli_plan_usage, tly_cli_plan},
+    {"topo", "draw this machine, and predict how its GPUs sum", tly_cli_topo_usage, tly_cli_topo},
+    {"status", "show the state of a running job", tly_cli_status_usage, tly_cli_status},
+    {"trace", "merge the timelines of a job, or summarize them", tly_cli_trace_usage, tly_cli_trace},
     {"params", "list the settings and their values", params_usage, params},
     {"secret", "make a job secret", secret_usage, secret},
     {"version", "print the release", version_usage, version},
-    {"help", "say how a command is used", help_usage, help},
+    {"help", "print the usage of a command", help_usage, help},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -191,7 +192,7 @@ static void print_overview(FILE *out)
     fputs("usage: tally COMMAND [ARGUMENT...]\n\n", out);
     for (int i = 0; i < COMMANDS; i++)
         fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n`tally COMMAND --help` says how a command is used.\n", out);
+    fputs("\n`tally COMMAND --help` prints the usage of a command.\n", out);
 }
 
 static int unknown(const char *name)

@@ -43,14 +43,14 @@ const char tly_cli_run_usage[] =
     "usage: tally run -n N [OPTION...] -- COMMAND [ARGUMENT...]\n"
     "\n"
     "Starts N ranks of COMMAND and K summation services (tallyd) on this machine, with the variables\n"
-    "that torchrun sets and those that Tally needs.  The first failure ends all, and its exit status\n"
-    "is that of `tally run`.\n"
+    "that torchrun sets and those that Tally needs.  When a process fails, it ends all others and\n"
+    "returns the exit status of the first that failed.\n"
     "\n"
     "  -n, --ranks N        ranks to start\n"
     "  -k, --servers K      tallyd to start (0)\n"
-    "      --machines M     let the ranks appear as M machines (with -k, each as one; else all as one)\n"
-    "      --no-prefix      leave output as it is, without [rank 3] before each line\n"
-    "      --port P         Tally's port (a free one)\n"
+    "      --machines M     let the ranks appear as M machines (with -k, one for each; else one for all)\n"
+    "      --no-prefix      print output unchanged, without [rank 3] before each line\n"
+    "      --port P         the coordinator's port (a free one)\n"
     "      --tallyd PROGRAM the tallyd to start (the one beside this program)\n";
 
 enum { MOST_CHILDREN = 1000, LONGEST_LINE = 1 << 20, CHUNK = 4096 };

@@ -27,13 +27,13 @@
 const char tly_cli_status_usage[] =
     "usage: tally status [--json] [--timeout SECONDS] [HOST[:PORT]]\n"
     "\n"
-    "Asks the coordinator of a job, at rank 0's HOST, and all its services how they stand: who is\n"
-    "there and who is missing, how much has been summed.  At the address of a service it asks that\n"
-    "one alone.  Without HOST the coordinator is that of TALLY_COORD or MASTER_ADDR.  The job secret\n"
-    "is needed, from where ranks have it.\n"
+    "Asks a job's coordinator, at rank 0's HOST, and all services.  Prints which ranks are there,\n"
+    "missing or late, and how much each service has summed.  At the address of a service it asks\n"
+    "only that service.  Without HOST the coordinator is that of TALLY_COORD or MASTER_ADDR.  It\n"
+    "needs the job secret, and looks for it where ranks look.\n"
     "\n"
-    "      --json             as JSON\n"
-    "      --timeout SECONDS  for an answer (5)\n";
+    "      --json             print JSON\n"
+    "      --timeout SECONDS  wait so long for an answer (5)\n";
 
 enum { LATE_MS = 1000 }; /* a round that waits for less is on its way */
 

@@ -17,17 +17,17 @@ const char tly_cli_topo_usage[] =
     "usage: tally topo [--xml FILE] [--links FILE] [--svg FILE] [--json] [-n N] [-k K] [-M SIZE]\n"
     "\n"
     "Draws this machine, or one from a file: NUMA nodes, PCIe switches, GPUs, NVLinks and network\n"
-    "cards.  Says how its GPUs would best sum their gradients and hand them to the network, what\n"
-    "crosses each link, which link is the bottleneck, and which facts are guessed.  It is a\n"
+    "cards.  Predicts how its GPUs best sum their gradients and hand them to the network, what\n"
+    "crosses each link, which link is the bottleneck, and which facts are guessed.  This is a\n"
     "forecast: Tally does not move data between GPUs this way yet.\n"
     "\n"
     "  -x, --xml FILE      a machine as hwloc's XML (`lstopo FILE.xml` writes it); - is standard input\n"
-    "  -l, --links FILE    facts that XML cannot tell: NVLinks, rates of cards, slices (see tally(1))\n"
+    "  -l, --links FILE    facts that XML lacks: NVLinks, rates of cards, slices (see tally(1))\n"
     "  -s, --svg FILE      draw into this file as well\n"
     "  -n, --workers N     worker machines of the job (8)\n"
     "  -k, --servers K     CPU machines that run tallyd (0)\n"
     "  -M, --bytes SIZE    gradients, in bytes or with K, M, G, T, powers of 1024 (100M)\n"
-    "      --json          as JSON\n";
+    "      --json          print JSON\n";
 
 /* --- reading ------------------------------------------------------------------------------------------------ */
 

@@ -17,16 +17,15 @@ const char tly_cli_trace_usage[] =
     "usage: tally trace merge [-o OUT] FILE...\n"
     "       tally trace summary FILE...\n"
     "\n"
-    "The files are those that the processes of one job leave with TALLY_TRACE=NAME:\n"
-    "NAME.START.rank-I.json and NAME.START.service-I-LIFE.json.  Each opens in Perfetto by itself.\n"
+    "Reads the files that the processes of one job write with TALLY_TRACE=NAME:\n"
+    "NAME.START.rank-I.json and NAME.START.service-I-LIFE.json.  Each also opens in Perfetto by itself.\n"
     "\n"
-    "merge    puts all on one clock, rank 0's, machines by the messages that they exchanged, and\n"
-    "         makes one file for Perfetto of them; says by how much each clock was ahead, and how\n"
-    "         uncertain that is\n"
-    "summary  says how long parts spent in each stage, and for what share of the time each\n"
+    "merge    makes one file for Perfetto, with all timelines on rank 0's clock; prints by how much\n"
+    "         each clock was ahead, and how uncertain that is\n"
+    "summary  prints how long parts spent in each stage, and for what share of the time each\n"
     "         machine neither sent nor received\n"
     "\n"
-    "  -o, --output OUT  merge: write here (standard output)\n";
+    "  -o, --output OUT  merge: write to this file (standard output)\n";
 
 struct input {
     struct tly_timeline t;

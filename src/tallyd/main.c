@@ -39,11 +39,11 @@ static void usage(FILE *out)
     fprintf(
         out,
         "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME] [--health [ADDRESS:]PORT]\n"
-        "Sums gradients for a Tally job on a machine that has network and CPU to spare.\n\n"
+        "Sums gradients for a Tally job on a machine with spare network and CPU.\n\n"
         "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
-        "  --coordinator        no service: the job's coordinator, apart from rank 0, at that address\n"
+        "  --coordinator        do not sum; run the job's coordinator at that address, instead of rank 0\n"
         "  --once               exit when the job ends (default: wait for the next one)\n"
-        "  --memory SIZE        most memory to take, such as 8G (default: half of what there is)\n"
+        "  --memory SIZE        most memory to take, such as 8G (default: half of what is allowed)\n"
         "  --job NAME           serve this job only (TALLY_JOB; default: any)\n"
         "  --health [ADDRESS:]PORT  answer /live, /ready and /metrics there over HTTP (127.0.0.1)\n"
         "  --help, --version\n\n"

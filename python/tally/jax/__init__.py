@@ -1,10 +1,10 @@
-"""Tally under JAX's own collectives, on CPUs.
+"""JAX's own collectives through Tally, on CPUs.
 
     import tally.jax
     tally.jax.initialize()          # before the first import of jax; takes jax.distributed.initialize()'s arguments
 
 From then on `jax.lax.psum` and the like, sharded arrays and `jax.jit` go through Tally.  jaxlib loads libtally_mpi.so
-as its MPI; nothing of JAX is changed.
+as its MPI.  JAX itself is not changed.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -20,7 +20,7 @@ _LIBRARY = "libtally_mpi.so"
 
 
 def _find_library():
-    """Its path, or name: beside the libtally.so that this package loads, or in the folders of the system's loader."""
+    """The library's path or name: beside the libtally.so that this package loads, or where the system's loader looks."""
     from .. import _lib
     beside = os.path.join(os.path.dirname(os.path.abspath(_lib.blocking._name)), _LIBRARY)
     if os.path.exists(beside):
@@ -43,9 +43,9 @@ def _is_loaded(library):
 
 
 def setup():
-    """Have jaxlib load Tally as its MPI.  To be called before jax is imported; initialize() does it.
+    """Make jaxlib load Tally as its MPI.  Call it before the first import of jax; initialize() does so.
 
-    Raises RuntimeError if jaxlib has been loaded already, without Tally, and ValueError if the environment asks for other
+    Raises RuntimeError if jaxlib has been loaded already without Tally, and ValueError if the environment asks for other
     collectives."""
     asked = os.environ.get("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "mpi")
     if asked != "mpi":
@@ -68,7 +68,7 @@ def setup():
 
 
 def _refuse_more_devices(jax):
-    """XLA's MPI collectives serve one CPU device a process; with more they would wait for each other."""
+    """Raise ValueError for more than one CPU device a process: XLA's MPI collectives would wait for each other."""
     flags = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     asked = [("jax_num_cpu_devices", getattr(jax.config, "jax_num_cpu_devices", None) or 1),
              ("--xla_force_host_platform_device_count in XLA_FLAGS", int(flags[-1]) if flags else 1)]
@@ -79,7 +79,7 @@ def _refuse_more_devices(jax):
 
 
 def _from_launcher(given):
-    """What torchrun and `tally run` say, in place of arguments that are None.  JAX itself knows Slurm and Open MPI."""
+    """Replace arguments that are None by the variables of torchrun and `tally run`.  JAX itself knows Slurm and Open MPI."""
     found = {"num_processes": os.environ.get("WORLD_SIZE"), "process_id": os.environ.get("RANK")}
     if None in found.values():
         return given
@@ -98,7 +98,7 @@ def _from_launcher(given):
 
 
 def _export(process_id, num_processes, coordinator_address):
-    """Tell Tally, which opens when JAX makes its first backend, which rank this is and where rank 0 listens."""
+    """Export this process's rank and rank 0's host for Tally, which joins the job when JAX makes its first backend."""
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         size = os.environ.get("WORLD_SIZE")
         if size != str(num_processes):
@@ -112,12 +112,12 @@ def _export(process_id, num_processes, coordinator_address):
 def initialize(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, **more):
     """setup(), then jax.distributed.initialize() with the same arguments.
 
-    Arguments that are None come from `tally run` or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or as JAX
-    finds them (Slurm, Open MPI, JAX_COORDINATOR_ADDRESS).  Where no launcher has told Tally the rank and the number of
-    ranks, JAX's process_id and num_processes are exported as RANK and WORLD_SIZE; where neither TALLY_COORD nor
-    MASTER_ADDR is set, TALLY_COORD is the host of coordinator_address (Tally has a port of its own, TALLY_PORT).
+    Arguments that are None come from `tally run` or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or from where
+    JAX finds them (Slurm, Open MPI, JAX_COORDINATOR_ADDRESS).  If no launcher gives Tally the rank and the number of
+    ranks, JAX's process_id and num_processes are exported as RANK and WORLD_SIZE.  If neither TALLY_COORD nor MASTER_ADDR
+    is set, TALLY_COORD becomes the host of coordinator_address.  Tally has a port of its own, TALLY_PORT.
 
-    Raises what setup() does, and ValueError for more than one CPU device a process."""
+    Raises the exceptions of setup(), and ValueError for more than one CPU device a process."""
     setup()
     import jax
     _refuse_more_devices(jax)

@@ -7,7 +7,7 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Ranks are given by torchrun, mpirun, Slurm or `tally run`.  Works with PyTorch 2.1 and later, on CPU and CUDA tensors.
+torchrun, mpirun, Slurm or `tally run` start the ranks.  Works with PyTorch 2.1 and later, on CPU and CUDA tensors.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -43,10 +43,10 @@ if torch.distributed.is_available():
 
 
 def init(comm=None, process_sets=None, *, settings=None):
-    """Join the job and wait until all ranks have; does nothing if this process has.
+    """Join the job, and wait until all ranks have joined.  Does nothing if this process has joined.
 
-    comm: there for Horovod's signature; only None (all ranks) is supported.
-    process_sets: a list of ProcessSet or of lists of ranks, to be added; "dynamic" and None: none.
+    comm: part of Horovod's signature; only None (all ranks) is supported.
+    process_sets: a list of ProcessSet or of lists of ranks to add; "dynamic" and None: none.
     settings: as in tally.init().
     """
     if comm is not None:
@@ -71,7 +71,7 @@ HorovodInternalError = Error
 
 
 def start_timeline(file_path, mark_cycles=False):
-    """Horovod's timeline of a running job, which there is not: see docs/trace.md."""
+    """Horovod's timeline of a running job; not implemented.  Tally's timeline is in docs/trace.md."""
     raise NotImplementedError("a timeline is that of a whole job: start it with TALLY_TRACE=NAME, and `tally trace "
                               "merge` puts its files together (docs/trace.md)")
 
@@ -82,7 +82,7 @@ def stop_timeline():
 
 
 def _not_built():
-    """Whether Horovod has been built with the library of this name: this is not Horovod."""
+    """False: Horovod's question whether it was built with a library."""
     return False
 
 

@@ -1,7 +1,7 @@
-"""What gradients are turned into for the way over the network.
+"""Compressors: how gradients are converted before they are sent.
 
-A compressor has compress(tensor) -> (tensor to send, context) and decompress(tensor, context) -> tensor of the
-first type; any class with these two static methods will do.
+A compressor is any class with two static methods: compress(tensor) -> (tensor to send, context), and
+decompress(tensor, context) -> tensor of the first type.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -10,7 +10,7 @@ import torch
 
 
 class Compressor:
-    """Sends what it is given."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor):
@@ -22,7 +22,7 @@ class Compressor:
 
 
 class _Half(Compressor):
-    """Sends floating-point tensors in a type of 16 bits; others as they are."""
+    """Sends floating-point tensors in a type of 16 bits, and others unchanged."""
 
     dtype = None
 

@@ -1,13 +1,13 @@
-"""Tensors on a device, through pinned host memory to Tally and back, beside what the device computes.
+"""Tensors on a device go through pinned host memory to Tally and back, while the device computes.
 
-Flow: begin() records an event on the current stream -> the thread "tally-device" takes pinned memory, lets a side
-stream wait for that event and copy there, chunk by chunk -> once a chunk's copy has ended (an event), its operation is
-submitted -> at that one's end a thread on the completion queue has a second side stream copy the result to the device
-and records an event -> wait() makes the current stream wait for it.  Nobody waits for the device as a whole: the thread
-waits for its own copies, and who calls wait() for the sums, as with Gloo.
+Flow: begin() records an event on the current stream -> the thread "tally-device" takes pinned memory; a side stream
+waits for the event and copies there, chunk by chunk -> when a chunk's copy has ended (an event), its operation is
+submitted -> at the operation's end a thread on the completion queue makes a second side stream copy the result to the
+device, and records an event -> wait() makes the current stream wait for that event.  Nothing waits for the whole device:
+the thread waits for its own copies, and a caller of wait() for the sums, as with Gloo.
 
-Memory of tensors is kept from the caching allocator while side streams use it; pinned memory goes from a copy to the
-next by the streams' own order.
+The caching allocator does not get tensors' memory back while side streams use it.  Pinned memory passes from one copy to
+the next in the streams' own order.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -37,7 +37,7 @@ _LINE = 64           # alignment of tensors within one
 
 
 class Cuda:
-    """What is asked of one CUDA device, and all that is; a fake in the tests answers the same."""
+    """All that this module asks of a CUDA device.  A fake in the tests has the same methods."""
 
     def __init__(self, place):
         self._place = place
@@ -54,7 +54,7 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def record(self, stream):
-        """An event with query() and synchronize(), at the end of what `stream` has been given."""
+        """An event with query() and synchronize(), after the work of `stream` so far."""
         event = torch.cuda.Event(blocking=True)  # who synchronizes with it sleeps
         event.record(stream)
         return event
@@ -63,7 +63,7 @@ class Cuda:
         stream.wait_event(event)
 
     def keep(self, tensor, stream):
-        """Give the tensor's memory to nobody else before `stream` is through with what it has been given by then."""
+        """Keep the tensor's memory from being reused before `stream` has done its work so far."""
         tensor.record_stream(stream)
 
     def pinned(self, length):
@@ -81,12 +81,12 @@ _devices_lock = threading.Lock()
 
 
 def supported(place):
-    """Whether tensors on this torch.device are taken."""
+    """Whether tensors on this torch.device are supported."""
     return place.type == "cpu" or place.type in _RUNTIMES
 
 
 def of(tensor):
-    """The Device of a tensor; None for one in host memory.  NotImplementedError: of a kind that is not supported."""
+    """The Device of a tensor; None for a tensor in host memory.  Raises NotImplementedError for other kinds of devices."""
     if tensor.is_cpu:
         return None
     place = tensor.device
@@ -105,7 +105,7 @@ def of(tensor):
 
 
 class _Piece:
-    """Some pinned memory, and when the device is through with it."""
+    """A piece of pinned memory, and the event after which the device no longer uses it."""
 
     __slots__ = ("size", "memory", "event")
 
@@ -114,7 +114,7 @@ class _Piece:
 
 
 class _Pool:
-    """Pinned memory of a device, of bounded size.  Guarded by the carrier's lock; pieces are powers of two."""
+    """A device's pinned memory, of limited size, in pieces of powers of two.  Guarded by the carrier's lock."""
 
     def __init__(self, limit):
         self._limit = limit
@@ -123,7 +123,7 @@ class _Pool:
         self.out = 0                                # pieces in use
 
     def take(self, length, beyond=False):
-        """A piece of `length` bytes at least; None if there is none now.  Its memory may still have to be made."""
+        """A piece of at least `length` bytes; None if there is none now.  Its memory may not be allocated yet."""
         size = max(_SMALLEST, 1 << (length - 1).bit_length()) if length else _SMALLEST
         pieces = self._free[size]
         if not pieces:
@@ -136,7 +136,7 @@ class _Pool:
         return pieces.pop()
 
     def _make_room(self, size):
-        """Drop free pieces of other sizes as far as needed.  (PyTorch keeps them until copies have ended.)"""
+        """Free unused pieces of other sizes as far as needed.  (PyTorch keeps them until copies have ended.)"""
         for pieces in self._free.values():
             while pieces and self._size + size > self._limit:
                 self._size -= pieces.pop().size
@@ -161,7 +161,7 @@ class Device:
         self.leaving, self.arriving = runtime.stream(), runtime.stream()
 
     def arrived(self):
-        """A context for what is to follow the arrival of results, on the stream that they arrive on."""
+        """A context for work after the arrival of results, on the stream on which they arrive."""
         return self.runtime.on(self.arriving)
 
     def mark(self):
@@ -169,19 +169,18 @@ class Device:
         return self.runtime.record(self.runtime.current())
 
     def join(self, event):
-        """Let the current stream wait for an event."""
+        """Make the current stream wait for an event."""
         self.runtime.let_wait(self.runtime.current(), event)
 
     def keep(self, tensors):
-        """Keep tensors that the arriving stream, or the current one, is about to use."""
+        """Keep tensors that the arriving stream or the current stream is about to use."""
         current = self.runtime.current()
         for tensor in tensors:
             self.runtime.keep(tensor, self.arriving)
             self.runtime.keep(tensor, current)
 
     def upload(self, address, length, like, shape):
-        """A new tensor of like's type, from host memory, which is free again afterwards, by a copy on the current
-        stream."""
+        """Copy host memory to a new tensor of like's type on the current stream.  The host memory is free afterwards."""
         result = like.new_empty(shape)
         if length:
             piece = _carrier.take(self, length)
@@ -198,8 +197,8 @@ class Device:
 
 
 class Line:
-    """Calls of a group that must be submitted in their order: one behind a tensor that is still on its way from the
-    device has to wait, too."""
+    """Calls of a group that must be submitted in order.  A call behind a tensor that is still being copied from the device
+    waits too."""
 
     __slots__ = ("waiting",)
 
@@ -208,11 +207,12 @@ class Line:
 
 
 class _Load:
-    """One operation under way: what is copied before and after it.
+    """One operation in flight, with its copies before and after.
 
-    spans: (source or None, target or None), contiguous, of one type and length, that share host memory.
-    submit(host vectors, then): starts the operation.  about: (kind, name, space, group), of which the other ranks are
-    told if it cannot be started; None: they are not.  first: of its transfer."""
+    spans: (source or None, target or None), contiguous, of one type and length, sharing host memory.
+    submit(host vectors, then): starts the operation.
+    about: (kind, name, space, group), for telling the other ranks if it cannot be started; None: do not tell them.
+    first: whether it is the first of its transfer."""
 
     __slots__ = ("_generation", "_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_first",
                  "_piece", "_hosts", "_copied", "_failure")
@@ -227,14 +227,14 @@ class _Load:
     # --- in the carrier's thread, in this order
 
     def take(self, beyond):
-        """Take host memory; false if there is none."""
+        """Take host memory.  Returns false if there is none."""
         if self._device is not None:
             self._piece = self._device.pool.take(self._cut()[-1], beyond)
             return self._piece is not None
         return True
 
     def _cut(self):
-        """Where each span's host memory begins, and where the last ends."""
+        """The beginning of each span's host memory, and the end of the last."""
         ends = (-(-one.numel() * one.element_size() // _LINE) * _LINE for one in self._hosts)
         return list(itertools.accumulate(ends, initial=0))
 
@@ -262,14 +262,14 @@ class _Load:
             self._failure = error
 
     def copied(self):
-        """Whether hand_over() would not have to wait."""
+        """Whether hand_over() would return without waiting."""
         try:
             return self._copied is None or self._copied.query()
         except Exception:
             return True  # hand_over() will meet it again
 
     def hand_over(self):
-        """Submit, once the copies have ended."""
+        """Submit the operation after the copies have ended."""
         line, lost = self._line, self._transfer.lost
         if lost is None:
             self._start()
@@ -327,7 +327,7 @@ class _Load:
 
 
 class _Carrier:
-    """The thread "tally-device": takes loads to their operations, in the order in which they were begun."""
+    """The thread "tally-device": brings loads to their operations, in the order in which they were begun."""
 
     def __init__(self):
         self.changed = threading.Condition()  # guards the rest, and the pools
@@ -351,13 +351,13 @@ class _Carrier:
             self.changed.notify_all()
 
     def settle(self):
-        """Wait until all that was added has been handed over, or has failed."""
+        """Wait until every added load has been handed over, or has failed."""
         with self.changed:
             while self._pending or self._under_way:
                 self.changed.wait(_core.SLICE_MS / 1000)  # signals get through
 
     def take(self, device, length):
-        """A piece with memory, for any thread but our own."""
+        """A piece with memory, for any thread but the carrier's."""
         with self.changed:
             piece = self._wait_for(lambda beyond: device.pool.take(length, beyond))
         if piece.memory is None:
@@ -374,7 +374,7 @@ class _Carrier:
             self.changed.wait(left)
 
     def _next(self, busy):
-        """The next load, with its memory; None: none that could go on now, and we are `busy`."""
+        """The next load, with its memory; None if none can go on now and this thread is `busy`."""
         with self.changed:
             while not self._pending:
                 if busy:
@@ -409,17 +409,17 @@ _carrier = _Carrier()
 
 
 def settle():
-    """Wait until all that was begun is submitted."""
+    """Wait until everything that was begun is submitted."""
     _carrier.settle()
 
 
 class Transfer:
-    """Handle of operations on a device's tensors: done() and wait() are as Operation's.  The result is there for the
-    stream that is current where wait() is called, and for what comes behind it.
+    """Handle of operations on a device's tensors; done() and wait() are as in Operation.  The stream that is current in
+    wait() sees the result.
 
-    Where one of several operations fails, the others are taken back, and it ends when all have: none is in flight when
-    the next call comes.  Where the first does, those that have not been begun never are (see _attempt()): on no rank, so
-    not where only its copy has failed."""
+    If one of several operations fails, the others are cancelled, and the transfer ends when all have ended.  So none is
+    in flight when the next call comes.  If the first one fails, operations that have not begun never begin, on any rank
+    (see _attempt()).  This does not apply if only the first one's copy has failed."""
 
     def __init__(self, device, count, tensors, result, finish, then):
         self._device, self._left, self._tensors = device, count, tensors
@@ -435,7 +435,7 @@ class Transfer:
         return self._failure is not None
 
     def begun(self, operation):
-        """One of the operations is under way."""
+        """One of the operations has begun."""
         with self._lock:
             reason = self._reason
             if not self._arrived.is_set():
@@ -444,16 +444,16 @@ class Transfer:
             operation.cancel(reason)
 
     def cancel(self, reason):
-        """As Operation's, also of what has not been begun."""
+        """As in Operation, also for operations that have not begun."""
         with self._lock:
             self._reason, operations = reason, list(self._operations)
         for operation in operations:
             operation.cancel(reason)
 
     def landed(self, failure, first, alone=False):
-        """One of the operations has ended, and the copies of its results have been given to the device.
+        """One of the operations has ended, and its results' copies have been given to the device.
 
-        alone: it is the copies that have failed, on this rank."""
+        alone: only the copies have failed, on this rank."""
         with self._lock:
             self._left -= 1
             last = not self._left
@@ -518,11 +518,12 @@ class Transfer:
 
 
 def begin(device, loads, result=None, finish=None, then=None, line=None, ready=None):
-    """Start operations on tensors of one device (None: of the host, behind others of `line`); returns their Transfer.
+    """Start operations on tensors of one device (None: of the host, behind others of `line`).  Returns their Transfer.
 
-    loads: (spans, submit, about) for each operation, as _Load has them.  result, finish: what wait() returns, or
-    finish(result), called once by who waits.  then: called with the Transfer at the end, in another thread.
-    ready: an event behind which tensors are to be read; default: what the current stream has been given so far."""
+    loads: (spans, submit, about) for each operation, as in _Load.
+    result, finish: wait() returns `result`, or finish(result), which the first waiter calls once.
+    then: called with the Transfer at the end, in another thread.
+    ready: an event after which tensors may be read; default: the current stream's work so far."""
     tensors = [one for spans, _, _ in loads for span in spans for one in span if one is not None]
     if device is not None:
         runtime = device.runtime
@@ -545,8 +546,8 @@ _failures = collections.Counter()
 
 
 def _attempt(name, space, group):
-    """How often the first operation of a call in chunks has failed, which it has on all ranks.  The names of the others
-    have it: a rank may not have submitted as many as another."""
+    """How often the first operation of a call in chunks has failed; it fails on all ranks.  The names of the other chunks
+    contain this number, because ranks may have submitted different numbers of them."""
     return (_failures[_core.period(), PUSH_PULL, name, space, group]
             + _core.refusals(PUSH_PULL, name, space, group))
 
@@ -554,8 +555,8 @@ def _attempt(name, space, group):
 def chunks(name, length, size, device, attempt=0):
     """[(name, first element, end)] of the operations that reduce `length` elements of `size` bytes on a Device.
 
-    The first is shorter by as many elements as there are operations, so that ranks whose numbers of them differ
-    disagree on its shape and are told, and do not only wait for the others.  attempt: of _attempt()."""
+    The first is shorter by the number of operations.  So ranks with different numbers of them disagree on its shape and
+    get an error, instead of waiting for each other.  attempt: from _attempt()."""
     each = max(1, device.chunk_bytes // size)
     if length <= each:
         return [(name, 0, length)]
@@ -574,8 +575,8 @@ _calls = collections.Counter()
 
 
 def named(name, kind, space, group):
-    """A name for a call that has none: its number among such calls of the same kind on devices.  The library's own
-    numbers would follow the order in which copies end."""
+    """Name a call that has no name by its number among such calls of the same kind on devices.  The library's own numbers
+    would follow the order in which copies end."""
     if name is not None:
         return name
     key = (_core.period(), kind, space, group)
@@ -585,9 +586,9 @@ def named(name, kind, space, group):
 
 def reduce(name, source, target, dtype, reduction, shape, priority, prescale, postscale, space, result, finish, then,
            group, line=None, note=None):
-    """Submit the reduction of the contiguous `source` into `target`, both on one device; as _core.push_pull().
+    """Submit the reduction of the contiguous `source` into `target`, both on one device, as _core.push_pull() does.
 
-    line: of an ordered name space, where the first operation has no name, and `name` makes those of the others."""
+    line: the Line of an ordered name space.  There the first operation has no name, and `name` makes the others' names."""
     device = of(source)
     source, target = source.detach().view(-1), target.detach().view(-1)
     attempt = _attempt(name, space, group)

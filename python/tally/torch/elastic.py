@@ -1,4 +1,4 @@
-"""State that outlives a failure: Horovod's elastic.State, and its run() that goes on once the job has been joined anew.
+"""State that survives a failure: Horovod's elastic.State, and its run(), which continues after the job has been joined again.
 
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
 
@@ -8,9 +8,9 @@
             ...
             state.commit()
 
-Flow: an operation fails because a rank is gone -> run() goes back to the last commit, leaves the job, joins it again
-as soon as the launcher has brought all ranks back -> the rank with most commits gives its state to all -> the function
-is called again.
+Flow: an operation fails because a rank is gone -> run() goes back to the last commit, leaves the job, and joins it again
+when the launcher has restarted all ranks -> the rank with most commits gives its state to all -> the function is called
+again.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -29,14 +29,14 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class State:
-    """What a failure must not undo.  Subclasses have save(), restore() and sync(), and reset() if they like."""
+    """State that a failure must not undo.  Subclasses have save(), restore() and sync(), and may have reset()."""
 
     def __init__(self):
         self._reset_callbacks = []
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks):
-        """Functions to be called, without arguments, when the job has been joined anew."""
+        """Register functions without arguments, called after the job has been joined again."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self):
@@ -48,16 +48,16 @@ class State:
         """Called before those functions."""
 
     def commit(self):
-        """Keep the state as it is now: restore() comes back to here."""
+        """Save the current state.  restore() returns to it."""
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self):
-        """There for Horovod's signature: the number of ranks does not change while a job runs."""
+        """Part of Horovod's interface; does nothing, because the number of ranks does not change while a job runs."""
 
     def _root(self):
-        """The rank whose state is to be everybody's: the lowest of those with most commits."""
+        """The rank whose state all ranks get: the lowest rank with most commits."""
         commits = allgather_object(self._commits)
         self._commits = max(commits)
         return commits.index(max(commits))
@@ -73,7 +73,7 @@ class State:
 
 
 class ObjectState(State):
-    """State of Python objects, given by keyword, which become attributes."""
+    """State of Python objects.  Keyword arguments become attributes."""
 
     def __init__(self, **objects):
         super().__init__()
@@ -85,16 +85,16 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self):
-        """Keep the objects: copies, so that what changes in place does not change them."""
+        """Save copies of the objects, so that changes in place do not change them."""
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
     def restore(self):
-        """Go back to what was kept."""
+        """Return to the saved state."""
         self._saved = copy.deepcopy(self._saved)
         self._set()
 
     def sync(self):
-        """Take over the state of the rank with most commits.  Collective."""
+        """Take the state of the rank with most commits.  Collective."""
         self._sync(self._root())
 
     def _sync(self, root):
@@ -104,7 +104,7 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """State of models, optimizers, schedulers, ElasticSamplers and other objects, given by keyword."""
+    """State of models, optimizers, schedulers, ElasticSamplers and other objects, as keyword arguments."""
 
     def __init__(self, model=None, optimizer=None, **objects):
         objects.update(model=model, optimizer=optimizer)
@@ -145,10 +145,10 @@ class TorchState(ObjectState):
 
 
 def run(function):
-    """Decorator: function(state, ...) is called with the state of all ranks brought together, and again from the last
-    commit where the job failed and has been joined anew.
+    """Decorator: call function(state, ...) with the same state on all ranks.  If the job fails, join it again and call the
+    function again from the last commit.
 
-    All ranks must come back: those that are left wait in init(), which raises Error if they do not.
+    All ranks must come back.  The remaining ranks wait in init(), which raises Error if they do not.
     """
     @functools.wraps(function)
     def wrapper(state, *arguments, **keywords):

@@ -1,4 +1,4 @@
-"""Operations after which each rank has something of its own: alltoall and reducescatter, as Horovod has them.
+"""Horovod's alltoall and reducescatter, after which each rank has a piece of its own.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -23,8 +23,8 @@ from .process_sets import global_process_set
 
 
 class _Exchange:
-    """Handle of an alltoall: the ranks gather their splits -> at the end of that, in the thread on the completion
-    queue, each knows how much comes to it, and submits the exchange of rows."""
+    """Handle of an alltoall: the ranks gather their splits -> at the gather's end each rank knows how much it receives, and
+    submits the exchange of rows, in the thread on the completion queue."""
 
     def __init__(self, tensor, given, dtype, name, process_set):
         self._rows = tensor.detach().resolve_neg().contiguous()
@@ -111,13 +111,13 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
-    """Rows of `tensor` to all ranks, and theirs.
+    """Send rows of `tensor` to all ranks, and receive theirs.
 
-    tensor: the same dtype and shape on all ranks but for the first dimension.
-    splits: how many rows go to each rank, in order of ranks: integers, or a tensor of them; default: equally many.
+    tensor: the same dtype and shape on all ranks, except the first dimension.
+    splits: the number of rows for each rank, in order of ranks: integers, or a tensor of them; default: equal numbers.
 
-    Returns the rows that all ranks had for this one, in order of ranks; where splits are given a pair of them and of
-    how many came from each, in the type of splits (int32 for a list).  Gradients flow through the rows.
+    Returns the rows that all ranks had for this rank, in order of ranks.  With splits, returns a pair: these rows, and
+    how many came from each rank, in the type of splits (int32 for a list).  Gradients flow through the rows.
     """
     received = []
 
@@ -199,18 +199,19 @@ def _reducescattered(tensors, names, compression, op, process_set, prescale, pos
 
 def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                         postscale_factor=1.0):
-    """Start a reduction of which this rank gets its rows; see reducescatter()."""
+    """Start a reduction that gives this rank its rows; see reducescatter()."""
     return _reducescatter([tensor], [name], _reduction(op, None), process_set, prescale_factor,
                           postscale_factor).operations[0]
 
 
 def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
                   prescale_factor=1.0, postscale_factor=1.0):
-    """This rank's share of the rows of the reduction of `tensor` over the ranks.
+    """Reduce `tensor` over the ranks, and return this rank's share of the rows.
 
-    tensor: the same dtype and shape on all ranks, with a first dimension of any length: where it cannot be split
-    evenly, the first ranks get a row more.  op: Average, Sum, Min, Max or Product.  Other arguments as for
-    allreduce().  Gradients flow through Sum and Average.
+    tensor: the same dtype and shape on all ranks.  The first dimension may have any length; if it does not divide evenly,
+        the first ranks get one row more.
+    op: Average, Sum, Min, Max or Product.
+    Other arguments as for allreduce().  Gradients flow through Sum and Average.
     """
     return _reducescattered([tensor], [name], compression, op, process_set, prescale_factor, postscale_factor)[0]
 

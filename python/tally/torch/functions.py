@@ -1,4 +1,4 @@
-"""Bringing ranks to one state: parameters, optimizer state and Python objects of one rank to all.
+"""Copy parameters, optimizer state and Python objects of one rank to all ranks.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -25,8 +25,8 @@ except ImportError:
 
 
 def compare(what, own, process_set=global_process_set, name=None):
-    """Raise Error on all ranks, the same sentence, unless the ranks' lists of strings `own` are alike.  Collective: calls
-    of a name meet, or those in the same place of the order."""
+    """Raise Error with the same sentence on all ranks unless the ranks' lists of strings `own` are equal.  Collective: calls
+    meet by name, or without one by their order."""
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(own).encode()).digest()), dtype=torch.uint8)
     digests = _allgather(digest.unsqueeze(0), name, STATE, process_set=process_set).wait()
     if digests.eq(digests[0]).all():
@@ -41,12 +41,12 @@ def compare(what, own, process_set=global_process_set, name=None):
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set):
-    """Overwrite tensors with rank `root_rank`'s, in place.
+    """Overwrite tensors in place with those of rank `root_rank`.
 
-    params: a dict such as model.state_dict(), or an iterable of (name, tensor) such as
-        model.named_parameters(), or of tensors; the same on all ranks, in names, shapes and dtypes (an iterable
-        of tensors: in order too).
-    Raises TypeError for an entry that is no tensor; Error on all ranks where they disagree.
+    params: a dict such as model.state_dict(), an iterable of (name, tensor) such as model.named_parameters(), or an
+        iterable of tensors.  Names, shapes and dtypes must be the same on all ranks; for an iterable of tensors the order
+        too.
+    Raises TypeError for an entry that is not a tensor, and Error on all ranks if they disagree.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
@@ -69,10 +69,9 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set):
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
-    """Rank `root_rank`'s `obj` on every rank: on the root itself, elsewhere a copy made by pickling.
+    """Return `obj` of rank `root_rank` on every rank: the object itself on the root, a pickled copy elsewhere.
 
-    obj: anything that can be pickled (with lambdas and the like where cloudpickle is installed); other ranks' is
-        ignored.
+    obj: anything that can be pickled (with lambdas and the like if cloudpickle is installed).  Ignored on other ranks.
     """
     names = (None, None) if name is None else (name + ".length", name + ".pickle")
     root = _core.rank() == root_rank
@@ -93,9 +92,9 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
 
 def allgather_object(obj, name=None, process_set=global_process_set):
-    """The ranks' objects, a list in order of ranks: copies made by pickling, this rank's too.
+    """Return a list of all ranks' objects in order of ranks.  All are pickled copies, also this rank's.
 
-    obj: anything that can be pickled (with lambdas and the like where cloudpickle is installed).
+    obj: anything that can be pickled (with lambdas and the like if cloudpickle is installed).
     """
     if name is not None:
         name += ".pickles"
@@ -110,14 +109,14 @@ def allgather_object(obj, name=None, process_set=global_process_set):
 
 
 class _Slot:
-    """Stands for a tensor in a state that travels as an object."""
+    """The placeholder of a tensor in a state that travels as an object."""
 
     def __init__(self, tensor):
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
 def _replace(state, kind, function):
-    """A copy of nested dicts, lists and tuples with function(x) in place of each x of type `kind`, in order."""
+    """Copy nested dicts, lists and tuples, with function(x) instead of each x of type `kind`, in order."""
     if isinstance(state, kind):
         return function(state)
     if isinstance(state, dict):
@@ -128,11 +127,11 @@ def _replace(state, kind, function):
 
 
 def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=global_process_set):
-    """Give every rank rank `root_rank`'s optimizer state: hyperparameters and what it keeps for each parameter.
+    """Copy the optimizer state of rank `root_rank` to every rank: hyperparameters, and the state of each parameter.
 
-    A fresh optimizer has the root's state afterwards, whatever it is made of; where the root's is fresh, all are.
-    optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in order.
-    model: accepted as in Horovod; not needed, since no step is taken to make the state.
+    A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
+    optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.
+    model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _core.rank() == root_rank
     tensors = []
