@@ -33,7 +33,7 @@ class Task:
     warm_up: int  # steps of each turn
     steps: int  # that are timed
     buckets: list  # MB
-    timeline: bool = False  # tell when each layer computed and each tensor was summed in the last step
+    timeline: bool = False  # tell when each layer computed and each tensor was summed in the first timed step
 
 
 # --- the model ----------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Own(System):
         if self.clock.marks is None:
             self.pending[p] = hvd.allreduce_async_(p.grad, name=name, priority=self.priorities[p])
         else:
-            self.submitted[name] = time.perf_counter()
+            self.submitted.setdefault(name, time.perf_counter())  # of the first step; ended is, too
             self.pending[p] = _reduce(p.grad, p.grad, name, 1, 1.0, 1.0, self.priorities[p],
                                       then=lambda _: self.ended.setdefault(name, time.perf_counter()))
 
@@ -223,7 +223,7 @@ class Dear(System):
     in its order.  Tensors are put together as there."""
 
     def begin(self):
-        _, ranks = hvd.rank(), hvd.size()
+        ranks = hvd.size()
         self.buckets, self.place = [], {}
         for number, parameters in enumerate(buckets_of(self.layers, self.option * 2**20)):
             room = sum(p.numel() for p in parameters)
