@@ -6,7 +6,7 @@ so it costs no operation: rank 0 fills in the order when it differs from the las
 adds zeros.  All ranks apply an order at the beginning of the second step after the one that carried it, so that nobody
 waits for it.  An order is a hint: ranks whose priorities differ get the same sums, later.
 
-forward gates call used(), backward's hooks call made().  Backward makes gradients in the reverse order of first use, so
+Gates in forward call used(), backward's hooks call made().  Backward makes gradients in the reverse order of first use, so
 where no gate speaks, that order serves, one step later.
 
 SPDX-License-Identifier: Apache-2.0
