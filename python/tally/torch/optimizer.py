@@ -21,6 +21,7 @@ from .._core import GRADIENT, Reduction
 from .._lib import ALLGATHER, PUSH_PULL
 from .compression import Compression
 from .functions import compare
+from .order import Order
 from .ops import Average, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
@@ -83,7 +84,8 @@ class _Distributed:
         self._sparse_as_dense = sparse_as_dense
         self.backward_passes_per_step = backward_passes_per_step
         self._names = {p: name for p, name in parameters}        # in order of the model, input first
-        self._priorities = {p: -i for i, p in enumerate(self._names)}
+        self._priorities = {p: -i for i, p in enumerate(self._names)}  # until ranks know in what order forward uses them
+        self._numbers = {p: i for i, p in enumerate(self._names)}
         self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
         self._places = Places(reversed(self._update))
@@ -92,6 +94,7 @@ class _Distributed:
         self.of_all = process_set.included() and process_set.group() is None
         self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._frozen = None                                       # comparison of this step, and the generation it belongs to
+        self._order = Order(len(self._names), self._observes())
         self._handles = {}
         self._sent = {}                                           # parameter -> its gradient after backward, its version
         self._group_of = {}
@@ -158,6 +161,7 @@ class _Distributed:
         """Agree with the ranks on what is done with gradients, and on those, in the order in which backward makes them:
         output first."""
         number = _take_number(self._process_set)
+        self._order.begin_anew(self._observes(), len(self._names))
         self._prefix = "" if number == 0 else "%d:" % number
         self._agreed = _core.generation()
         compare("DistributedOptimizer %d" % number,
@@ -190,6 +194,7 @@ class _Distributed:
                 name += "+"
             self._names[p] = name
             self._priorities[p] = -len(self._priorities)
+            self._numbers[p] = len(self._numbers)
             if p.requires_grad:
                 self._update[p] = None
                 self._delay[p] = self.backward_passes_per_step
@@ -238,6 +243,7 @@ class _Distributed:
                                  "step() or synchronize(); raise it to accumulate gradients over more passes"
                                  % (self._names[p], self.backward_passes_per_step))
         self._compare_frozen()
+        self._order.made(self._numbers[p])
         self._synchronized = False
         if p.grad is not None:  # a hook before ours may have taken it
             self._sent[p] = p.grad, _version(p.grad)
@@ -257,13 +263,22 @@ class _Distributed:
             for member in ready:
                 self._handles[member] = self._submit(member)
 
+    def _observes(self):
+        """Whether the order in which forward uses parameters here is to be all ranks' priorities."""
+        return self.of_all and not self._alone and _core.rank() == 0
+
     def _compare_frozen(self):
-        """Say once a step which parameters need no gradient here; a rank that has joined says nothing."""
+        """Say once a step which parameters need no gradient here, and on rank 0 in what order forward uses them, if that is
+        news; a rank that has joined says nothing."""
         if self._frozen is None or self._frozen[1] != _core.generation():
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
             if self.of_all:
-                words = torch.zeros(_core.size(), dtype=torch.int32, device="cpu")
+                changed, places = self._order.begin()
+                if changed:
+                    ordered = list(self._names)
+                    self._priorities.update((ordered[i], -place) for place, i in enumerate(self._order.order))
+                words = torch.tensor([0] * _core.size() + places, dtype=torch.int32, device="cpu")
                 words[_core.rank()] = 1 + zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
                 handle = _reduce(words, words, self._prefix + "/frozen", 0, 1.0, 1.0, 0, GRADIENT)
                 self._frozen = handle, _core.generation()
@@ -324,6 +339,7 @@ class _Distributed:
             except _core.Error:
                 pass
         self._frozen = None
+        self._order.begin_anew(self._observes())
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
@@ -379,12 +395,15 @@ class _Distributed:
         if self._frozen is None:
             return None
         try:
-            words = self._frozen[0].wait()
+            words = self._frozen[0].wait().tolist()
         except _core.Error as error:
             return error
         finally:
             self._frozen = None
-        if len({word for word in words.tolist() if word}) < 2:
+            self._order.end()
+        size = _core.size()
+        self._order.heard(words[size:])
+        if len({word for word in words[:size] if word}) < 2:
             return None
         failure = None
         for p in self._update:
@@ -503,7 +522,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     optimizer: any torch optimizer, over the same parameters on all ranks; the result is an instance of its class too,
         and has its state.
     named_parameters: (name, parameter) pairs, such as model.named_parameters(); must name all parameters of the
-        optimizer.  Their order, input first, is their priority.  Default: numbered by group and place.
+        optimizer.  Their order, input first, is their priority at first; later it is the order in which forward uses
+        them, as rank 0 sees it.  Default: numbered by group and place.
     compression: Compression.none, fp16 or bf16.
     backward_passes_per_step: passes that add to a gradient before it is reduced.
     op: Average, Sum, Min, Max or Product.
