@@ -167,7 +167,10 @@ struct service {
     const char *host;
     bool embedded;
     uint32_t rank, port;
-    uint64_t bandwidth; /* bit/s each way; 0: not known */
+    uint64_t bandwidth,
+        said;      /* bit/s each way: what the plan goes by, and what was said or measured; 0: not known */
+    bool measured; /* `said` was; else declared */
+    double share;  /* of all sums */
 };
 
 struct job {
@@ -208,13 +211,20 @@ static int list_services(struct job *j)
     if (!j->services || !j->answers)
         return -ENOMEM;
     uint32_t tallyd = 0;
+    double total = 0;
+    for (uint32_t i = 0; s->has_roster && i < r->service_count; i++)
+        total += r->services[i].weight;
     for (uint32_t i = 0; s->has_roster && i < r->service_count; i++) {
         const struct tly_roster_service *x = &r->services[i];
         if (x->state == TLY_SERVICE_GONE)
             continue; /* nobody has this place */
         add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host,
                     x->address, x->port);
-        j->services[j->service_count - 1].bandwidth = x->bandwidth;
+        struct service *added = &j->services[j->service_count - 1];
+        added->bandwidth = x->bandwidth;
+        added->said = x->said;
+        added->measured = x->measured;
+        added->share = total > 0 ? x->weight / total : 0;
     }
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
         const struct tly_status_member *m = &s->members[i];
@@ -322,10 +332,14 @@ static void print_late(const struct query *q, const char *name)
         printf("late: %s (seen by %s)\n", q->facts.held_up, name);
 }
 
-static const char *rate(uint64_t bits, char *out, size_t len)
+/* Whether the card does what was said of it: 5% and less is what a measurement errs by. */
+static const char *rate(const struct service *x, char *out, size_t len)
 {
-    if (bits)
-        snprintf(out, len, "%.3g Gbit/s", (double)bits / 1e9);
+    double is = (double)x->bandwidth / 1e9, said = (double)x->said / 1e9;
+    if (said > 0 && (is < .95 * said || is > 1.05 * said))
+        snprintf(out, len, "%.3g of %.3g Gbit/s (%s)", is, said, x->measured ? "measured" : "declared");
+    else if (x->bandwidth)
+        snprintf(out, len, "%.3g Gbit/s", is);
     else
         snprintf(out, len, "unknown");
     return out;
@@ -335,7 +349,7 @@ static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
-    char size[32], network[32], in[32], out[32];
+    char size[32], network[64], in[32], out[32];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
@@ -359,8 +373,9 @@ static void print_job(const struct job *j, const struct asker *a)
                m ? m->pid : 0, stand_of(s, m));
     }
     if (j->service_count)
-        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %14s\n", "service of", "host",
-               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "bandwidth");
+        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %6s  %s\n", "service of", "host",
+               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "share",
+               "bandwidth");
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
@@ -371,8 +386,9 @@ static void print_job(const struct job *j, const struct asker *a)
         else {
             const struct tly_service_facts *f = &j->answers[i].facts;
             print_facts(&j->answers[i]);
-            printf(" %12s %12s %14s\n", quantity(f->bytes_received, in, sizeof in),
-                   quantity(f->bytes_sent, out, sizeof out), rate(x->bandwidth, network, sizeof network));
+            printf(" %12s %12s %5.1f%%  %s\n", quantity(f->bytes_received, in, sizeof in),
+                   quantity(f->bytes_sent, out, sizeof out), 100 * x->share,
+                   rate(x, network, sizeof network));
         }
     }
     for (size_t i = 0; i < j->service_count; i++)
@@ -463,6 +479,10 @@ static void json_job(const struct job *j, const struct asker *a)
         json_text("address", x->address, ", ");
         if (x->bandwidth)
             printf("\"bandwidth_bits_per_s\": %" PRIu64 ", ", x->bandwidth);
+        if (x->said)
+            printf("\"%s_bits_per_s\": %" PRIu64 ", ", x->measured ? "measured" : "declared", x->said);
+        if (s->has_roster)
+            printf("\"share\": %.6f, ", x->share);
         printf("\"port\": %u, \"answers\": %s, ", x->port, j->answers[i].err ? "false" : "true");
         if (j->answers[i].err)
             json_text("why", j->answers[i].why, "");

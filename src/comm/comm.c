@@ -187,6 +187,7 @@ static void tick(struct tly_hook *h)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
     tly_blame_tick(c);
+    tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
         snprintf(c->doom, sizeof c->doom,
@@ -275,7 +276,7 @@ static int take_roster(tally_comm *c)
     c->services = (int)r->service_count;
     for (int i = 0; i < c->size; i++)
         c->local_size += r->ranks[i].machine == (uint32_t)c->machine;
-    c->part_bytes = (uint32_t)r->part_bytes;
+    c->part_least = (uint32_t)r->part_least;
     c->peers = calloc(TLY_MAX_SERVICES, sizeof *c->peers); /* most of it is never touched */
     if (!c->peers) {
         c->services = 0;
@@ -376,7 +377,7 @@ static void greet(tally_comm *c)
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
-             count_tallyd(r), c->member.coordinator, media, c->part_bytes >> 10,
+             count_tallyd(r), c->member.coordinator, media, c->epoch->part_bytes >> 10,
              c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
     tly_loop_unlock(&c->loop);
     free(sizes);

@@ -71,7 +71,7 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 /* What has been received is told by the next push, if there will be one; at a step's end at once. */
 static void pace(struct peer *peer, struct tly_link *link)
 {
-    tly_link_set_pace(link, NEWS_PARTS * peer->comm->part_bytes,
+    tly_link_set_pace(link, NEWS_PARTS * peer->comm->epoch->part_bytes,
                       tly_heap_top(&peer->waiting) ? NEWS_PUSH_MS : NEWS_MS);
 }
 
@@ -204,6 +204,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
     case TLY_AGAIN:
     case TLY_DONE:
     case TLY_STATUS:
+    case TLY_PACE:
     case TLY_GOODBYE:
     case TLY_BEAT:
     case TLY_COUNTS:
@@ -335,6 +336,15 @@ static void on_report(struct peer *peer, const struct tly_frame *f, const void *
         tly_event_set(c->report_done);
 }
 
+static void on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    struct tly_link_load in = {.bytes = tly_read64(&r)};
+    in.busy_us = tly_read64(&r);
+    if (!r.failed)
+        tly_traffic_answered(peer, &in);
+}
+
 static int frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data, const char **why)
 {
     struct peer *peer = user;
@@ -376,6 +386,9 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         break;
     case TLY_DONE:
         tly_epoch_confirmed(peer, f, false);
+        break;
+    case TLY_PACE:
+        on_pace(peer, f, data);
         break;
     case TLY_STATUS:
         if (f->key)

@@ -154,10 +154,12 @@ void tly_coordinator_advance(struct tly_coordinator *c)
         }
         if (begun) {
             c->state = RUNNING;
-            if (c->wanted)
+            if (c->wanted) {
                 tly_change_start_without(c);
-            else
+            } else {
                 tly_coordinator_post_all(c, TLY_COMMIT, NULL, 0);
+                tly_adapt_begin(c);
+            }
         }
     }
     if (c->state == RUNNING)
@@ -391,7 +393,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        tly_judge_pace(m, &r);
+        if (m->joined && tly_adapt_heard(m, &r, why) != 0)
+            return -EPROTO;
         break;
     case TLY_MEASURE: {
         struct tly_measure x;
@@ -442,6 +445,7 @@ static void drop(struct member *m)
     set_known(m, false);
     tly_link_destroy(m->link);
     tly_outbox_finish(&m->outbox, NULL, NULL);
+    tly_traffic_finish(&m->traffic);
     free(m);
 }
 
@@ -551,6 +555,7 @@ static void tick(struct tly_hook *h)
     tly_change_miss_services(c);
     if (c->state == RUNNING && c->setback_count)
         tly_coordinator_advance(c); /* somebody's time to be invited again may have come */
+    tly_adapt_tick(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
         tly_coordinator_advance(c);
@@ -627,10 +632,15 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->window_parts = (uint32_t)params->window_parts;
     c->credit_bytes = params->credit_bytes;
     c->split = tly_roster_split_named(params->split);
+    c->fixed = !params->replan || c->split != TLY_SPLIT_OPTIMAL;
     c->teams = strcmp(params->local, "on") == 0;
     c->measure = strcmp(params->measure, "off") == 0   ? MEASURE_NONE
                  : strcmp(params->measure, "all") == 0 ? MEASURE_ALL
                                                        : MEASURE_UNKNOWN;
+    if (params->measured) {
+        c->given = strdup(params->measured);
+        c->measure = MEASURE_NONE;
+    }
     c->hook.tick = tick;
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
@@ -683,6 +693,8 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);
+    tly_adapt_finish(c);
+    free(c->given);
     free(c->found);
     free(c->setbacks);
     tly_roster_finish(&c->roster);

@@ -662,15 +662,11 @@ void tly_member_goodbye(struct tly_member *m)
         post(m, TLY_GOODBYE, 0, NULL);
 }
 
-void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
-                          uint32_t service)
+void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
 {
     struct tly_writer w = {0};
-    tly_write32(&w, epoch);
-    tly_write32(&w, took);
-    tly_write32(&w, held);
-    tly_write32(&w, service);
-    if (m->link)
+    tly_traffic_write(&w, t);
+    if (m->link && !m->away && w.len <= TLY_MAX_CONTROL)
         post(m, TLY_PACE, 0, &w);
     free(w.data);
 }

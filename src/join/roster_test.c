@@ -86,6 +86,8 @@ static void fill(struct tly_roster *r)
                              .machine_count = 2,
                              .service_count = 3,
                              .part_bytes = 1 << 20,
+                             .part_least = 1 << 16,
+                             .part_most = 2 << 20,
                              .window_bytes = 4 << 20};
     r->ranks = calloc(3, sizeof *r->ranks);
     r->services = calloc(3, sizeof *r->services);
@@ -146,7 +148,7 @@ static void nonsense_is_refused(void **state)
             r.part_bytes = 100;
             break;
         case 4:
-            r.window_bytes = r.part_bytes - 64;
+            r.window_bytes = r.part_most - 64;
             break;
         case 5:
             r.services[1].port = 65536;

@@ -47,6 +47,8 @@ static struct tly_status example(void)
         .machine_count = 1,
         .service_count = 2,
         .part_bytes = 4096,
+        .part_least = 4096,
+        .part_most = 4096,
         .window_bytes = 8192,
         .ranks = ranks,
         .services = services};

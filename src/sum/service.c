@@ -27,6 +27,7 @@ enum {
     MOST_ROUND_BYTES = 128 << 20,
     LEAST_ROUNDS = 1024,
     MOST_WATCHERS = 64, /* at a time */
+    LARGEST_WINDOW = 1 << 30,
 };
 
 /* --- sessions ------------------------------------------------------------------------------------ */
@@ -110,7 +111,7 @@ static void admit(struct session *p)
         destroy_session(s->by_rank[p->rank]); /* it has noticed before us that the connection is no more */
     p->id = ++s->sessions_seen;
     s->by_rank[p->rank] = p;
-    p->granted = s->window_bytes; /* both ends know it from the roster */
+    p->granted = s->first_window; /* both ends know it from the roster */
     tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
@@ -192,7 +193,7 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
     uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : probe;
     if (numbers && (f->dtype != TALLY_INT64 || f->length != numbers * sizeof(int64_t)))
         return "a list of another size";
-    if (f->length > s->part_bytes)
+    if (f->length > s->part_most)
         return "a part larger than agreed";
     if (!numbers && !tly_is_sum(f) && !tly_is_from_root(f) && f->length)
         return "data where ranks only meet";
@@ -334,6 +335,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     case TLY_SPEC:
     case TLY_CANCEL:
     case TLY_STATUS:
+    case TLY_PACE:
     case TLY_GOODBYE:
     case TLY_BEAT:
     case TLY_COUNTS:
@@ -362,6 +364,21 @@ static void report(struct session *p)
     struct tly_frame f = {.type = TLY_STATUS};
     tly_service_facts(p->service, &facts);
     tly_service_facts_write(&w, &facts);
+    if (!w.failed)
+        tly_session_post(p, &f, w.data, w.len, NULL);
+    free(w.data);
+}
+
+/* What the network has taken of the results for this rank, which makes an estimate of the cards of it. */
+static void tell_load(struct session *p)
+{
+    struct tly_link_load load = {0};
+    struct tly_writer w = {0};
+    struct tly_frame f = {.type = TLY_PACE};
+    if (tly_link_load(p->link, &load) != 0)
+        load = (struct tly_link_load){0};
+    tly_write64(&w, load.bytes);
+    tly_write64(&w, load.busy_us);
     if (!w.failed)
         tly_session_post(p, &f, w.data, w.len, NULL);
     free(w.data);
@@ -497,6 +514,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         else if (!(f->flags & TLY_REQUEST))
             report(p);
         break;
+    case TLY_PACE:
+        if (f->flags & TLY_REQUEST)
+            tell_load(p);
+        break;
     case TLY_GOODBYE:
         p->left = true;
         leave(s, p->rank);
@@ -623,12 +644,46 @@ static void start_trace(struct tly_service *s, const struct tly_roster *roster)
     s->trace = tly_trace_create(s->params->trace, s->params->trace_bytes, &who);
 }
 
+/* A window for twice the credit that ranks have for such parts, if memory lasts for that; it is this service's own
+ * business, and each connection hears of it by its counts.  Smaller ones come to be as answers open them no further. */
+static void set_sizes(struct tly_service *s, uint64_t part_bytes, uint64_t sharing)
+{
+    uint64_t suits = 4 * sharing * part_bytes, room = s->pool.limit / (s->ranks + 1ull);
+    s->part_bytes = part_bytes;
+    if (!s->window_fixed) {
+        suits = suits < room ? suits : room;
+        suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
+        s->window_bytes = suits > s->part_most ? suits : s->part_most;
+    }
+    if (!s->params->fragment_bytes) {
+        s->fragment_bytes = part_bytes / 2 < FRAGMENT ? (uint32_t)part_bytes / 2 : FRAGMENT;
+        if (s->fragment_bytes < SEGMENT)
+            s->fragment_bytes = SEGMENT;
+    }
+    if (s->fragment_bytes > part_bytes)
+        s->fragment_bytes = (uint32_t)part_bytes;
+    /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
+     * for this service are back; the credit is half a window, two parts for each service, unless told. */
+    uint64_t news = 3 * s->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
+    s->pace_bytes = (uint32_t)(news < most ? news : most);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct session *p = s->by_rank[i];
+        if (!p)
+            continue;
+        tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
+        tly_round_grant(p);
+    }
+}
+
 static int64_t prepare(struct tly_hook *h)
 {
     struct tly_service *s = tly_list_entry(h, struct tly_service, hook);
     /* Pairs with the release in tly_service_write_trace(). */
     if (atomic_load_explicit(&s->write_trace, memory_order_acquire))
         tly_trace_write(s->trace, NULL, NULL);
+    uint64_t news = atomic_exchange_explicit(&s->news, 0, memory_order_acquire);
+    if (news && s->ranks)
+        set_sizes(s, news & UINT32_MAX, news >> 32);
     return INT64_MAX;
 }
 
@@ -727,8 +782,19 @@ uint64_t tly_service_incarnation(const struct tly_service *s)
     return s->incarnation;
 }
 
+void tly_service_resize(struct tly_service *s, const struct tly_roster *roster)
+{
+    if (!s)
+        return;
+    /* Pairs with the acquire in prepare(). */
+    atomic_store_explicit(&s->news, roster->part_bytes | (uint64_t)tly_roster_active(roster) << 32,
+                          memory_order_release);
+    tly_loop_wake(s->loop);
+}
+
 void tly_service_change(struct tly_service *s, const struct tly_roster *roster)
 {
+    set_sizes(s, roster->part_bytes, tly_roster_active(roster));
     for (uint32_t i = 0; i < roster->rank_count && i < s->ranks; i++)
         if (roster->ranks[i].left && !s->gone[i])
             leave(s, i);
@@ -737,20 +803,9 @@ void tly_service_change(struct tly_service *s, const struct tly_roster *roster)
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
-    s->part_bytes = roster->part_bytes;
-    if (!s->fragment_bytes) {
-        s->fragment_bytes = s->part_bytes / 2 < FRAGMENT ? (uint32_t)s->part_bytes / 2 : FRAGMENT;
-        if (s->fragment_bytes < SEGMENT)
-            s->fragment_bytes = SEGMENT;
-    }
-    if (s->fragment_bytes > s->part_bytes)
-        s->fragment_bytes = (uint32_t)s->part_bytes;
-    s->window_bytes = roster->window_bytes;
-    /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
-     * for this service are back; the credit is half a window, two parts for each service, unless told. */
-    uint64_t news = 3 * s->window_bytes / (8 * (uint64_t)tly_roster_active(roster));
-    uint64_t most = 3 * s->part_bytes / 2;
-    s->pace_bytes = (uint32_t)(news < most ? news : most);
+    s->part_most = roster->part_most;
+    s->first_window = s->window_bytes = roster->window_bytes;
+    s->window_fixed = roster->window_fixed;
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     s->burden = calloc(roster->rank_count, sizeof *s->burden);
@@ -774,7 +829,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     for (uint32_t i = 0; i < roster->rank_count && !err; i++)
         s->straggler.pace[i].here = roster->ranks[i].machine == find_own(s, roster);
     /* The oldest round must always find room: one part from each rank, and a result. */
-    uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_bytes);
+    uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_most);
     if (!err && s->pool.limit < least) {
         tly_warn("sum", "%llu bytes of memory (TALLY_MEMORY) are too few for %u ranks: using %llu",
                  (unsigned long long)s->pool.limit, roster->rank_count, (unsigned long long)least);
@@ -783,6 +838,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     if (!err) {
         start_trace(s, roster);
         s->ranks = roster->rank_count;
+        set_sizes(s, roster->part_bytes, tly_roster_active(roster));
         for (struct tly_list *n = s->sessions.next, *next_node; n != &s->sessions; n = next_node) {
             next_node = n->next;
             struct session *p = tly_list_entry(n, struct session, node);

@@ -164,6 +164,14 @@ bool tly_link_is_open(const struct tly_link *l);
 /* The local or remote address. */
 void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_storage *out);
 uint64_t tly_link_bytes(const struct tly_link *l, bool sent);
+/* What this end has sent over the network since the connection began. */
+struct tly_link_load {
+    uint64_t bytes; /* that the peer's kernel has, with the headers of their packets */
+    uint64_t
+        busy_us; /* for which something was on its way or waited to be, and not for the peer to make room */
+};
+/* -ENOTSUP: nothing crosses a network, or the kernel does not say. */
+int tly_link_load(const struct tly_link *l, struct tly_link_load *out);
 /* True while something waits to be handed to the medium. */
 bool tly_link_busy(const struct tly_link *l);
 

@@ -132,6 +132,9 @@ int raw_begin(uint32_t count, const char *const *settings)
         .machine_count = count,
         .service_count = count,
         .part_bytes = RAW_PART,
+        .part_least = RAW_PART,
+        .part_most = RAW_PART,
+        .window_fixed = 1,
         .window_bytes = RAW_WINDOW,
         .ranks = ranks,
         .services = services};

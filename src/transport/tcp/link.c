@@ -1088,6 +1088,11 @@ uint64_t tly_link_bytes(const struct tly_link *l, bool sent)
     return sent ? l->bytes_sent : l->bytes_received;
 }
 
+int tly_link_load(const struct tly_link *l, struct tly_link_load *out)
+{
+    return l->shm || l->state != OPEN ? -ENOTSUP : tly_socket_load(l->watch.fd, out);
+}
+
 bool tly_link_busy(const struct tly_link *l)
 {
     return l->out_from < l->out_to;

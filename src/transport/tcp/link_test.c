@@ -523,6 +523,13 @@ static void deliver(const struct proxy *proxy, uint32_t largest)
     assert_int_equal(x.a.closed + x.b.closed, 0);
     assert_int_equal(tly_link_peer(x.b.link)->rank, 3);
     assert_true(tly_link_bytes(x.a.link, true) >= tly_link_bytes(x.b.link, false));
+    struct tly_link_load load = {0};
+    tly_loop_lock(&x.loop);
+    int err = tly_link_load(x.a.link, &load);
+    tly_loop_unlock(&x.loop);
+    assert_int_equal(err, medium == TCP ? 0 : -ENOTSUP); /* what stays in the machine loads no network */
+    if (!err && !proxy) /* all that the other end has taken, it has acknowledged, but for the last of it */
+        assert_in_range(load.bytes, tly_link_bytes(x.b.link, false) / 2, 2 * tly_link_bytes(x.b.link, false));
     stop();
 }
 

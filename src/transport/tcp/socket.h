@@ -15,6 +15,8 @@ int tly_socket_open(int family);
 int tly_socket_connect(const struct sockaddr_storage *to, int *fd);
 /* Take over an accepted socket's settings. */
 void tly_socket_tune(int fd);
+/* -ENOTSUP: the kernel does not say. */
+int tly_socket_load(int fd, struct tly_link_load *out);
 /* A link over a connected, or connecting, socket, in whose hands it is on success; connecting, also on failure.
  * local: a Unix socket. */
 int tly_link_connect(struct tly_loop *loop, int fd, bool local, const struct tly_link_config *c,
