@@ -18,7 +18,8 @@ static void is_finite(double x)
 static void plan_by(const struct tly_traffic *t)
 {
     struct tly_roster_rank ranks[RANKS] = {{.machine = 0}, {.machine = 1}, {.machine = 2}};
-    struct tly_roster_service services[SERVICES] = {{.card = 0}, {.card = 1}, {.card = 0}, {.card = 3}};
+    struct tly_roster_service services[SERVICES] = {
+        {.card = 0, .weight = 1}, {.card = 1, .weight = 1}, {.card = 0}, {.card = 3, .weight = 2}};
     struct tly_roster r = {.rank_count = RANKS,
                            .machine_count = RANKS,
                            .service_count = SERVICES,
@@ -40,9 +41,9 @@ static void plan_by(const struct tly_traffic *t)
         tly_traffic_sum(&r, of, s, &goodput);
         is_finite(goodput);
         for (int i = 0; i < SERVICES; i++) {
-            is_finite(s[i].card.rate);
-            is_finite(s[i].sums.rate);
-            require(s[i].card.busy >= 0 && s[i].card.busy <= 1 && s[i].sums.busy <= 1);
+            require(isnan(s[i].card.rate) ||
+                    (s[i].card.busy >= 0 && s[i].card.busy <= 1 && s[i].card.rate >= 0));
+            require(isnan(s[i].sums.rate) || (s[i].sums.busy <= 1 && isfinite(s[i].sums.rate)));
         }
         if (tly_replan_step(replan, SERVICES, s, goodput))
             tly_replan_begin(replan);

@@ -89,8 +89,12 @@ static uint32_t since(uint64_t now, uint64_t before)
 static void fill(const struct peer *p, struct tly_traffic_line *l)
 {
     const struct glance *now = &p->seen, *then = &p->before;
-    if (!p->comparable)
+    if (!p->comparable) {
+        bool within = p->link && tly_link_is_open(p->link) && p->local; /* it crosses no card */
+        l->out.busy_us = l->in.busy_us = within ? 0 : TLY_TRAFFIC_UNKNOWN;
         return;
+    }
+    l->in.busy_us = TLY_TRAFFIC_UNKNOWN;
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
                                       since(now->out.busy_us, then->out.busy_us)};
     l->held_us = since(now->held_us, then->held_us);

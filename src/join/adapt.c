@@ -2,7 +2,8 @@
  * (src/plan/replan.c) makes estimates.  When another split pays, a change begins as if somebody had come or gone.  What has
  * changed, and what that does, is said in one line.
  *
- * A sample is complete when all ranks have reported, or a while after the first.  Reports of another epoch are dropped. */
+ * A sample is complete when all ranks have reported; what comes of them within no reasonable time, or is of another epoch, is
+ * dropped, for a card's rate is the sum of all that its connections carry. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +17,7 @@
 #include "join/internal.h"
 
 enum {
-    WAIT_MS = 1500,  /* for the other ranks' reports */
+    WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
     MOST_EPOCHS = 5, /* the newest and four older ones: with more alive at some rank nothing changes */
 };
 /* What deviates from what was said by more than this is said. */
@@ -62,7 +63,7 @@ static bool is_complete(const struct tly_coordinator *c)
     bool all = true;
     for (uint32_t i = 0; i < c->size; i++)
         all &= !c->ranks[i] || c->ranks[i]->left || c->ranks[i]->traffic.count;
-    return all || c->loop.awake - c->adapt.since >= WAIT_MS * TLY_MS;
+    return all;
 }
 
 /* The services as the replanner is to see them, but for the sample; what was found of sums is its own to add. */
@@ -354,6 +355,8 @@ void tly_adapt_tick(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
+    if (a->since && c->loop.awake - a->since >= WAIT_MS * TLY_MS && !is_complete(c))
+        drop_reports(c);
     if (c->state != RUNNING || !a->replan || !is_complete(c))
         return;
     const struct tly_traffic **of = calloc(c->size, sizeof *of);

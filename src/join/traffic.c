@@ -40,7 +40,7 @@ void tly_traffic_finish(struct tly_traffic *t)
 /* A period of the connection may be longer than that of the operations, and lag behind it a little. */
 static bool is_sane(const struct tly_traffic *t, const struct tly_traffic_way *s)
 {
-    return s->busy_us <= TLY_TRAFFIC_LONGEST_US &&
+    return (s->busy_us <= TLY_TRAFFIC_LONGEST_US || s->busy_us == TLY_TRAFFIC_UNKNOWN) &&
            (double)s->bytes * 8e6 <= (double)TLY_MAX_RATE * t->period_us;
 }
 
@@ -79,33 +79,41 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
 
 /* --- sums ------------------------------------------------------------------------------------------- */
 
-/* Connections in one direction: the sum of rates, and of each its rate times the fraction of time. */
+/* Connections in one direction: the sum of rates, and the mean of the fractions of time, weighted by what the plan has go
+ * over each: so a card is busy only if most that is to cross it is, also in a moment in which one rank alone has traffic. */
 struct flow {
-    double rate, busy, held;
+    double rate, weight, busy, held;
+    bool partial; /* of one it is not known: the sample says nothing of the whole */
 };
 
-static void add(struct flow *f, double us, const struct tly_traffic_way *s, uint32_t held_us)
+/* us: the time that counts; weight: the service's. */
+static void add(struct flow *f, double us, double weight, const struct tly_traffic_way *s, uint32_t held_us)
 {
-    double rate = (double)s->bytes * 1e6 / us;
-    f->rate += rate;
-    f->busy += rate * fmin(1, (double)s->busy_us / us);
-    f->held += rate * fmin(1, (double)held_us / us);
+    f->rate += (double)s->bytes * 1e6 / us;
+    f->partial |= s->busy_us == TLY_TRAFFIC_UNKNOWN;
+    f->weight += weight;
+    f->busy += weight * fmin(1, (double)s->busy_us / us);
+    f->held += weight * fmin(1, (double)held_us / us);
 }
 
 static double busy(const struct flow *f)
 {
-    return f->rate > 0 ? f->busy / f->rate : 0;
+    return f->weight > 0 ? f->busy / f->weight : 0;
 }
 
 static struct tly_sight card(const struct flow *out, const struct flow *in)
 {
     const struct flow *busier = busy(out) > busy(in) ? out : in;
+    if (out->partial || in->partial)
+        return (struct tly_sight){NAN, NAN, NAN};
     return (struct tly_sight){.rate = busier->rate, .busy = busy(busier), .both = (busy(out) + busy(in)) / 2};
 }
 
 static struct tly_sight sums(const struct flow *f)
 {
-    double held = f->rate > 0 ? f->held / f->rate : 0;
+    double held = f->weight > 0 ? f->held / f->weight : 0;
+    if (f->partial)
+        return (struct tly_sight){NAN, NAN, NAN};
     double waits = held > HELD && busy(f) < ON_ITS_WAY ? held : 0;
     return (struct tly_sight){.rate = f->rate, .busy = waits, .both = waits};
 }
@@ -132,13 +140,14 @@ void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
         for (uint32_t s = 0; s < t->count; s++) {
             const struct tly_traffic_line *l = &t->line[s];
             uint32_t theirs = r->services[s].card;
+            double weight = r->services[s].weight;
             if (theirs == own)
                 continue; /* it crosses no card */
-            add(&cards_out[own], us, &l->out, 0);
-            add(&cards_in[theirs], us, &l->out, 0);
-            add(&cards_out[theirs], us, &l->in, 0);
-            add(&cards_in[own], us, &l->in, 0);
-            add(&pushes[s], us, &l->out, l->held_us);
+            add(&cards_out[own], us, weight, &l->out, 0);
+            add(&cards_in[theirs], us, weight, &l->out, 0);
+            add(&cards_out[theirs], us, weight, &l->in, 0);
+            add(&cards_in[own], us, weight, &l->in, 0);
+            add(&pushes[s], us, weight, &l->out, l->held_us);
         }
     }
     for (uint32_t s = 0; s < r->service_count; s++) {

@@ -17,7 +17,8 @@
 /* One direction of a connection in one period. */
 struct tly_traffic_way {
     uint64_t bytes;
-    uint32_t busy_us; /* something was on its way, or waited to be */
+    uint32_t
+        busy_us; /* something was on its way, or waited to be; TLY_TRAFFIC_UNKNOWN: neither figure is known */
 };
 
 /* A rank's connection to one service.  All 0 within a machine. */
@@ -37,6 +38,7 @@ struct tly_traffic {
     struct tly_traffic_line *line; /* owned */
 };
 #define TLY_TRAFFIC_LONGEST_US 600000000u
+#define TLY_TRAFFIC_UNKNOWN UINT32_MAX
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
 /* -EPROTO: it cannot be read, or claims more than a network carries or a period has; -ENOMEM.  *t untouched then. */

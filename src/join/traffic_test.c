@@ -24,7 +24,7 @@ static const struct tly_roster roster = {.rank_count = MACHINES,
 static int set_up(void **state)
 {
     for (uint32_t i = 0; i < SERVICES; i++)
-        services[i] = (struct tly_roster_service){.card = i};
+        services[i] = (struct tly_roster_service){.card = i, .weight = i == 2 ? 2 : 1};
     return 0;
 }
 
@@ -50,8 +50,9 @@ static void rates_add_up_by_card(void **state)
     assert_true(near(s[2].card.rate, 600) && near(s[2].card.busy, 1));
     assert_true(near(s[2].card.both, (1 + .75) / 2));
     /* a's card sends 400 to services, for 1/2 and for all the time, and its service's results to b, 10, for half of it. */
-    assert_true(near(s[0].card.rate, 410) && near(s[0].card.busy, (100 * .5 + 300 + 10 * .5) / 410));
-    /* What lies there may also be on its way: no fault of the service's. */
+    assert_true(near(s[0].card.rate, 410) && near(s[0].card.busy, (.5 + 2 * 1 + .5) / 4));
+    /* (The plan has as much go to the tallyd as to all others, and results as inputs.)
+     * What lies there may also be on its way: no fault of the service's. */
     assert_true(s[2].sums.rate == s[2].card.rate && s[2].sums.busy == 0);
 }
 
@@ -70,6 +71,25 @@ static void who_computes_longer_is_not_slow(void **state)
     tly_traffic_sum(&roster, of, s, &goodput);
     for (int i = 0; i < SERVICES; i++)
         assert_true(near(s[i].card.busy, .5));
+}
+
+/* Of one connection it is not known what it carries: nothing is known of its two cards, and all of the others. */
+static void what_is_not_known_is_no_sample(void **state)
+{
+    struct tly_traffic_line a[SERVICES] = {
+        {{0}}, {{100, S}, {100, S}, 0}, {{100, S}, {0, TLY_TRAFFIC_UNKNOWN}, S}};
+    struct tly_traffic_line b[SERVICES] = {{{100, S}, {100, S}, 0}, {{0}}, {{100, S}, {100, S}, 0}};
+    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
+    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    assert_true(isnan(s[0].card.rate) && isnan(s[2].card.rate) && near(s[1].card.busy, 1));
+    struct tly_gauge g;
+    tly_gauge_init(&g, 1, 0);
+    tly_gauge_see(&g, &s[0].card);
+    assert_int_equal(g.count, 0);
 }
 
 static void what_is_taken_late_is_the_services(void **state)
@@ -145,6 +165,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(rates_add_up_by_card, set_up),
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
+        cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
         cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
         cmocka_unit_test(what_cannot_be_is_refused),

@@ -64,8 +64,8 @@ struct tly_replan_service {
     bool active;                     /* it may have a share */
     bool spare;                      /* a tallyd: it may be left without one */
     uint32_t weight;                 /* its share now */
-    struct tly_sight card;           /* of the sample; at the first service behind each card */
-    struct tly_sight sums;           /* inputs added; busy: they waited at the service, not in the network */
+    struct tly_sight card; /* of the sample; at the first service behind each card.  NAN: not seen */
+    struct tly_sight sums; /* inputs added; busy: they waited at the service, not in the network */
 };
 
 struct tly_replan; /* opaque */
