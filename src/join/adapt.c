@@ -317,10 +317,21 @@ static void warn_of_all(const struct tly_coordinator *c)
         8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
 }
 
+/* It still carries less than was said, though it does not hold all up in this moment. */
+static bool is_slow_still(const struct tly_coordinator *c, uint32_t service)
+{
+    return service < c->roster.service_count && service < c->adapt.places &&
+           c->roster.services[service].said &&
+           8 * tly_replan_bandwidth(c->adapt.replan, (int)service) <
+               (1 - NEWS) * (double)c->roster.services[service].said;
+}
+
 /* Who holds all up, to all: they say so at the end. */
 static void tell_standout(struct tly_coordinator *c, int who)
 {
     struct tly_writer w = {0};
+    if (who < 0 && is_slow_still(c, c->adapt.standout))
+        return;
     uint32_t service = who >= 0 ? (uint32_t)who : all_carry_half(c) ? TLY_ALL_SERVICES : TLY_NO_SERVICE;
     if (service == c->adapt.standout)
         return;

@@ -82,40 +82,56 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
 /* Connections in one direction: the sum of rates, and the mean of the fractions of time, weighted by what the plan has go
  * over each: so a card is busy only if most that is to cross it is, also in a moment in which one rank alone has traffic. */
 struct flow {
-    double rate, weight, busy, held;
-    bool partial; /* of one it is not known: the sample says nothing of the whole */
+    double rate, busy, held;
+    double weight, known; /* of all, and of those of which something is known */
 };
+
+/* If so much is known the rest is taken to be alike; with less the sample says nothing of the whole.  (A service behind a slow
+ * card is the one whose answers come too late.) */
+#define ENOUGH .6
 
 /* us: the time that counts; weight: the service's. */
 static void add(struct flow *f, double us, double weight, const struct tly_traffic_way *s, uint32_t held_us)
 {
-    f->rate += (double)s->bytes * 1e6 / us;
-    f->partial |= s->busy_us == TLY_TRAFFIC_UNKNOWN;
     f->weight += weight;
+    if (s->busy_us == TLY_TRAFFIC_UNKNOWN)
+        return;
+    f->known += weight;
+    f->rate += (double)s->bytes * 1e6 / us;
     f->busy += weight * fmin(1, (double)s->busy_us / us);
     f->held += weight * fmin(1, (double)held_us / us);
 }
 
 static double busy(const struct flow *f)
 {
-    return f->weight > 0 ? f->busy / f->weight : 0;
+    return f->known > 0 ? f->busy / f->known : 0;
+}
+
+static bool is_partial(const struct flow *f)
+{
+    return f->known < ENOUGH * f->weight;
+}
+
+static double rate(const struct flow *f)
+{
+    return f->known > 0 ? f->rate * f->weight / f->known : f->rate;
 }
 
 static struct tly_sight card(const struct flow *out, const struct flow *in)
 {
     const struct flow *busier = busy(out) > busy(in) ? out : in;
-    if (out->partial || in->partial)
+    if (is_partial(out) || is_partial(in))
         return (struct tly_sight){NAN, NAN, NAN};
-    return (struct tly_sight){.rate = busier->rate, .busy = busy(busier), .both = (busy(out) + busy(in)) / 2};
+    return (struct tly_sight){.rate = rate(busier), .busy = busy(busier), .both = (busy(out) + busy(in)) / 2};
 }
 
 static struct tly_sight sums(const struct flow *f)
 {
-    double held = f->weight > 0 ? f->held / f->weight : 0;
-    if (f->partial)
+    double held = f->known > 0 ? f->held / f->known : 0;
+    if (is_partial(f))
         return (struct tly_sight){NAN, NAN, NAN};
     double waits = held > HELD && busy(f) < ON_ITS_WAY ? held : 0;
-    return (struct tly_sight){.rate = f->rate, .busy = waits, .both = waits};
+    return (struct tly_sight){.rate = rate(f), .busy = waits, .both = waits};
 }
 
 void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,

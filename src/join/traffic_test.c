@@ -73,7 +73,7 @@ static void who_computes_longer_is_not_slow(void **state)
         assert_true(near(s[i].card.busy, .5));
 }
 
-/* Of one connection it is not known what it carries: nothing is known of its two cards, and all of the others. */
+/* Of half of what crosses two cards nothing is known: nor is it of these cards. */
 static void what_is_not_known_is_no_sample(void **state)
 {
     struct tly_traffic_line a[SERVICES] = {
