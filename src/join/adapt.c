@@ -32,28 +32,30 @@ static void drop_reports(struct tly_coordinator *c)
     c->adapt.since = 0;
 }
 
-int tly_adapt_heard(struct member *m, struct tly_reader *r, const char **why)
+void tly_adapt_heard(struct member *m, struct tly_reader *r)
 {
     struct tly_coordinator *c = m->c;
     struct tly_traffic t;
     int err = tly_traffic_read(r, &t);
-    if (err == -EPROTO) {
-        *why = "a report of traffic that cannot be";
-        return err;
+    if (err == -EPROTO && !m->doubted) {
+        char who[200];
+        tly_coordinator_name(m, who, sizeof who);
+        tly_warn("join",
+                 "%s says of its traffic what cannot be: its reports do not count, and the split stays", who);
+        m->doubted = true;
     }
     if (err)
-        return 0; /* without memory there is one sample less */
+        return; /* without memory there is one sample less */
     bool fits = c->state == RUNNING && c->adapt.replan && !c->wanted && !c->preparing &&
                 t.epoch == c->roster.epoch && t.count == c->roster.service_count;
     if (!fits) {
         tly_traffic_finish(&t);
-        return 0;
+        return;
     }
     tly_traffic_finish(&m->traffic);
     m->traffic = t;
     if (!c->adapt.since)
         c->adapt.since = c->loop.awake;
-    return 0;
 }
 
 static bool is_complete(const struct tly_coordinator *c)

@@ -393,8 +393,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        if (m->joined && tly_adapt_heard(m, &r, why) != 0)
-            return -EPROTO;
+        if (m->joined)
+            tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {
         struct tly_measure x;

@@ -54,6 +54,7 @@ struct member {
     char accusation[300]; /* ... and its sentence */
     bool said_before;     /* a tallyd: it was put out for the same reason when it came last */
     uint32_t accuses;     /* a rank: how many services it cannot reach, in this epoch */
+    bool doubted;         /* it has sent a report of its traffic that cannot be */
     bool measured;        /* what is known of its card was measured here */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
@@ -196,8 +197,8 @@ bool tly_start_crosses_cards(const struct tly_roster *r);
 void tly_adapt_begin(struct tly_coordinator *c);
 /* Into the roster, before it is split: what is known of cards and services by now. */
 void tly_adapt_apply(struct tly_coordinator *c);
-/* A rank's report of its traffic; -EPROTO (*why). */
-int tly_adapt_heard(struct member *m, struct tly_reader *r, const char **why);
+/* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
+void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
 

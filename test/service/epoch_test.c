@@ -152,7 +152,7 @@ static void look_at_parts(tally_comm *c, struct board *b)
     const char *at = strstr(json, "\"part_bytes\": ");
     CHECK(at);
     atomic_store(&b->part_bytes, atoi(at + strlen("\"part_bytes\": ")));
-    tally_free(json);
+    free(json);
 }
 
 static int train(int rank, void *arg)
