@@ -12,6 +12,7 @@
 /* Backlogged for this fraction of the time it is full; below the other one it has time to spare. */
 #define FULL .87
 #define SPARE .8
+#define IDLE .6
 /* More than was thought has been carried. */
 #define MORE .05
 /* Samples of a card that is just changing differ by more than this from each other. */
@@ -87,6 +88,11 @@ bool tly_gauge_is_full(const struct tly_gauge *g)
 bool tly_gauge_has_slack(const struct tly_gauge *g)
 {
     return g->count >= TLY_GAUGE_SHORT && median(g, TLY_GAUGE_SHORT, both_of) < SPARE;
+}
+
+bool tly_gauge_is_idle(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_LONG && median(g, TLY_GAUGE_LONG, both_of) < IDLE;
 }
 
 double tly_gauge_while_busy(const struct tly_gauge *g)

@@ -322,7 +322,9 @@ static bool is_first_of_class(const struct tly_replan *r, const struct tly_repla
 /* By the gauges.  True: something is another value than before. */
 static bool estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    bool moved = false;
+    bool moved = false, busy = false;
+    for (int i = 0; i < count; i++)
+        busy |= is_card(s, i) && !r->place[i].rests && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
         if (is_first_of_class(r, s, i))
             estimate_class(r, count, s, i);
@@ -340,7 +342,8 @@ static bool estimate(struct tly_replan *r, int count, const struct tly_replan_se
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
             moved |= p->next != p->card.value;
         }
-        bool limits = p->sums.value > 0 || tly_gauge_is_full(&p->sums);
+        /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
+        bool limits = p->sums.value > 0 || (!busy && tly_gauge_is_full(&p->sums));
         if (s[i].active && limits && s[i].weight)
             p->next_sums =
                 p->sums.value > 0 ? tly_gauge_estimate(&p->sums, NEAR) : tly_gauge_while_busy(&p->sums);
@@ -377,7 +380,10 @@ static bool try_more(struct tly_replan *r, int count, const struct tly_replan_se
     for (int j = 0; j < n; j++) {
         int i = r->from[j];
         struct place *p = &r->place[i];
-        if (is_card(s, i) && may_be_more(&p->card) && !(p->sums.value > 0)) {
+        /* One that is taken to carry as much as those that are busy must have been idle for long. */
+        bool alike = p->card.value > others * (1 - NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
+        bool worth = !alike || tly_gauge_is_idle(&p->card);
+        if (is_card(s, i) && worth && may_be_more(&p->card) && !(p->sums.value > 0)) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);

@@ -522,13 +522,16 @@ class Lab:
         return next(h["rate"] for h in self._plan["hosts"] if h["name"] == host)
 
     def set_rate(self, host, rate):
-        """From now on the host's first card carries this, both ways; what waits in the buckets stays."""
+        """From now on the host's first card carries this, both ways; what waits in the buckets stays.  The burst is never
+        less than it was: a packet that waits already and is larger would wait for ever, and all behind it."""
         plan = next(h for h in self._plan["hosts"] if h["name"] == host)
         if plan["rate"] is None:
             raise LabError(f"the card of {host} has no limit that could be changed")
+        own = self._plan["burst_bytes"] or int(max(LEAST_BURST_BYTES, BURST_BYTES_AT_GBIT * plan["rate"] / 1e9))
+        plan["burst"] = max(own, plan.get("burst", 0))
         plan["rate"] = parse_rate(rate)
         for pid, device in ((self._pid[host], "eth0"), (self._switch, f"p{plan['index']}.0")):
-            for line in shape(device, plan["rate"], self._plan)[0]:
+            for line in shape(device, plan["rate"], {**self._plan, "burst_bytes": plan["burst"]})[0]:
                 change = line.replace("qdisc add", "qdisc change").split()
                 execute(["nsenter", f"--target={pid}", "--net", "--", "tc", *change])
 
