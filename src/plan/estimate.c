@@ -92,7 +92,7 @@ bool tly_gauge_has_slack(const struct tly_gauge *g)
 
 bool tly_gauge_is_idle(const struct tly_gauge *g)
 {
-    return g->count >= TLY_GAUGE_LONG && median(g, TLY_GAUGE_LONG, both_of) < IDLE;
+    return g->count >= TLY_GAUGE_LONG / 2 && median(g, TLY_GAUGE_LONG / 2, both_of) < IDLE;
 }
 
 double tly_gauge_while_busy(const struct tly_gauge *g)

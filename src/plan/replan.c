@@ -31,7 +31,8 @@ enum {
     FIRST_FINE_PAUSE = 60, /* the same of small deviations */
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
-    GOODPUTS = TLY_GAUGE_SHORT,
+    GOODPUTS = 24,         /* samples by which a try for a small deviation is judged, */
+    FEW_GOODPUTS = TLY_GAUGE_SHORT, /* and one that promises more */
 };
 
 struct place {
@@ -44,6 +45,8 @@ struct place {
     bool tried;                 /* it has a part in the try that is under way */
     double before, before_sums; /* its values before the last change */
     double next, next_sums;     /* this step's candidates */
+    double refuted;             /* a small deviation to this value was tried in vain: not again, */
+    uint32_t refuted_until;     /* before so many samples */
 };
 
 struct tly_replan {
@@ -234,15 +237,17 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of the last samples; 0: too few. */
-static double goodput(const struct tly_replan *r)
+/* The median of as many of the last samples as this try is judged by; 0: too few. */
+static double goodput(const struct tly_replan *r, const struct try *t)
 {
+    uint32_t count = t == &r->fine ? GOODPUTS : FEW_GOODPUTS;
     double sorted[GOODPUTS];
-    if (r->goodputs < GOODPUTS)
+    if (r->goodputs < count)
         return 0;
-    memcpy(sorted, r->goodput, sizeof sorted);
-    qsort(sorted, GOODPUTS, sizeof *sorted, by_value);
-    return sorted[GOODPUTS / 2];
+    for (uint32_t i = 0; i < count; i++)
+        sorted[i] = r->goodput[(r->goodputs - 1 - i) % GOODPUTS];
+    qsort(sorted, count, sizeof *sorted, by_value);
+    return sorted[count / 2];
 }
 
 /* A card of unknown speed counts as one as slow as the slowest that is known.  Where none is known, all become known
@@ -319,6 +324,13 @@ static bool is_first_of_class(const struct tly_replan *r, const struct tly_repla
     return is_card(s, i) && r->place[i].card.value > 0;
 }
 
+/* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
+static bool is_refuted(const struct tly_replan *r, const struct place *p, double value)
+{
+    return p->refuted > 0 && r->samples < p->refuted_until && fabs(value / p->refuted - 1) < NEAR_SHARED &&
+           fabs(value / p->card.value - 1) <= TLY_GAUGE_FAR;
+}
+
 /* By the gauges.  True: something is another value than before. */
 static bool estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
@@ -337,7 +349,7 @@ static bool estimate(struct tly_replan *r, int count, const struct tly_replan_se
         if (is_card(s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i);
             double value = tly_gauge_estimate(&p->card, shared ? NEAR_SHARED : NEAR);
-            if (value != p->card.value)
+            if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
             moved |= p->next != p->card.value;
@@ -501,8 +513,8 @@ static void wait_longer(struct try *t)
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
-    double now = goodput(r);
-    if (!t || now == 0)
+    double now = t ? goodput(r, t) : 0;
+    if (now == 0)
         return false;
     r->trying = NULL;
     bool vain = now < r->before * (1 + r->promised / 2), undone = false;
@@ -520,6 +532,8 @@ static bool judge_try(struct tly_replan *r)
             continue;
         p->next = p->before;
         p->next_sums = p->before_sums;
+        p->refuted = t == &r->fine ? p->card.value : 0;
+        p->refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
         undone = true;
     }
     return undone;
@@ -554,7 +568,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         r->place[i].tried = t && (r->place[i].next != r->place[i].card.value ||
                                   r->place[i].next_sums != r->place[i].sums.value);
     r->trying = t;
-    r->before = goodput(r);
+    r->before = goodput(r, t);
     r->promised = worth;
     if (lay_to_rest(r, s, gather(r, count, s)))
         gain(r, count, s);
@@ -564,7 +578,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
 /* Perhaps somebody can do more than gauges know. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || r->samples < r->more.at || goodput(r) == 0)
+    if (r->trying || r->samples < r->more.at || goodput(r, &r->more) == 0)
         return false;
     for (int far = 0; far < 2; far++) {
         forget_candidates(r);
@@ -582,11 +596,11 @@ static bool follow(struct tly_replan *r, int count, const struct tly_replan_serv
     double worth = gain(r, count, s);
     if (!(worth >= TLY_REPLAN_LEAST_GAIN)) {
         take_quietly(r);
-        return false;
+        return try_out(r, count, s);
     }
     if (learnt || is_far(r))
         return begin_change(r, count, s, NULL, worth);
-    if (r->trying || r->samples < r->fine.at || goodput(r) == 0)
+    if (r->trying || r->samples < r->fine.at || goodput(r, &r->fine) == 0)
         return try_out(r, count, s);
     return begin_change(r, count, s, &r->fine, worth);
 }

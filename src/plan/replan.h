@@ -13,7 +13,7 @@
 
 /* --- one card, or one service's sums (estimate.c) ----------------------------------------------------- */
 
-enum { TLY_GAUGE_SHORT = 5, TLY_GAUGE_LONG = 12 }; /* samples: for large deviations, and for small ones */
+enum { TLY_GAUGE_SHORT = 5, TLY_GAUGE_LONG = 24 }; /* samples: for large deviations, and for small ones */
 
 #define TLY_GAUGE_FAR .25 /* a deviation that counts in few samples already */
 
@@ -45,7 +45,7 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
-/* Has it been idle for much of the time, in the last TLY_GAUGE_LONG samples? */
+/* Has it been idle for much of the time, in the last TLY_GAUGE_LONG / 2 samples? */
 bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
  * 0: nothing. */

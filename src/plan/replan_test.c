@@ -27,14 +27,14 @@ static void a_gauge_follows_a_full_card_both_ways(void **state)
 {
     struct tly_gauge g;
     tly_gauge_init(&g, 100, 0);
-    see(&g, 12, 96, .97);
+    see(&g, TLY_GAUGE_LONG, 96, .97);
     assert_true(tly_gauge_estimate(&g, .08) == 100); /* within 8% */
     see(&g, 2, 20, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 100); /* two of five samples */
     see(&g, 1, 20, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 20);
     tly_gauge_init(&g, 100, 0);
-    see(&g, 12, 80, .9); /* 88.9 */
+    see(&g, TLY_GAUGE_LONG, 80, .9); /* 88.9 */
     assert_true(fabs(tly_gauge_estimate(&g, .08) - 88.9) < .1);
     tly_gauge_init(&g, 50, 0);
     see(&g, 5, 90, .95);
@@ -70,12 +70,12 @@ static void a_declared_rate_is_not_exceeded(void **state)
 {
     struct tly_gauge g;
     tly_gauge_init(&g, 100, 100);
-    see(&g, 12, 150, 1);
+    see(&g, TLY_GAUGE_LONG, 150, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 100);
-    see(&g, 12, 40, 1);
+    see(&g, TLY_GAUGE_LONG, 40, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 40);
     g.value = 40;
-    see(&g, 12, 300, 1);
+    see(&g, TLY_GAUGE_LONG, 300, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 100);
 }
 
@@ -88,7 +88,7 @@ static void nonsense_is_ignored(void **state)
     for (size_t i = 0; i < 10 * sizeof bad / sizeof *bad; i++)
         tly_gauge_see(&g, &bad[i % (sizeof bad / sizeof *bad)]);
     assert_int_equal(g.count, 0);
-    see(&g, 12, 0, 1); /* nothing comes through: no estimate of zero */
+    see(&g, TLY_GAUGE_LONG, 0, 1); /* nothing comes through: no estimate of zero */
     assert_true(tly_gauge_estimate(&g, .08) == 100);
 }
 
@@ -100,11 +100,14 @@ static void nonsense_is_ignored(void **state)
 struct cluster {
     int workers, count;
     double real[MOST], sums[MOST]; /* true rates; of sums 0: no limit */
-    double noise;                  /* of all cards' rates in each step */
+    double noise;                  /* of all cards' rates, drawn anew for each step, */
+    uint32_t hold;                 /* or for so many */
+    double now[MOST];              /* true rates of this step */
+    double bias[MOST];             /* what a gauge adds to the rate that it sees, always */
     double lie[MOST];              /* it claims this backlog; 0: the truth */
     struct tly_replan *r;
     struct tly_replan_service s[MOST];
-    uint32_t changes;
+    uint32_t changes, steps;
     double seconds; /* of the last step */
     unsigned random;
 };
@@ -180,7 +183,7 @@ static double fraction(const struct cluster *c)
 
 static void start(struct cluster *c, int workers, int spare, const double *said, double most)
 {
-    *c = (struct cluster){.workers = workers, .count = workers + spare, .random = 1};
+    *c = (struct cluster){.workers = workers, .count = workers + spare, .hold = 1, .random = 1};
     assert_int_equal(tly_replan_create(false, &c->r), 0);
     for (int i = 0; i < c->count; i++) {
         c->real[i] = 100;
@@ -194,13 +197,15 @@ static void start(struct cluster *c, int workers, int spare, const double *said,
 
 static void step(struct cluster *c)
 {
-    double real[MOST], all = c->workers;
+    double *real = c->now, all = c->workers;
     uint32_t weight[MOST], total = 0;
     weights(c, weight);
     for (int i = 0; i < c->count; i++) {
-        real[i] = c->real[i] * fmax(.5, 1 + c->noise * normal(c));
+        if (c->steps % c->hold == 0)
+            real[i] = c->real[i] * fmax(.5, 1 + c->noise * normal(c));
         total += weight[i];
     }
+    c->steps++;
     c->seconds = took(c, real, weight);
     for (int i = 0; i < c->count; i++) {
         double moved = c->s[i].machine.ranks + (all - 2 * c->s[i].machine.ranks) * weight[i] / total;
@@ -210,7 +215,7 @@ static void step(struct cluster *c)
         double busy = fmin(1, sqrt(used) * (1 + .02 * normal(c)));
         if (c->lie[i] > 0)
             busy = c->lie[i];
-        c->s[i].card = (struct tly_sight){moved / c->seconds, busy, busy};
+        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, busy};
         /* What is not taken off the connections shows as such only where it lies there for most of the time. */
         c->s[i].sums =
             (struct tly_sight){inputs / c->seconds, adding > .9 ? adding : 0, adding > .9 ? adding : 0};
@@ -276,7 +281,7 @@ static void a_workers_card_halves(void **state)
         assert_true(settled(&c, 20) >= .95);
         run(&c, 30);
         c.real[1] = 100;
-        assert_true(settled(&c, 60) >= .95);
+        assert_true(settled(&c, 20) >= .95);
         finish(&c);
     }
 }
@@ -309,7 +314,7 @@ static void nothing_known_becomes_known(void **state)
     struct cluster c;
     start(&c, 4, 2, nothing, 0);
     c.real[5] = 30;
-    assert_true(settled(&c, 50) >= .95);
+    assert_true(settled(&c, 60) >= .95);
     finish(&c);
     start(&c, 4, 2, nothing, 0);
     c.noise = .05;
@@ -337,6 +342,33 @@ static void a_steady_cluster_stays(void **state)
                 assert_int_equal(c.s[i].weight, exact[i]);
             finish(&c);
         }
+    }
+}
+
+/* Gauges err, and always the same way, where processors are short; and noise lasts for longer than a sample.  Of what they say
+ * little is tried, and what was in vain is not tried again.  2,000 samples are 1,000 steps of 0.8 s. */
+static void gauges_that_err_change_little(void **state)
+{
+    enum { SEEDS = 10 };
+    EACH_SHAPE(k)
+    {
+        uint32_t all = 0;
+        double reached = 0;
+        for (unsigned seed = 1; seed <= SEEDS; seed++) {
+            struct cluster c;
+            start(&c, shapes[k][0], shapes[k][1], NULL, 0);
+            c.random = seed * 7919;
+            c.noise = .05;
+            c.hold = 3;
+            for (int i = 0; i < c.count; i++)
+                c.bias[i] = .03 * normal(&c);
+            run(&c, 2000);
+            all += c.changes;
+            reached += fraction(&c);
+            finish(&c);
+        }
+        assert_true(all <= 2 * SEEDS);
+        assert_true(reached >= .99 * SEEDS);
     }
 }
 
@@ -425,23 +457,26 @@ static void sums_that_are_slow_are_found_and_found_again(void **state)
 /* All cards wander, in each step by 1%, between a half and the whole.  The split that machines alike have reaches less. */
 static void a_random_walk_is_followed(void **state)
 {
-    struct cluster c;
+    enum { STEPS = 2000, WALKS = 6 };
     double sum = 0, without = 0;
-    uint32_t exact[MOST];
-    enum { STEPS = 2000 };
-    start(&c, 8, 4, NULL, 0);
-    tly_plan_weights(8, 4, exact);
-    c.noise = .02;
-    for (int i = 0; i < STEPS; i++) {
-        for (int j = 0; j < c.count; j++)
-            c.real[j] = fmin(100, fmax(50, c.real[j] * (1 + .01 * normal(&c))));
-        step(&c);
-        sum += fraction(&c);
-        without += best(&c) / took(&c, c.real, exact);
+    for (unsigned seed = 1; seed <= WALKS; seed++) {
+        struct cluster c;
+        uint32_t exact[MOST];
+        start(&c, 8, 4, NULL, 0);
+        tly_plan_weights(8, 4, exact);
+        c.random = seed;
+        c.noise = .02;
+        for (int i = 0; i < STEPS; i++) {
+            for (int j = 0; j < c.count; j++)
+                c.real[j] = fmin(100, fmax(50, c.real[j] * (1 + .01 * normal(&c))));
+            step(&c);
+            sum += fraction(&c);
+            without += best(&c) / took(&c, c.real, exact);
+        }
+        finish(&c);
     }
-    assert_true(sum / STEPS >= .82);
-    assert_true(sum > 1.1 * without);
-    finish(&c);
+    assert_true(sum / STEPS / WALKS >= .82);
+    assert_true(sum > 1.06 * without);
 }
 
 /* It goes back and forth with every other change of the split: that is followed ever more slowly. */
@@ -488,6 +523,7 @@ int main(void)
         cmocka_unit_test(a_wrong_start_mends),
         cmocka_unit_test(nothing_known_becomes_known),
         cmocka_unit_test(a_steady_cluster_stays),
+        cmocka_unit_test(gauges_that_err_change_little),
         cmocka_unit_test(all_cards_alike_change_together),
         cmocka_unit_test(a_declared_card_is_not_tried_beyond_that),
         cmocka_unit_test(a_liar_stops_nobody),
