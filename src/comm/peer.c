@@ -543,7 +543,7 @@ void tly_peer_drop(struct peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;
-    p->open = false;
+    p->open = p->glanced = false;
     p->told = 0;
     tly_outbox_finish(&p->outbox, NULL, NULL);
     if (p->comm->reports_missing && !p->reported) { /* it will not answer */

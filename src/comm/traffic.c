@@ -98,7 +98,7 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
                                       since(now->out.busy_us, then->out.busy_us)};
     l->held_us = since(now->held_us, then->held_us);
-    if (p->answered && now->in.bytes >= then->in.bytes)
+    if (p->answered && then->in.bytes && now->in.bytes >= then->in.bytes) /* 0: the service does not know */
         l->in = (struct tly_traffic_way){now->in.bytes - then->in.bytes,
                                          since(now->in.busy_us, then->in.busy_us)};
 }

@@ -68,30 +68,30 @@ static bool is_complete(const struct tly_coordinator *c)
     return all;
 }
 
-/* The services as the replanner is to see them, but for the sample; what was found of sums is its own to add. */
-static void describe(struct tly_coordinator *c, struct tly_replan_service *s)
+/* The services as the replanner is to see them, without the sample.  It adds by itself what it has found of their sums and
+ * which of them rest, so both are left out here.  -ENOMEM. */
+static int describe(const struct tly_coordinator *c, struct tly_replan_service *s)
 {
-    struct tly_roster *r = &c->roster;
-    struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
-    uint64_t *found = calloc(r->service_count, sizeof *found);
-    for (uint32_t i = 0; machine && found && i < r->service_count; i++) {
-        found[i] = r->services[i].sum_found;
-        r->services[i].sum_found = 0;
+    struct tly_roster r = c->roster;
+    struct tly_plan_machine *machine = calloc(r.service_count, sizeof *machine);
+    r.services = malloc(r.service_count * sizeof *r.services);
+    int err = machine && r.services ? 0 : -ENOMEM;
+    if (!err)
+        memcpy(r.services, c->roster.services, r.service_count * sizeof *r.services);
+    for (uint32_t i = 0; !err && i < r.service_count; i++) {
+        r.services[i].sum_found = 0;
+        r.services[i].rests = 0;
     }
-    if (machine && found)
-        tly_roster_machines(r, machine);
-    for (uint32_t i = 0; machine && found && i < r->service_count; i++) {
-        r->services[i].sum_found = found[i];
-        s[i].machine = machine[i];
-        bool rests = r->services[i].rests; /* that is the replanner's to say */
-        r->services[i].rests = 0;
-        s[i].active = tly_roster_shares(r, i);
-        r->services[i].rests = rests;
-        s[i].spare = i >= r->machine_count;
-        s[i].weight = r->services[i].weight;
-    }
+    if (!err)
+        tly_roster_machines(&r, machine);
+    for (uint32_t i = 0; !err && i < r.service_count; i++)
+        s[i] = (struct tly_replan_service){.machine = machine[i],
+                                           .active = tly_roster_shares(&r, i),
+                                           .spare = i >= r.machine_count,
+                                           .weight = r.services[i].weight};
+    free(r.services);
     free(machine);
-    free(found);
+    return err;
 }
 
 /* --- words ------------------------------------------------------------------------------------------ */
@@ -382,8 +382,7 @@ void tly_adapt_tick(struct tly_coordinator *c)
         if (of[i] && of[i]->epochs > epochs)
             epochs = of[i]->epochs;
     }
-    if (of && s && epochs <= MOST_EPOCHS) {
-        describe(c, s);
+    if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0) {
         tly_traffic_sum(r, of, s, &goodput);
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
         tell_standout(c, tly_replan_standout(a->replan, (int)r->service_count, s));

@@ -393,7 +393,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        if (m->joined)
+        if (m->joined && m->info.role == TLY_ROLE_RANK)
             tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {

@@ -655,13 +655,11 @@ static void set_sizes(struct tly_service *s, uint64_t part_bytes, uint64_t shari
         suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
         s->window_bytes = suits > s->part_most ? suits : s->part_most;
     }
-    if (!s->params->fragment_bytes) {
-        s->fragment_bytes = part_bytes / 2 < FRAGMENT ? (uint32_t)part_bytes / 2 : FRAGMENT;
-        if (s->fragment_bytes < SEGMENT)
-            s->fragment_bytes = SEGMENT;
-    }
-    if (s->fragment_bytes > part_bytes)
-        s->fragment_bytes = (uint32_t)part_bytes;
+    uint64_t half = part_bytes / 2 < FRAGMENT ? part_bytes / 2 : FRAGMENT;
+    uint64_t fragment = s->params->fragment_bytes ? s->params->fragment_bytes
+                        : half < SEGMENT          ? SEGMENT
+                                                  : half;
+    s->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
     /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
      * for this service are back; the credit is half a window, two parts for each service, unless told. */
     uint64_t news = 3 * s->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
