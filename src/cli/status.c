@@ -360,6 +360,10 @@ static void print_job(const struct job *j, const struct asker *a)
         printf("%u ranks are expected\n", s->size);
     else
         printf("no rank has joined yet\n");
+    if (s->held_up[0])
+        printf("held up by %s\n", s->held_up);
+    if (s->changed[0])
+        printf("the split last changed: %s\n", s->changed);
     if (s->state < TLY_JOB_RUNNING)
         print_missing(s);
     if (s->size)
@@ -467,6 +471,8 @@ static void json_job(const struct job *j, const struct asker *a)
     if (s->has_roster)
         printf("\"machines\": %u, \"epoch\": %u, \"part_bytes\": %" PRIu64 ", ", s->roster.machine_count,
                s->roster.epoch, s->roster.part_bytes);
+    json_text("held_up_by", s->held_up, ", ");
+    json_text("split_changed", s->changed, ", ");
     printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
     json_ranks(s);
     printf("\"services\": [");

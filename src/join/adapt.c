@@ -170,7 +170,8 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     name(&c->roster, i, who, sizeof who);
     describe_speed(s, speed, sizeof speed);
     bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - NEWS);
-    tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s %s: %s", who, speed, what);
+    snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
+    tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
 }
 
 /* The change is made: what it was for, and what comes of it. */
@@ -344,6 +345,18 @@ static void tell_standout(struct tly_coordinator *c, int who)
     if (!w.failed)
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
+}
+
+void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len)
+{
+    uint32_t service = c->adapt.standout;
+    out[0] = '\0';
+    if (c->state != RUNNING || !c->adapt.replan)
+        return;
+    if (service == TLY_ALL_SERVICES)
+        snprintf(out, len, "all network cards, which carry about half of what was said or measured");
+    else if (service < c->roster.service_count)
+        name(&c->roster, service, out, len);
 }
 
 /* The split is to stay: what would change it is said, and no more. */

@@ -306,6 +306,8 @@ static void answer(struct member *watcher)
         memcpy(out->address, info->address, sizeof out->address);
         memcpy(out->host, info->host, sizeof out->host);
     }
+    tly_adapt_held_up(c, s.held_up, sizeof s.held_up);
+    snprintf(s.changed, sizeof s.changed, "%s", c->adapt.changed);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);

@@ -115,6 +115,7 @@ struct tly_coordinator {
         double takes;      /* seconds for a byte before that */
         int64_t since;     /* awake clock: first report of the sample; 0: none */
         uint32_t standout; /* the service that ranks were told holds all up, or TLY_NO_SERVICE */
+        char changed[400]; /* what was said of the last change */
     } adapt;
     uint32_t watchers, known;
     struct setback *setbacks; /* owned: machines whose tallyd a rank could not reach; src/join/setback.c */
@@ -200,6 +201,8 @@ void tly_adapt_apply(struct tly_coordinator *c);
 /* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
+/* Who holds all up now, for `tally status`; "": nobody. */
+void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len);
 void tly_adapt_finish(struct tly_coordinator *c);
 
 /* --- setback.c ----------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
  *   state, size, servers   32 each
  *   age_ms                 64
  *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
+ *   held_up, changed       texts
  *   has_roster             32; if 1: the roster */
 #include "join/status.h"
 
@@ -38,6 +39,8 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
         tly_write_text(w, m->address);
         tly_write_text(w, m->host);
     }
+    tly_write_text(w, s->held_up);
+    tly_write_text(w, s->changed);
     tly_write32(w, s->has_roster);
     if (s->has_roster)
         tly_roster_write(w, &s->roster);
@@ -75,6 +78,8 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
     }
     for (; !err && s.member_count < count; s.member_count++)
         err = read_member(r, &s, &s.members[s.member_count]);
+    tly_read_text(r, s.held_up, sizeof s.held_up);
+    tly_read_text(r, s.changed, sizeof s.changed);
     uint32_t has_roster = tly_read32(r);
     if (!err && (r->failed || has_roster > 1))
         err = -EPROTO;

@@ -36,6 +36,8 @@ struct tly_status {
     uint64_t age_ms;  /* of the coordinator */
     uint32_t member_count;
     struct tly_status_member *members; /* owned */
+    char held_up[200];                 /* who holds all up by its card or its sums; "" nobody */
+    char changed[400];                 /* the last change of the split, what for and when; "" none */
     bool has_roster;                   /* from INVITING on */
     struct tly_roster roster;
 };

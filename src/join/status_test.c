@@ -39,7 +39,9 @@ static struct tly_status example(void)
                            .servers = 3,
                            .age_ms = 1ull << 40,
                            .member_count = 2,
-                           .members = members};
+                           .members = members,
+                           .held_up = "tallyd 0 (two)",
+                           .changed = "its share is now 6%"};
     s.has_roster = true;
     s.roster = (struct tly_roster){
         .epoch = 1,
@@ -75,6 +77,8 @@ static void there_and_back(void **state)
     assert_int_equal(t.members[0].stand, TLY_STAND_PROVED);
     assert_string_equal(t.members[1].address, "::");
     assert_string_equal(t.members[1].host, "two");
+    assert_string_equal(t.held_up, "tallyd 0 (two)");
+    assert_string_equal(t.changed, "its share is now 6%");
     assert_true(t.has_roster);
     assert_int_equal(t.roster.ranks[1].local_rank, 1);
     assert_string_equal(t.roster.services[1].address, "10.0.0.2");

@@ -60,6 +60,24 @@ static struct pulse {
     struct tly_service *service; /* borrowed; NULL: not yet */
 } pulse;
 
+/* Of the roster that holds, what concerns this service. */
+static void tell_share(struct tly_health_news *n, const struct tly_roster *r, uint64_t incarnation)
+{
+    double total = 0;
+    n->share = 0;
+    n->bandwidth = n->said = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        total += r->services[i].weight;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        if (s->incarnation != incarnation || s->state == TLY_SERVICE_GONE)
+            continue;
+        n->share = total > 0 ? s->weight / total : 0;
+        n->bandwidth = s->bandwidth;
+        n->said = s->said;
+    }
+}
+
 static void tell(struct tly_hook *h)
 {
     const struct tly_roster *r = &pulse.member->roster;
@@ -72,8 +90,10 @@ static void tell(struct tly_hook *h)
     n->machines = r->machine_count;
     n->services = r->service_count;
     n->epoch = r->epoch;
-    if (pulse.service)
+    if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
+        tell_share(n, r, tly_service_incarnation(pulse.service));
+    }
     tly_health_tell(pulse.health, n);
 }
 

@@ -1,13 +1,14 @@
 """The plan follows the network: cards of the emulated cluster change while a job runs, and its split follows, without anybody
 coming or going; and what has changed is said.  Times are not looked at (bench/adapt does)."""
 
+import json
 import re
 import sys
 
 import lab as cluster
 import pytest
 from lab import Lab
-from test_lab import BUILD, PATIENCE_S, eventually, tallyd
+from test_lab import BUILD, PATIENCE_S, built, eventually, tallyd
 
 pytestmark = pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
 
@@ -44,11 +45,18 @@ class Running:
         base = {"PYTHONPATH": str(BUILD / "python"), **env}
         ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
         argv = [sys.executable, "-c", STEPS, str(self.stop)]
+        self.net, self.env = net, ranks[1]
         self.services = [net.start(h, [tallyd(), "--once"], daemons[h], inherit=False) for h in SERVICES]
         self.ranks = [net.start(h, argv, ranks[i], inherit=False) for i, h in enumerate(WORKERS)]
 
     def said(self, pattern):
         return re.findall(pattern, self.ranks[0].output())
+
+    def status(self):
+        """What `tally status` says on another rank's host."""
+        done = self.net.run("w1", [built("bin/tally", "src/cli/tally"), "status", "--json"], self.env, inherit=False)
+        assert done.status == 0, done.output
+        return json.loads(done.output)
 
     def finish(self):
         self.stop.touch()
@@ -70,6 +78,10 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
         eventually(lambda: any(share(line) < 15 for line in job.said(slow)))
+        seen = job.status()
+        assert re.match(slow, seen["split_changed"]), seen["split_changed"]
+        last = seen["services"][-1 if seen["services"][-1]["host"] == "c1" else -2]
+        assert last["declared_bits_per_s"] == 50e6 and last["bandwidth_bits_per_s"] < 15e6 and last["share"] < 0.15
         net.set_rate("c1", "50mbit")
         eventually(lambda: any(share(line) > 22 for line in job.said(back)))
         job.finish()
@@ -82,6 +94,7 @@ def test_a_split_that_is_to_stay_stays(tmp_path):
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
         eventually(lambda: job.said(line))
+        eventually(lambda: re.search(r"tallyd [01] \(c1\)", job.status()["held_up_by"]))
         output = job.finish()
     assert "its share is now" not in output
     assert re.search(r"held up by tallyd [01] on c1", output), output
