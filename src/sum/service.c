@@ -664,6 +664,7 @@ static void set_sizes(struct tly_service *s, uint64_t part_bytes, uint64_t shari
      * for this service are back; the credit is half a window, two parts for each service, unless told. */
     uint64_t news = 3 * s->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     s->pace_bytes = (uint32_t)(news < most ? news : most);
+    tly_straggler_begin_anew(&s->straggler);
     for (uint32_t i = 0; i < s->ranks; i++) {
         struct session *p = s->by_rank[i];
         if (!p)
