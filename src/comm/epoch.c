@@ -544,8 +544,12 @@ void tly_epoch_prepare(void *comm, const struct tly_roster *next)
 {
     tally_comm *c = comm;
     size_t decided = c->verdict_count < TLY_VERDICTS ? c->verdict_count : TLY_VERDICTS, count = decided;
-    if (!c->preparing)
+    if (!c->preparing) {
         c->preparing_since = c->loop.awake;
+        c->prepared = next->epoch;
+        tly_stamp(c->trace, TLY_AT_PREPARED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART,
+                  (uint32_t)next->part_bytes);
+    }
     c->preparing = next->epoch;
     /* First nothing more may land from who is gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
@@ -694,6 +698,8 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
     for (int i = 0; i < c->machines; i++)
         if (c->peers[i].open)
             say_all(&c->peers[i], 0);
+    if (c->preparing)
+        tly_stamp(c->trace, TLY_AT_COMMITTED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART, c->epoch->part_bytes);
     c->preparing = 0;
     tly_op_drain(c);
 }

@@ -414,6 +414,7 @@ struct tally_comm {
         promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
     uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
     int64_t preparing_since; /* awake clock */
+    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
     int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
     uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
     struct tly_pool copies;
