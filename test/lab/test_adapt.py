@@ -2,8 +2,11 @@
 coming or going; and what has changed is said.  Times are not looked at (bench/adapt does)."""
 
 import json
+import os
+import random
 import re
 import sys
+import time
 
 import lab as cluster
 import pytest
@@ -45,7 +48,7 @@ class Running:
         base = {"PYTHONPATH": str(BUILD / "python"), **env}
         ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
         argv = [sys.executable, "-c", STEPS, str(self.stop)]
-        self.net, self.env = net, ranks[1]
+        self.net, self.env, self.daemons = net, ranks[1], daemons
         self.services = [net.start(h, [tallyd(), "--once"], daemons[h], inherit=False) for h in SERVICES]
         self.ranks = [net.start(h, argv, ranks[i], inherit=False) for i, h in enumerate(WORKERS)]
 
@@ -57,6 +60,11 @@ class Running:
         done = self.net.run("w1", [built("bin/tally", "src/cli/tally"), "status", "--json"], self.env, inherit=False)
         assert done.status == 0, done.output
         return json.loads(done.output)
+
+    def replace(self, i):
+        """A tallyd dies, and another comes on its host."""
+        self.services[i].kill()
+        self.services[i] = self.net.start(SERVICES[i], [tallyd(), "--once"], self.daemons[SERVICES[i]], inherit=False)
 
     def finish(self):
         self.stop.touch()
@@ -105,4 +113,24 @@ def test_a_start_of_which_the_figures_were_wrong_mends(tmp_path):
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
         job = Running(net, tmp_path, {"TALLY_MEASURED": "w0=50M,w1=50M,w2=50M,w3=50M,c0=50M,c1=17M"})
         eventually(lambda: job.said(r"tallyd [01] \(c1\) carries 0\.0[3-5]\d* Gbit/s since"))
+        job.finish()
+
+
+# `make chaos` has more seeds.
+@pytest.mark.parametrize("seed", range(1, 9 if os.environ.get("TALLY_CHAOS") else 2))
+def test_cards_change_at_random_while_tallyds_die(tmp_path, seed):
+    """Whatever the cards do, and in whatever phase of a change a tallyd dies: each step's sums are right, and nobody else ends."""
+    rnd = random.Random(f"rates {seed}")
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_MEASURED": ",".join(f"{h}=50M" for h in WORKERS + SERVICES)})
+        eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+        for _ in range(16):
+            for host in rnd.sample(WORKERS + SERVICES, rnd.randrange(1, 4)):
+                net.set_rate(host, f"{rnd.choice([10, 20, 35, 50])}mbit")
+            time.sleep(rnd.random() * 2)
+            if rnd.random() < 0.3:
+                job.replace(rnd.randrange(len(SERVICES)))
+        for host in WORKERS + SERVICES:
+            net.set_rate(host, "50mbit")
+        eventually(lambda: job.said("its share is now"))
         job.finish()
