@@ -1,9 +1,11 @@
-/* traffic.c - what this rank sees of its own traffic, for the coordinator, which plans by it (src/join/adapt.c).
+/* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/join/adapt.c).
  *
- * Every 400 ms, if operations were under way for 100 ms of them, it takes a glance: how much the kernel has sent over each
- * connection and for how long there was something to send, and asks the services for the same of their results.  When
- * they have answered, what has changed since the glance before goes to the coordinator.  A glance costs one system call
- * and two small frames a connection. */
+ * Every 400 ms, if operations were under way for at least 100 ms of them, the rank takes a glance: it reads from the kernel
+ * how much each connection has sent and for how long it had something to send, and asks each service for the same of its
+ * results.  When all have answered, the difference to the glance before goes to the coordinator.  A glance costs a system
+ * call and two small frames for each connection.
+ *
+ * All of it belongs to the rank's loop. */
 #include <stdlib.h>
 
 #include "base/clock.h"

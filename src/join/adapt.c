@@ -1,9 +1,13 @@
-/* adapt.c - the plan follows the network: ranks' reports of their traffic (traffic.c) become samples, of which a replanner
- * (src/plan/replan.c) makes estimates.  When another split pays, a change begins as if somebody had come or gone.  What has
- * changed, and what that does, is said in one line.
+/* adapt.c - the plan follows the network.
  *
- * A sample is complete when all ranks have reported; what comes of them within no reasonable time, or is of another epoch, is
- * dropped, for a card's rate is the sum of all that its connections carry. */
+ * Ranks report their traffic (traffic.c).  The coordinator makes a sample of their reports, and the replanner
+ * (src/plan/replan.c) makes estimates of the samples.  When another split pays, a change begins as if a service had come or
+ * gone.  One line says what has changed, and what that does.
+ *
+ * A card's rate is the sum of what all its connections carry, so a sample needs all ranks' reports.  Reports of another
+ * epoch are dropped, and so are those of a sample that is not complete after WAIT_MS.
+ *
+ * All of it belongs to the coordinator's loop. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +24,7 @@ enum {
     WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
     MOST_EPOCHS = 5, /* the newest and four older ones: with more alive at some rank nothing changes */
 };
-/* What deviates from what was said by more than this is said. */
+/* A card that carries more or less than was said by this fraction is news. */
 #define NEWS .15
 
 /* --- samples ---------------------------------------------------------------------------------------- */
@@ -146,7 +150,7 @@ static void describe_speed(const struct tly_roster_service *s, char *out, size_t
         snprintf(out, len, "carries %.3g Gbit/s since %s", is, at);
 }
 
-/* The service of which there is most news since it was last told; TLY_NO_SERVICE: of none there is any. */
+/* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by NEWS. */
 static uint32_t find_news(const struct tly_coordinator *c)
 {
     uint32_t found = TLY_NO_SERVICE;
@@ -174,7 +178,7 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
 }
 
-/* The change is made: what it was for, and what comes of it. */
+/* A change of our making holds: say what it was for, and what comes of it. */
 static void tell_change(struct tly_coordinator *c, double took)
 {
     const struct tly_roster *r = &c->roster;
@@ -190,7 +194,7 @@ static void tell_change(struct tly_coordinator *c, double took)
             first = j;
         }
     }
-    if (i == TLY_NO_SERVICE) /* of several there is little news: the one of which there is most to be seen */
+    if (i == TLY_NO_SERVICE) /* each card has changed a little: the service whose share has changed most */
         i = first;
     double was = i < c->adapt.places && total > 0 ? 100 * c->adapt.place[i].weight / total : 0;
     if (r->services[i].rests)
@@ -213,7 +217,7 @@ static void remember(struct tly_coordinator *c)
 
 /* --- changes ---------------------------------------------------------------------------------------- */
 
-/* A replanner that has a place for each service of the roster.  Without memory there is none. */
+/* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
 static void make_places(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
@@ -263,7 +267,7 @@ static uint64_t bits(double bytes)
     return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
 }
 
-/* Values that are alike stay alike; who has not been here before has none yet. */
+/* What the replanner knows, into the roster.  A service that has just come has the values that it said. */
 static void apply(struct tly_coordinator *c)
 {
     const struct adapt *a = &c->adapt;
@@ -320,7 +324,7 @@ static void warn_of_all(const struct tly_coordinator *c)
         8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
 }
 
-/* It still carries less than was said, though it does not hold all up in this moment. */
+/* It still carries less than was said, though nobody waits for it at this moment. */
 static bool is_slow_still(const struct tly_coordinator *c, uint32_t service)
 {
     return service < c->roster.service_count && service < c->adapt.places &&
@@ -329,7 +333,7 @@ static bool is_slow_still(const struct tly_coordinator *c, uint32_t service)
                (1 - NEWS) * (double)c->roster.services[service].said;
 }
 
-/* Who holds all up, to all: they say so at the end. */
+/* Tell all ranks who holds them up; their last line says so. */
 static void tell_standout(struct tly_coordinator *c, int who)
 {
     struct tly_writer w = {0};
@@ -359,7 +363,7 @@ void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len)
         name(&c->roster, service, out, len);
 }
 
-/* The split is to stay: what would change it is said, and no more. */
+/* With TALLY_REPLAN=0: say what has changed, and keep the split. */
 static void tell_only(struct tly_coordinator *c)
 {
     struct tly_roster *r = &c->roster;

@@ -1,4 +1,4 @@
-/* estimate.c - a gauge: what one network card, or one service's sums, can carry, of samples of the job's own traffic.
+/* estimate.c - a gauge: what one network card, or one service's sums, can carry, by samples of the job's own traffic.
  *
  * Each sample has a rate and a fraction of time in which there was a backlog.  A card that limits the job has one nearly
  * all the time: 0.9 to 1.0 on the emulated cluster, where other cards had 0.2 to 0.76 (4 + 2 and 8 + 8 machines, one card

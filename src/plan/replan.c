@@ -1,13 +1,18 @@
 /* replan.c - which estimates hold, and when the split changes.
  *
- * Estimates are noisy, the split of machines that are alike is exact (Eq. 1, 2).  So a value changes only when a gauge is
- * sure, and takes the value of another machine that is near: machines that are alike stay alike, to the last bit.  And the
- * split changes only where the plan promises 3% or more.
+ * Each place has a value (what the plan goes by), a gauge, and in each step a candidate, `next`.  A step looks, in this
+ * order: has the try that is under way brought what it promised (judge_try)?  Do gauges say another value (estimate,
+ * follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a split that promises 3% or more
+ * changes it; a value whose change promises less is kept quietly.
  *
- * An estimate that is too low does not show by itself: the card has time to spare, as a card may that is of no use.  If the
- * plan would gain by a higher value that is tried, and taken back unless at least half of what it promised comes.  So are small
- * deviations, for gauges err by a few per cent where processors are short.  A tallyd that is so slow
- * that its share would be next to nothing rests; after a while it is tried with a quarter of what the others carry. */
+ * Estimates are noisy, and the split of machines that are alike is exact (Eq. 1, 2).  So a value changes only when its gauge
+ * is sure, and takes another machine's value where that is near: machines that are alike stay alike, to the last bit.
+ *
+ * A value that is too low does not show: the card has time to spare, and so has a card that cannot be used better.  If the
+ * plan would gain by a higher value, that is tried, and taken back unless at least half of the promised gain comes.  Small
+ * deviations are tried in the same way, for gauges err by a few per cent where processors are short.
+ *
+ * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include "plan/replan.h"
 
 #include <errno.h>
@@ -287,7 +292,8 @@ static bool is_shared(const struct tly_replan *r, int count, const struct tly_re
     return false;
 }
 
-/* Cards that share a value move together, when the median of them says so; who is far from that moves alone. */
+/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A card
+ * that is far from the median moves alone. */
 static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
 {
     double value = r->place[first].card.value;
@@ -426,7 +432,7 @@ static uint32_t soon(const struct tly_replan *r)
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
-/* Whoever goes back and forth is followed more and more slowly. */
+/* A card that goes back and forth is followed more and more slowly. */
 static void pace(struct tly_replan *r, bool reversal)
 {
     uint32_t quiet = r->samples - r->changed_at;
@@ -464,7 +470,7 @@ static bool change(struct tly_replan *r, bool undone)
     return true;
 }
 
-/* Who would have next to nothing has nothing: a part is as long as it is.  True: somebody. */
+/* A tallyd that would have next to nothing has nothing, for it gets whole parts.  True: there is one. */
 static bool lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
 {
     double total = 0;
@@ -539,7 +545,7 @@ static bool judge_try(struct tly_replan *r)
     return undone;
 }
 
-/* Where the split need not follow it is better to know, but not to part cards that are alike. */
+/* The split need not follow, but keep what is known; only cards that are alike are not parted for it. */
 static void take_quietly(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++)

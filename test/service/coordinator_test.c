@@ -372,8 +372,8 @@ static void test_a_guest_learns_who_has_left(void **state)
 
 enum seen { FINE, SLOW, HALF };
 
-/* What a rank sees where the tallyd carries a fifth of what it has said, or, or nobody holds anybody up, and each card carries nearly all or half of that.  Cards
- * say 800 Mbit/s. */
+/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: the tallyd carries a fifth of that; FINE, HALF: nobody holds anybody up, and
+ * each card carries nearly all of that, or half. */
 static void report(struct member *m, uint32_t epoch, enum seen seen)
 {
     enum { ACTIVE_US = 400000 };
