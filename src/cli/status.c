@@ -20,8 +20,8 @@
 #include "join/place.h"
 #include "join/status.h"
 #include "sum/service.h"
+#include "transport/address.h"
 #include "transport/outbox.h"
-#include "transport/tcp/socket.h"
 #include "transport/transport.h"
 
 const char tly_cli_status_usage[] =
@@ -120,14 +120,14 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
 
-static void start(struct asker *a, struct query *q, const struct sockaddr_storage *to)
+static void start(struct asker *a, struct query *q, const struct tly_endpoints *to)
 {
     struct tly_link_config c = {
-        .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .silence_ns = 0};
+        .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .by_address = true};
     tly_outbox_init(&q->outbox);
     q->started = true;
     tly_loop_lock(&a->loop);
-    int err = tly_tcp_connect(&a->loop, to, &c, &q->link);
+    int err = tly_link_dial(&a->loop, to, &c, &q->link);
     tly_loop_unlock(&a->loop);
     if (err)
         end(q, -err, strerror(-err));
@@ -163,7 +163,9 @@ static void finish(struct asker *a, struct query *q, size_t count)
 
 /* A service, and what it says. */
 struct service {
-    char name[64], address[64];
+    char name[64];
+    struct tly_endpoints at;
+    char address[TLY_HOST_TEXT]; /* of that, and `port` */
     const char *host;
     bool embedded;
     uint32_t rank, port;
@@ -180,13 +182,13 @@ struct job {
     size_t service_count;
 };
 
-static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host, const char *address,
-                        uint32_t port)
+static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host,
+                        const struct tly_endpoints *at)
 {
     struct service *s = &j->services[j->service_count++];
-    *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .port = port};
+    *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .at = *at};
     snprintf(s->name, sizeof s->name, s->embedded ? "rank %u" : "tallyd %u", number);
-    snprintf(s->address, sizeof s->address, "%s", address);
+    s->port = tly_endpoints_host(at, s->address);
 }
 
 /* "::" is wherever the coordinator is. */
@@ -194,9 +196,8 @@ static void place_members(struct tly_status *s, const struct sockaddr_storage *c
 {
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct sockaddr_storage a;
-        char *address = s->members[i].address;
-        if (tly_address_parse(address, 0, &a) == 0 && tly_address_is_any(&a))
-            tly_address_host(coordinator, address, sizeof s->members[i].address);
+        if (tly_endpoints_address(&s->members[i].at, &a) && tly_address_is_any(&a))
+            tly_endpoints_place(&s->members[i].at, coordinator);
     }
 }
 
@@ -218,8 +219,7 @@ static int list_services(struct job *j)
         const struct tly_roster_service *x = &r->services[i];
         if (x->state == TLY_SERVICE_GONE)
             continue; /* nobody has this place */
-        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host,
-                    x->address, x->port);
+        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host, &x->at);
         struct service *added = &j->services[j->service_count - 1];
         added->bandwidth = x->bandwidth;
         added->said = x->said;
@@ -229,7 +229,7 @@ static int list_services(struct job *j)
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
         const struct tly_status_member *m = &s->members[i];
         if (m->role == TLY_ROLE_TALLYD)
-            add_service(j, m->role, tallyd++, m->host, m->address, m->port);
+            add_service(j, m->role, tallyd++, m->host, &m->at);
     }
     return 0;
 }
@@ -239,8 +239,8 @@ static void ask_services(struct job *j, struct asker *a)
     for (size_t i = 0; i < j->service_count; i++) {
         struct sockaddr_storage to;
         const struct service *s = &j->services[i];
-        if (tly_address_parse(s->address, (uint16_t)s->port, &to) == 0) {
-            start(a, &j->answers[i], &to);
+        if (tly_endpoints_address(&s->at, &to)) {
+            start(a, &j->answers[i], &s->at);
         } else {
             j->answers[i].done = true;
             j->answers[i].err = EINVAL;
@@ -370,11 +370,13 @@ static void print_job(const struct job *j, const struct asker *a)
         printf("\n%6s %7s  %-16s %-24s %8s  %s\n", "rank", "machine", "host", "address", "process", "state");
     for (uint32_t i = 0; i < s->size; i++) {
         const struct tly_status_member *m = find_rank(s, i);
-        char machine[16] = "-";
+        char machine[16] = "-", address[TLY_HOST_TEXT] = "-";
+        if (m)
+            tly_endpoints_host(&m->at, address);
         if (s->has_roster)
             snprintf(machine, sizeof machine, "%u", s->roster.ranks[i].machine);
-        printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", m ? m->address : "-",
-               m ? m->pid : 0, stand_of(s, m));
+        printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", address, m ? m->pid : 0,
+               stand_of(s, m));
     }
     if (j->service_count)
         printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %6s  %s\n", "service of", "host",
@@ -453,8 +455,10 @@ static void json_ranks(const struct tly_status *s)
         if (s->has_roster)
             printf("\"machine\": %u, ", s->roster.ranks[i].machine);
         if (m) {
+            char address[TLY_HOST_TEXT];
             json_text("host", m->host, ", ");
-            json_text("address", m->address, ", ");
+            tly_endpoints_host(&m->at, address);
+            json_text("address", address, ", ");
             printf("\"process\": %u, ", m->pid);
         }
         json_text("state", stand_of(s, m), "}");
@@ -505,11 +509,13 @@ static void json_job(const struct job *j, const struct asker *a)
 static void ask_at(struct asker *a, const struct tly_addresses *to, struct query *q)
 {
     for (int i = 0; i < to->count; i++) {
+        struct tly_endpoints at;
         finish(a, q, 1);
         *q = (struct query){0};
         a->named = to->at[i];
         tly_address_text(&a->named, a->at, sizeof a->at);
-        start(a, q, &a->named);
+        tly_media_at(&a->named, &at);
+        start(a, q, &at);
         wait_for(a, q, 1);
         if (!q->err || q->from_coordinator || q->err == EACCES || q->err == ESTALE)
             break;

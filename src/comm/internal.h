@@ -273,8 +273,8 @@ struct peer {
         decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
     uint32_t decided_count;
     bool open;
-    bool local;                            /* on this machine, and not over TCP */
-    bool never_local;                      /* ... because such a connection was lost */
+    uint32_t skip;                         /* media that are not tried now: they have not connected, */
+    uint32_t skip_ever;                    /* or an open connection by one was lost (tly_link_skip) */
     bool mortal;                           /* may die alone: a tallyd */
     uint64_t unasked;                      /* bytes of keeps from it for which nothing here has waited */
     bool known;                            /* has been open before */

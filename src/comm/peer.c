@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/internal.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum {
     EXPLAIN_MS = 1500,
@@ -183,8 +183,11 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
                   const char **why)
 {
     struct peer *peer = user;
-    switch (f->type) {
-    case TLY_RESULT: {
+    if (!tly_frame_goes_to(f->type, TLY_TO_WORKER)) {
+        *why = "no frame for a worker";
+        return -EPROTO;
+    }
+    if (f->type == TLY_RESULT) {
         struct part *p = tly_peer_find(peer, f);
         if (!p || !awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
@@ -198,20 +201,6 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->payload)
             *land = (struct tly_landing){.to = p->landing + f->offset, .token = p, .in_blocks = true};
         return 0;
-    }
-    case TLY_SPEC:
-    case TLY_VERDICT:
-    case TLY_AGAIN:
-    case TLY_DONE:
-    case TLY_STATUS:
-    case TLY_PACE:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
-        *why = "no frame for a worker";
-        return -EPROTO;
     }
     land->control = true;
     return 0;
@@ -463,18 +452,20 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     struct peer *peer = user;
     tally_comm *c = peer->comm;
     bool was_open = peer->open;
+    uint32_t worse = tly_link_skip(link, &c->member.roster.services[peer->index].at);
     if (was_open)
         tly_epoch_doubt(peer);
     tly_peer_drop(peer);
     if (c->goodbye_said || atomic_load(&c->failed) || peer->gone)
         return;
-    if (!was_open && peer->local) { /* there is another way */
-        peer->local = false;
+    if (!was_open && worse) { /* there is another way */
+        peer->skip = worse;
         if (dial(peer) == 0)
             return;
     }
-    peer->never_local |= peer->local; /* what breaks here need not break there */
     if (was_open) {
+        if (worse)
+            peer->skip_ever = worse; /* what breaks here need not break there */
         peer->lost_at = c->loop.awake;
         peer->losses++;
     }
@@ -498,21 +489,16 @@ static int dial(struct peer *p)
 {
     tally_comm *c = p->comm;
     const struct tly_roster_service *s = &c->member.roster.services[p->index];
-    struct tly_link_config config = {.user_calls = &calls,
-                                     .user = p,
-                                     .identity = c->member.identity,
-                                     .peer_name = p->name,
-                                     .checksum = c->params.checksum};
+    struct tly_link_config config = {
+        .user_calls = &calls,
+        .user = p,
+        .identity = c->member.identity,
+        .peer_name = p->name,
+        .params = &c->params,
+        .checksum = c->params.checksum,
+        .skip = p->skip};
     config.identity.role = TLY_ROLE_RANK;
-    char name[TLY_SHM_NAME];
-    tly_shm_name(s->incarnation, c->params.host_id, name);
-    if (p->local && tly_shm_connect(&c->loop, name, &config, &p->link) == 0)
-        return 0;
-    p->local = false;
-    struct sockaddr_storage to;
-    if (tly_address_parse(s->address, (uint16_t)s->port, &to) != 0)
-        return tly_fail(EPROTO, "'%s' is no address", s->address);
-    int err = tly_tcp_connect(&c->loop, &to, &config, &p->link);
+    int err = tly_link_dial(&c->loop, &s->at, &config, &p->link);
     return err ? tly_fail(-err, "%s", strerror(-err)) : 0; /* the caller names both ends */
 }
 
@@ -535,7 +521,7 @@ int tly_peer_connect(struct peer *p)
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
-    p->local = p->comm->params.shm && !p->never_local;
+    p->skip = p->skip_ever;
     return dial(p);
 }
 
@@ -561,13 +547,9 @@ static bool hears_others(const struct peer *silent, int64_t ns)
     for (int i = 0; i <= c->services; i++) {
         const struct peer *p = i < c->services ? &c->peers[i] : NULL;
         const struct tly_link *link = p ? p->link : c->member.link;
-        struct sockaddr_storage here, there;
-        if (p == silent || !link || !tly_link_is_open(link) || (p && p->local) ||
-            tly_link_heard_at(link) < since)
+        if (p == silent || !link || !tly_link_is_open(link) || tly_link_heard_at(link) < since)
             continue;
-        tly_link_address(link, false, &here);
-        tly_link_address(link, true, &there);
-        if (!tly_address_same_host(&here, &there))
+        if (tly_link_is_far(link))
             return true;
     }
     return false;

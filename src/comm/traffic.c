@@ -92,7 +92,8 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
 {
     const struct glance *now = &p->seen, *then = &p->before;
     if (!p->comparable) {
-        bool within = p->link && tly_link_is_open(p->link) && p->local; /* it crosses no card */
+        bool within =
+            p->link && tly_link_is_open(p->link) && tly_link_is_inside(p->link); /* it crosses no card */
         l->out.busy_us = l->in.busy_us = within ? 0 : TLY_TRAFFIC_UNKNOWN;
         return;
     }

@@ -276,11 +276,13 @@ static void welcome(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->invited)
             continue;
+        char name[200];
         m->invited = false;
         tly_setback_forget(c, m);
         any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
-        tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
+        tly_coordinator_name(m, name, sizeof name);
+        tly_info("join", "%s joins", name);
     }
     c->invitation = 0;
     c->wanted |= any;

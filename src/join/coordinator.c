@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "join/internal.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 /* CONNECT_S: longer than members take to find out themselves what they cannot reach. */
 enum {
@@ -78,8 +78,10 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
 
 void tly_coordinator_name(const struct member *m, char *out, size_t len)
 {
+    char address[TLY_HOST_TEXT];
+    uint32_t port = tly_endpoints_host(&m->info.at, address);
     if (m->info.role == TLY_ROLE_TALLYD)
-        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, m->info.address, m->info.port);
+        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, address, port);
     else
         snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
 }
@@ -301,9 +303,8 @@ static void answer(struct member *watcher)
         *out = (struct tly_status_member){.role = info->role,
                                           .rank = info->role == TLY_ROLE_RANK ? info->rank : TLY_NO_RANK,
                                           .pid = info->pid,
-                                          .port = info->port,
+                                          .at = info->at,
                                           .stand = stand(m)};
-        memcpy(out->address, info->address, sizeof out->address);
         memcpy(out->host, info->host, sizeof out->host);
     }
     tly_adapt_held_up(c, s.held_up, sizeof s.held_up);
@@ -333,19 +334,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "much is asked and no answer is read";
         return -EPROTO;
     }
-    switch (f->type) {
-    case TLY_STATUS:
-    case TLY_ROSTER:
-    case TLY_BEGUN:
-    case TLY_COMPLAIN:
-    case TLY_PACE:
-    case TLY_MEASURE:
-    case TLY_JOINED:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
+    if (!tly_frame_goes_to(f->type, TLY_TO_COORDINATOR)) {
         *why = "no frame for a coordinator";
         return -EPROTO;
     }
@@ -646,9 +635,9 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->hook.tick = tick;
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
-    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
-    err = listening >= 0 ? tly_listener_start(&c->loop, listening, &listen, &c->listener)
-                         : tly_tcp_listen(&c->loop, &listen, &c->listener);
+    struct tly_listener_config listen = {
+        .address = *address, .by_address = true, .accepting = accepting, .user = c};
+    err = tly_listen_reserved(&c->loop, listening, &listen, &c->listener);
     if (!err)
         err = tly_thread_start(&c->thread, "tally-coord", serve, c);
     if (err) {

@@ -87,7 +87,7 @@ int tly_member_connect(struct tly_member *m, double timeout_s);
  * us; all of this machine's if the coordinator, known by name, is on it as well: others see other addresses. */
 int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at);
 /* Say who we are (rank, machine, the service at `service`) and wait for the roster. */
-int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation,
+int tly_member_announce(struct tly_member *m, const struct tly_endpoints *service, uint64_t incarnation,
                         uint64_t memory);
 /* All connections are made: wait until all others say so too. */
 int tly_member_begin(struct tly_member *m);

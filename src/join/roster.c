@@ -13,7 +13,6 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write32(w, m->size);
     tly_write32(w, m->restart);
     tly_write32(w, m->pid);
-    tly_write32(w, m->port);
     tly_write64(w, m->netns);
     tly_write64(w, m->digest);
     tly_write64(w, m->nonce);
@@ -21,7 +20,7 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write64(w, m->bandwidth);
     tly_write64(w, m->sum_rate);
     tly_write64(w, m->memory);
-    tly_write_text(w, m->address);
+    tly_endpoints_write(w, &m->at);
     tly_write_text(w, m->host);
     tly_write_text(w, m->host_id);
     tly_write_text(w, m->door);
@@ -36,7 +35,6 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.size = tly_read32(r);
     x.restart = tly_read32(r);
     x.pid = tly_read32(r);
-    x.port = tly_read32(r);
     x.netns = tly_read64(r);
     x.digest = tly_read64(r);
     x.nonce = tly_read64(r);
@@ -44,13 +42,13 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.bandwidth = tly_read64(r);
     x.sum_rate = tly_read64(r);
     x.memory = tly_read64(r);
-    tly_read_text(r, x.address, sizeof x.address);
+    int err = tly_endpoints_read(r, &x.at);
     tly_read_text(r, x.host, sizeof x.host);
     tly_read_text(r, x.host_id, sizeof x.host_id);
     tly_read_text(r, x.door, sizeof x.door);
     tly_read_text(r, x.settings, sizeof x.settings);
     bool rank_ok = x.role == TLY_ROLE_RANK && x.size >= 1 && x.size <= TLY_MAX_RANKS && x.rank < x.size;
-    if (r->failed || x.port > 65535 || x.bandwidth > TLY_MAX_RATE || x.sum_rate > TLY_MAX_RATE ||
+    if (err || r->failed || x.bandwidth > TLY_MAX_RATE || x.sum_rate > TLY_MAX_RATE ||
         !(rank_ok || x.role == TLY_ROLE_TALLYD))
         return -EPROTO;
     *m = x;
@@ -92,7 +90,6 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write32(w, s->role);
         tly_write32(w, s->state);
         tly_write32(w, s->rank);
-        tly_write32(w, s->port);
         tly_write64(w, s->incarnation);
         tly_write64(w, s->bandwidth);
         tly_write64(w, s->said);
@@ -103,7 +100,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write32(w, s->rests);
         tly_write32(w, s->card);
         tly_write32(w, s->weight);
-        tly_write_text(w, s->address);
+        tly_endpoints_write(w, &s->at);
         tly_write_text(w, s->host);
     }
 }
@@ -152,7 +149,6 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->role = tly_read32(rd);
         s->state = tly_read32(rd);
         s->rank = tly_read32(rd);
-        s->port = tly_read32(rd);
         s->incarnation = tly_read64(rd);
         s->bandwidth = tly_read64(rd);
         s->said = tly_read64(rd);
@@ -163,9 +159,9 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->rests = tly_read32(rd);
         s->card = tly_read32(rd);
         s->weight = tly_read32(rd);
-        tly_read_text(rd, s->address, sizeof s->address);
+        bad |= tly_endpoints_read(rd, &s->at) != 0;
         tly_read_text(rd, s->host, sizeof s->host);
-        bad |= s->port > 65535 || s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
+        bad |= s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
                (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
                s->sum_rate > TLY_MAX_RATE || s->said > TLY_MAX_RATE || s->sum_found > TLY_MAX_RATE ||
                s->measured > 1 || s->rests > 1 || s->card > i || r.services[s->card].card != s->card ||
@@ -444,10 +440,11 @@ bool tly_roster_suits_teams(const struct tly_roster *r)
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len)
 {
     const struct tly_roster_service *s = &r->services[service];
+    char address[TLY_HOST_TEXT];
+    uint32_t port = tly_endpoints_host(&s->at, address);
     if (s->role == TLY_ROLE_RANK)
-        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, s->address,
-                 s->port);
+        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, address, port);
     else
-        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, s->address,
-                 s->port);
+        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, address,
+                 port);
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "plan/plan.h"
+#include "transport/endpoint.h"
 #include "wire/hello.h"
 #include "wire/pack.h"
 
@@ -25,12 +26,11 @@ struct tly_member_info {
     uint32_t rank, size;
     uint32_t restart; /* + 1; 0: none */
     uint32_t pid;
-    uint32_t port; /* of its summation service */
     uint64_t netns, digest, nonce, incarnation;
     uint64_t bandwidth;                   /* of its network card each way, bit/s; 0: not known */
     uint64_t sum_rate;                    /* of inputs that its service adds, bit/s; 0: no limit */
     uint64_t memory;                      /* that its service may take, bytes; 0: not known */
-    char address[64];                     /* of its service: numeric, without port */
+    struct tly_endpoints at;              /* of its summation service */
     char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
     char settings[256];                   /* the agreed ones, for messages */
 };
@@ -55,7 +55,6 @@ struct tly_roster_service {
     uint32_t role;  /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
     uint32_t state; /* enum tly_service_state; an embedded one is always active */
     uint32_t rank;  /* embedded: its rank */
-    uint32_t port;
     uint64_t incarnation;
     uint64_t bandwidth; /* bit/s that the plan goes by; 0: not known */
     uint64_t said;      /* as its member has said or, `measured`, as was found at the start; 0: not known */
@@ -65,7 +64,8 @@ struct tly_roster_service {
     uint32_t rests;            /* 1: so slow that it has no share for a while */
     uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
     uint32_t weight; /* its share of all bytes, over the sum of weights */
-    char address[64], host[64];
+    struct tly_endpoints at;
+    char host[64];
 };
 
 /* All that an epoch consists of.  Services 0..machines-1 are the machines' own, then the tallyd. */

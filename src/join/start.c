@@ -13,7 +13,7 @@
 #include "join/internal.h"
 #include "plan/plan.h"
 #include "topo/card.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum {
     MEASURE_MS = 2500, /* all rounds: 40 to 110 ms each */
@@ -54,18 +54,17 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
 
 /* The address at which the members of other machines reach this one: that by which the first of them has come.
  * False if there are none. */
-static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
+static bool find_face(const struct tly_coordinator *c, struct sockaddr_storage *out)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
-        struct sockaddr_storage from, here;
+        struct sockaddr_storage from;
         if (!m->joined)
             continue;
         tly_link_address(m->link, true, &from);
         if (tly_place_is_own(&from))
             continue;
-        tly_link_address(m->link, false, &here);
-        tly_address_host(&here, out, len);
+        tly_link_address(m->link, false, out);
         return true;
     }
     return false;
@@ -75,16 +74,18 @@ static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
  * is where others cannot reach it. */
 int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index)
 {
-    char face[64], name[300];
-    struct sockaddr_storage a;
+    char name[300];
+    struct sockaddr_storage a, face;
     struct tly_roster_service *s = &r->services[index];
-    bool apart = find_face(c, face, sizeof face);
-    if (tly_address_parse(s->address, 0, &a) != 0)
+    bool apart = find_face(c, &face);
+    if (!tly_endpoints_address(&s->at, &a))
         return 0;
     if (tly_address_is_any(&a)) {
-        snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
-        if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
-            s->bandwidth = s->said = tly_card_rate(&a); /* it did not know at which card */
+        if (!apart)
+            tly_address_parse("127.0.0.1", 0, &face);
+        tly_endpoints_place(&s->at, &face);
+        if (!s->bandwidth)
+            s->bandwidth = s->said = tly_card_rate(&face); /* it did not know at which card */
     } else if (apart && tly_address_is_loopback(&a)) {
         tly_service_name(r, index, name, sizeof name);
         return tly_fail(
@@ -112,14 +113,13 @@ static struct tly_roster_service service_of(const struct tly_member_info *m, uin
     struct tly_roster_service s = {
         .role = m->role,
         .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
-        .port = m->port,
+        .at = m->at,
         .incarnation = m->incarnation,
         .bandwidth = m->bandwidth,
         .said = m->bandwidth,
         .sum_rate = m->sum_rate,
         .memory = m->memory,
         .card = index};
-    memcpy(s.address, m->address, sizeof s.address);
     memcpy(s.host, m->host, sizeof s.host);
     return s;
 }
@@ -303,7 +303,7 @@ bool tly_start_crosses_cards(const struct tly_roster *r)
 {
     struct sockaddr_storage a;
     for (uint32_t i = 0; i < r->service_count; i++)
-        if (tly_address_parse(r->services[i].address, 0, &a) != 0 || tly_address_is_loopback(&a))
+        if (!tly_endpoints_address(&r->services[i].at, &a) || tly_address_is_loopback(&a))
             return false;
     return r->machine_count > 1;
 }

@@ -174,7 +174,7 @@ struct tly_service {
     bool own_thread;
     pthread_t thread;
     struct tly_hook hook;
-    struct tly_listener *listener, *local; /* local: for ranks of this machine; NULL: none */
+    struct tly_listener *listener;
     struct tly_identity identity;
     uint64_t incarnation;
     uint32_t fragment_bytes;

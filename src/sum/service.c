@@ -16,7 +16,6 @@
 #include "join/place.h"
 #include "sum/internal.h"
 #include "topo/topo.h"
-#include "transport/tcp/socket.h"
 
 enum {
     FRAGMENT = 128 << 10,
@@ -316,33 +315,18 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "a frame from no rank of the job";
         return -EPROTO;
     }
-    switch (f->type) {
-    case TLY_PUSH: {
+    if (!tly_frame_goes_to(f->type, TLY_TO_SERVICE) || f->type == TLY_MEASURE) { /* that is for watchers */
+        *why = "no frame for a service";
+        return -EPROTO;
+    }
+    if (f->type == TLY_PUSH) {
         int err = on_push(p, f, land, why);
         if (err || !(f->flags & TLY_MARK))
             return err;
-        break;
-    }
-    case TLY_HAVE:
+    } else if (f->type == TLY_HAVE) {
         *why = bad_push(s, p, f, tly_members_of(p, f->group));
         if (*why)
             return -EPROTO;
-        break;
-    case TLY_DONE:
-    case TLY_FINAL:
-    case TLY_GROUP:
-    case TLY_JOINED:
-    case TLY_SPEC:
-    case TLY_CANCEL:
-    case TLY_STATUS:
-    case TLY_PACE:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
-        *why = "no frame for a service";
-        return -EPROTO;
     }
     *land = (struct tly_landing){.control = true};
     return 0;
@@ -694,15 +678,6 @@ void tly_service_write_trace(struct tly_service *s)
     tly_loop_wake(s->loop);
 }
 
-/* Ranks of this machine come by another door, if they can: else they come over TCP as well. */
-static void listen_here(struct tly_service *s, const struct tly_listener_config *listen)
-{
-    char name[TLY_SHM_NAME];
-    tly_shm_name(s->incarnation, s->params->host_id, name);
-    if (tly_shm_listen(s->loop, name, listen, &s->local) != 0)
-        tly_log(TALLY_LOG_DEBUG, "sum", "no shared memory: %s", tly_error());
-}
-
 static void *serve(void *arg)
 {
     struct tly_service *s = arg;
@@ -737,7 +712,8 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     s->late_ns = (int64_t)(params->late_warning * (double)TLY_SEC);
     s->pool.limit = params->memory ? params->memory : default_memory();
     int err = loop ? 0 : tly_loop_init(&s->own_loop);
-    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = s};
+    struct tly_listener_config listen = {
+        .address = *address, .params = params, .accepting = accepting, .user = s};
     if (!err)
         err = tly_place_ports(params->ports, &listen.first_port, &listen.last_port);
     if (!err) {
@@ -749,9 +725,7 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
             tly_topo_place(s->home, 0);
         err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL), s->home);
         if (!err)
-            err = tly_tcp_listen(s->loop, &listen, &s->listener);
-        if (!err && params->shm)
-            listen_here(s, &listen);
+            err = tly_listen(s->loop, &listen, &s->listener);
         tly_loop_unlock(s->loop);
     }
     if (!err && !loop) {
@@ -769,6 +743,11 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
 uint16_t tly_service_port(const struct tly_service *s)
 {
     return tly_listener_port(s->listener);
+}
+
+void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out)
+{
+    tly_listener_endpoints(s->listener, out);
 }
 
 uint64_t tly_service_memory(const struct tly_service *s)
@@ -920,7 +899,6 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         destroy_session(tly_list_entry(s->sessions.next, struct session, node));
     tly_round_close_store(s);
     tly_listener_destroy(s->listener);
-    tly_listener_destroy(s->local);
     tly_loop_unhook(s->loop, &s->hook);
     if (inside)
         tly_loop_unlock(s->loop);

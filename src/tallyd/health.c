@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/thread.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { PLACES = 16, PATIENCE_S = 5 };
 

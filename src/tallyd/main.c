@@ -18,7 +18,7 @@
 #include "join/member.h"
 #include "sum/service.h"
 #include "tallyd/health.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { DRAIN_S = 20 };
 
@@ -173,6 +173,7 @@ static void changed(void *service, const struct tly_roster *roster)
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
 {
     struct sockaddr_storage at;
+    struct tly_endpoints endpoints;
     int err = tly_member_service_address(m, &at);
     if (!err)
         err = tly_service_create(loop, m->params, &m->identity, &at, service);
@@ -181,8 +182,8 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     pulse.service = *service;
     m->changed = changed;
     m->user = *service;
-    tly_address_set_port(&at, tly_service_port(*service));
-    err = tly_member_announce(m, &at, tly_service_incarnation(*service), tly_service_memory(*service));
+    tly_service_endpoints(*service, &endpoints);
+    err = tly_member_announce(m, &endpoints, tly_service_incarnation(*service), tly_service_memory(*service));
     if (!err)
         err = tly_service_begin(*service, &m->roster);
     if (!err)

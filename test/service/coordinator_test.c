@@ -16,8 +16,8 @@
 #include "join/coordinator.h"
 #include "join/roster.h"
 #include "join/traffic.h"
+#include "transport/address.h"
 #include "transport/outbox.h"
-#include "transport/tcp/socket.h"
 
 #include <cmocka.h>
 
@@ -168,7 +168,8 @@ static bool is_rank(const struct member *m)
 static struct member *knock(uint32_t i)
 {
     struct member *m = &x.member[i];
-    struct sockaddr_storage to;
+    struct sockaddr_storage at;
+    struct tly_endpoints to;
     struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
     tly_roster_finish(&m->roster);
     memset(m, 0, sizeof *m);
@@ -178,9 +179,10 @@ static struct member *knock(uint32_t i)
     c.identity.rank = is_rank(m) ? i : TLY_NO_RANK;
     memcpy(c.identity.job, x.place.job, sizeof x.place.job);
     memcpy(c.identity.secret, x.place.secret, sizeof x.place.secret);
-    assert_int_equal(tly_address_parse("127.0.0.1", tly_coordinator_port(x.coordinator), &to), 0);
+    assert_int_equal(tly_address_parse("127.0.0.1", tly_coordinator_port(x.coordinator), &at), 0);
+    tly_media_at(&at, &to);
     tly_loop_lock(&x.loop);
-    assert_int_equal(tly_tcp_connect(&x.loop, &to, &c, &m->link), 0);
+    assert_int_equal(tly_link_dial(&x.loop, &to, &c, &m->link), 0);
     tly_loop_unlock(&x.loop);
     return m;
 }
@@ -198,15 +200,15 @@ static void write_info(const struct member *m, struct tly_writer *w)
         .role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
         .rank = is_rank(m) ? m->number : TLY_NO_RANK,
         .size = is_rank(m) ? x.ranks : 0,
-        .port = 1000 + m->number,
         .netns = x.contained ? m->number : 0,
         .nonce = 100 + m->number,
         .incarnation = 100 + m->number,
         .bandwidth = x.bandwidth,
-        .address = "127.0.0.1",
         .host = "host"};
-    if (x.bandwidth)
-        snprintf(info.address, sizeof info.address, "10.0.0.%u", m->number + 1);
+    char where[40];
+    snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
+             x.bandwidth ? m->number + 1 : 1, 1000 + m->number);
+    tly_endpoints_add(&info.at, "tcp", where);
     snprintf(info.door, sizeof info.door, "%u", 100 + m->number);
     snprintf(info.host_id, sizeof info.host_id, "host %u", x.host[m->number]);
     tly_member_write(w, &info);
@@ -596,16 +598,17 @@ static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committ
     struct tly_writer w = {0};
     struct member *m = enter(i);
     for (uint32_t k = 0; k <= RANKS; k++) {
+        char where[40];
+        snprintf(where, sizeof where, "127.0.0.1:%u", 1000 + k);
         services[k] = (struct tly_roster_service){
             .role = k < RANKS ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
             .state = k < RANKS ? TLY_SERVICE_ACTIVE : tallyd,
             .rank = k < RANKS ? k : 0,
-            .port = 1000 + k,
             .incarnation = 100 + k,
             .card = k,
             .weight = k < RANKS || tallyd == TLY_SERVICE_ACTIVE,
-            .address = "127.0.0.1",
             .host = "host"};
+        tly_endpoints_add(&services[k].at, "tcp", where);
     }
     write_info(m, &w);
     tly_write64(&w, 77);

@@ -6,12 +6,12 @@
 #include <stddef.h>
 #include <sys/socket.h>
 
-#include "transport/tcp/socket.h"
+#include "transport/tcp/tcp.h"
 
 /* What goes with each packet of a stream: Ethernet, IPv4 and TCP with time stamps. */
 enum { PACKET_BYTES = 14 + 20 + 32 };
 
-int tly_socket_load(int fd, struct tly_link_load *out)
+int tly_tcp_load(int fd, struct tly_link_load *out)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;

@@ -22,7 +22,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
+#include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
 #include "transport/transport.h"
 
 #include <cmocka.h>
@@ -34,23 +36,18 @@ static enum medium { TCP, MEMORY, SHM } medium;
 
 struct proxy {
     pthread_t thread;
-    int listener, port, target;        /* of a Unix socket: numbers in names */
-    uint32_t largest;                  /* piece */
-    int64_t flip_at, cut_at, stall_at; /* bytes from the connector; -1: never */
+    int listener;
+    char where[TLY_ENDPOINT], target[TLY_ENDPOINT]; /* of endpoints: the proxy's, and that behind it */
+    uint32_t largest;                               /* piece */
+    int64_t flip_at, cut_at, stall_at;              /* bytes from the connector; -1: never */
 };
 
-static void name_socket(int number, char out[TLY_SHM_NAME])
+/* What an endpoint within the machine stands for (shm/shm.c). */
+static socklen_t unix_address(const char *where, struct sockaddr_un *a)
 {
-    snprintf(out, TLY_SHM_NAME, "tally-link-test-%d-%d", getpid(), number);
-}
-
-static socklen_t unix_address(int number, struct sockaddr_un *a)
-{
-    char name[TLY_SHM_NAME];
-    name_socket(number, name);
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
-    memcpy(a->sun_path + 1, name, strlen(name));
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+    snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "tally-service-%s", where);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(a->sun_path + 1));
 }
 
 static int next_number(void)
@@ -59,12 +56,14 @@ static int next_number(void)
     return ++last;
 }
 
-static int listen_anywhere(int *port)
+/* like: an endpoint of the same machine. */
+static int listen_anywhere(const char *like, char where[TLY_ENDPOINT])
 {
     if (medium != TCP) {
         struct sockaddr_un u;
         int un = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        socklen_t ulen = unix_address(*port = next_number(), &u);
+        snprintf(where, TLY_ENDPOINT, "%.16s%08x%08x", like, (unsigned)getpid(), (unsigned)next_number());
+        socklen_t ulen = unix_address(where, &u);
         assert_int_equal(bind(un, (struct sockaddr *)&u, ulen), 0);
         assert_int_equal(listen(un, 4), 0);
         return un;
@@ -75,7 +74,7 @@ static int listen_anywhere(int *port)
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(fd, 4), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
-    *port = ntohs(a.sin_port);
+    snprintf(where, TLY_ENDPOINT, "127.0.0.1:%u", ntohs(a.sin_port));
     return fd;
 }
 
@@ -162,14 +161,13 @@ static void *serve(void *arg)
     struct proxy *p = arg;
     int64_t at = 0;
     int one = 1;
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_port = htons((uint16_t)p->target),
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_storage a;
     struct sockaddr_un u;
+    tly_address_read(p->target, &a);
     socklen_t ulen = unix_address(p->target, &u);
     int near = accept(p->listener, NULL, NULL);
     int far = socket(medium == TCP ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (near >= 0 && (medium == TCP ? connect(far, (struct sockaddr *)&a, sizeof a)
+    if (near >= 0 && (medium == TCP ? connect(far, (struct sockaddr *)&a, sizeof(struct sockaddr_in))
                                     : connect(far, (struct sockaddr *)&u, ulen)) == 0) {
         setsockopt(near, IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof one);
         setsockopt(far, IPPROTO_TCP, 1, &one, sizeof one);
@@ -222,7 +220,6 @@ static struct fixture {
     bool proxied, inside;        /* inside: payloads go through the socket also in memory */
     bool garbled;                /* what comes need not be what was sent */
     bool no_loan_is_well, gives; /* no room to be shown in; the reader gives back at once */
-    int number;                  /* of the listener */
     struct end a, b;             /* connector, acceptor */
     struct parcel parcels[MOST];
     int count, next, arrived;
@@ -387,7 +384,6 @@ static int accepting(void *user, struct tly_link_config *c)
     c->user = &x.b;
     c->identity = identity(7);
     c->created = created;
-    c->copies = medium == SHM;
     c->silence_ns = x.silence_ns;
     return 0;
 }
@@ -406,41 +402,39 @@ static void start(const struct proxy *proxy)
     memset(&x, 0, sizeof x);
     x.secret = 7;
     assert_int_equal(tly_loop_init(&x.loop), 0);
-    struct tly_listener_config lc = {.accepting = accepting};
+    struct tly_listener_config lc = {.accepting = accepting, .copies = medium == SHM};
+    struct tly_endpoints at;
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &lc.address), 0);
-    char name[TLY_SHM_NAME];
-    name_socket(x.number = next_number(), name);
     tly_loop_lock(&x.loop);
-    assert_int_equal(medium == TCP ? tly_tcp_listen(&x.loop, &lc, &x.listener)
-                                   : tly_shm_listen(&x.loop, name, &lc, &x.listener),
-                     0);
+    assert_int_equal(tly_listen(&x.loop, &lc, &x.listener), 0);
+    tly_listener_endpoints(x.listener, &at);
     tly_loop_unlock(&x.loop);
+    assert_int_equal(at.count, 1);
     x.proxied = proxy != NULL;
     if (proxy) {
         x.proxy = *proxy;
-        x.proxy.target = medium == TCP ? tly_listener_port(x.listener) : x.number;
-        x.proxy.listener = listen_anywhere(&x.proxy.port);
+        snprintf(x.proxy.target, sizeof x.proxy.target, "%s", strchr(at.at[0].text, ':') + 1);
+        x.proxy.listener = listen_anywhere(x.proxy.target, x.proxy.where);
         assert_int_equal(pthread_create(&x.proxy.thread, NULL, serve, &x.proxy), 0);
     }
 }
 
 static void dial(void)
 {
-    struct sockaddr_storage to;
-    uint16_t port = x.proxied ? (uint16_t)x.proxy.port : tly_listener_port(x.listener);
-    assert_int_equal(tly_address_parse("127.0.0.1", port, &to), 0);
+    struct tly_endpoints to = {0};
     struct tly_link_config c = {.user_calls = &calls,
                                 .user = &x.a,
                                 .identity = identity(x.secret),
                                 .peer_name = "b",
                                 .copies = medium == SHM,
                                 .checksum = summed};
-    char name[TLY_SHM_NAME];
-    name_socket(x.proxied ? x.proxy.port : x.number, name);
     tly_loop_lock(&x.loop);
-    assert_int_equal(medium == TCP ? tly_tcp_connect(&x.loop, &to, &c, &x.a.link)
-                                   : tly_shm_connect(&x.loop, name, &c, &x.a.link),
-                     0);
+    tly_listener_endpoints(x.listener, &to);
+    if (x.proxied) {
+        to.count = 0;
+        assert_int_equal(tly_endpoints_add(&to, tly_media[0]->scheme, x.proxy.where), 0);
+    }
+    assert_int_equal(tly_link_dial(&x.loop, &to, &c, &x.a.link), 0);
     assert_string_equal(tly_link_medium(x.a.link), medium == TCP ? "tcp" : medium == SHM ? "shm" : "memory");
     tly_loop_unlock(&x.loop);
 }
@@ -750,17 +744,16 @@ static void test_wrong_secret(void **state)
 static void test_nobody_there(void **state)
 {
     start(NULL);
-    int port, fd = listen_anywhere(&port);
-    close(fd);
-    struct sockaddr_storage to;
-    assert_int_equal(tly_address_parse("127.0.0.1", (uint16_t)port, &to), 0);
+    struct tly_endpoints to;
+    char where[TLY_ENDPOINT];
+    tly_listener_endpoints(x.listener, &to);
+    close(listen_anywhere(tly_endpoints_where(&to, tly_media[0]->scheme), where));
+    to.count = 0;
+    assert_int_equal(tly_endpoints_add(&to, tly_media[0]->scheme, where), 0);
     struct tly_link_config c = {
         .user_calls = &calls, .user = &x.a, .identity = identity(7), .peer_name = "b"};
-    char name[TLY_SHM_NAME];
-    name_socket(port, name);
     tly_loop_lock(&x.loop);
-    int err = medium != TCP ? tly_shm_connect(&x.loop, name, &c, &x.a.link)
-                            : tly_tcp_connect(&x.loop, &to, &c, &x.a.link);
+    int err = tly_link_dial(&x.loop, &to, &c, &x.a.link);
     tly_loop_unlock(&x.loop);
     if (err) {
         assert_int_equal(err, -ECONNREFUSED);
@@ -1065,12 +1058,16 @@ static void test_garbled_reference(void **state)
 
 static int over_tcp(void **state)
 {
+    static const struct tly_medium *const only[] = {&tly_tcp, NULL};
+    tly_media = only;
     medium = TCP;
     return 0;
 }
 
 static int in_memory(void **state)
 {
+    static const struct tly_medium *const only[] = {&tly_shm, NULL};
+    tly_media = only;
     medium = MEMORY;
     return 0;
 }
