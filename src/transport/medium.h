@@ -11,8 +11,8 @@
  * Promises of a medium:
  *   - Packets arrive whole, in the order in which they were sent, or the channel ends.
  *   - A payload stays where it is until completed().  To hand a packet over (send()) does not complete it.
- *   - A payload is read only from memory that is announced, and lands only in such memory; packets that the link makes
- *     itself (control frames) are exempt, as is what lands in the link's own buffers.
+ *   - Payloads are read from, and land in, memory that was announced.  For memory that was not, and for packets that the
+ *     link makes itself (control frames), a medium that needs to know uses buffers of its own, at the cost of a copy.
  *   - Bytes of a payload land in any order, unless the medium says `in_order`.
  *   - A medium writes nowhere but where begin() or an offer says, and never once close() or retract() has returned.
  *   - Once close() or detach() has returned nobody reads this end's memory any more.
@@ -55,7 +55,7 @@ struct tly_arrival {
     uint32_t trailer; /* bytes behind those, for arrived() */
     bool in_blocks;   /* whole 64-byte blocks alone, but for the end */
     bool coming;      /* begin() has returned it, and arrived() has not been called */
-    bool announced;   /* `to` is the user's memory, which it has announced */
+    bool users;       /* `to` is the user's memory, which it may have announced; else the link's */
 };
 
 struct tly_channel_user {

@@ -8,7 +8,8 @@
  * medium that connects is taken (media.c).  medium.h is the other side of this contract.
  *
  * Memory of the user's:
- *   - It is announced before payloads are sent from it or land in it, and withdrawn afterwards (tly_memory_announce).
+ *   - It is announced before payloads are sent from it or land in it, and withdrawn afterwards (tly_memory_announce).  What
+ *     is not announced goes by way of the medium's own buffers, where the medium needs to know.
  *   - A payload may be changed or freed after sent(), which means that nobody reads it any more.  That the medium has
  *     taken the frame is not enough.
  *   - A payload lands where header() says, or where an offer has said before the frame came (tly_link_offer).

@@ -50,7 +50,7 @@ static int land_beside(struct tly_link *l, const char **why)
     l->moves_to = l->in.to;
     l->in.to = l->beside;
     l->in.in_blocks = false; /* it moves whole */
-    l->in.announced = false;
+    l->in.users = false;
     return 0;
 }
 
@@ -76,7 +76,7 @@ static int find_place(struct tly_link *l, const char **why)
         err = land_in_control(l, why);
     l->in.to = l->land.to;
     l->in.in_blocks = l->land.in_blocks;
-    l->in.announced = l->in.to && !l->land.control;
+    l->in.users = l->in.to && !l->land.control;
     if (!err && l->in.to && l->in.in_blocks && (l->in.trailer || !tly_link_via(l)->in_order))
         err = land_beside(l, why);
     return err;
