@@ -191,7 +191,9 @@ static void test_faults(void **state)
     static const struct tly_medium *const inner[] = {&tly_tcp, &tly_late};
     static const struct tly_faults delays = {.delay = 300};
     for (int i = 0; i < 2; i++) {
+        tly_pair_facts();
         assert_int_equal(suffer(inner[i], &delays), 0); /* late is not wrong */
+        assert_int_equal(tly_pair_facts().unannounced, 0);
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             assert_true(suffer(inner[i], &all[k]) > 0);
     }

@@ -14,10 +14,9 @@ EXEMPT = {"src/base/param.c", "src/base/param.h"}
 
 
 def media():
-    """{name of the constant: folder, as media.c includes it}"""
+    """{name of the constant: folder}, as media.c lists them"""
     text = (ROOT / "src/transport/media.c").read_text(encoding="utf-8")
-    listed = re.search(r"media\[\] = \{(.*?)\};", text, flags=re.DOTALL)[1]
-    return {name: name.removeprefix("tly_") for name in re.findall(r"&(tly_\w+)", listed)}
+    return {f"tly_{folder}": folder for folder in re.findall(r"^ +MEDIUM\((\w+)\)", text, flags=re.MULTILINE)}
 
 
 def names(folder):
@@ -72,11 +71,15 @@ def test_what_links_share_names_none():
 
 
 def test_the_list():
-    assert media() == {"tly_shm": "shm", "tly_tcp": "tcp"}
+    """A folder, which builds and defines the constant, and a line: nothing else has to know of a medium."""
+    assert {"tly_shm", "tly_tcp"} <= set(media())
     assert names("shm") == {"memory", "shm"}
     assert names("tcp") == {"tcp"}
-    for folder in media().values():
-        assert (ROOT / "src/transport" / folder).is_dir()
+    for constant, folder in media().items():
+        sources = "".join(p.read_text(encoding="utf-8") for p in files(f"src/transport/{folder}/*.c"))
+        assert f"const struct tly_medium {constant} = {{" in sources
+        assert (ROOT / "src/transport" / folder / "meson.build").is_file()
+        assert not re.search(rf"\b{folder}\b", (ROOT / "src/transport/meson.build").read_text(encoding="utf-8"))
 
 
 def test_the_check_itself():
