@@ -179,6 +179,12 @@ static bool awaits_result(const struct part *p)
     }
 }
 
+/* Then what has not landed yet is the input still, and must stay whole: it may have to be given again. */
+static bool lands_over_input(const struct part *p)
+{
+    return p->input && p->landing < p->input + p->length && p->input < p->landing + p->result_length;
+}
+
 static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
@@ -199,7 +205,8 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->offset == 0)
             tly_part_stamp(p, TLY_AT_RESULT_FIRST);
         if (f->payload)
-            *land = (struct tly_landing){.to = p->landing + f->offset, .token = p, .in_blocks = true};
+            *land = (struct tly_landing){
+                .to = p->landing + f->offset, .token = p, .in_blocks = lands_over_input(p)};
         return 0;
     }
     land->control = true;

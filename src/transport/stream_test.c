@@ -140,19 +140,27 @@ static void test_cut_off(void **state)
     enum { FRAME = TLY_FRAME_BYTES + 1000 };
     static const int at[] = {1,        127,       128,   129,       128 + 63,     128 + 64,
                              128 + 65, 128 + 999, FRAME, FRAME + 1, 2 * FRAME - 1};
+    int landings = 0;
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct proxy p = i % 2 ? proxy_pieces : proxy_whole;
         p.cut_at = HELLOS + at[i];
         ends_start(&p);
         for (int k = 0; k < 3; k++)
-            ends_add(1000, BLOCKS);
+            ends_add(1000, i % 3 ? BLOCKS : PLACE);
         ends_dial();
         ends_until(&x.b.closed, 1);
         assert_int_equal(x.b.err, ECONNRESET);
         assert_int_equal(x.arrived, at[i] / FRAME);
         ends_check_blocks();
+        /* What has landed can go on from there: no element is in part in place, and all that is said to be is. */
+        int into = at[i] % FRAME - TLY_FRAME_BYTES;
+        assert_true(x.b.landing % 64 == 0 && (int)x.b.landing <= (into < 0 ? 0 : into));
+        if (x.b.landing)
+            assert_memory_equal(x.parcels[x.arrived].place, x.parcels[x.arrived].truth, x.b.landing);
+        landings += x.b.landing > 0;
         ends_stop();
     }
+    assert_true(landings > 0 || via->lends); /* what is shown lands at once */
     struct proxy p = proxy_whole;
     p.cut_at = 200;
     ends_start(&p);

@@ -179,7 +179,8 @@ void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
 /* Whoever landed with this token does not want the rest: drop it.  Offers with this token are taken back. */
 void tly_link_sink(struct tly_link *l, const void *token);
-/* What lands just now and how much of it is in place, also in closed(); NULL: nothing, or nobody wants it. */
+/* What lands just now and how much of it is in place, in whole 64-byte blocks; also in closed().  NULL: nothing, or nobody
+ * wants it. */
 void *tly_link_landing(const struct tly_link *l, uint32_t *bytes);
 /* Payloads with this token are about to go away: copy what is still to be sent, or read.  sent() does not come. */
 void tly_link_detach(struct tly_link *l, const void *token);

@@ -146,7 +146,8 @@ void *tly_link_landing(const struct tly_link *l, uint32_t *bytes)
 {
     if (!l || !l->in.coming || !l->in.to)
         return NULL;
-    *bytes = l->in.trailer || l->moves_to ? 0 : l->in.landed; /* what lies beside is not in place */
+    bool beside = l->in.trailer || l->moves_to; /* what lies there, or is not verified, is not in place */
+    *bytes = beside ? 0 : l->in.landed - l->in.landed % TLY_ALIGN;
     return l->land.token;
 }
 

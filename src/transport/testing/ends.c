@@ -155,6 +155,7 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     e->closed++;
     e->err = err;
     strncpy(e->why, why, sizeof e->why - 1);
+    tly_link_landing(l, &e->landing);
     tly_link_destroy(l);
     e->link = NULL;
 }

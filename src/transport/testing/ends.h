@@ -39,6 +39,7 @@ struct end {
     int opened, closed, headers;
     int err;
     char why[160];
+    uint32_t landing; /* bytes in place of what was landing when it closed */
     bool destroy_in_opened, destroy_in_header, destroy_in_frame;
 };
 
