@@ -9,7 +9,7 @@
 #   make asan, make ubsan, make tsan    the C tests under a sanitizer
 #   make lint       formatting and static checks;  make format mends the formatting
 #   make fuzz       each fuzzer for SECONDS (60)
-#   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults
+#   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults and of cards that change
 #
 # PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
 
@@ -74,7 +74,7 @@ fuzz:
 chaos:
 	@$(setup) test
 	@$(build)
-	@cd test && TALLY_CHAOS=$(SEEDS) ../$(venv) -m pytest -q -p no:cacheprovider model fault
+	@cd test && TALLY_CHAOS=$(SEEDS) ../$(venv) -m pytest -q -p no:cacheprovider model fault lab/test_adapt.py
 	@$(venv) test/fault/chaos.py --seeds $(SEEDS) $(ARGS)
 
 help:

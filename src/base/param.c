@@ -48,6 +48,7 @@ static const struct rule {
     uint32_t multiple;          /* of this many bytes */
     uint32_t shortest;          /* bytes */
     bool secret;
+    bool hidden; /* for tests alone: in no list */
 } rules[] = {
     {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
     {"TALLY_PART_BYTES", .multiple = 64},
@@ -55,6 +56,7 @@ static const struct rule {
     {"TALLY_LOCAL", .choices = (const char *const[]){"on", "off", NULL}},
     {"TALLY_MEASURE", .choices = (const char *const[]){"unknown", "all", "off", NULL}},
     {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
+    {"TALLY_MEASURED", .hidden = true},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 
@@ -528,6 +530,8 @@ static void print_table(FILE *out, const struct tly_params *p)
     fprintf(out, "%-22s %-14s %-34s %s\n", "NAME", p ? "VALUE" : "DEFAULT", "VALID", "MEANING");
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
+        if (rule_of(row)->hidden)
+            continue;
         if (!p)
             default_text(row, value, sizeof value);
         else if (row->kind == SIZE)
@@ -562,6 +566,8 @@ static void print_json(FILE *out, const struct tly_params *p)
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
         const struct rule *rule = rule_of(row);
+        if (rule->hidden)
+            continue;
         fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
                 kinds[row->kind]);
         if (row->kind == RATE && row->number == 0)
@@ -635,6 +641,8 @@ static void print_troff(FILE *out)
           out);
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
+        if (rule_of(row)->hidden)
+            continue;
         snprintf(text, sizeof text, "%s", row->help);
         text[0] = (char)toupper((unsigned char)text[0]);
         fprintf(out, ".TP\n.B %s\n", row->name);

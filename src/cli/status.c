@@ -20,8 +20,8 @@
 #include "join/place.h"
 #include "join/status.h"
 #include "sum/service.h"
+#include "transport/address.h"
 #include "transport/outbox.h"
-#include "transport/tcp/socket.h"
 #include "transport/transport.h"
 
 const char tly_cli_status_usage[] =
@@ -120,14 +120,14 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
 
-static void start(struct asker *a, struct query *q, const struct sockaddr_storage *to)
+static void start(struct asker *a, struct query *q, const struct tly_endpoints *to)
 {
     struct tly_link_config c = {
-        .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .silence_ns = 0};
+        .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .by_address = true};
     tly_outbox_init(&q->outbox);
     q->started = true;
     tly_loop_lock(&a->loop);
-    int err = tly_tcp_connect(&a->loop, to, &c, &q->link);
+    int err = tly_link_dial(&a->loop, to, &c, &q->link);
     tly_loop_unlock(&a->loop);
     if (err)
         end(q, -err, strerror(-err));
@@ -163,11 +163,16 @@ static void finish(struct asker *a, struct query *q, size_t count)
 
 /* A service, and what it says. */
 struct service {
-    char name[64], address[64];
+    char name[64];
+    struct tly_endpoints at;
+    char address[TLY_HOST_TEXT]; /* of that, and `port` */
     const char *host;
     bool embedded;
     uint32_t rank, port;
-    uint64_t bandwidth; /* bit/s each way; 0: not known */
+    uint64_t bandwidth,
+        said;      /* bit/s each way: what the plan goes by, and what was said or measured; 0: not known */
+    bool measured; /* `said` was; else declared */
+    double share;  /* of all sums */
 };
 
 struct job {
@@ -177,13 +182,13 @@ struct job {
     size_t service_count;
 };
 
-static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host, const char *address,
-                        uint32_t port)
+static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host,
+                        const struct tly_endpoints *at)
 {
     struct service *s = &j->services[j->service_count++];
-    *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .port = port};
+    *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .at = *at};
     snprintf(s->name, sizeof s->name, s->embedded ? "rank %u" : "tallyd %u", number);
-    snprintf(s->address, sizeof s->address, "%s", address);
+    s->port = tly_endpoints_host(at, s->address);
 }
 
 /* "::" is wherever the coordinator is. */
@@ -191,9 +196,8 @@ static void place_members(struct tly_status *s, const struct sockaddr_storage *c
 {
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct sockaddr_storage a;
-        char *address = s->members[i].address;
-        if (tly_address_parse(address, 0, &a) == 0 && tly_address_is_any(&a))
-            tly_address_host(coordinator, address, sizeof s->members[i].address);
+        if (tly_endpoints_address(&s->members[i].at, &a) && tly_address_is_any(&a))
+            tly_endpoints_place(&s->members[i].at, coordinator);
     }
 }
 
@@ -208,18 +212,24 @@ static int list_services(struct job *j)
     if (!j->services || !j->answers)
         return -ENOMEM;
     uint32_t tallyd = 0;
+    double total = 0;
+    for (uint32_t i = 0; s->has_roster && i < r->service_count; i++)
+        total += r->services[i].weight;
     for (uint32_t i = 0; s->has_roster && i < r->service_count; i++) {
         const struct tly_roster_service *x = &r->services[i];
         if (x->state == TLY_SERVICE_GONE)
             continue; /* nobody has this place */
-        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host,
-                    x->address, x->port);
-        j->services[j->service_count - 1].bandwidth = x->bandwidth;
+        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host, &x->at);
+        struct service *added = &j->services[j->service_count - 1];
+        added->bandwidth = x->bandwidth;
+        added->said = x->said;
+        added->measured = x->measured;
+        added->share = total > 0 ? x->weight / total : 0;
     }
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
         const struct tly_status_member *m = &s->members[i];
         if (m->role == TLY_ROLE_TALLYD)
-            add_service(j, m->role, tallyd++, m->host, m->address, m->port);
+            add_service(j, m->role, tallyd++, m->host, &m->at);
     }
     return 0;
 }
@@ -229,8 +239,8 @@ static void ask_services(struct job *j, struct asker *a)
     for (size_t i = 0; i < j->service_count; i++) {
         struct sockaddr_storage to;
         const struct service *s = &j->services[i];
-        if (tly_address_parse(s->address, (uint16_t)s->port, &to) == 0) {
-            start(a, &j->answers[i], &to);
+        if (tly_endpoints_address(&s->at, &to)) {
+            start(a, &j->answers[i], &s->at);
         } else {
             j->answers[i].done = true;
             j->answers[i].err = EINVAL;
@@ -322,10 +332,14 @@ static void print_late(const struct query *q, const char *name)
         printf("late: %s (seen by %s)\n", q->facts.held_up, name);
 }
 
-static const char *rate(uint64_t bits, char *out, size_t len)
+/* Whether the card does what was said of it: 5% and less is what a measurement errs by. */
+static const char *rate(const struct service *x, char *out, size_t len)
 {
-    if (bits)
-        snprintf(out, len, "%.3g Gbit/s", (double)bits / 1e9);
+    double is = (double)x->bandwidth / 1e9, said = (double)x->said / 1e9;
+    if (said > 0 && (is < .95 * said || is > 1.05 * said))
+        snprintf(out, len, "%.3g of %.3g Gbit/s (%s)", is, said, x->measured ? "measured" : "declared");
+    else if (x->bandwidth)
+        snprintf(out, len, "%.3g Gbit/s", is);
     else
         snprintf(out, len, "unknown");
     return out;
@@ -335,7 +349,7 @@ static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
-    char size[32], network[32], in[32], out[32];
+    char size[32], network[64], in[32], out[32];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
@@ -346,21 +360,28 @@ static void print_job(const struct job *j, const struct asker *a)
         printf("%u ranks are expected\n", s->size);
     else
         printf("no rank has joined yet\n");
+    if (s->held_up[0])
+        printf("held up by %s\n", s->held_up);
+    if (s->changed[0])
+        printf("the split last changed: %s\n", s->changed);
     if (s->state < TLY_JOB_RUNNING)
         print_missing(s);
     if (s->size)
         printf("\n%6s %7s  %-16s %-24s %8s  %s\n", "rank", "machine", "host", "address", "process", "state");
     for (uint32_t i = 0; i < s->size; i++) {
         const struct tly_status_member *m = find_rank(s, i);
-        char machine[16] = "-";
+        char machine[16] = "-", address[TLY_HOST_TEXT] = "-";
+        if (m)
+            tly_endpoints_host(&m->at, address);
         if (s->has_roster)
             snprintf(machine, sizeof machine, "%u", s->roster.ranks[i].machine);
-        printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", m ? m->address : "-",
-               m ? m->pid : 0, stand_of(s, m));
+        printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", address, m ? m->pid : 0,
+               stand_of(s, m));
     }
     if (j->service_count)
-        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %14s\n", "service of", "host",
-               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "bandwidth");
+        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %6s  %s\n", "service of", "host",
+               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "share",
+               "bandwidth");
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
@@ -371,8 +392,9 @@ static void print_job(const struct job *j, const struct asker *a)
         else {
             const struct tly_service_facts *f = &j->answers[i].facts;
             print_facts(&j->answers[i]);
-            printf(" %12s %12s %14s\n", quantity(f->bytes_received, in, sizeof in),
-                   quantity(f->bytes_sent, out, sizeof out), rate(x->bandwidth, network, sizeof network));
+            printf(" %12s %12s %5.1f%%  %s\n", quantity(f->bytes_received, in, sizeof in),
+                   quantity(f->bytes_sent, out, sizeof out), 100 * x->share,
+                   rate(x, network, sizeof network));
         }
     }
     for (size_t i = 0; i < j->service_count; i++)
@@ -433,8 +455,10 @@ static void json_ranks(const struct tly_status *s)
         if (s->has_roster)
             printf("\"machine\": %u, ", s->roster.ranks[i].machine);
         if (m) {
+            char address[TLY_HOST_TEXT];
             json_text("host", m->host, ", ");
-            json_text("address", m->address, ", ");
+            tly_endpoints_host(&m->at, address);
+            json_text("address", address, ", ");
             printf("\"process\": %u, ", m->pid);
         }
         json_text("state", stand_of(s, m), "}");
@@ -451,6 +475,8 @@ static void json_job(const struct job *j, const struct asker *a)
     if (s->has_roster)
         printf("\"machines\": %u, \"epoch\": %u, \"part_bytes\": %" PRIu64 ", ", s->roster.machine_count,
                s->roster.epoch, s->roster.part_bytes);
+    json_text("held_up_by", s->held_up, ", ");
+    json_text("split_changed", s->changed, ", ");
     printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
     json_ranks(s);
     printf("\"services\": [");
@@ -463,6 +489,10 @@ static void json_job(const struct job *j, const struct asker *a)
         json_text("address", x->address, ", ");
         if (x->bandwidth)
             printf("\"bandwidth_bits_per_s\": %" PRIu64 ", ", x->bandwidth);
+        if (x->said)
+            printf("\"%s_bits_per_s\": %" PRIu64 ", ", x->measured ? "measured" : "declared", x->said);
+        if (s->has_roster)
+            printf("\"share\": %.6f, ", x->share);
         printf("\"port\": %u, \"answers\": %s, ", x->port, j->answers[i].err ? "false" : "true");
         if (j->answers[i].err)
             json_text("why", j->answers[i].why, "");
@@ -479,11 +509,13 @@ static void json_job(const struct job *j, const struct asker *a)
 static void ask_at(struct asker *a, const struct tly_addresses *to, struct query *q)
 {
     for (int i = 0; i < to->count; i++) {
+        struct tly_endpoints at;
         finish(a, q, 1);
         *q = (struct query){0};
         a->named = to->at[i];
         tly_address_text(&a->named, a->at, sizeof a->at);
-        start(a, q, &a->named);
+        tly_media_at(&a->named, &at);
+        start(a, q, &at);
         wait_for(a, q, 1);
         if (!q->err || q->from_coordinator || q->err == EACCES || q->err == ESTALE)
             break;

@@ -12,7 +12,7 @@
 #include "base/thread.h"
 #include "comm/internal.h"
 #include "topo/topo.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
@@ -187,6 +187,7 @@ static void tick(struct tly_hook *h)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
     tly_blame_tick(c);
+    tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
         snprintf(c->doom, sizeof c->doom,
@@ -250,13 +251,14 @@ static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
     return err;
 }
 
-static int start_service(tally_comm *c, struct sockaddr_storage *at)
+static int start_service(tally_comm *c, struct tly_endpoints *endpoints)
 {
-    int err = tly_member_service_address(&c->member, at);
+    struct sockaddr_storage at;
+    int err = tly_member_service_address(&c->member, &at);
     if (!err)
-        err = tly_service_create(NULL, &c->params, &c->member.identity, at, &c->service);
+        err = tly_service_create(NULL, &c->params, &c->member.identity, &at, &c->service);
     if (!err)
-        tly_address_set_port(at, tly_service_port(c->service));
+        tly_service_endpoints(c->service, endpoints);
     else
         tly_member_complain(&c->member, -err, tly_error()); /* the others would wait for us in vain */
     return err;
@@ -275,7 +277,7 @@ static int take_roster(tally_comm *c)
     c->services = (int)r->service_count;
     for (int i = 0; i < c->size; i++)
         c->local_size += r->ranks[i].machine == (uint32_t)c->machine;
-    c->part_bytes = (uint32_t)r->part_bytes;
+    c->part_least = (uint32_t)r->part_least;
     c->peers = calloc(TLY_MAX_SERVICES, sizeof *c->peers); /* most of it is never touched */
     if (!c->peers) {
         c->services = 0;
@@ -317,14 +319,14 @@ static int connect_peers(tally_comm *c)
 /* "memory to 1 service, tcp to 3" */
 static void list_media(const tally_comm *c, char *out, size_t len)
 {
-    static const char *const media[] = {"memory", "shm", "tcp"};
     size_t at = 0;
-    for (int m = 0; m < 3; m++) {
+    const char *name;
+    for (int m = 0; (name = tly_media_name(m)); m++) {
         int count = 0;
         for (int i = 0; i < c->services; i++)
-            count += c->peers[i].link && strcmp(tly_link_medium(c->peers[i].link), media[m]) == 0;
+            count += c->peers[i].link && strcmp(tly_link_medium(c->peers[i].link), name) == 0;
         if (count && at < len)
-            at += (size_t)snprintf(out + at, len - at, "%s%s to %d%s", at ? ", " : "", media[m], count,
+            at += (size_t)snprintf(out + at, len - at, "%s%s to %d%s", at ? ", " : "", name, count,
                                    at           ? ""
                                    : count == 1 ? " service"
                                                 : " services");
@@ -359,8 +361,9 @@ static void tell_spare(const tally_comm *c, char *out, size_t len)
 
 static void greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE], best[80], spare[120], media[80] = "";
+    char text[TLY_SENTENCE], best[80], spare[120], media[80] = "", here[TLY_HOST_TEXT];
     struct tly_roster *r = &c->member.roster;
+    tly_endpoints_host(&r->services[c->machine].at, here);
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     tly_loop_lock(&c->loop); /* services may come and go already, and each time the roster is another */
@@ -375,8 +378,8 @@ static void greet(tally_comm *c)
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, %ssums along the tree over %s%s%s",
-             TALLY_VERSION, c->rank, c->size, r->services[c->machine].address, c->machine, c->machines,
-             count_tallyd(r), c->member.coordinator, media, c->part_bytes >> 10,
+             TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, count_tallyd(r),
+             c->member.coordinator, media, c->epoch->part_bytes >> 10,
              c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
@@ -446,7 +449,7 @@ static double seconds_until(int64_t deadline)
  * its coordinator holds the address, or says that it is not done yet (-EAGAIN). */
 static int enter(tally_comm *c)
 {
-    struct sockaddr_storage service;
+    struct tly_endpoints service;
     int64_t start = tly_now(), patience = start + HOLDER_S * TLY_SEC;
     int64_t deadline = start + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
     for (;;) {
@@ -465,7 +468,7 @@ static int enter(tally_comm *c)
         err = tly_member_connect(&c->member, held ? 2 : seconds_until(deadline));
         char holder[TLY_HOLDER] = "";
         if (err && held)
-            tly_tcp_holder(tly_address_port(&c->member.at), holder);
+            tly_address_holder(tly_address_port(&c->member.at), holder);
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,
                             "%s is in use, and not by a coordinator of this job (%s)%s: end what holds it, "

@@ -55,6 +55,9 @@ static int adopt(tally_comm *c)
     e->references = 1;
     e->services = (int)r->service_count;
     e->sharing = (int)tly_roster_active(r);
+    e->part_bytes = (uint32_t)r->part_bytes;
+    e->credit_bytes =
+        c->params.credit_bytes ? c->params.credit_bytes : 2ull * (unsigned)e->sharing * e->part_bytes;
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
     e->weight = calloc(r->service_count, sizeof *e->weight);
     e->machine = calloc(r->service_count, sizeof *e->machine);
@@ -76,9 +79,7 @@ static int adopt(tally_comm *c)
     c->epoch = e;
     c->weight = e->weight;
     c->sharing = e->sharing;
-    c->credit_bytes = c->params.credit_bytes;
-    if (!c->credit_bytes)
-        c->credit_bytes = 2ull * (unsigned)e->sharing * c->part_bytes;
+    c->credit_bytes = e->credit_bytes;
     pthread_mutex_unlock(&c->names_lock);
     tly_epoch_unref(before);
     return 0;
@@ -543,8 +544,12 @@ void tly_epoch_prepare(void *comm, const struct tly_roster *next)
 {
     tally_comm *c = comm;
     size_t decided = c->verdict_count < TLY_VERDICTS ? c->verdict_count : TLY_VERDICTS, count = decided;
-    if (!c->preparing)
+    if (!c->preparing) {
         c->preparing_since = c->loop.awake;
+        c->prepared = next->epoch;
+        tly_stamp(c->trace, TLY_AT_PREPARED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART,
+                  (uint32_t)next->part_bytes);
+    }
     c->preparing = next->epoch;
     /* First nothing more may land from who is gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
@@ -675,6 +680,8 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
+    tly_service_resize(c->service, roster);
+    tly_traffic_begin(c);
     for (int i = 0; i < c->services; i++) {
         struct peer *p = &c->peers[i];
         p->accused = false; /* the coordinator has forgotten who accused whom */
@@ -691,6 +698,8 @@ void tly_epoch_committed(void *comm, const struct tly_roster *roster)
     for (int i = 0; i < c->machines; i++)
         if (c->peers[i].open)
             say_all(&c->peers[i], 0);
+    if (c->preparing)
+        tly_stamp(c->trace, TLY_AT_COMMITTED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART, c->epoch->part_bytes);
     c->preparing = 0;
     tly_op_drain(c);
 }

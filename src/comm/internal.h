@@ -10,6 +10,7 @@
  *   local.c   the way through shared memory, and its pool
  *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
+ *   traffic.c what is seen of the connections, for the coordinator
  *   blame.c   whom the services find to keep the others waiting
  *   joining.c this rank has no more input, and waits for the others
  */
@@ -58,7 +59,9 @@ enum part_state {
 struct epoch {
     struct tly_list node; /* comm->epochs */
     uint32_t number, references;
-    int services, sharing;            /* sharing: services with a share */
+    int services, sharing; /* sharing: services with a share */
+    uint32_t part_bytes;   /* longest part */
+    uint64_t credit_bytes;
     uint64_t *incarnation;            /* owned: of each service; 0: none has this place */
     uint32_t *weight;                 /* owned */
     struct tly_plan_machine *machine; /* owned: of each service, with the ranks that push from it */
@@ -235,10 +238,10 @@ struct tally_op {
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
 };
 
-/* Parts of a flight that were admitted to a service, and the time until their results were there. */
-struct stay {
-    uint64_t us; /* modulo 2^64 while some are under way */
-    uint64_t came, went;
+/* What has gone over a connection since it began. */
+struct glance {
+    struct tly_link_load out, in; /* pushes; results, as the service has said */
+    uint64_t held_us;             /* something was handed over and not accepted */
 };
 
 /* A service has found that a rank keeps the others waiting. */
@@ -270,8 +273,8 @@ struct peer {
         decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
     uint32_t decided_count;
     bool open;
-    bool local;                            /* on this machine, and not over TCP */
-    bool never_local;                      /* ... because such a connection was lost */
+    uint32_t skip;                         /* media that are not tried now: they have not connected, */
+    uint32_t skip_ever;                    /* or an open connection by one was lost (tly_link_skip) */
     bool mortal;                           /* may die alone: a tallyd */
     uint64_t unasked;                      /* bytes of keeps from it for which nothing here has waited */
     bool known;                            /* has been open before */
@@ -284,27 +287,34 @@ struct peer {
     int64_t watched_at; /* awake clock: when it last had to do with what it judges ranks by; 0: never */
     bool reported;      /* answer to tally_comm_report */
     uint64_t report[7];
-    struct stay flight;
-    uint64_t flight_held; /* as the pace's, of what goes there */
-    double held;
-    uint64_t waited, parts; /* us in all flights that count, and their parts */
+    uint64_t held_us, held_since; /* monotonic, us; 0: nothing is in flight there */
+    struct glance seen, before;   /* the last glance and the one before */
+    bool glanced, answered;       /* `seen` is one, and has the service's answer; */
+    bool comparable;              /* so has `before`, on the same connection */
 };
 
-/* How fast the job goes.  Owner: the loop; the first two are fixed once open. */
+/* How fast the job goes.  Owner: the loop; the first two are fixed in an epoch. */
 struct pace {
     struct tly_plan_machine *machine; /* owned: of each service */
     double predicted;                 /* seconds for a byte of a large push_pull; 0: no telling */
     int64_t since;                    /* monotonic: the flight's begin */
     uint64_t flight;                  /* its bytes */
-    uint64_t flight_held;             /* byte-us handed over and not accepted, modulo 2^64 */
     bool counts;                      /* as far as it has come */
     uint64_t bytes;                   /* of all flights that count, and so on */
     int64_t ns;
-    double held;
     int pauses; /* flights in a row that took several times as long as usual */
-    bool told;  /* the coordinator */
-    int slow;   /* the machine that it takes for the cause; -1: none, or not said */
-    bool half;  /* it takes all cards for the cause: each carries about half of what was said */
+    int slow;   /* the machine that holds the job up, as the coordinator says; -1: none */
+    bool half;  /* it says that all cards carry about half of what was said */
+};
+
+/* What is told to the coordinator.  Owner: the loop; times are monotonic. */
+struct traffic {
+    uint64_t active_us, active_since; /* for how long operations were under way in all; 0: none is */
+    uint64_t moved;                   /* bytes of parts that have landed */
+    uint64_t active_seen, active_before, moved_seen, moved_before; /* at the last glances */
+    uint64_t seen_at, before_at;                                   /* when these were, us */
+    int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
+    bool begun;                  /* there are two glances of this epoch */
 };
 
 /* Services' words about who keeps the others waiting are counted.  Owner: the loop; awake clock. */
@@ -351,8 +361,8 @@ struct tally_comm {
 
     /* fixed once open */
     int rank, size, local_rank, local_size, machine, machines;
-    uint32_t part_bytes;
-    struct peer *peers; /* room for TLY_MAX_SERVICES */
+    uint32_t part_least; /* bytes: the longest part of no epoch is shorter */
+    struct peer *peers;  /* room for TLY_MAX_SERVICES */
 
     /* changed by the loop under names_lock */
     atomic_int services; /* places in the roster, of which some may be empty */
@@ -404,6 +414,7 @@ struct tally_comm {
         promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
     uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
     int64_t preparing_since; /* awake clock */
+    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
     int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
     uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
     struct tly_pool copies;
@@ -426,6 +437,7 @@ struct tally_comm {
     _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
     int64_t opened_at;
     struct pace pace;
+    struct traffic traffic;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     /* failure; `failed` is set (release) after the sentence */
@@ -652,44 +664,29 @@ void tly_blame_tick(tally_comm *c);
 /* pace.c */
 int tly_pace_init(tally_comm *c); /* of each epoch, once its weights are known; -ENOMEM, sentence set */
 void tly_pace_finish(tally_comm *c);
-/* The coordinator has heard all ranks: the machine that holds the job up. */
+/* The coordinator says which machine holds the job up, or TLY_NO_SERVICE. */
 void tly_pace_judged(void *user, uint32_t machine);
 /* An operation has been put into active_ops, has been taken out. */
 void tly_pace_enters(tally_comm *c, const struct tally_op *op);
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
-/* The service that seems to hold us up, or -1. */
-int tly_pace_suspect(const tally_comm *c);
 /* Seconds for a byte over the flights that count; 0: too few. */
 double tly_pace_reached(const tally_comm *c);
 /* "; at best ..." for the line at the start, "; large tensors at ..." for that at the end; or "". */
 void tly_pace_foretell(const tally_comm *c, char *out, size_t len);
 void tly_pace_sum_up(const tally_comm *c, char *out, size_t len);
 
-static inline void tly_pace_admitted(struct peer *p, uint32_t cost)
-{
-    if (p->comm->pace.predicted > 0) {
-        uint64_t now = (uint64_t)tly_now() / 1000;
-        p->comm->pace.flight_held -= cost * now;
-        p->flight_held -= cost * now;
-        p->flight.us -= now;
-        p->flight.came++;
-    }
-}
-static inline void tly_pace_accepted(struct peer *p, uint64_t bytes)
-{
-    if (p->comm->pace.predicted > 0) {
-        uint64_t more = bytes * ((uint64_t)tly_now() / 1000);
-        p->comm->pace.flight_held += more;
-        p->flight_held += more;
-    }
-}
-static inline void tly_pace_landed(struct peer *p)
-{
-    if (p->comm->pace.predicted > 0) {
-        p->flight.us += (uint64_t)tly_now() / 1000;
-        p->flight.went++;
-    }
-}
+/* traffic.c */
+/* Another epoch holds: what is seen from now on is compared with nothing before. */
+void tly_traffic_begin(tally_comm *c);
+/* The first operation has been put into active_ops; the last has been taken out. */
+void tly_traffic_enters(tally_comm *c);
+void tly_traffic_leaves(tally_comm *c);
+/* Something is in flight to this service; something is so no longer. */
+void tly_traffic_admitted(struct peer *p);
+void tly_traffic_accepted(struct peer *p);
+/* The service says what it has sent us. */
+void tly_traffic_answered(struct peer *p, const struct tly_link_load *in);
+void tly_traffic_tick(tally_comm *c);
 
 /* The part has come to a stage of the timeline. */
 static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)

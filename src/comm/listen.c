@@ -8,7 +8,7 @@
 #include <sodium.h>
 
 #include "comm/internal.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -45,8 +45,6 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
     struct tly_place place;
     struct tly_addresses to;
     struct tly_listener_config listen = {0};
-    struct sockaddr_storage a = {0};
-    socklen_t len = sizeof a;
     int err = tly_place_find(&place, params, true);
     if (err)
         return err;
@@ -59,16 +57,7 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
     if (!tly_place_take_own(&place, &to, &listen.address))
         return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place.coord_host,
                         place.coord_from);
-    err = tly_tcp_bind(&listen, fd);
-    if (err)
-        return err;
-    if (getsockname(*fd, (struct sockaddr *)&a, &len) < 0) {
-        err = tly_fail(errno, "cannot tell the port that was taken");
-        tly_fd_close(*fd);
-        return err;
-    }
-    *port = tly_address_port(&a);
-    return 0;
+    return tly_listener_reserve(&listen, fd, port);
 }
 
 int tally_comm_listen(const char *const settings[], int *port)

@@ -237,7 +237,7 @@ void tly_op_landed(tally_comm *c, struct part *p)
     struct tally_op *op = p->op;
     struct peer *peer = &c->peers[p->owner];
     p->state = PART_LANDED;
-    tly_pace_landed(peer);
+    c->traffic.moved += p->result_length;
     if (tly_team_carries(p))
         tly_local_landed(op->engine, &p->shard);
     op->missing -= p->length;
@@ -381,11 +381,11 @@ static int check_request(const tally_comm *c, const struct request *r, const str
                         (unsigned long long)r->count, r->group->size);
     if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
         return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
-    if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_bytes)
-        return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_bytes);
-    if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_bytes)
+    if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_least)
+        return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_least);
+    if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_least)
         return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
-                        (unsigned long long)r->count, c->part_bytes);
+                        (unsigned long long)r->count, c->part_least);
     if (!o)
         return 0;
     if (o->size != sizeof *o)

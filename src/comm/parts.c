@@ -74,10 +74,10 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
 }
 
 /* Length of the parts of so many pieces, which are `bytes` together: as in a tensor of that length over as many services. */
-static uint32_t part_of_pieces(const tally_comm *c, uint64_t bytes, int pieces)
+static uint32_t part_of_pieces(const struct tally_op *op, uint64_t bytes, int pieces)
 {
     struct tly_stretch whole = {.bytes = bytes};
-    return tly_plan_largest_part(&whole, c->part_bytes, pieces);
+    return tly_plan_largest_part(&whole, op->epoch->part_bytes, pieces); /* on all ranks */
 }
 
 static uint32_t chunks(uint64_t bytes, uint32_t part)
@@ -111,7 +111,7 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
 {
     const struct tally_group *g = op->group;
     size_t element = tly_reduce_element_size(op->dtype);
-    uint32_t part = part_of_pieces(c, op->bytes, g->size);
+    uint32_t part = part_of_pieces(op, op->bytes, g->size);
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
         uint64_t n = chunks((uint64_t)op->shape[i] * element, part);
@@ -157,15 +157,15 @@ static int message_parts(tally_comm *c, struct tally_op *op)
 {
     bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
     uint64_t bytes = probe ? sizeof op->found : op->bytes;
-    uint32_t n = bytes ? chunks(bytes, c->part_bytes) : 1;
+    uint32_t n = bytes ? chunks(bytes, op->epoch->part_bytes) : 1;
     static const uint8_t nothing;
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
     op->part_count = op->parts_left = n;
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)i * c->part_bytes;
-        uint32_t length = part_at(at, bytes, c->part_bytes);
+        uint64_t at = (uint64_t)i * op->epoch->part_bytes;
+        uint32_t length = part_at(at, bytes, op->epoch->part_bytes);
         struct part *p = &op->parts[i];
         *p = (struct part){.op = op,
                            .place = at,
@@ -193,7 +193,7 @@ static int message_parts(tally_comm *c, struct tally_op *op)
 static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
                        const uint8_t *input, uint8_t *landing, int turn)
 {
-    uint32_t part = part_of_pieces(c, bytes * (unsigned)op->group->size, op->group->size), n = 0;
+    uint32_t part = part_of_pieces(op, bytes * (unsigned)op->group->size, op->group->size), n = 0;
     for (uint64_t at = 0; at < bytes; at += part, p++, n++) {
         uint32_t length = part_at(at, bytes, part);
         *p = (struct part){
@@ -225,7 +225,7 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
         op->pairs[i] = 1 + (uint32_t)total;
         uint64_t bytes = (uint64_t)op->table[i % 2 * n + i / 2] * element;
         if (i / 2 != (uint64_t)g->rank)
-            total += chunks(bytes, part_of_pieces(c, bytes * n, g->size));
+            total += chunks(bytes, part_of_pieces(op, bytes * n, g->size));
     }
     op->pairs[2 * n] = 1 + (uint32_t)total;
     int err = more_parts(op, total);
@@ -329,7 +329,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
         before = i == g->rank ? bytes : before;
         bytes += piece[i];
     }
-    uint32_t part = part_of_pieces(c, bytes, g->size);
+    uint32_t part = part_of_pieces(op, bytes, g->size);
     for (int i = 0; i < g->size; i++)
         total += chunks(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
@@ -380,7 +380,7 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
 
 /* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW: they are too many for memory, or for a number
  * of parts.  -ENOMEM. */
-static int measure_pieces(const tally_comm *c, struct tally_op *op, uint64_t **out)
+static int measure_pieces(struct tally_op *op, uint64_t **out)
 {
     const struct tally_group *g = op->group;
     uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
@@ -392,7 +392,7 @@ static int measure_pieces(const tally_comm *c, struct tally_op *op, uint64_t **o
     for (int i = 0; i < g->size; i++)
         if (op->first_dims[i] < 0 || __builtin_mul_overflow((uint64_t)op->first_dims[i], row, &piece[i]) ||
             __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2 ||
-            total / c->part_bytes > UINT32_MAX / 2) {
+            total / op->epoch->part_bytes > UINT32_MAX / 2) {
             free(piece);
             return -EOVERFLOW;
         }
@@ -404,7 +404,7 @@ static int measure_pieces(const tally_comm *c, struct tally_op *op, uint64_t **o
 int tly_parts_gather(tally_comm *c, struct tally_op *op)
 {
     uint64_t *piece;
-    int err = measure_pieces(c, op, &piece);
+    int err = measure_pieces(op, &piece);
     if (err)
         return err;
     op->gathered = malloc(op->gathered_bytes ? op->gathered_bytes : 1);

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/internal.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum {
     EXPLAIN_MS = 1500,
@@ -71,7 +71,7 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 /* What has been received is told by the next push, if there will be one; at a step's end at once. */
 static void pace(struct peer *peer, struct tly_link *link)
 {
-    tly_link_set_pace(link, NEWS_PARTS * peer->comm->part_bytes,
+    tly_link_set_pace(link, NEWS_PARTS * peer->comm->epoch->part_bytes,
                       tly_heap_top(&peer->waiting) ? NEWS_PUSH_MS : NEWS_MS);
 }
 
@@ -179,12 +179,21 @@ static bool awaits_result(const struct part *p)
     }
 }
 
+/* Then what has not landed yet is the input still, and must stay whole: it may have to be given again. */
+static bool lands_over_input(const struct part *p)
+{
+    return p->input && p->landing < p->input + p->length && p->input < p->landing + p->result_length;
+}
+
 static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
     struct peer *peer = user;
-    switch (f->type) {
-    case TLY_RESULT: {
+    if (!tly_frame_goes_to(f->type, TLY_TO_WORKER)) {
+        *why = "no frame for a worker";
+        return -EPROTO;
+    }
+    if (f->type == TLY_RESULT) {
         struct part *p = tly_peer_find(peer, f);
         if (!p || !awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
@@ -196,21 +205,9 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->offset == 0)
             tly_part_stamp(p, TLY_AT_RESULT_FIRST);
         if (f->payload)
-            *land = (struct tly_landing){.to = p->landing + f->offset, .token = p, .in_blocks = true};
+            *land = (struct tly_landing){
+                .to = p->landing + f->offset, .token = p, .in_blocks = lands_over_input(p)};
         return 0;
-    }
-    case TLY_SPEC:
-    case TLY_VERDICT:
-    case TLY_AGAIN:
-    case TLY_DONE:
-    case TLY_STATUS:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
-        *why = "no frame for a worker";
-        return -EPROTO;
     }
     land->control = true;
     return 0;
@@ -335,6 +332,15 @@ static void on_report(struct peer *peer, const struct tly_frame *f, const void *
         tly_event_set(c->report_done);
 }
 
+static void on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
+{
+    struct tly_reader r = {data, f->payload, false};
+    struct tly_link_load in = {.bytes = tly_read64(&r)};
+    in.busy_us = tly_read64(&r);
+    if (!r.failed)
+        tly_traffic_answered(peer, &in);
+}
+
 static int frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data, const char **why)
 {
     struct peer *peer = user;
@@ -376,6 +382,9 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         break;
     case TLY_DONE:
         tly_epoch_confirmed(peer, f, false);
+        break;
+    case TLY_PACE:
+        on_pace(peer, f, data);
         break;
     case TLY_STATUS:
         if (f->key)
@@ -450,18 +459,20 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     struct peer *peer = user;
     tally_comm *c = peer->comm;
     bool was_open = peer->open;
+    uint32_t worse = tly_link_skip(link, &c->member.roster.services[peer->index].at);
     if (was_open)
         tly_epoch_doubt(peer);
     tly_peer_drop(peer);
     if (c->goodbye_said || atomic_load(&c->failed) || peer->gone)
         return;
-    if (!was_open && peer->local) { /* there is another way */
-        peer->local = false;
+    if (!was_open && worse) { /* there is another way */
+        peer->skip = worse;
         if (dial(peer) == 0)
             return;
     }
-    peer->never_local |= peer->local; /* what breaks here need not break there */
     if (was_open) {
+        if (worse)
+            peer->skip_ever = worse; /* what breaks here need not break there */
         peer->lost_at = c->loop.awake;
         peer->losses++;
     }
@@ -485,21 +496,16 @@ static int dial(struct peer *p)
 {
     tally_comm *c = p->comm;
     const struct tly_roster_service *s = &c->member.roster.services[p->index];
-    struct tly_link_config config = {.user_calls = &calls,
-                                     .user = p,
-                                     .identity = c->member.identity,
-                                     .peer_name = p->name,
-                                     .checksum = c->params.checksum};
+    struct tly_link_config config = {
+        .user_calls = &calls,
+        .user = p,
+        .identity = c->member.identity,
+        .peer_name = p->name,
+        .params = &c->params,
+        .checksum = c->params.checksum,
+        .skip = p->skip};
     config.identity.role = TLY_ROLE_RANK;
-    char name[TLY_SHM_NAME];
-    tly_shm_name(s->incarnation, c->params.host_id, name);
-    if (p->local && tly_shm_connect(&c->loop, name, &config, &p->link) == 0)
-        return 0;
-    p->local = false;
-    struct sockaddr_storage to;
-    if (tly_address_parse(s->address, (uint16_t)s->port, &to) != 0)
-        return tly_fail(EPROTO, "'%s' is no address", s->address);
-    int err = tly_tcp_connect(&c->loop, &to, &config, &p->link);
+    int err = tly_link_dial(&c->loop, &s->at, &config, &p->link);
     return err ? tly_fail(-err, "%s", strerror(-err)) : 0; /* the caller names both ends */
 }
 
@@ -522,7 +528,7 @@ int tly_peer_connect(struct peer *p)
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->granted = roster->window_bytes;
-    p->local = p->comm->params.shm && !p->never_local;
+    p->skip = p->skip_ever;
     return dial(p);
 }
 
@@ -530,7 +536,7 @@ void tly_peer_drop(struct peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;
-    p->open = false;
+    p->open = p->glanced = false;
     p->told = 0;
     tly_outbox_finish(&p->outbox, NULL, NULL);
     if (p->comm->reports_missing && !p->reported) { /* it will not answer */
@@ -548,13 +554,9 @@ static bool hears_others(const struct peer *silent, int64_t ns)
     for (int i = 0; i <= c->services; i++) {
         const struct peer *p = i < c->services ? &c->peers[i] : NULL;
         const struct tly_link *link = p ? p->link : c->member.link;
-        struct sockaddr_storage here, there;
-        if (p == silent || !link || !tly_link_is_open(link) || (p && p->local) ||
-            tly_link_heard_at(link) < since)
+        if (p == silent || !link || !tly_link_is_open(link) || tly_link_heard_at(link) < since)
             continue;
-        tly_link_address(link, false, &here);
-        tly_link_address(link, true, &there);
-        if (!tly_address_same_host(&here, &there))
+        if (tly_link_is_far(link))
             return true;
     }
     return false;

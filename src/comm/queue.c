@@ -48,7 +48,9 @@ void tly_queue_admit(tally_comm *c)
         if (!best)
             return;
         const struct part *first = best_top->value;
-        uint64_t cost = tly_weight(first), credit = first->op->credit;
+        /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
+        uint64_t cost = tly_weight(first);
+        uint64_t credit = first->op->epoch == c->epoch ? first->op->credit : c->credit_bytes;
         if (!c->in_flight)
             c->opened = credit / 4;
         else if (c->in_flight + cost > (c->opened < credit ? c->opened : credit))
@@ -62,7 +64,7 @@ void tly_queue_admit(tally_comm *c)
         if (tly_team_carries(p))
             tly_local_sent(p->op->engine, &p->shard);
         tly_part_stamp(p, TLY_AT_ADMITTED);
-        tly_pace_admitted(best, (uint32_t)cost);
+        tly_traffic_admitted(best);
         tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
         if (best->last)
             best->last->next = p;
@@ -77,9 +79,9 @@ static void land(struct peer *peer, uint64_t bytes)
 {
     tally_comm *c = peer->comm;
     bytes = bytes < peer->in_flight ? bytes : peer->in_flight;
-    tly_pace_accepted(peer, bytes);
     peer->in_flight -= bytes;
     c->in_flight -= bytes;
+    tly_traffic_accepted(peer);
 }
 
 void tly_queue_accepted(struct peer *peer, uint64_t accepted)

@@ -44,17 +44,20 @@ static void write_json(const tally_comm *c, FILE *out)
             "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
             "\"part_bytes\": %u, "
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
-            TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->part_bytes, c->credit_bytes, ops);
+            TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->epoch->part_bytes, c->credit_bytes,
+            ops);
     write_number(out, "predicted_s_per_gb", c->pace.predicted * 1e9);
     write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");
     for (int i = 0; i < c->epoch->services; i++) {
         const struct tly_roster_service *s = &c->member.roster.services[i];
         const uint64_t *v = c->peers[i].report;
+        char address[TLY_HOST_TEXT];
+        uint32_t port = tly_endpoints_host(&s->at, address);
         if (!c->epoch->incarnation[i])
             continue; /* nobody has this place */
         fprintf(out, "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, ", i ? ", " : "",
-                s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", s->address, s->port);
+                s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", address, port);
         write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);
         fprintf(out,
                 "\"share\": %.9g, \"bytes_summed\": "

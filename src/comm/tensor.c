@@ -88,15 +88,15 @@ void tly_tensor_destroy(struct tensor *t)
 
 /* Two parts a service, unless told; of a list's own, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, int active)
+static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e, int active)
 {
-    uint64_t bytes = s->before + s->bytes + s->behind, all = 2ull * (unsigned)active * c->part_bytes;
+    uint64_t bytes = s->before + s->bytes + s->behind, all = 2ull * (unsigned)active * e->part_bytes;
     if (c->params.credit_bytes)
         return c->params.credit_bytes;
     if (bytes < 2 * all)
         return all;
-    uint64_t suits = 2ull * (unsigned)active * tly_plan_largest_part(s, c->part_bytes, active);
-    uint64_t least = 4ull * c->part_bytes < all ? 4ull * c->part_bytes : all;
+    uint64_t suits = 2ull * (unsigned)active * tly_plan_largest_part(s, e->part_bytes, active);
+    uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
     return suits > least ? suits : least;
 }
 
@@ -112,7 +112,7 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
 {
     uint64_t count = 0, at = 0;
     do {
-        at += tly_plan_part(s, at, c->part_bytes, d->active);
+        at += tly_plan_part(s, at, e->part_bytes, d->active);
         count++;
     } while (at < s->bytes);
     struct piece *pieces = malloc(count * sizeof *pieces);
@@ -120,7 +120,7 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
         return -ENOMEM;
     at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint32_t length = tly_plan_part(s, at, c->part_bytes, d->active);
+        uint32_t length = tly_plan_part(s, at, e->part_bytes, d->active);
         pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(i ? d->others : d->home, length)};
         at += length;
     }
@@ -129,7 +129,7 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
                         .epoch = e->number,
                         .pieces = pieces,
                         .count = (uint32_t)count,
-                        .credit = credit(c, s, d->active)};
+                        .credit = credit(c, s, e, d->active)};
     return 0;
 }
 
@@ -144,7 +144,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
     /* Not credit(): of that a rank may have its own. */
-    uint64_t under_way = 2ull * (unsigned)e->sharing * tly_plan_largest_part(&s, c->part_bytes, e->sharing);
+    uint64_t under_way = 2ull * (unsigned)e->sharing * tly_plan_largest_part(&s, e->part_bytes, e->sharing);
     tly_plan_late(c->machines, e->services, e->weight, s.behind, under_way, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {

@@ -104,11 +104,14 @@ static void invite_more(struct tly_coordinator *c)
             continue;
         m->waiting = false;
         uint32_t at;
-        if (!m->info.bandwidth)
+        if (!m->info.bandwidth) {
             m->info.bandwidth = measured_of(c, m->info.host_id);
+            m->measured = true; /* or not known */
+        }
         int err = find_place(c, &at);
         if (!err) {
             tly_start_add(c, &c->roster, at, &m->info);
+            c->roster.services[at].measured = m->measured;
             err = tly_start_place(c, &c->roster, at);
             c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
         }
@@ -197,6 +200,7 @@ static void catch_up(struct tly_coordinator *c)
 static void commit(struct tly_coordinator *c)
 {
     tly_start_find_cards(c, &c->roster);
+    tly_adapt_apply(c);
     int err = tly_roster_split(&c->roster, c->split);
     if (err) {
         tly_coordinator_fail(c, -err,
@@ -205,14 +209,16 @@ static void commit(struct tly_coordinator *c)
                                  : "the coordinator is out of memory");
         return;
     }
+    if (tly_start_fit_parts(c, &c->roster))
+        tly_roster_split(&c->roster, c->split);
     c->roster.epoch = c->preparing;
     c->preparing = 0;
     post_commit(c, &c->roster, ALL);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         m->accuses = 0;
-        m->told = false;
     }
+    tly_adapt_begin(c);
 }
 
 void tly_change_start_without(struct tly_coordinator *c)
@@ -270,11 +276,13 @@ static void welcome(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->invited)
             continue;
+        char name[200];
         m->invited = false;
         tly_setback_forget(c, m);
         any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
-        tly_info("join", "tallyd on %s (%s port %u) joins", m->info.host, m->info.address, m->info.port);
+        tly_coordinator_name(m, name, sizeof name);
+        tly_info("join", "%s joins", name);
     }
     c->invitation = 0;
     c->wanted |= any;

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "join/internal.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 /* CONNECT_S: longer than members take to find out themselves what they cannot reach. */
 enum {
@@ -78,8 +78,10 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
 
 void tly_coordinator_name(const struct member *m, char *out, size_t len)
 {
+    char address[TLY_HOST_TEXT];
+    uint32_t port = tly_endpoints_host(&m->info.at, address);
     if (m->info.role == TLY_ROLE_TALLYD)
-        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, m->info.address, m->info.port);
+        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, address, port);
     else
         snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
 }
@@ -154,10 +156,12 @@ void tly_coordinator_advance(struct tly_coordinator *c)
         }
         if (begun) {
             c->state = RUNNING;
-            if (c->wanted)
+            if (c->wanted) {
                 tly_change_start_without(c);
-            else
+            } else {
                 tly_coordinator_post_all(c, TLY_COMMIT, NULL, 0);
+                tly_adapt_begin(c);
+            }
         }
     }
     if (c->state == RUNNING)
@@ -299,11 +303,12 @@ static void answer(struct member *watcher)
         *out = (struct tly_status_member){.role = info->role,
                                           .rank = info->role == TLY_ROLE_RANK ? info->rank : TLY_NO_RANK,
                                           .pid = info->pid,
-                                          .port = info->port,
+                                          .at = info->at,
                                           .stand = stand(m)};
-        memcpy(out->address, info->address, sizeof out->address);
         memcpy(out->host, info->host, sizeof out->host);
     }
+    tly_adapt_held_up(c, s.held_up, sizeof s.held_up);
+    snprintf(s.changed, sizeof s.changed, "%s", c->adapt.changed);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);
@@ -329,19 +334,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "much is asked and no answer is read";
         return -EPROTO;
     }
-    switch (f->type) {
-    case TLY_STATUS:
-    case TLY_ROSTER:
-    case TLY_BEGUN:
-    case TLY_COMPLAIN:
-    case TLY_PACE:
-    case TLY_MEASURE:
-    case TLY_JOINED:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
+    if (!tly_frame_goes_to(f->type, TLY_TO_COORDINATOR)) {
         *why = "no frame for a coordinator";
         return -EPROTO;
     }
@@ -391,7 +384,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        tly_judge_pace(m, &r);
+        if (m->joined && m->info.role == TLY_ROLE_RANK)
+            tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {
         struct tly_measure x;
@@ -442,6 +436,7 @@ static void drop(struct member *m)
     set_known(m, false);
     tly_link_destroy(m->link);
     tly_outbox_finish(&m->outbox, NULL, NULL);
+    tly_traffic_finish(&m->traffic);
     free(m);
 }
 
@@ -551,6 +546,7 @@ static void tick(struct tly_hook *h)
     tly_change_miss_services(c);
     if (c->state == RUNNING && c->setback_count)
         tly_coordinator_advance(c); /* somebody's time to be invited again may have come */
+    tly_adapt_tick(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
         tly_coordinator_advance(c);
@@ -627,16 +623,21 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
     c->window_parts = (uint32_t)params->window_parts;
     c->credit_bytes = params->credit_bytes;
     c->split = tly_roster_split_named(params->split);
+    c->fixed = !params->replan || c->split != TLY_SPLIT_OPTIMAL;
     c->teams = strcmp(params->local, "on") == 0;
     c->measure = strcmp(params->measure, "off") == 0   ? MEASURE_NONE
                  : strcmp(params->measure, "all") == 0 ? MEASURE_ALL
                                                        : MEASURE_UNKNOWN;
+    if (params->measured) {
+        c->given = strdup(params->measured);
+        c->measure = MEASURE_NONE;
+    }
     c->hook.tick = tick;
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
-    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = c};
-    err = listening >= 0 ? tly_listener_start(&c->loop, listening, &listen, &c->listener)
-                         : tly_tcp_listen(&c->loop, &listen, &c->listener);
+    struct tly_listener_config listen = {
+        .address = *address, .by_address = true, .accepting = accepting, .user = c};
+    err = tly_listen_reserved(&c->loop, listening, &listen, &c->listener);
     if (!err)
         err = tly_thread_start(&c->thread, "tally-coord", serve, c);
     if (err) {
@@ -683,6 +684,8 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);
+    tly_adapt_finish(c);
+    free(c->given);
     free(c->found);
     free(c->setbacks);
     tly_roster_finish(&c->roster);

@@ -9,6 +9,8 @@
 #include "join/coordinator.h"
 #include "join/measure.h"
 #include "join/status.h"
+#include "join/traffic.h"
+#include "plan/replan.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
@@ -48,15 +50,17 @@ struct member {
     bool watcher;
     int64_t
         accused_at; /* a tallyd that a rank cannot reach: when it said so, on the awake clock; 0: nobody has */
-    uint32_t accuser;             /* that rank, */
-    char accusation[300];         /* ... and its sentence */
-    bool said_before;             /* a tallyd: it was put out for the same reason when it came last */
-    uint32_t accuses;             /* a rank: how many services it cannot reach, in this epoch */
-    bool told;                    /* that the job is slower than predicted */
-    uint32_t took, held, suspect; /* what it told */
-    uint32_t card;                /* MEASURING: its card's place in the survey, */
-    bool stands, awaited;         /* whether it streams for it, and is about to answer, */
-    bool silent;                  /* and has said nothing in this round */
+    uint32_t accuser;     /* that rank, */
+    char accusation[300]; /* ... and its sentence */
+    bool said_before;     /* a tallyd: it was put out for the same reason when it came last */
+    uint32_t accuses;     /* a rank: how many services it cannot reach, in this epoch */
+    bool doubted;         /* it has sent a report of its traffic that cannot be */
+    bool measured;        /* what is known of its card was measured here */
+    struct tly_traffic
+        traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
+    uint32_t card;        /* MEASURING: its card's place in the survey, */
+    bool stands, awaited; /* whether it streams for it, and is about to answer, */
+    bool silent;          /* and has said nothing in this round */
 };
 
 /* All fields but the first three belong to the loop. */
@@ -74,6 +78,7 @@ struct tly_coordinator {
     enum tly_split split;
     bool teams; /* ranks of a machine may share memory */
     enum { MEASURE_NONE, MEASURE_UNKNOWN, MEASURE_ALL } measure;
+    char *given; /* owned: figures that count as measured ("HOST=RATE,..."), for tests; or NULL */
     struct tly_survey *survey; /* owned: MEASURING */
     struct tly_measure step;   /* of it, the one under way */
     struct {
@@ -96,6 +101,22 @@ struct tly_coordinator {
     uint32_t preparing;      /* the epoch for which ranks are asked what they have begun; 0: none */
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
+    /* The plan follows the network (adapt.c). */
+    bool fixed; /* TALLY_REPLAN=0 */
+    struct adapt {
+        struct tly_replan *replan; /* owned; NULL: no traffic crosses cards */
+        struct place {
+            uint64_t incarnation; /* whose estimates these are */
+            uint64_t bandwidth;   /* bit/s, as was last told */
+            uint32_t weight;      /* before the change that is under way */
+        } * place;                /* owned */
+        uint32_t places;
+        bool pending;      /* a change of its making is under way */
+        double takes;      /* seconds for a byte before that */
+        int64_t since;     /* awake clock: first report of the sample; 0: none */
+        uint32_t standout; /* the service that ranks were told holds all up, or TLY_NO_SERVICE */
+        char changed[400]; /* what was said of the last change */
+    } adapt;
     uint32_t watchers, known;
     struct setback *setbacks; /* owned: machines whose tallyd a rank could not reach; src/join/setback.c */
     uint32_t setback_count;
@@ -144,8 +165,6 @@ void tly_join_look(struct tly_coordinator *c);
 
 /* --- judge.c ------------------------------------------------------------------------------------- */
 
-/* A rank's PACE: the job goes slower than predicted. */
-void tly_judge_pace(struct member *m, struct tly_reader *r);
 /* A rank's COMPLAIN: it cannot reach a service, or cannot go on. */
 void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r);
 /* Put out each tallyd whose time is up, and fail the job if a complaint's is. */
@@ -167,6 +186,24 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
 /* Name the address at which others reach it; -EINVAL: they cannot (tly_error()). */
 int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index);
 bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r);
+/* Parts as long as suits the cards that carry most, by the roster's weights.  True: they are of another size than they
+ * were; a little is none. */
+bool tly_start_fit_parts(const struct tly_coordinator *c, struct tly_roster *r);
+/* Is there traffic between machines? */
+bool tly_start_crosses_cards(const struct tly_roster *r);
+
+/* --- adapt.c -------------------------------------------------------------------------------------- */
+
+/* An epoch holds. */
+void tly_adapt_begin(struct tly_coordinator *c);
+/* Into the roster, before it is split: what is known of cards and services by now. */
+void tly_adapt_apply(struct tly_coordinator *c);
+/* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
+void tly_adapt_heard(struct member *m, struct tly_reader *r);
+void tly_adapt_tick(struct tly_coordinator *c);
+/* Who holds all up now, for `tally status`; "": nobody. */
+void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len);
+void tly_adapt_finish(struct tly_coordinator *c);
 
 /* --- setback.c ----------------------------------------------------------------------------------- */
 

@@ -1,10 +1,9 @@
-/* judge.c - judges who holds the job up, and which tallyd it goes on without.
+/* judge.c - judges which tallyd the job goes on without, and what ends it.
  *
- * Three kinds of evidence come in.  Ranks say how much slower than predicted their large sums go (PACE): once all have, the
- * machine that stands out is named to all, or all cards are if they carry about half.  Ranks complain (COMPLAIN): a tallyd
- * that they cannot reach is put out after a moment, and anything else ends the job.  Members fall silent.  Only
- * tly_judge_tick() puts somebody out: what a rank saw first may be the death of a process whose own connection ends a
- * moment later, and that names the cause better.
+ * Two kinds of evidence come in.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is put out after a
+ * moment, or of something that ends the job.  Members fall silent.  Only tly_judge_tick() puts somebody out: what a rank saw
+ * first may be the death of a process whose own connection ends a moment later, and that names the cause better.  Who holds
+ * the job up is found in adapt.c.
  *
  * Everything here runs in the coordinator's loop. */
 #include <errno.h>
@@ -13,97 +12,11 @@
 
 #include "base/clock.h"
 #include "join/internal.h"
-#include "plan/plan.h"
 
 enum {
     COMPLAINT_MS = 300,
     MEET_S = 10, /* for all ranks to meet a service that joins a running job */
-    LEAST_HELD =
-        250, /* a rank that waits for its own card has so many thousandths of its credit out, on average */
 };
-
-/* --- the pace ------------------------------------------------------------------------------------ */
-
-/* A rank is on time if it has about as much as this part of the longest rank's time.  To have twice the others' credit out
- * for being late alone, a rank must begin when they have pushed all, half of its own time later: .67. */
-#define LATE .8
-
-/* All ranks' times over the predicted one, in thousandths, where all cards carry about half of what was said: .7 to .4. */
-enum { HALF_FROM = 1430, HALF_TO = 2500 };
-
-/* The longest time that a rank has told; 0: not all have yet. */
-static uint32_t longest_told(const struct tly_coordinator *c)
-{
-    uint32_t longest = 0;
-    for (uint32_t i = 0; i < c->size; i++) {
-        if (!c->ranks[i] || !c->ranks[i]->told)
-            return 0;
-        if (c->ranks[i]->took > longest)
-            longest = c->ranks[i]->took;
-    }
-    return longest;
-}
-
-/* Nobody stands out: all ranks' times are about twice the predicted one. */
-static bool all_carry_half(const struct tly_coordinator *c, uint32_t longest)
-{
-    bool half = longest <= HALF_TO;
-    for (uint32_t i = 0; i < c->size; i++)
-        half &= c->ranks[i]->took >= HALF_FROM && c->ranks[i]->took >= LATE * longest;
-    return half;
-}
-
-/* All ranks say that it goes slower than predicted.  If only those behind one card have their credit out, the others wait
- * for what they send: its (first) machine.  Else the service that most of them point at.  A rank whose own times are much
- * shorter than another's computes longer: it has its credit out while the others wait for it, and says nothing of its
- * card. */
-static void judge_pace(struct tly_coordinator *c)
-{
-    const struct tly_roster *r = &c->roster;
-    uint32_t longest = longest_told(c);
-    if (!longest)
-        return;
-    double *held = calloc(r->machine_count, sizeof *held); /* the most that a rank behind each card holds */
-    for (uint32_t i = 0; held && i < r->machine_count; i++)
-        held[i] = -1; /* a machine that shares another's card has none */
-    for (uint32_t i = 0; held && i < c->size; i++) {
-        if (c->ranks[i]->took < LATE * longest)
-            continue;
-        double *most = &held[r->services[r->ranks[i].machine].card];
-        if (c->ranks[i]->held > *most)
-            *most = c->ranks[i]->held;
-    }
-    if (!held)
-        return;
-    int one = tly_plan_standout((int)r->machine_count, held);
-    uint32_t machine = one < 0 || held[one] < LEAST_HELD ? TLY_NO_SERVICE : (uint32_t)one;
-    for (uint32_t i = 0; i < c->size && machine == TLY_NO_SERVICE; i++) {
-        uint32_t votes = 0;
-        for (uint32_t j = 0; j < c->size; j++)
-            votes += c->ranks[j]->suspect == c->ranks[i]->suspect;
-        if (2 * votes > c->size)
-            machine = c->ranks[i]->suspect;
-    }
-    struct tly_writer w = {0};
-    tly_write32(&w, machine); /* none: it is all of them */
-    if (!w.failed && (machine != TLY_NO_SERVICE || all_carry_half(c, longest)))
-        tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
-    free(w.data);
-    free(held);
-}
-
-void tly_judge_pace(struct member *m, struct tly_reader *r)
-{
-    struct tly_coordinator *c = m->c;
-    /* In another epoch's report the places are others'. */
-    if (!m->joined || c->state != RUNNING || m->told || tly_read32(r) != c->roster.epoch)
-        return;
-    m->told = true;
-    m->took = tly_read32(r);
-    m->held = tly_read32(r);
-    m->suspect = tly_read32(r);
-    judge_pace(c);
-}
 
 /* --- complaints ---------------------------------------------------------------------------------- */
 

@@ -24,8 +24,7 @@ void tly_measure_write(struct tly_writer *w, const struct tly_measure *m)
     tly_write32(w, m->count);
     for (uint32_t i = 0; i < m->count; i++) {
         if (m->step == TLY_MEASURE_MEET) {
-            tly_write_text(w, m->to[i].address);
-            tly_write32(w, m->to[i].port);
+            tly_endpoints_write(w, &m->to[i]);
         } else {
             tly_write64(w, m->rate[i]);
         }
@@ -41,13 +40,12 @@ int tly_measure_read(struct tly_reader *r, struct tly_measure *m)
     if (r->failed || x.step > TLY_MEASURE_COUNTED || !x.round || x.count > (lists ? TLY_MEASURE_MOST : 0))
         return -EPROTO;
     for (uint32_t i = 0; i < x.count; i++) {
-        if (x.step == TLY_MEASURE_MEET) {
-            tly_read_text(r, x.to[i].address, sizeof x.to[i].address);
-            x.to[i].port = tly_read32(r);
-        } else {
+        int err = 0;
+        if (x.step == TLY_MEASURE_MEET)
+            err = tly_endpoints_read(r, &x.to[i]);
+        else
             x.rate[i] = tly_read64(r);
-        }
-        if (r->failed || x.to[i].port > 65535 || x.rate[i] > TLY_MAX_RATE)
+        if (err || r->failed || x.rate[i] > TLY_MAX_RATE)
             return -EPROTO;
     }
     *m = x;
@@ -92,8 +90,7 @@ bool tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t roun
 /* --- who with whom --------------------------------------------------------------------------------- */
 
 struct card {
-    char address[64];
-    uint32_t port;
+    struct tly_endpoints at;
     uint32_t service;      /* stands for it */
     double sent, received; /* at best, all streams of a round together */
     double sent_now, received_now;
@@ -150,8 +147,7 @@ int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **
         const struct tly_roster_service *x = &r->services[i];
         if (x->card == i) {
             struct card *c = &s->card[s->count];
-            *c = (struct card){.port = x->port, .service = i};
-            memcpy(c->address, x->address, sizeof c->address);
+            *c = (struct card){.at = x->at, .service = i};
             s->card_of[i] = (uint32_t)s->count++;
         }
         uint32_t at = s->card_of[i] = s->card_of[x->card];
@@ -257,10 +253,8 @@ static int stream_to(const struct tly_survey *s, int card, uint32_t j)
 bool tly_survey_meet(const struct tly_survey *s, uint32_t card, struct tly_measure *m)
 {
     *m = (struct tly_measure){.step = TLY_MEASURE_MEET, .round = s->round};
-    for (int to; m->count < TLY_MEASURE_MOST && (to = stream_to(s, (int)card, m->count)) >= 0; m->count++) {
-        memcpy(m->to[m->count].address, s->card[to].address, sizeof m->to[0].address);
-        m->to[m->count].port = s->card[to].port;
-    }
+    for (int to; m->count < TLY_MEASURE_MOST && (to = stream_to(s, (int)card, m->count)) >= 0; m->count++)
+        m->to[m->count] = s->card[to].at;
     return m->count > 0;
 }
 

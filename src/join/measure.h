@@ -28,10 +28,7 @@ enum { TLY_MEASURE_MOST = TLY_MEASURE_GROUP - 1 };
 struct tly_measure {
     uint32_t step, round; /* enum tly_measure_step; rounds count from 1 */
     uint32_t count;       /* of `to` (MEET) or `rate` (COUNTED) */
-    struct {
-        char address[64];
-        uint32_t port;
-    } to[TLY_MEASURE_MOST];
+    struct tly_endpoints to[TLY_MEASURE_MOST];
     uint64_t rate[TLY_MEASURE_MOST]; /* of what has come there, bit/s, in the order of `to`; 0: not known */
 };
 

@@ -13,6 +13,12 @@
 #include "base/clock.h"
 #include "join/measure.h"
 
+static int port_of(const struct tly_endpoints *at)
+{
+    char host[TLY_HOST_TEXT];
+    return (int)tly_endpoints_host(at, host);
+}
+
 static void what_is_said_comes_back(void **state)
 {
     for (uint32_t step = TLY_MEASURE_MEET; step <= TLY_MEASURE_COUNTED; step++) {
@@ -20,8 +26,10 @@ static void what_is_said_comes_back(void **state)
         struct tly_measure m = {.step = step, .round = 3, .count = lists ? TLY_MEASURE_MOST : 0}, back;
         struct tly_writer w = {0};
         for (uint32_t i = 0; i < m.count && step == TLY_MEASURE_MEET; i++) {
-            snprintf(m.to[i].address, sizeof m.to[i].address, "10.0.0.%u", i);
-            m.to[i].port = 4000 + i;
+            char where[40];
+            snprintf(where, sizeof where, "10.0.0.%u:%u", i, 4000 + i);
+            tly_endpoints_add(&m.to[i], "tcp", where);
+            tly_endpoints_add(&m.to[i], "near", "by");
         }
         for (uint32_t i = 0; i < m.count && step == TLY_MEASURE_COUNTED; i++)
             m.rate[i] = i * 1000000007ull;
@@ -42,7 +50,7 @@ static void nonsense_is_refused(void **state)
     const struct tly_measure wrong[] = {
         {.step = TLY_MEASURE_COUNTED + 1, .round = 1},
         {.step = TLY_MEASURE_GO, .round = 0},
-        {.step = TLY_MEASURE_MEET, .round = 1, .count = 1, .to[0].port = 65536},
+        {.step = TLY_MEASURE_MEET, .round = 1, .count = 1, .to[0] = {1, {{"no scheme"}}}},
         {.step = TLY_MEASURE_COUNTED, .round = 1, .count = 1, .rate[0] = TLY_MAX_RATE + 1},
         {.step = TLY_MEASURE_GO, .round = 1, .count = 1}};
     struct tly_measure back;
@@ -158,9 +166,10 @@ static void survey(const struct network *n, const double *known, bool all, const
     struct tly_survey *s;
     for (int i = 0; i < n->count; i++) {
         services[i].card = (uint32_t)i;
-        services[i].port = (uint32_t)i;
+        char where[40];
+        snprintf(where, sizeof where, "10.0.0.%d:%d", i, i);
+        tly_endpoints_add(&services[i].at, "tcp", where);
         services[i].bandwidth = (uint64_t)(known[i] * 1e6);
-        snprintf(services[i].address, sizeof services[i].address, "10.0.0.%d", i);
     }
     assert_int_equal(tly_survey_create(&r, all, &s), 0);
     assert_non_null(s);
@@ -174,7 +183,7 @@ static void survey(const struct network *n, const double *known, bool all, const
             tly_survey_meet(s, (uint32_t)i, &m[i]);
             for (uint32_t j = 0; j < m[i].count; j++) {
                 from[streams] = i;
-                to[streams++] = (int)m[i].to[j].port;
+                to[streams++] = port_of(&m[i].to[j]);
             }
         }
         double out[16];
@@ -257,11 +266,11 @@ static void who_is_silent_has_no_part_any_more(void **state)
 
 static void who_shares_a_card_is_one(void **state)
 {
-    struct tly_roster_service services[5] = {{.port = 7, .card = 0},
-                                             {.port = 8, .card = 0, .bandwidth = 5},
-                                             {.port = 9, .card = 2},
-                                             {.port = 10, .card = 3},
-                                             {.port = 11, .card = 2}};
+    struct tly_roster_service services[5] = {{.at = {1, {{"tcp:10.0.0.1:7"}}}, .card = 0},
+                                             {.at = {1, {{"tcp:10.0.0.1:8"}}}, .card = 0, .bandwidth = 5},
+                                             {.at = {1, {{"tcp:10.0.0.1:9"}}}, .card = 2},
+                                             {.at = {1, {{"tcp:10.0.0.1:10"}}}, .card = 3},
+                                             {.at = {1, {{"tcp:10.0.0.1:11"}}}, .card = 2}};
     struct tly_roster r = {.service_count = 5, .services = services};
     struct tly_survey *s;
     struct tly_measure m;
@@ -276,8 +285,8 @@ static void who_shares_a_card_is_one(void **state)
     assert_int_equal(tly_survey_next(s), 1);
     assert_true(tly_survey_meet(s, 1, &m)); /* the first in the middle */
     assert_int_equal(m.count, 2);
-    assert_int_equal(m.to[0].port, 7);
-    assert_int_equal(m.to[1].port, 10);
+    assert_int_equal(port_of(&m.to[0]), 7);
+    assert_int_equal(port_of(&m.to[1]), 10);
     m.step = TLY_MEASURE_COUNTED;
     m.round = 7; /* another's answer */
     m.rate[0] = 1000;

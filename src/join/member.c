@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "topo/card.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { TELL_S = 10, RETRY_MS = 500, REACH_MS = 1000 };
 
@@ -121,6 +121,10 @@ static void opened(void *user, struct tly_link *l)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
+    if (!tly_frame_goes_to(f->type, TLY_TO_MEMBER)) {
+        *why = "no frame for a member";
+        return -EPROTO;
+    }
     land->control = true;
     return 0;
 }
@@ -263,12 +267,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             m->judged(m->user, machine);
         return 0;
     }
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        return 0;
     default:
-        *why = "no frame for a member";
-        return -EPROTO;
+        return 0;
     }
 }
 
@@ -316,6 +316,14 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
 
+/* The coordinator, at the address that is tried. */
+static int dial(struct tly_member *m, const struct tly_link_config *c)
+{
+    struct tly_endpoints to;
+    tly_media_at(&m->at, &to);
+    return tly_link_dial(m->loop, &to, c, &m->link);
+}
+
 static void tick(struct tly_hook *h)
 {
     struct tly_member *m = tly_list_entry(h, struct tly_member, hook);
@@ -329,7 +337,7 @@ static void tick(struct tly_hook *h)
                                 .checksum = m->params->checksum};
     c.identity.incarnation = 0; /* it does not know the job's yet */
     m->retry_at = m->loop->awake + RETRY_MS * TLY_MS;
-    tly_tcp_connect(m->loop, &m->at, &c, &m->link);
+    dial(m, &c);
 }
 
 void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct tly_place *place,
@@ -401,7 +409,7 @@ static bool worth_trying_again(int err)
 /* What may be wrong where no coordinator answers at m->at, and what to do; asks that machine. */
 static const char *advice(const struct tly_member *m)
 {
-    switch (tly_tcp_reach(&m->at, REACH_MS)) {
+    switch (tly_address_reach(&m->at, REACH_MS)) {
     case TLY_REACH_NO_LISTENER:
         return "that machine answers, but nothing listens at the port: is rank 0 started, and "
                "there? TALLY_COORD";
@@ -484,7 +492,7 @@ static int try_to_connect(struct tly_member *m, int64_t deadline)
     m->state = TLY_MEMBER_CONNECTING;
     snprintf(m->sentence, sizeof m->sentence, "no answer");
     tly_loop_lock(m->loop);
-    int err = tly_tcp_connect(m->loop, &m->at, &c, &m->link);
+    int err = dial(m, &c);
     tly_loop_unlock(m->loop);
     if (err) {
         m->error = -err;
@@ -584,23 +592,24 @@ static int joined(struct tly_member *m, int err, const char *what)
     return err ? tly_fail(-err, "%s", m->sentence) : 0;
 }
 
-int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation,
+int tly_member_announce(struct tly_member *m, const struct tly_endpoints *service, uint64_t incarnation,
                         uint64_t memory)
 {
+    struct sockaddr_storage a;
+    uint64_t card = tly_endpoints_address(service, &a) ? tly_card_rate(&a) : 0;
     struct tly_member_info info = {
         .role = m->identity.role,
         .rank = m->place->rank,
         .size = m->place->size,
         .restart = (uint32_t)(m->place->restart + 1),
         .pid = (uint32_t)getpid(),
-        .port = tly_address_port(service),
+        .at = *service,
         .netns = m->place->netns,
         .digest = tly_params_digest(m->params),
         .incarnation = incarnation,
-        .bandwidth = m->params->bandwidth ? m->params->bandwidth : tly_card_rate(service),
+        .bandwidth = m->params->bandwidth ? m->params->bandwidth : card,
         .sum_rate = m->params->sum_rate,
         .memory = memory};
-    tly_address_host(service, info.address, sizeof info.address);
     snprintf(info.host, sizeof info.host, "%s", m->place->host);
     snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);
     tly_params_agreed_text(m->params, info.settings, sizeof info.settings);
@@ -662,15 +671,11 @@ void tly_member_goodbye(struct tly_member *m)
         post(m, TLY_GOODBYE, 0, NULL);
 }
 
-void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
-                          uint32_t service)
+void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
 {
     struct tly_writer w = {0};
-    tly_write32(&w, epoch);
-    tly_write32(&w, took);
-    tly_write32(&w, held);
-    tly_write32(&w, service);
-    if (m->link)
+    tly_traffic_write(&w, t);
+    if (m->link && !m->away && w.len <= TLY_MAX_CONTROL)
         post(m, TLY_PACE, 0, &w);
     free(w.data);
 }

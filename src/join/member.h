@@ -14,6 +14,7 @@
 #include "join/measure.h"
 #include "join/place.h"
 #include "join/roster.h"
+#include "join/traffic.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
@@ -61,7 +62,8 @@ struct tly_member {
     /* All ranks have joined for the `joins`-th time, `last` the last; or err: it will never be, for `sentence`. */
     void (*placed)(void *user); /* this rank has its place among those that join */
     void (*joined)(void *user, uint32_t joins, uint32_t last, int err, const char *sentence);
-    void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index; may be NULL */
+    void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index,
+                                                   * TLY_NO_SERVICE or TLY_ALL_SERVICES; may be NULL */
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
      * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
      * elsewhere, in that epoch; changed: `roster`, ours, holds for all other rounds. */
@@ -85,7 +87,7 @@ int tly_member_connect(struct tly_member *m, double timeout_s);
  * us; all of this machine's if the coordinator, known by name, is on it as well: others see other addresses. */
 int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at);
 /* Say who we are (rank, machine, the service at `service`) and wait for the roster. */
-int tly_member_announce(struct tly_member *m, const struct sockaddr_storage *service, uint64_t incarnation,
+int tly_member_announce(struct tly_member *m, const struct tly_endpoints *service, uint64_t incarnation,
                         uint64_t memory);
 /* All connections are made: wait until all others say so too. */
 int tly_member_begin(struct tly_member *m);
@@ -100,11 +102,8 @@ void tly_member_join(struct tly_member *m, bool drained);
 
 /* A rank leaves the job; a tallyd leaves the split. */
 void tly_member_goodbye(struct tly_member *m);
-/* The job goes slower than predicted in this epoch: how long it took, in thousandths of the time predicted; how full our credit
- * was on average, in thousandths; and the service whose parts take longest by far, or that keeps most of it by far, or
- * TLY_NO_SERVICE. */
-void tly_member_tell_pace(struct tly_member *m, uint32_t epoch, uint32_t took, uint32_t held,
-                          uint32_t service);
+/* What this rank has seen of its traffic. */
+void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
 /* This rank leaves because of an error of its own. */

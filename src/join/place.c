@@ -19,7 +19,7 @@
 #include <xxhash.h>
 
 #include "base/error.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 /* --- rank ---------------------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "join/place.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 static const char *const variables[] = {
     "RANK",

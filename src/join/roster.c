@@ -13,7 +13,6 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write32(w, m->size);
     tly_write32(w, m->restart);
     tly_write32(w, m->pid);
-    tly_write32(w, m->port);
     tly_write64(w, m->netns);
     tly_write64(w, m->digest);
     tly_write64(w, m->nonce);
@@ -21,7 +20,7 @@ void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
     tly_write64(w, m->bandwidth);
     tly_write64(w, m->sum_rate);
     tly_write64(w, m->memory);
-    tly_write_text(w, m->address);
+    tly_endpoints_write(w, &m->at);
     tly_write_text(w, m->host);
     tly_write_text(w, m->host_id);
     tly_write_text(w, m->door);
@@ -36,7 +35,6 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.size = tly_read32(r);
     x.restart = tly_read32(r);
     x.pid = tly_read32(r);
-    x.port = tly_read32(r);
     x.netns = tly_read64(r);
     x.digest = tly_read64(r);
     x.nonce = tly_read64(r);
@@ -44,13 +42,13 @@ int tly_member_read(struct tly_reader *r, struct tly_member_info *m)
     x.bandwidth = tly_read64(r);
     x.sum_rate = tly_read64(r);
     x.memory = tly_read64(r);
-    tly_read_text(r, x.address, sizeof x.address);
+    int err = tly_endpoints_read(r, &x.at);
     tly_read_text(r, x.host, sizeof x.host);
     tly_read_text(r, x.host_id, sizeof x.host_id);
     tly_read_text(r, x.door, sizeof x.door);
     tly_read_text(r, x.settings, sizeof x.settings);
     bool rank_ok = x.role == TLY_ROLE_RANK && x.size >= 1 && x.size <= TLY_MAX_RANKS && x.rank < x.size;
-    if (r->failed || x.port > 65535 || x.bandwidth > TLY_MAX_RATE || x.sum_rate > TLY_MAX_RATE ||
+    if (err || r->failed || x.bandwidth > TLY_MAX_RATE || x.sum_rate > TLY_MAX_RATE ||
         !(rank_ok || x.role == TLY_ROLE_TALLYD))
         return -EPROTO;
     *m = x;
@@ -77,7 +75,10 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
     tly_write32(w, r->joins);
     tly_write32(w, r->last_joined);
     tly_write64(w, r->part_bytes);
+    tly_write64(w, r->part_least);
+    tly_write64(w, r->part_most);
     tly_write64(w, r->window_bytes);
+    tly_write32(w, r->window_fixed);
     for (uint32_t i = 0; i < r->rank_count; i++) {
         tly_write32(w, r->ranks[i].machine);
         tly_write32(w, r->ranks[i].local_rank);
@@ -89,14 +90,17 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write32(w, s->role);
         tly_write32(w, s->state);
         tly_write32(w, s->rank);
-        tly_write32(w, s->port);
         tly_write64(w, s->incarnation);
         tly_write64(w, s->bandwidth);
+        tly_write64(w, s->said);
+        tly_write32(w, s->measured);
         tly_write64(w, s->sum_rate);
         tly_write64(w, s->memory);
+        tly_write64(w, s->sum_found);
+        tly_write32(w, s->rests);
         tly_write32(w, s->card);
         tly_write32(w, s->weight);
-        tly_write_text(w, s->address);
+        tly_endpoints_write(w, &s->at);
         tly_write_text(w, s->host);
     }
 }
@@ -113,12 +117,17 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
     r.joins = tly_read32(rd);
     r.last_joined = tly_read32(rd);
     r.part_bytes = tly_read64(rd);
+    r.part_least = tly_read64(rd);
+    r.part_most = tly_read64(rd);
     r.window_bytes = tly_read64(rd);
+    r.window_fixed = tly_read32(rd);
     if (rd->failed || r.rank_count < 1 || r.rank_count > TLY_MAX_RANKS || r.machine_count < 1 ||
         r.machine_count > r.rank_count || r.machine_count > TLY_MAX_MACHINES ||
-        r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_bytes < TLY_ALIGN ||
-        r.part_bytes > TLY_MAX_PART || r.part_bytes % TLY_ALIGN || r.window_bytes < r.part_bytes ||
-        r.window_bytes > 1u << 30 || r.standalone > 1 || r.teams > 1 || r.last_joined >= r.rank_count)
+        r.service_count < r.machine_count || r.service_count > TLY_MAX_MACHINES || r.part_least < TLY_ALIGN ||
+        r.part_bytes < r.part_least || r.part_most < r.part_bytes || r.part_most > TLY_MAX_PART ||
+        r.part_least % TLY_ALIGN || r.part_bytes % TLY_ALIGN || r.part_most % TLY_ALIGN ||
+        r.window_bytes < r.part_most || r.window_fixed > 1 || r.window_bytes > 1u << 30 || r.standalone > 1 ||
+        r.teams > 1 || r.last_joined >= r.rank_count)
         return -EPROTO;
     r.ranks = calloc(r.rank_count, sizeof *r.ranks);
     r.services = calloc(r.service_count, sizeof *r.services);
@@ -140,18 +149,22 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->role = tly_read32(rd);
         s->state = tly_read32(rd);
         s->rank = tly_read32(rd);
-        s->port = tly_read32(rd);
         s->incarnation = tly_read64(rd);
         s->bandwidth = tly_read64(rd);
+        s->said = tly_read64(rd);
+        s->measured = tly_read32(rd);
         s->sum_rate = tly_read64(rd);
         s->memory = tly_read64(rd);
+        s->sum_found = tly_read64(rd);
+        s->rests = tly_read32(rd);
         s->card = tly_read32(rd);
         s->weight = tly_read32(rd);
-        tly_read_text(rd, s->address, sizeof s->address);
+        bad |= tly_endpoints_read(rd, &s->at) != 0;
         tly_read_text(rd, s->host, sizeof s->host);
-        bad |= s->port > 65535 || s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
+        bad |= s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
                (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
-               s->sum_rate > TLY_MAX_RATE || s->card > i || r.services[s->card].card != s->card ||
+               s->sum_rate > TLY_MAX_RATE || s->said > TLY_MAX_RATE || s->sum_found > TLY_MAX_RATE ||
+               s->measured > 1 || s->rests > 1 || s->card > i || r.services[s->card].card != s->card ||
                s->state > (i < r.machine_count ? TLY_SERVICE_ACTIVE : TLY_SERVICE_GONE);
         any_weight |= s->weight > 0;
     }
@@ -209,13 +222,32 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
     }
 }
 
-double tly_roster_slowest(const struct tly_roster *r)
+static double slowest(const struct tly_roster *r)
 {
     uint64_t least = 0;
     for (uint32_t i = 0; i < r->service_count; i++)
         if (r->services[i].bandwidth && (!least || r->services[i].bandwidth < least))
             least = r->services[i].bandwidth;
     return (double)least / 8;
+}
+
+double tly_roster_usual(const struct tly_roster *r)
+{
+    double total = 0, sum = 0, carried = 0, pushes = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        total += r->services[i].weight;
+    for (uint32_t i = 0; i < r->machine_count; i++)
+        pushes += r->services[i].state == TLY_SERVICE_ACTIVE;
+    for (uint32_t i = 0; i < r->service_count && total > 0; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        double share = s->weight / total,
+               crosses = i < r->machine_count ? 1 + (pushes - 2) * share : pushes * share;
+        if (!s->bandwidth || crosses <= 0)
+            continue;
+        carried += crosses;
+        sum += crosses * (double)s->bandwidth / 8;
+    }
+    return carried > 0 ? sum / carried : slowest(r);
 }
 
 static uint32_t pushes_of(const struct tly_roster *r)
@@ -228,10 +260,16 @@ static uint32_t pushes_of(const struct tly_roster *r)
  * a part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
 static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
-    double least = tly_roster_slowest(r), card = s->bandwidth ? (double)s->bandwidth / 8 : least;
-    double stay = (2.0 * r->service_count + 2.0 * pushes_of(r) + 1) * (double)r->part_bytes / least;
+    double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : slowest(r);
+    double stay = (2.0 * r->service_count + 2.0 * pushes_of(r) + 1) * (double)r->part_bytes / usual;
     double rate = (double)s->memory / 2 / stay;
-    return s->memory && least > 0 && rate < card ? rate : 0;
+    return s->memory && usual > 0 && rate < card ? rate : 0;
+}
+
+/* 0 is no limit. */
+static double lower(double a, double b)
+{
+    return a > 0 && (b <= 0 || a < b) ? a : b;
 }
 
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine)
@@ -240,26 +278,36 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
         const struct tly_roster_service *s = &r->services[i];
         machine[i] = (struct tly_plan_machine){
             .card = s->card, .bandwidth = (double)s->bandwidth / 8, .sum_rate = (double)s->sum_rate / 8};
-        double room = memory_rate(r, s);
-        if (room > 0 && !(machine[i].sum_rate > 0 && machine[i].sum_rate < room))
-            machine[i].sum_rate = room;
+        machine[i].sum_rate = lower(machine[i].sum_rate, (double)s->sum_found / 8);
+        machine[i].sum_rate = lower(machine[i].sum_rate, memory_rate(r, s));
     }
     for (uint32_t i = 0; i < r->rank_count; i++)
         if (!r->teams || r->ranks[i].local_rank == 0)
             machine[r->ranks[i].machine].ranks++;
 }
 
-/* The active services as the plan sees them; at[i] is a service's place among them.  How many there are. */
+bool tly_roster_shares(const struct tly_roster *r, uint32_t service)
+{
+    const struct tly_roster_service *s = &r->services[service];
+    uint64_t least = (r->rank_count + 1ull) * r->part_most;
+    bool fits = s->role != TLY_ROLE_TALLYD || !s->memory || s->memory >= least;
+    return s->state == TLY_SERVICE_ACTIVE && !s->rests && fits;
+}
+
+/* The services that may have a share as the plan sees them; at[i] is a service's place among them.  How many there are. */
 static uint32_t active_machines(const struct tly_roster *r, struct tly_plan_machine *machine, uint32_t *at)
 {
     uint32_t active = 0;
     tly_roster_machines(r, machine);
     for (uint32_t i = 0; i < r->service_count; i++) {
-        if (r->services[i].state != TLY_SERVICE_ACTIVE)
+        if (!tly_roster_shares(r, i))
             continue;
+        uint32_t first = 0; /* of those that share, the first behind the same card */
+        while (!tly_roster_shares(r, first) || r->services[first].card != r->services[i].card)
+            first++;
         at[i] = active;
         machine[active] = machine[i];
-        machine[active++].card = at[machine[i].card];
+        machine[active++].card = at[first];
     }
     return active;
 }
@@ -291,7 +339,7 @@ int tly_roster_split(struct tly_roster *r, enum tly_split split)
     if (!err)
         err = tly_plan_split(split, (int)active_machines(r, machine, at), machine, weight);
     for (uint32_t i = 0; !err && i < n; i++)
-        r->services[i].weight = r->services[i].state == TLY_SERVICE_ACTIVE ? weight[at[i]] : 0;
+        r->services[i].weight = tly_roster_shares(r, i) ? weight[at[i]] : 0;
     free(machine);
     free(weight);
     free(at);
@@ -392,10 +440,11 @@ bool tly_roster_suits_teams(const struct tly_roster *r)
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len)
 {
     const struct tly_roster_service *s = &r->services[service];
+    char address[TLY_HOST_TEXT];
+    uint32_t port = tly_endpoints_host(&s->at, address);
     if (s->role == TLY_ROLE_RANK)
-        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, s->address,
-                 s->port);
+        snprintf(out, len, "the service of rank %u on %s (%s port %u)", s->rank, s->host, address, port);
     else
-        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, s->address,
-                 s->port);
+        snprintf(out, len, "tallyd %u on %s (%s port %u)", service - r->machine_count, s->host, address,
+                 port);
 }

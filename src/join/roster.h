@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "plan/plan.h"
+#include "transport/endpoint.h"
 #include "wire/hello.h"
 #include "wire/pack.h"
 
@@ -15,6 +16,7 @@ enum {
     TLY_BEGUN_ROUNDS = 40000, /* in one frame of BEGUN or COMMIT */
 };
 #define TLY_NO_SERVICE UINT32_MAX
+#define TLY_ALL_SERVICES (UINT32_MAX - 1)
 /* bit/s */
 #define TLY_MAX_RATE 1000000000000000ull
 
@@ -24,12 +26,11 @@ struct tly_member_info {
     uint32_t rank, size;
     uint32_t restart; /* + 1; 0: none */
     uint32_t pid;
-    uint32_t port; /* of its summation service */
     uint64_t netns, digest, nonce, incarnation;
     uint64_t bandwidth;                   /* of its network card each way, bit/s; 0: not known */
     uint64_t sum_rate;                    /* of inputs that its service adds, bit/s; 0: no limit */
     uint64_t memory;                      /* that its service may take, bytes; 0: not known */
-    char address[64];                     /* of its service: numeric, without port */
+    struct tly_endpoints at;              /* of its summation service */
     char host[64], host_id[64], door[64]; /* door: abstract Unix socket that proves the machine */
     char settings[256];                   /* the agreed ones, for messages */
 };
@@ -54,23 +55,31 @@ struct tly_roster_service {
     uint32_t role;  /* TLY_ROLE_RANK: embedded; TLY_ROLE_TALLYD */
     uint32_t state; /* enum tly_service_state; an embedded one is always active */
     uint32_t rank;  /* embedded: its rank */
-    uint32_t port;
     uint64_t incarnation;
-    uint64_t bandwidth, sum_rate, memory; /* as its member has said, or was measured */
+    uint64_t bandwidth; /* bit/s that the plan goes by; 0: not known */
+    uint64_t said;      /* as its member has said or, `measured`, as was found at the start; 0: not known */
+    uint32_t measured;  /* 1: else it is declared, and what the plan goes by is never more */
+    uint64_t sum_rate, memory; /* as its member has said */
+    uint64_t sum_found;        /* of inputs that it adds, bit/s, as its ranks have seen; 0: no limit */
+    uint32_t rests;            /* 1: so slow that it has no share for a while */
     uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
     uint32_t weight; /* its share of all bytes, over the sum of weights */
-    char address[64], host[64];
+    struct tly_endpoints at;
+    char host[64];
 };
 
 /* All that an epoch consists of.  Services 0..machines-1 are the machines' own, then the tallyd. */
 struct tly_roster {
     uint32_t epoch;
     uint32_t rank_count, machine_count, service_count;
-    uint32_t standalone;         /* the coordinator is a process of its own: its death is not the job's */
-    uint32_t teams;              /* 1: the ranks of a machine push large tensors once, as a team */
-    uint32_t joins, last_joined; /* how often all ranks have joined; the last of them the last time */
-    uint64_t part_bytes, window_bytes;
-    struct tly_roster_rank *ranks;       /* owned */
+    uint32_t standalone;            /* the coordinator is a process of its own: its death is not the job's */
+    uint32_t teams;                 /* 1: the ranks of a machine push large tensors once, as a team */
+    uint32_t joins, last_joined;    /* how often all ranks have joined; the last of them the last time */
+    uint64_t part_bytes;            /* longest part of this epoch's rounds, */
+    uint64_t part_least, part_most; /* and of any epoch's: what these allow no epoch forbids */
+    uint64_t window_bytes;          /* with which each connection begins */
+    uint32_t window_fixed;          /* 1: it stays so, for somebody has set it */
+    struct tly_roster_rank *ranks;  /* owned */
     struct tly_roster_service *services; /* owned */
 };
 
@@ -112,8 +121,11 @@ uint32_t tly_roster_active(const struct tly_roster *r);
 
 /* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine);
-/* Bandwidth of the slowest card that is known, bytes/s; 0: none is. */
-double tly_roster_slowest(const struct tly_roster *r);
+/* Bandwidth of the cards, bytes/s: the mean by what crosses each, so that a slow card that has little to do counts for
+ * little.  0: none is known. */
+double tly_roster_usual(const struct tly_roster *r);
+/* May this service have a share?  Not one that rests, is not active, or has no memory for a part of each rank. */
+bool tly_roster_shares(const struct tly_roster *r, uint32_t service);
 
 /* How sums are nested (RATIONALE, "Sums follow a balanced tree"): sizes of the groups of leaves, and order[] the ranks in the order
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in

@@ -86,6 +86,8 @@ static void fill(struct tly_roster *r)
                              .machine_count = 2,
                              .service_count = 3,
                              .part_bytes = 1 << 20,
+                             .part_least = 1 << 16,
+                             .part_most = 2 << 20,
                              .window_bytes = 4 << 20};
     r->ranks = calloc(3, sizeof *r->ranks);
     r->services = calloc(3, sizeof *r->services);
@@ -95,11 +97,13 @@ static void fill(struct tly_roster *r)
     for (uint32_t i = 0; i < 3; i++) {
         r->services[i].role = i < 2 ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
         r->services[i].rank = i == 1 ? 2 : 0;
-        r->services[i].port = 1000 + i;
         r->services[i].bandwidth = 1000000000ull * i;
         r->services[i].card = i < 2 ? i : 1;
         r->services[i].weight = i + 1;
-        snprintf(r->services[i].address, sizeof r->services[i].address, "10.0.0.%u", i);
+        char where[40];
+        snprintf(where, sizeof where, "10.0.0.%u:%u", i, 1000 + i);
+        tly_endpoints_add(&r->services[i].at, "tcp", where);
+        tly_endpoints_add(&r->services[i].at, "near", "by");
     }
 }
 
@@ -114,7 +118,7 @@ static void round_trip_and_every_truncation(void **state)
     assert_int_equal(back.rank_count, 3);
     assert_int_equal(back.ranks[2].machine, 1);
     assert_true(back.ranks[2].left && !back.ranks[1].left);
-    assert_string_equal(back.services[2].address, "10.0.0.2");
+    assert_memory_equal(&back.services[2].at, &r.services[2].at, sizeof r.services[2].at);
     assert_true(back.services[2].bandwidth == 2000000000ull && back.services[2].card == 1);
     assert_int_equal(back.services[2].weight, 3);
     tly_roster_finish(&back);
@@ -146,10 +150,10 @@ static void nonsense_is_refused(void **state)
             r.part_bytes = 100;
             break;
         case 4:
-            r.window_bytes = r.part_bytes - 64;
+            r.window_bytes = r.part_most - 64;
             break;
         case 5:
-            r.services[1].port = 65536;
+            snprintf(r.services[1].at.at[0].text, TLY_ENDPOINT, "no scheme");
             break;
         case 6:
             r.services[1].bandwidth = TLY_MAX_RATE + 1;
@@ -254,9 +258,13 @@ static void weights_come_from_ranks_cards_and_bandwidths(void **state)
 
 static void members(void **state)
 {
-    struct tly_member_info
-        m = {.role = TLY_ROLE_RANK, .rank = 1, .size = 2, .port = 5, .nonce = 7, .bandwidth = TLY_MAX_RATE},
-        back;
+    struct tly_member_info m = {.role = TLY_ROLE_RANK,
+                                .rank = 1,
+                                .size = 2,
+                                .at = {1, {{"tcp:10.0.0.1:5"}}},
+                                .nonce = 7,
+                                .bandwidth = TLY_MAX_RATE},
+                           back;
     struct tly_writer w = {0};
     snprintf(m.host, sizeof m.host, "h");
     tly_member_write(&w, &m);

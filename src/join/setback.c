@@ -18,17 +18,19 @@ enum {
 };
 
 struct setback {
-    char host_id[64], address[64]; /* the machine */
-    char why[300];                 /* the last reason */
-    uint32_t count;                /* in a row */
-    int64_t until;                 /* awake clock */
+    char host_id[64], address[TLY_HOST_TEXT]; /* the machine */
+    char why[300];                            /* the last reason */
+    uint32_t count;                           /* in a row */
+    int64_t until;                            /* awake clock */
 };
 
 static struct setback *find(const struct tly_coordinator *c, const struct member *m)
 {
+    char address[TLY_HOST_TEXT];
+    tly_endpoints_host(&m->info.at, address);
     for (uint32_t i = 0; i < c->setback_count; i++)
         if (strcmp(c->setbacks[i].host_id, m->info.host_id) == 0 &&
-            strcmp(c->setbacks[i].address, m->info.address) == 0)
+            strcmp(c->setbacks[i].address, address) == 0)
             return &c->setbacks[i];
     return NULL;
 }
@@ -43,7 +45,7 @@ bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const c
             s = &more[c->setback_count++];
             *s = (struct setback){0};
             memcpy(s->host_id, m->info.host_id, sizeof s->host_id);
-            memcpy(s->address, m->info.address, sizeof s->address);
+            tly_endpoints_host(&m->info.at, s->address);
         }
     }
     if (!s) /* no room: it comes again at once */

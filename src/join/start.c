@@ -1,6 +1,7 @@
 /* start.c - from members to the first epoch: who shares a machine, where each service is reached, how fast the cards
  * are, and the roster that says so. */
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "join/internal.h"
 #include "plan/plan.h"
 #include "topo/card.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum {
     MEASURE_MS = 2500, /* all rounds: 40 to 110 ms each */
@@ -46,25 +47,24 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
     uint64_t bytes = r->part_bytes * c->window_parts;
     if (!bytes)
         bytes = 2 * (c->credit_bytes ? c->credit_bytes : 2ull * tly_roster_active(r) * r->part_bytes);
-    if (bytes < r->part_bytes)
-        bytes = r->part_bytes;
+    if (bytes < r->part_most)
+        bytes = r->part_most;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;
 }
 
 /* The address at which the members of other machines reach this one: that by which the first of them has come.
  * False if there are none. */
-static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
+static bool find_face(const struct tly_coordinator *c, struct sockaddr_storage *out)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
-        struct sockaddr_storage from, here;
+        struct sockaddr_storage from;
         if (!m->joined)
             continue;
         tly_link_address(m->link, true, &from);
         if (tly_place_is_own(&from))
             continue;
-        tly_link_address(m->link, false, &here);
-        tly_address_host(&here, out, len);
+        tly_link_address(m->link, false, out);
         return true;
     }
     return false;
@@ -74,16 +74,18 @@ static bool find_face(const struct tly_coordinator *c, char *out, size_t len)
  * is where others cannot reach it. */
 int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index)
 {
-    char face[64], name[300];
-    struct sockaddr_storage a;
+    char name[300];
+    struct sockaddr_storage a, face;
     struct tly_roster_service *s = &r->services[index];
-    bool apart = find_face(c, face, sizeof face);
-    if (tly_address_parse(s->address, 0, &a) != 0)
+    bool apart = find_face(c, &face);
+    if (!tly_endpoints_address(&s->at, &a))
         return 0;
     if (tly_address_is_any(&a)) {
-        snprintf(s->address, sizeof s->address, "%s", apart ? face : "127.0.0.1");
-        if (!s->bandwidth && tly_address_parse(s->address, 0, &a) == 0)
-            s->bandwidth = tly_card_rate(&a); /* it did not know at which card */
+        if (!apart)
+            tly_address_parse("127.0.0.1", 0, &face);
+        tly_endpoints_place(&s->at, &face);
+        if (!s->bandwidth)
+            s->bandwidth = s->said = tly_card_rate(&face); /* it did not know at which card */
     } else if (apart && tly_address_is_loopback(&a)) {
         tly_service_name(r, index, name, sizeof name);
         return tly_fail(
@@ -111,13 +113,13 @@ static struct tly_roster_service service_of(const struct tly_member_info *m, uin
     struct tly_roster_service s = {
         .role = m->role,
         .rank = m->role == TLY_ROLE_RANK ? m->rank : 0,
-        .port = m->port,
+        .at = m->at,
         .incarnation = m->incarnation,
         .bandwidth = m->bandwidth,
+        .said = m->bandwidth,
         .sum_rate = m->sum_rate,
         .memory = m->memory,
         .card = index};
-    memcpy(s.address, m->address, sizeof s.address);
     memcpy(s.host, m->host, sizeof s.host);
     return s;
 }
@@ -175,8 +177,10 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *ca
         struct tly_roster_service *s = &r->services[r->ranks[i].machine];
         if (r->ranks[i].local_rank == 0) {
             tly_start_add(c, r, r->ranks[i].machine, m);
+            s->measured = c->ranks[i]->measured;
         } else if (m->bandwidth && (!s->bandwidth || m->bandwidth < s->bandwidth)) {
-            s->bandwidth = m->bandwidth; /* the lowest that a rank of the machine has said */
+            s->bandwidth = s->said = m->bandwidth; /* the lowest that a rank of the machine has said */
+            s->measured = c->ranks[i]->measured;
         }
     }
     r->service_count = r->machine_count;
@@ -186,6 +190,7 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *ca
             continue;
         m->service = r->service_count++;
         tly_start_add(c, r, m->service, &m->info);
+        r->services[m->service].measured = m->measured;
     }
     if (r->service_count > TLY_MAX_MACHINES) {
         err = -E2BIG;
@@ -202,6 +207,33 @@ out:
     return err;
 }
 
+/* Between which sizes parts may be in any epoch: what memory and checks must reckon with. */
+static void set_part_bounds(const struct tly_coordinator *c, struct tly_roster *r)
+{
+    double fastest = 0;
+    bool known = true;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        fastest = fmax(fastest, (double)r->services[i].bandwidth / 8);
+        known &= r->services[i].bandwidth > 0;
+    }
+    r->part_least = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(1);
+    r->part_most = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(known ? fastest : 0);
+    r->part_bytes = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(tly_roster_usual(r));
+    r->window_fixed = c->window_parts || c->credit_bytes;
+}
+
+bool tly_start_fit_parts(const struct tly_coordinator *c, struct tly_roster *r)
+{
+    if (c->part_bytes)
+        return false;
+    uint64_t suits = tly_plan_part_bytes(tly_roster_usual(r));
+    suits = suits < r->part_least ? r->part_least : suits > r->part_most ? r->part_most : suits;
+    bool near = 4 * suits > 3 * r->part_bytes && 3 * suits < 4 * r->part_bytes;
+    if (!near)
+        r->part_bytes = suits;
+    return !near;
+}
+
 static void invite(struct tly_coordinator *c)
 {
     struct tly_roster *r = &c->roster;
@@ -213,10 +245,12 @@ static void invite(struct tly_coordinator *c)
         tly_roster_finish(r);
         return; /* the job has failed */
     }
-    if (!err && !r->part_bytes)
-        r->part_bytes = tly_plan_part_bytes(tly_roster_slowest(r));
+    if (!err)
+        set_part_bounds(c, r);
     if (!err)
         err = tly_roster_split(r, c->split);
+    if (!err && tly_start_fit_parts(c, r))
+        err = tly_roster_split(r, c->split); /* memory lasts for another rate, then */
     switch (err) {
     case 0:
         r->window_bytes = window(c, r);
@@ -265,11 +299,11 @@ bool tly_start_awaits(const struct tly_coordinator *c)
 }
 
 /* Within one machine, also if it plays several, no card matters; where all ranks share one, nothing crosses any. */
-static bool crosses_cards(const struct tly_roster *r)
+bool tly_start_crosses_cards(const struct tly_roster *r)
 {
     struct sockaddr_storage a;
     for (uint32_t i = 0; i < r->service_count; i++)
-        if (tly_address_parse(r->services[i].address, 0, &a) != 0 || tly_address_is_loopback(&a))
+        if (!tly_endpoints_address(&r->services[i].at, &a) || tly_address_is_loopback(&a))
             return false;
     return r->machine_count > 1;
 }
@@ -292,19 +326,50 @@ static void drop_unplaced(struct tly_coordinator *c)
     }
 }
 
+/* "HOST=RATE,...", rates in bit/s, k, M or G.  0: it is not among them. */
+static uint64_t given_rate(const char *given, const char *host)
+{
+    size_t length = strlen(host);
+    double rate = 0;
+    for (const char *at = given; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        if (strncmp(at, host, length) != 0 || at[length] != '=')
+            continue;
+        const char *text = at + length + 1;
+        if (!tly_digits(&text, true, &rate))
+            return 0;
+        double unit = *text == 'k' ? 1e3 : *text == 'M' ? 1e6 : *text == 'G' ? 1e9 : 1;
+        return rate * unit < (double)TLY_MAX_RATE ? (uint64_t)(rate * unit) : 0;
+    }
+    return 0;
+}
+
+/* What a test has measured instead of us. */
+static void take_given(struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members && c->given; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        uint64_t rate = given_rate(c->given, m->info.host);
+        if (!m->joined || !rate)
+            continue;
+        m->info.bandwidth = rate;
+        m->measured = true;
+    }
+}
+
 /* Are there cards to be measured?  The roster that tells is made anew afterwards, with what was found. */
 void tly_start_survey(struct tly_coordinator *c)
 {
     struct tly_roster r;
     bool apart;
     drop_unplaced(c);
+    take_given(c);
     if (c->measure == MEASURE_NONE || make_roster(c, &r, &apart) != 0) {
         invite(c);
         return;
     }
     bool all = c->measure == MEASURE_ALL;
     if (place_services(c, &r) == 0) {
-        bool matter = all || (apart && crosses_cards(&r));
+        bool matter = all || (apart && tly_start_crosses_cards(&r));
         if (!matter || tly_survey_create(&r, all, &c->survey) != 0)
             c->survey = NULL;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -349,8 +414,10 @@ static void take_results(struct tly_coordinator *c)
         uint64_t rate = 0;
         if (!m->joined || !tly_survey_result(c->survey, m->card, &rate))
             continue;
-        if (rate) /* else what was said of it counts */
+        if (rate) { /* else what was said of it counts */
             m->info.bandwidth = rate;
+            m->measured = true;
+        }
         if (m->stands && rate && c->found) {
             memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
             c->found[c->found_count++].bandwidth = rate;

@@ -3,6 +3,7 @@
  *   state, size, servers   32 each
  *   age_ms                 64
  *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
+ *   held_up, changed       texts
  *   has_roster             32; if 1: the roster */
 #include "join/status.h"
 
@@ -33,11 +34,12 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
         tly_write32(w, m->role);
         tly_write32(w, m->rank);
         tly_write32(w, m->pid);
-        tly_write32(w, m->port);
         tly_write32(w, m->stand);
-        tly_write_text(w, m->address);
+        tly_endpoints_write(w, &m->at);
         tly_write_text(w, m->host);
     }
+    tly_write_text(w, s->held_up);
+    tly_write_text(w, s->changed);
     tly_write32(w, s->has_roster);
     if (s->has_roster)
         tly_roster_write(w, &s->roster);
@@ -48,14 +50,13 @@ static int read_member(struct tly_reader *r, const struct tly_status *s, struct 
     m->role = tly_read32(r);
     m->rank = tly_read32(r);
     m->pid = tly_read32(r);
-    m->port = tly_read32(r);
     m->stand = tly_read32(r);
-    tly_read_text(r, m->address, sizeof m->address);
+    int err = tly_endpoints_read(r, &m->at);
     tly_read_text(r, m->host, sizeof m->host);
     bool whole = m->role == TLY_ROLE_RANK     ? m->rank < s->size
                  : m->role == TLY_ROLE_TALLYD ? m->rank == TLY_NO_RANK
                                               : false;
-    return r->failed || !whole || m->port > 65535 || m->stand > TLY_STAND_LEFT ? -EPROTO : 0;
+    return err || r->failed || !whole || m->stand > TLY_STAND_LEFT ? -EPROTO : 0;
 }
 
 int tly_status_read(struct tly_reader *r, struct tly_status *out)
@@ -75,6 +76,8 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
     }
     for (; !err && s.member_count < count; s.member_count++)
         err = read_member(r, &s, &s.members[s.member_count]);
+    tly_read_text(r, s.held_up, sizeof s.held_up);
+    tly_read_text(r, s.changed, sizeof s.changed);
     uint32_t has_roster = tly_read32(r);
     if (!err && (r->failed || has_roster > 1))
         err = -EPROTO;

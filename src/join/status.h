@@ -24,9 +24,10 @@ enum tly_stand { TLY_STAND_JOINED, TLY_STAND_PROVED, TLY_STAND_CONNECTED, TLY_ST
 struct tly_status_member {
     uint32_t role; /* TLY_ROLE_RANK or TLY_ROLE_TALLYD */
     uint32_t rank; /* TLY_NO_RANK of a tallyd */
-    uint32_t pid, port;
-    uint32_t stand;             /* enum tly_stand */
-    char address[64], host[64]; /* address: of its service, numeric; may be "::": where the coordinator is */
+    uint32_t pid;
+    uint32_t stand;          /* enum tly_stand */
+    struct tly_endpoints at; /* of its service; the host may be "::": where the coordinator is */
+    char host[64];
 };
 
 struct tly_status {
@@ -36,6 +37,8 @@ struct tly_status {
     uint64_t age_ms;  /* of the coordinator */
     uint32_t member_count;
     struct tly_status_member *members; /* owned */
+    char held_up[200];                 /* who holds all up by its card or its sums; "" nobody */
+    char changed[400];                 /* the last change of the split, what for and when; "" none */
     bool has_roster;                   /* from INVITING on */
     struct tly_roster roster;
 };

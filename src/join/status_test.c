@@ -12,24 +12,28 @@
 #include "join/status.h"
 
 static struct tly_status_member members[] = {
-    {TLY_ROLE_RANK, 1, 77, 4000, TLY_STAND_PROVED, "10.0.0.1", "one"},
-    {TLY_ROLE_TALLYD, TLY_NO_RANK, 78, 4001, TLY_STAND_JOINED, "::", "two"},
+    {.role = TLY_ROLE_RANK,
+     .rank = 1,
+     .pid = 77,
+     .stand = TLY_STAND_PROVED,
+     .at = {1, {{"tcp:10.0.0.1:4000"}}},
+     .host = "one"},
+    {.role = TLY_ROLE_TALLYD,
+     .rank = TLY_NO_RANK,
+     .pid = 78,
+     .stand = TLY_STAND_JOINED,
+     .at = {1, {{"tcp:[::]:4001"}}},
+     .host = "two"},
 };
 static struct tly_roster_rank ranks[] = {{.local_rank = 0}, {.local_rank = 1}};
 static struct tly_roster_service services[] = {
     {.role = TLY_ROLE_RANK,
      .rank = 0,
-     .port = 4002,
      .incarnation = 5,
      .weight = 1,
-     .address = "10.0.0.1",
+     .at = {1, {{"tcp:10.0.0.1:4002"}}},
      .host = "one"},
-    {.role = TLY_ROLE_TALLYD,
-     .port = 4001,
-     .incarnation = 6,
-     .card = 1,
-     .address = "10.0.0.2",
-     .host = "two"},
+    {.role = TLY_ROLE_TALLYD, .incarnation = 6, .card = 1, .at = {1, {{"tcp:10.0.0.2:4001"}}}, .host = "two"},
 };
 
 static struct tly_status example(void)
@@ -39,7 +43,9 @@ static struct tly_status example(void)
                            .servers = 3,
                            .age_ms = 1ull << 40,
                            .member_count = 2,
-                           .members = members};
+                           .members = members,
+                           .held_up = "tallyd 0 (two)",
+                           .changed = "its share is now 6%"};
     s.has_roster = true;
     s.roster = (struct tly_roster){
         .epoch = 1,
@@ -47,6 +53,8 @@ static struct tly_status example(void)
         .machine_count = 1,
         .service_count = 2,
         .part_bytes = 4096,
+        .part_least = 4096,
+        .part_most = 4096,
         .window_bytes = 8192,
         .ranks = ranks,
         .services = services};
@@ -71,11 +79,13 @@ static void there_and_back(void **state)
     assert_int_equal(t.member_count, 2);
     assert_int_equal(t.members[0].rank, 1);
     assert_int_equal(t.members[0].stand, TLY_STAND_PROVED);
-    assert_string_equal(t.members[1].address, "::");
+    assert_string_equal(t.members[1].at.at[0].text, "tcp:[::]:4001");
     assert_string_equal(t.members[1].host, "two");
+    assert_string_equal(t.held_up, "tallyd 0 (two)");
+    assert_string_equal(t.changed, "its share is now 6%");
     assert_true(t.has_roster);
     assert_int_equal(t.roster.ranks[1].local_rank, 1);
-    assert_string_equal(t.roster.services[1].address, "10.0.0.2");
+    assert_string_equal(t.roster.services[1].at.at[0].text, "tcp:10.0.0.2:4001");
     tly_status_finish(&t);
     tly_status_finish(NULL);
     free(w.data);

@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "join/measure.h"
-#include "transport/tcp/socket.h"
 
 /* MOST_MS: who has not counted by then will not.  CHUNK_BYTES: of one frame; news of how much has come is finer. */
 enum { MOST_MS = 150, CHUNK_BYTES = 32 << 10 };
@@ -93,13 +92,15 @@ void tly_streams_meet(struct tly_streams *s, const struct tly_identity *me, cons
     tly_streams_close(s);
     s->round = m->round;
     for (uint32_t i = 0; i < m->count; i++) {
-        struct sockaddr_storage to;
-        struct tly_link_config c = {
-            .user_calls = &calls, .user = &s->stream[i], .identity = *me, .peer_name = "a service"};
+        struct tly_link_config c = {.user_calls = &calls,
+                                    .user = &s->stream[i],
+                                    .identity = *me,
+                                    .peer_name = "a service",
+                                    .by_address = true};
         c.identity.role = TLY_ROLE_WATCHER;
         s->stream[i] = (struct tly_stream){.all = s};
-        if (tly_address_parse(m->to[i].address, (uint16_t)m->to[i].port, &to) == 0)
-            tly_tcp_connect(s->loop, &to, &c, &s->stream[i].link); /* who cannot be reached shows nothing */
+        tly_link_dial(s->loop, &m->to[i], &c,
+                      &s->stream[i].link); /* one that cannot be reached shows nothing */
     }
     s->count = m->count;
     check(s);

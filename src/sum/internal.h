@@ -174,20 +174,25 @@ struct tly_service {
     bool own_thread;
     pthread_t thread;
     struct tly_hook hook;
-    struct tly_listener *listener, *local; /* local: for ranks of this machine; NULL: none */
+    struct tly_listener *listener;
     struct tly_identity identity;
     uint64_t incarnation;
     uint32_t fragment_bytes;
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
 
-    bool mortal;            /* may die alone: a tallyd's */
-    bool redo_waits;        /* for memory */
-    bool restore_waits;     /* a result that ranks have from a service that is gone finds no room */
-    uint32_t sessions_seen; /* of ranks */
-    uint32_t ranks;         /* 0: no epoch yet */
-    uint32_t left;          /* ranks that have said goodbye */
-    uint64_t part_bytes, window_bytes;
+    bool mortal;                    /* may die alone: a tallyd's */
+    bool redo_waits;                /* for memory */
+    bool restore_waits;             /* a result that ranks have from a service that is gone finds no room */
+    uint32_t sessions_seen;         /* of ranks */
+    uint32_t ranks;                 /* 0: no epoch yet */
+    uint32_t left;                  /* ranks that have said goodbye */
+    uint64_t part_bytes, part_most; /* longest part of the newest epoch, and of any */
+    bool window_fixed;
+    uint64_t first_window,
+        window_bytes;   /* of a new connection; and what may be pushed and not answered now */
+    atomic_ullong news; /* part_bytes and services with a share << 32 of an epoch that has begun, from another
+                                        * thread (release); taken by the loop (acquire); 0: none */
     uint32_t pace_bytes;      /* counts go alone after so much news */
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */

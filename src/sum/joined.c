@@ -197,7 +197,7 @@ static void begin_anew(struct tly_service *s, uint32_t joins)
 static bool map_zeros(struct tly_service *s)
 {
     if (!s->zeros) {
-        void *at = mmap(NULL, s->part_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *at = mmap(NULL, s->part_most, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         s->zeros = at == MAP_FAILED ? NULL : at;
     }
     return s->zeros != NULL;
@@ -250,7 +250,7 @@ void tly_joined_finish(struct tly_service *s)
     for (uint32_t i = 0; i < s->ranks && s->joined; i++)
         forget(s, i);
     if (s->zeros)
-        munmap((void *)s->zeros, s->part_bytes);
+        munmap((void *)s->zeros, s->part_most);
     free(s->joined);
     free(s->machine);
 }

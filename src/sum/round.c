@@ -218,11 +218,11 @@ void tly_round_grant(struct session *p)
     if (s->burden[p->rank].owed > s->most_owed)
         return; /* until it says that it has answers, which it does whatever others do */
     uint64_t granted = p->answered + s->window_bytes;
-    if (p->lacking && granted < p->pushed + s->part_bytes)
-        granted = p->pushed + s->part_bytes;
+    if (p->lacking && granted < p->pushed + s->part_most)
+        granted = p->pushed + s->part_most;
     if (granted > p->granted) {
         /* Where a part did not fit into the window it may be waited for, however little it is. */
-        bool awaited = p->granted < p->pushed + s->part_bytes;
+        bool awaited = p->granted < p->pushed + s->part_most;
         uint64_t more = granted - p->granted;
         p->granted = granted;
         tly_session_counts(p, awaited || more > UINT32_MAX ? UINT32_MAX : (uint32_t)more);
@@ -735,7 +735,7 @@ static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
 bool tly_round_take_result(struct tly_service *s, struct round *r)
 {
     /* Beside all such results there must be room for one round's slots, lest they wait for each other. */
-    uint64_t most = (s->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)s->part_bytes);
+    uint64_t most = (s->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)s->part_most);
     if (!s->restored || most <= s->pool.limit)
         r->result = take_memory(s, r, r->length);
     if (!r->result && !s->restored)

@@ -16,7 +16,6 @@
 #include "join/place.h"
 #include "sum/internal.h"
 #include "topo/topo.h"
-#include "transport/tcp/socket.h"
 
 enum {
     FRAGMENT = 128 << 10,
@@ -27,6 +26,7 @@ enum {
     MOST_ROUND_BYTES = 128 << 20,
     LEAST_ROUNDS = 1024,
     MOST_WATCHERS = 64, /* at a time */
+    LARGEST_WINDOW = 1 << 30,
 };
 
 /* --- sessions ------------------------------------------------------------------------------------ */
@@ -110,7 +110,7 @@ static void admit(struct session *p)
         destroy_session(s->by_rank[p->rank]); /* it has noticed before us that the connection is no more */
     p->id = ++s->sessions_seen;
     s->by_rank[p->rank] = p;
-    p->granted = s->window_bytes; /* both ends know it from the roster */
+    p->granted = s->first_window; /* both ends know it from the roster */
     tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
     struct round *r;
@@ -192,7 +192,7 @@ static const char *bad_push(const struct tly_service *s, const struct session *p
     uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : probe;
     if (numbers && (f->dtype != TALLY_INT64 || f->length != numbers * sizeof(int64_t)))
         return "a list of another size";
-    if (f->length > s->part_bytes)
+    if (f->length > s->part_most)
         return "a part larger than agreed";
     if (!numbers && !tly_is_sum(f) && !tly_is_from_root(f) && f->length)
         return "data where ranks only meet";
@@ -315,32 +315,18 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         *why = "a frame from no rank of the job";
         return -EPROTO;
     }
-    switch (f->type) {
-    case TLY_PUSH: {
+    if (!tly_frame_goes_to(f->type, TLY_TO_SERVICE) || f->type == TLY_MEASURE) { /* that is for watchers */
+        *why = "no frame for a service";
+        return -EPROTO;
+    }
+    if (f->type == TLY_PUSH) {
         int err = on_push(p, f, land, why);
         if (err || !(f->flags & TLY_MARK))
             return err;
-        break;
-    }
-    case TLY_HAVE:
+    } else if (f->type == TLY_HAVE) {
         *why = bad_push(s, p, f, tly_members_of(p, f->group));
         if (*why)
             return -EPROTO;
-        break;
-    case TLY_DONE:
-    case TLY_FINAL:
-    case TLY_GROUP:
-    case TLY_JOINED:
-    case TLY_SPEC:
-    case TLY_CANCEL:
-    case TLY_STATUS:
-    case TLY_GOODBYE:
-    case TLY_BEAT:
-    case TLY_COUNTS:
-        break;
-    default:
-        *why = "no frame for a service";
-        return -EPROTO;
     }
     *land = (struct tly_landing){.control = true};
     return 0;
@@ -362,6 +348,21 @@ static void report(struct session *p)
     struct tly_frame f = {.type = TLY_STATUS};
     tly_service_facts(p->service, &facts);
     tly_service_facts_write(&w, &facts);
+    if (!w.failed)
+        tly_session_post(p, &f, w.data, w.len, NULL);
+    free(w.data);
+}
+
+/* What the network has taken of the results for this rank, which makes an estimate of the cards of it. */
+static void tell_load(struct session *p)
+{
+    struct tly_link_load load = {0};
+    struct tly_writer w = {0};
+    struct tly_frame f = {.type = TLY_PACE};
+    if (tly_link_load(p->link, &load) != 0)
+        load = (struct tly_link_load){0};
+    tly_write64(&w, load.bytes);
+    tly_write64(&w, load.busy_us);
     if (!w.failed)
         tly_session_post(p, &f, w.data, w.len, NULL);
     free(w.data);
@@ -497,6 +498,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         else if (!(f->flags & TLY_REQUEST))
             report(p);
         break;
+    case TLY_PACE:
+        if (f->flags & TLY_REQUEST)
+            tell_load(p);
+        break;
     case TLY_GOODBYE:
         p->left = true;
         leave(s, p->rank);
@@ -623,12 +628,45 @@ static void start_trace(struct tly_service *s, const struct tly_roster *roster)
     s->trace = tly_trace_create(s->params->trace, s->params->trace_bytes, &who);
 }
 
+/* A window for twice the credit that ranks have for such parts, if memory lasts for that; it is this service's own
+ * business, and each connection hears of it by its counts.  Smaller ones come to be as answers open them no further. */
+static void set_sizes(struct tly_service *s, uint64_t part_bytes, uint64_t sharing)
+{
+    uint64_t suits = 4 * sharing * part_bytes, room = s->pool.limit / (s->ranks + 1ull);
+    s->part_bytes = part_bytes;
+    if (!s->window_fixed) {
+        suits = suits < room ? suits : room;
+        suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
+        s->window_bytes = suits > s->part_most ? suits : s->part_most;
+    }
+    uint64_t half = part_bytes / 2 < FRAGMENT ? part_bytes / 2 : FRAGMENT;
+    uint64_t fragment = s->params->fragment_bytes ? s->params->fragment_bytes
+                        : half < SEGMENT          ? SEGMENT
+                                                  : half;
+    s->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
+    /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
+     * for this service are back; the credit is half a window, two parts for each service, unless told. */
+    uint64_t news = 3 * s->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
+    s->pace_bytes = (uint32_t)(news < most ? news : most);
+    tly_straggler_begin_anew(&s->straggler);
+    for (uint32_t i = 0; i < s->ranks; i++) {
+        struct session *p = s->by_rank[i];
+        if (!p)
+            continue;
+        tly_link_set_pace(p->link, s->pace_bytes, COUNTS_MS);
+        tly_round_grant(p);
+    }
+}
+
 static int64_t prepare(struct tly_hook *h)
 {
     struct tly_service *s = tly_list_entry(h, struct tly_service, hook);
     /* Pairs with the release in tly_service_write_trace(). */
     if (atomic_load_explicit(&s->write_trace, memory_order_acquire))
         tly_trace_write(s->trace, NULL, NULL);
+    uint64_t news = atomic_exchange_explicit(&s->news, 0, memory_order_acquire);
+    if (news && s->ranks)
+        set_sizes(s, news & UINT32_MAX, news >> 32);
     return INT64_MAX;
 }
 
@@ -638,15 +676,6 @@ void tly_service_write_trace(struct tly_service *s)
         return;
     atomic_store_explicit(&s->write_trace, true, memory_order_release);
     tly_loop_wake(s->loop);
-}
-
-/* Ranks of this machine come by another door, if they can: else they come over TCP as well. */
-static void listen_here(struct tly_service *s, const struct tly_listener_config *listen)
-{
-    char name[TLY_SHM_NAME];
-    tly_shm_name(s->incarnation, s->params->host_id, name);
-    if (tly_shm_listen(s->loop, name, listen, &s->local) != 0)
-        tly_log(TALLY_LOG_DEBUG, "sum", "no shared memory: %s", tly_error());
 }
 
 static void *serve(void *arg)
@@ -683,7 +712,8 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     s->late_ns = (int64_t)(params->late_warning * (double)TLY_SEC);
     s->pool.limit = params->memory ? params->memory : default_memory();
     int err = loop ? 0 : tly_loop_init(&s->own_loop);
-    struct tly_listener_config listen = {.address = *address, .accepting = accepting, .user = s};
+    struct tly_listener_config listen = {
+        .address = *address, .params = params, .accepting = accepting, .user = s};
     if (!err)
         err = tly_place_ports(params->ports, &listen.first_port, &listen.last_port);
     if (!err) {
@@ -695,9 +725,7 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
             tly_topo_place(s->home, 0);
         err = tly_crew_start(&s->crew, s->loop, crew_size(params, loop != NULL), s->home);
         if (!err)
-            err = tly_tcp_listen(s->loop, &listen, &s->listener);
-        if (!err && params->shm)
-            listen_here(s, &listen);
+            err = tly_listen(s->loop, &listen, &s->listener);
         tly_loop_unlock(s->loop);
     }
     if (!err && !loop) {
@@ -717,6 +745,11 @@ uint16_t tly_service_port(const struct tly_service *s)
     return tly_listener_port(s->listener);
 }
 
+void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out)
+{
+    tly_listener_endpoints(s->listener, out);
+}
+
 uint64_t tly_service_memory(const struct tly_service *s)
 {
     return s->pool.limit;
@@ -727,8 +760,19 @@ uint64_t tly_service_incarnation(const struct tly_service *s)
     return s->incarnation;
 }
 
+void tly_service_resize(struct tly_service *s, const struct tly_roster *roster)
+{
+    if (!s)
+        return;
+    /* Pairs with the acquire in prepare(). */
+    atomic_store_explicit(&s->news, roster->part_bytes | (uint64_t)tly_roster_active(roster) << 32,
+                          memory_order_release);
+    tly_loop_wake(s->loop);
+}
+
 void tly_service_change(struct tly_service *s, const struct tly_roster *roster)
 {
+    set_sizes(s, roster->part_bytes, tly_roster_active(roster));
     for (uint32_t i = 0; i < roster->rank_count && i < s->ranks; i++)
         if (roster->ranks[i].left && !s->gone[i])
             leave(s, i);
@@ -737,20 +781,9 @@ void tly_service_change(struct tly_service *s, const struct tly_roster *roster)
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     tly_loop_lock(s->loop);
-    s->part_bytes = roster->part_bytes;
-    if (!s->fragment_bytes) {
-        s->fragment_bytes = s->part_bytes / 2 < FRAGMENT ? (uint32_t)s->part_bytes / 2 : FRAGMENT;
-        if (s->fragment_bytes < SEGMENT)
-            s->fragment_bytes = SEGMENT;
-    }
-    if (s->fragment_bytes > s->part_bytes)
-        s->fragment_bytes = (uint32_t)s->part_bytes;
-    s->window_bytes = roster->window_bytes;
-    /* Results tell what was accepted.  Where they keep a rank waiting, it hears so when three quarters of its credit
-     * for this service are back; the credit is half a window, two parts for each service, unless told. */
-    uint64_t news = 3 * s->window_bytes / (8 * (uint64_t)tly_roster_active(roster));
-    uint64_t most = 3 * s->part_bytes / 2;
-    s->pace_bytes = (uint32_t)(news < most ? news : most);
+    s->part_most = roster->part_most;
+    s->first_window = s->window_bytes = roster->window_bytes;
+    s->window_fixed = roster->window_fixed;
     s->by_rank = calloc(roster->rank_count, sizeof *s->by_rank);
     s->gone = calloc(roster->rank_count, sizeof *s->gone);
     s->burden = calloc(roster->rank_count, sizeof *s->burden);
@@ -774,7 +807,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     for (uint32_t i = 0; i < roster->rank_count && !err; i++)
         s->straggler.pace[i].here = roster->ranks[i].machine == find_own(s, roster);
     /* The oldest round must always find room: one part from each rank, and a result. */
-    uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_bytes);
+    uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_most);
     if (!err && s->pool.limit < least) {
         tly_warn("sum", "%llu bytes of memory (TALLY_MEMORY) are too few for %u ranks: using %llu",
                  (unsigned long long)s->pool.limit, roster->rank_count, (unsigned long long)least);
@@ -783,6 +816,7 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     if (!err) {
         start_trace(s, roster);
         s->ranks = roster->rank_count;
+        set_sizes(s, roster->part_bytes, tly_roster_active(roster));
         for (struct tly_list *n = s->sessions.next, *next_node; n != &s->sessions; n = next_node) {
             next_node = n->next;
             struct session *p = tly_list_entry(n, struct session, node);
@@ -865,7 +899,6 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
         destroy_session(tly_list_entry(s->sessions.next, struct session, node));
     tly_round_close_store(s);
     tly_listener_destroy(s->listener);
-    tly_listener_destroy(s->local);
     tly_loop_unhook(s->loop, &s->hook);
     if (inside)
         tly_loop_unlock(s->loop);

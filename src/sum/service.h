@@ -31,13 +31,18 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
                        const struct tly_identity *identity, const struct sockaddr_storage *address,
                        struct tly_service **out);
 uint16_t tly_service_port(const struct tly_service *s);
+/* Where it listens. */
+void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out);
 uint64_t tly_service_incarnation(const struct tly_service *s);
 uint64_t tly_service_memory(const struct tly_service *s); /* bytes that it may take */
 
 /* The epoch: who pushes.  Copies what it needs. */
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
-/* In the loop.  A later epoch: of its roster it matters here which ranks have left. */
+/* In the loop.  A later epoch: of its roster it matters here which ranks have left, and how long parts are. */
 void tly_service_change(struct tly_service *s, const struct tly_roster *roster);
+
+/* From any thread: the same, of how long parts are alone, for a service whose ranks tell it who leaves.  NULL is accepted. */
+void tly_service_resize(struct tly_service *s, const struct tly_roster *roster);
 
 /* Have the timeline of this service (TALLY_TRACE) written soon, from any thread; its destruction writes it
  * anyway. NULL is accepted. */

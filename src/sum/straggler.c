@@ -43,6 +43,11 @@ void tly_straggler_finish(struct tly_straggler *w)
     *w = (struct tly_straggler){0};
 }
 
+void tly_straggler_begin_anew(struct tly_straggler *w)
+{
+    w->marked = false;
+}
+
 int64_t tly_straggler_busy(const struct tly_straggler *w, uint32_t rank, int64_t now)
 {
     const struct tly_pace *p = &w->pace[rank];

@@ -42,6 +42,9 @@ struct tly_finding {
 int tly_straggler_init(struct tly_straggler *w, uint32_t ranks);
 void tly_straggler_finish(struct tly_straggler *w);
 
+/* The split has changed: the part whose rounds tell steps apart may come here no more, so begin anew with the next one. */
+void tly_straggler_begin_anew(struct tly_straggler *w);
+
 /* The first push of a round has begun.  True: this ended a step, and somebody is to be named. */
 bool tly_straggler_opened(struct tly_straggler *w, uint64_t key, uint32_t part, int64_t now,
                           struct tly_finding *out);

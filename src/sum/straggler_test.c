@@ -224,6 +224,29 @@ static void test_who_is_answered_late_is_not_late(void **state)
     tly_straggler_finish(&w);
 }
 
+/* The split changes, and part 0 goes to another service: the steps are told apart by part 1 from then on. */
+static void test_the_split_changes(void **state)
+{
+    struct tly_straggler w;
+    struct tly_finding f;
+    int found = 0;
+    assert_int_equal(tly_straggler_init(&w, 2), 0);
+    for (int step = 0; step < 45; step++) {
+        int64_t now = TLY_SEC + step * 100 * TLY_MS;
+        if (step == 10)
+            tly_straggler_begin_anew(&w);
+        found += tly_straggler_opened(&w, 1, step >= 10, now, &f);
+        tly_straggler_began(&w, 0, now, 0, true, now);
+        tly_straggler_ended(&w, 0, now + TLY_MS);
+        int64_t busy = tly_straggler_busy(&w, 1, now);
+        tly_straggler_began(&w, 1, now, busy, true, now + 40 * TLY_MS);
+        tly_straggler_ended(&w, 1, now + 41 * TLY_MS);
+    }
+    assert_int_equal(found, 1);
+    assert_true(f.rank == 1 && !f.network);
+    tly_straggler_finish(&w);
+}
+
 static void test_one_fast_rank_makes_no_late_ones(void **state)
 {
     must_not_name(&(struct setup){.ranks = 4, .compute_ms = {100, 150, 150, 150}, .push_ms = {1, 1, 1, 1}});
@@ -296,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_the_service_s_own_rank_is_no_measure),
         cmocka_unit_test(test_what_waits_for_its_turn_is_not_late),
         cmocka_unit_test(test_who_is_answered_late_is_not_late),
+        cmocka_unit_test(test_the_split_changes),
         cmocka_unit_test(test_one_fast_rank_makes_no_late_ones),
         cmocka_unit_test(test_a_little_late_is_not_late),
         cmocka_unit_test(test_half_the_steps_are_too_few),

@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/thread.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { PLACES = 16, PATIENCE_S = 5 };
 
@@ -78,6 +78,11 @@ static void metric(struct text *t, const char *name, const char *type, const cha
         value);
 }
 
+static void gauge(struct text *t, const char *name, const char *help, double value)
+{
+    add(t, "# HELP tally_%s %s\n# TYPE tally_%s gauge\ntally_%s %.6g\n", name, help, name, name, value);
+}
+
 static void metrics(struct text *t, const struct tly_health_news *n)
 {
     const struct tly_service_facts *f = &n->facts;
@@ -91,6 +96,11 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "machines", "gauge", "Machines that the ranks are on.", n->machines);
     metric(t, "services", "gauge", "Summation services of the job.", n->services);
     metric(t, "epoch", "gauge", "The job's epoch.", n->epoch);
+    gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
+    gauge(t, "card_bits_per_second", "What its network card carries, as the split has it; 0: not known.",
+          (double)n->bandwidth);
+    gauge(t, "card_said_bits_per_second", "What was declared or measured of it at the start; 0: nothing.",
+          (double)n->said);
     metric(t, "summed_bytes_total", "counter", "Bytes of sums made.",
            n->before.bytes_summed + f->bytes_summed);
     metric(t, "summed_parts_total", "counter", "Parts summed.", n->before.parts_summed + f->parts_summed);
@@ -105,10 +115,8 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "memory_bytes", "gauge", "Memory taken for tensors.", f->bytes_in_use);
     metric(t, "memory_peak_bytes", "gauge", "The most that was taken, in this job.", f->bytes_peak);
     metric(t, "memory_limit_bytes", "gauge", "The most that may be taken.", f->memory_limit);
-    add(t,
-        "# HELP tally_waiting_seconds How long the round that has waited longest has waited.\n"
-        "# TYPE tally_waiting_seconds gauge\ntally_waiting_seconds %.3f\n",
-        (double)f->waiting_ms / 1e3);
+    gauge(t, "waiting_seconds", "How long the round that has waited longest has waited.",
+          (double)f->waiting_ms / 1e3);
 }
 
 /* The request's first word, and the second without a query; false: it is no request. */

@@ -19,9 +19,12 @@ struct tly_health_news {
     bool coordinating;                         /* or its coordinator, which listens */
     char job[64];                              /* its name */
     uint32_t ranks, machines, services, epoch; /* of it */
-    uint64_t jobs;                             /* that have begun here, this one too */
-    struct tly_service_facts facts;            /* of this job */
-    struct tly_service_facts before;           /* of the jobs before, their sums: counters never fall */
+    double share;                              /* of all sums that are this service's, 0 to 1 */
+    uint64_t bandwidth,
+        said; /* bit/s of its card: what the split goes by, and what was declared or measured; 0: not known */
+    uint64_t jobs;                   /* that have begun here, this one too */
+    struct tly_service_facts facts;  /* of this job */
+    struct tly_service_facts before; /* of the jobs before, their sums: counters never fall */
 };
 
 enum { TLY_HEALTH_ALIVE_S = 60 }; /* the main thread has told nothing for so long: it is not alive */

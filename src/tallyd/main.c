@@ -18,7 +18,7 @@
 #include "join/member.h"
 #include "sum/service.h"
 #include "tallyd/health.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { DRAIN_S = 20 };
 
@@ -60,6 +60,24 @@ static struct pulse {
     struct tly_service *service; /* borrowed; NULL: not yet */
 } pulse;
 
+/* Of the roster that holds, what concerns this service. */
+static void tell_share(struct tly_health_news *n, const struct tly_roster *r, uint64_t incarnation)
+{
+    double total = 0;
+    n->share = 0;
+    n->bandwidth = n->said = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        total += r->services[i].weight;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        if (s->incarnation != incarnation || s->state == TLY_SERVICE_GONE)
+            continue;
+        n->share = total > 0 ? s->weight / total : 0;
+        n->bandwidth = s->bandwidth;
+        n->said = s->said;
+    }
+}
+
 static void tell(struct tly_hook *h)
 {
     const struct tly_roster *r = &pulse.member->roster;
@@ -72,8 +90,10 @@ static void tell(struct tly_hook *h)
     n->machines = r->machine_count;
     n->services = r->service_count;
     n->epoch = r->epoch;
-    if (pulse.service)
+    if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
+        tell_share(n, r, tly_service_incarnation(pulse.service));
+    }
     tly_health_tell(pulse.health, n);
 }
 
@@ -153,6 +173,7 @@ static void changed(void *service, const struct tly_roster *roster)
 static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
 {
     struct sockaddr_storage at;
+    struct tly_endpoints endpoints;
     int err = tly_member_service_address(m, &at);
     if (!err)
         err = tly_service_create(loop, m->params, &m->identity, &at, service);
@@ -161,8 +182,8 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     pulse.service = *service;
     m->changed = changed;
     m->user = *service;
-    tly_address_set_port(&at, tly_service_port(*service));
-    err = tly_member_announce(m, &at, tly_service_incarnation(*service), tly_service_memory(*service));
+    tly_service_endpoints(*service, &endpoints);
+    err = tly_member_announce(m, &endpoints, tly_service_incarnation(*service), tly_service_memory(*service));
     if (!err)
         err = tly_service_begin(*service, &m->roster);
     if (!err)

@@ -32,6 +32,7 @@ static const struct {
     [TLY_ROW_SEND] = {"send", "to service"},
     [TLY_ROW_WAIT] = {"wait", "for service", .waits = true},
     [TLY_ROW_RESULT] = {"result", "of service"},
+    [TLY_ROW_CHANGE] = {"change", .waits = true},
     [TLY_ROW_GATHER] = {"gather", .waits = true, .service = true},
     [TLY_ROW_PUSH] = {"push", "of rank", .service = true},
     [TLY_ROW_SUM] = {"sum", .service = true},

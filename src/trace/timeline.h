@@ -18,6 +18,7 @@ enum tly_row {
     TLY_ROW_SEND,      /* ... to the kernel having its last */
     TLY_ROW_WAIT,      /* sent to the result's first byte */
     TLY_ROW_RESULT,    /* the result's first byte to its last */
+    TLY_ROW_CHANGE,    /* PREPARE to COMMIT: nothing new begins while the split changes */
     TLY_ROW_GATHER,    /* the first rank's first byte to the last rank's last */
     TLY_ROW_PUSH,      /* one rank's first byte to its last */
     TLY_ROW_SUM,       /* the last rank's last byte to the end of the sum */

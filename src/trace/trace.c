@@ -22,27 +22,29 @@ static const struct span {
     enum tly_row row;
     enum tly_stage from, to;
 } spans[] = {
-    {TLY_ROW_OPERATION, TLY_AT_SUBMITTED, TLY_AT_DONE}, {TLY_ROW_QUEUE, TLY_AT_QUEUED, TLY_AT_ADMITTED},
-    {TLY_ROW_LINE, TLY_AT_ADMITTED, TLY_AT_FIRST},      {TLY_ROW_SEND, TLY_AT_FIRST, TLY_AT_SENT},
-    {TLY_ROW_WAIT, TLY_AT_SENT, TLY_AT_RESULT_FIRST},   {TLY_ROW_RESULT, TLY_AT_RESULT_FIRST, TLY_AT_LANDED},
-    {TLY_ROW_GATHER, TLY_AT_OPENED, TLY_AT_GATHERED},   {TLY_ROW_SUM, TLY_AT_GATHERED, TLY_AT_SUMMED},
-    {TLY_ROW_PUSH, TLY_AT_ARRIVING, TLY_AT_ARRIVED},    {TLY_ROW_ANSWER, TLY_AT_ANSWERING, TLY_AT_ANSWERED},
+    {TLY_ROW_OPERATION, TLY_AT_SUBMITTED, TLY_AT_DONE},  {TLY_ROW_QUEUE, TLY_AT_QUEUED, TLY_AT_ADMITTED},
+    {TLY_ROW_LINE, TLY_AT_ADMITTED, TLY_AT_FIRST},       {TLY_ROW_SEND, TLY_AT_FIRST, TLY_AT_SENT},
+    {TLY_ROW_WAIT, TLY_AT_SENT, TLY_AT_RESULT_FIRST},    {TLY_ROW_RESULT, TLY_AT_RESULT_FIRST, TLY_AT_LANDED},
+    {TLY_ROW_GATHER, TLY_AT_OPENED, TLY_AT_GATHERED},    {TLY_ROW_SUM, TLY_AT_GATHERED, TLY_AT_SUMMED},
+    {TLY_ROW_PUSH, TLY_AT_ARRIVING, TLY_AT_ARRIVED},     {TLY_ROW_ANSWER, TLY_AT_ANSWERING, TLY_AT_ANSWERED},
+    {TLY_ROW_CHANGE, TLY_AT_PREPARED, TLY_AT_COMMITTED},
 };
 
 static bool is_head(enum tly_stage s)
 {
     return s == TLY_AT_SUBMITTED || s == TLY_AT_QUEUED || s == TLY_AT_OPENED || s == TLY_AT_ARRIVING ||
-           s == TLY_AT_ANSWERING;
+           s == TLY_AT_ANSWERING || s == TLY_AT_PREPARED;
 }
 
 /* The last stage of the chain that a stage belongs to. */
 static enum tly_stage chain_end(enum tly_stage s)
 {
-    return s <= TLY_AT_DONE      ? TLY_AT_DONE
-           : s <= TLY_AT_LANDED  ? TLY_AT_LANDED
-           : s <= TLY_AT_SUMMED  ? TLY_AT_SUMMED
-           : s <= TLY_AT_ARRIVED ? TLY_AT_ARRIVED
-                                 : TLY_AT_ANSWERED;
+    return s <= TLY_AT_DONE       ? TLY_AT_DONE
+           : s <= TLY_AT_LANDED   ? TLY_AT_LANDED
+           : s <= TLY_AT_SUMMED   ? TLY_AT_SUMMED
+           : s <= TLY_AT_ARRIVED  ? TLY_AT_ARRIVED
+           : s <= TLY_AT_ANSWERED ? TLY_AT_ANSWERED
+                                  : TLY_AT_COMMITTED;
 }
 
 /* All processes of one boot of a kernel have one monotonic clock, but for those in a time namespace of their own. */

@@ -31,6 +31,9 @@ enum tly_stage {
     TLY_AT_ARRIVED,
     TLY_AT_ANSWERING,
     TLY_AT_ANSWERED,
+    /* rank; key 0, round: the epoch that is prepared first, bytes: its longest part */
+    TLY_AT_PREPARED,
+    TLY_AT_COMMITTED,
     TLY_STAGES,
     TLY_IN_FLIGHT = TLY_STAGES, /* key: bytes handed over and not yet accepted */
 };

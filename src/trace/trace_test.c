@@ -112,6 +112,26 @@ static void test_a_part_from_queue_to_result(void **state)
     end_trace(t, &f);
 }
 
+static void test_a_change_of_the_split(void **state)
+{
+    struct folder f;
+    struct tly_trace *t = make_trace(&f, rank_0());
+    for (uint32_t epoch = 2; epoch < 4; epoch++) {
+        tly_stamp_at(t, 100 * epoch, TLY_AT_PREPARED, TLY_NO_PEER, 0, epoch, TLY_NO_PART, 4096);
+        if (epoch == 2)
+            tly_stamp_at(t, 150 * epoch, TLY_AT_COMMITTED, TLY_NO_PEER, 0, epoch, TLY_NO_PART, 4096);
+    }
+    struct tly_process p = slices_of(t, 1000);
+    assert_int_equal(p.slice_count, 2);
+    for (int i = 0; i < 2; i++) {
+        const struct tly_slice *s = &p.slices[i];
+        assert_true(s->row == TLY_ROW_CHANGE && s->part == TLY_NO_PART && s->bytes == 4096);
+        assert_true(s->round == 2 ? s->from == 200 && s->to == 300 && !s->open : s->from == 300 && s->open);
+    }
+    free_process(&p);
+    end_trace(t, &f);
+}
+
 static void test_what_has_not_ended_is_open(void **state)
 {
     struct folder f;
@@ -609,6 +629,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_part_from_queue_to_result),
+        cmocka_unit_test(test_a_change_of_the_split),
         cmocka_unit_test(test_what_has_not_ended_is_open),
         cmocka_unit_test(test_a_result_that_streams),
         cmocka_unit_test(test_a_part_that_is_sent_again),

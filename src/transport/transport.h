@@ -2,7 +2,19 @@
  *
  * A link is driven by its loop.  Incoming: for each header the user says where the payload belongs, then is
  * told when all of it is there.  Outgoing: the link asks its user for the next frame whenever the medium has
- * room, so that what is urgent is decided as late as possible; what the medium has taken is reported.
+ * room, so that what is urgent is decided as late as possible.
+ *
+ * A user names no medium.  A listener says at which endpoints it can be reached, others dial that list, and the best
+ * medium that connects is taken (media.c).  medium.h is the other side of this contract.
+ *
+ * Memory of the user's:
+ *   - It is announced before payloads are sent from it or land in it, and withdrawn afterwards (tly_memory_announce).  What
+ *     is not announced goes by way of the medium's own buffers, where the medium needs to know.
+ *   - A payload may be changed or freed after sent(), which means that nobody reads it any more.  That the medium has
+ *     taken the frame is not enough.
+ *   - A payload lands where header() says, or where an offer has said before the frame came (tly_link_offer).
+ *   - When tly_link_destroy() has returned nothing lands any more, and nobody reads the user's memory.
+ *
  * All calls and callbacks run under the loop's lock. */
 #ifndef TLY_TRANSPORT_H
 #define TLY_TRANSPORT_H
@@ -14,25 +26,29 @@
 #include <sys/socket.h>
 
 #include "base/loop.h"
+#include "transport/endpoint.h"
 #include "wire/frame.h"
 #include "wire/hello.h"
 
 struct tly_link; /* opaque */
-struct tly_strangers;
+struct tly_params;
 
 /* Where a payload belongs. */
 struct tly_landing {
-    void *to;       /* NULL: nobody wants it, it is read and dropped */
-    void *token;    /* for tly_link_sink() */
-    bool in_blocks; /* land whole 64-byte blocks only (but for the payload's end): never tear an element */
-    bool control;   /* in a buffer of the link's own, there until frame() returns; instead of `to` */
-    bool lent;      /* nowhere: it stays where tly_link_loan() says; instead of `to` */
+    void *to;    /* NULL: nobody wants it, it is read and dropped */
+    void *token; /* for tly_link_sink() */
+    /* What lies at `to` is still needed as long as nothing has landed over it, and no element may be torn.  A medium
+     * that lands bytes in order lands whole 64-byte blocks there (but for the payload's end); otherwise the payload
+     * lands beside, and moves when all of it is there and verified. */
+    bool in_blocks;
+    bool control; /* in a buffer of the link's own, there until frame() returns; instead of `to` */
+    bool lent;    /* nowhere: it stays where tly_link_loan() says; instead of `to` */
 };
 
 /* A frame to send. */
 struct tly_outgoing {
     struct tly_frame frame; /* seq and counts are filled in by the link */
-    const void *payload;    /* frame.payload bytes; must stay until sent() or tly_link_detach() */
+    const void *payload;    /* frame.payload bytes; must stay as they are until sent() or tly_link_detach() */
     void *token;            /* given back to sent(); NULL: not reported */
     void *owned;            /* free()d by the link when sent; for payloads made for this frame */
     /* Until the peer needs it no more the payload stays as it is, longer than until sent(), unless this end takes it
@@ -51,13 +67,13 @@ struct tly_link_user {
     int (*header)(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why);
     /* May be NULL.  So many bytes of the payload have landed, and more are to come.  Not called where payloads
-     * have checksums: what is not verified has not landed. */
+     * have checksums, for what is not verified has not landed, nor by media that land bytes in any order. */
     void (*landed)(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes);
     /* Header and payload are there.  `data` is where it landed (NULL: dropped).  Nonzero as above. */
     int (*frame)(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
     /* The next frame to send, or false. */
     bool (*next)(void *user, struct tly_link *l, struct tly_outgoing *out);
-    /* The payload of the frame with this token is not needed any more. */
+    /* The payload of the frame with this token is read no more: its memory may be used again. */
     void (*sent)(void *user, struct tly_link *l, void *token);
     /* The connection is no more; the link must be destroyed by its user, now or later.  err: ECONNRESET ended,
      * EACCES, EPROTO, ESTALE, EAGAIN (handshake), ETIMEDOUT (silent).  why: a sentence's end. */
@@ -70,46 +86,71 @@ struct tly_counts {
 };
 
 struct tly_link_config {
-    bool copies; /* to the same machine: as if to another process, also within one */
     const struct tly_link_user *user_calls;
     void *user;
     struct tly_identity identity;
-    const char *peer_name; /* for messages; copied */
-    int64_t silence_ns;    /* close after so long without a sign of life; 0: never */
-    bool checksum;         /* connecting links: payloads are checked, both ways (TALLY_CHECKSUM) */
-    struct tly_strangers
-        *strangers; /* accepted links: the listener's, which outlives their handshakes; or NULL */
-    void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
+    const char *peer_name;           /* for messages; copied */
+    int64_t silence_ns;              /* close after so long without a sign of life; 0: never */
+    const struct tly_params *params; /* borrowed: which media may be used, and how; NULL: as by default */
+    bool copies;                     /* for tests: to the same process as if it were another one */
+    /* connecting links: */
+    bool checksum;   /* payloads are checked, both ways (TALLY_CHECKSUM) */
+    bool by_address; /* over the network alone, also to this machine */
+    uint32_t skip;   /* so many of the media, best first, are not tried (tly_link_skip) */
+    /* accepted links: before any other callback; or NULL */
+    void (*created)(void *user, struct tly_link *l);
 };
 
-/* Start to connect.  Non-blocking: opened() or closed() follows. */
-int tly_tcp_connect(struct tly_loop *loop, const struct sockaddr_storage *to, const struct tly_link_config *c,
-                    struct tly_link **out);
+/* Start to connect to a process that can be reached at any of these endpoints.  The media are tried in their order, the
+ * best first.  Non-blocking: opened() or closed() follows.  -EHOSTUNREACH: no medium is left that leads there; else the
+ * last medium's error.  A sentence is in tly_error(). */
+int tly_link_dial(struct tly_loop *loop, const struct tly_endpoints *to, const struct tly_link_config *c,
+                  struct tly_link **out);
+/* Where a process listens that is known by its address alone. */
+void tly_media_at(const struct sockaddr_storage *address, struct tly_endpoints *out);
+/* config.skip with which only media that are worse than this link's are tried; 0: there is none that leads to `to`. */
+uint32_t tly_link_skip(const struct tly_link *l, const struct tly_endpoints *to);
 
-/* The same to a process of this machine that listens by this name, -ECONNREFUSED if there is none: only headers go
- * through a socket, payloads that stay are read where they lie (shm/shm.h). */
-enum { TLY_SHM_NAME = 64 };
-int tly_shm_connect(struct tly_loop *loop, const char *name, const struct tly_link_config *c,
-                    struct tly_link **out);
-/* The name of the service with this incarnation; host_id: as TALLY_HOST_ID, so that machines that are emulated on one
- * stay apart, or NULL. */
-void tly_shm_name(uint64_t incarnation, const char *host_id, char out[TLY_SHM_NAME]);
-
-/* A listening socket whose connections go through the handshake. */
+/* Where connections come in, whose handshake then begins. */
 struct tly_listener;
 struct tly_listener_config {
     struct sockaddr_storage address; /* port 0: any, within first_port..last_port if those are set */
     uint16_t first_port, last_port;
+    bool by_address;                 /* over the network alone */
+    const struct tly_params *params; /* borrowed; as for a link, and so is `copies` */
+    bool copies;
     /* A connection came: fill the link's configuration (identity, calls).  Nonzero: drop it. */
     int (*accepting)(void *user, struct tly_link_config *c);
     void *user;
 };
-int tly_tcp_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out);
-/* By a name, for processes of this user on this machine; c->address and the ports are not looked at. */
-int tly_shm_listen(struct tly_loop *loop, const char *name, const struct tly_listener_config *c,
-                   struct tly_listener **out);
+int tly_listen(struct tly_loop *loop, const struct tly_listener_config *c, struct tly_listener **out);
+/* Have a port before there is a loop: *fd listens, and belongs to the caller until tly_listen_reserved(), which takes it
+ * over also on failure. */
+int tly_listener_reserve(const struct tly_listener_config *c, int *fd, uint16_t *port);
+int tly_listen_reserved(struct tly_loop *loop, int fd, const struct tly_listener_config *c,
+                        struct tly_listener **out);
 uint16_t tly_listener_port(const struct tly_listener *l);
+/* Where others can dial it.  Hosts that stand for any address are left as they are (tly_endpoints_place). */
+void tly_listener_endpoints(const struct tly_listener *l, struct tly_endpoints *out);
 void tly_listener_destroy(struct tly_listener *l); /* NULL is accepted */
+
+/* Memory that payloads are sent from or land in: announced before its use, withdrawn after it.  Any thread.  *out is
+ * NULL where no medium needs to know, which costs next to nothing. */
+struct tly_memory;
+int tly_memory_announce(const void *base, size_t bytes, struct tly_memory **out);
+void tly_memory_withdraw(struct tly_memory *m); /* NULL is accepted */
+
+/* Where the payloads of a part will belong that has not come yet: of frames of this type, key, round and part. */
+struct tly_offer {
+    uint32_t type, round, part;
+    uint64_t key;
+    uint8_t *to;     /* announced; nothing there is needed any more */
+    uint32_t length; /* of the part */
+    const void *token;
+};
+/* The peer may land a part before its frames come, in any order; header() must then say the same place, and not
+ * in_blocks.  tly_link_sink() takes the offer back.  -ENOTSUP: this medium asks header() alone. */
+int tly_link_offer(struct tly_link *l, const struct tly_offer *offer);
 
 /* Send what next() has now.  The loop does so by itself before it sleeps; this is for another thread that
  * holds the lock.  closed() may follow at once. */
@@ -136,9 +177,10 @@ void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, ui
  * be called at any time, also inside next(): who knows that a frame will follow has the counts wait for it. */
 void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
-/* Whoever landed with this token does not want the rest: drop it. */
+/* Whoever landed with this token does not want the rest: drop it.  Offers with this token are taken back. */
 void tly_link_sink(struct tly_link *l, const void *token);
-/* What lands just now and how much of it is in place, also in closed(); NULL: nothing, or nobody wants it. */
+/* What lands just now and how much of it is in place, in whole 64-byte blocks; also in closed().  NULL: nothing, or nobody
+ * wants it. */
 void *tly_link_landing(const struct tly_link *l, uint32_t *bytes);
 /* Payloads with this token are about to go away: copy what is still to be sent, or read.  sent() does not come. */
 void tly_link_detach(struct tly_link *l, const void *token);
@@ -157,17 +199,32 @@ void tly_loan_drop(struct tly_loan *loan);
 
 const struct tly_identity *tly_link_peer(const struct tly_link *l);
 const char *tly_link_name(const struct tly_link *l);
-/* "tcp", "shm" (another process of this machine) or "memory" (this process). */
+/* What carries it, for reports: one of tly_media_name(). */
 const char *tly_link_medium(const struct tly_link *l);
+/* The i-th name that reports know, best first; NULL: there are no more. */
+const char *tly_media_name(int i);
+/* What it carries never leaves this machine: it crosses no network card. */
+bool tly_link_is_inside(const struct tly_link *l);
+/* Something that may fail on its own is between the ends: they are on different hosts, as far as addresses tell. */
+bool tly_link_is_far(const struct tly_link *l);
 void tly_link_rename(struct tly_link *l, const char *name);
 bool tly_link_is_open(const struct tly_link *l);
-/* The local or remote address. */
+/* The local or remote address; family 0: it has none. */
 void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_storage *out);
 uint64_t tly_link_bytes(const struct tly_link *l, bool sent);
+/* What this end has sent over the network since the connection began. */
+struct tly_link_load {
+    uint64_t bytes; /* that the peer's kernel has, with the headers of their packets */
+    uint64_t
+        busy_us; /* for which something was on its way or waited to be, and not for the peer to make room */
+};
+/* -ENOTSUP: nothing crosses a network, or the kernel does not say. */
+int tly_link_load(const struct tly_link *l, struct tly_link_load *out);
 /* True while something waits to be handed to the medium. */
 bool tly_link_busy(const struct tly_link *l);
 
-/* Close and free.  No callback follows.  NULL is accepted.  Safe inside callbacks of the same link. */
+/* Close and free.  No callback follows, and nothing lands any more.  NULL is accepted.  Safe inside callbacks of the same
+ * link. */
 void tly_link_destroy(struct tly_link *l);
 
 #endif

@@ -81,9 +81,9 @@ static bool carries_tensor(int type)
 
 static const char *out_of_limits(const struct tly_frame *f)
 {
-    if (f->type < TLY_HELLO || f->type >= TLY_FRAME_TYPES)
+    if (!tly_frame_is_type(f->type))
         return "unknown frame type";
-    if (f->payload > (carries_tensor(f->type) ? TLY_MAX_FRAGMENT : TLY_MAX_CONTROL))
+    if (f->payload > tly_frame_most(f->type))
         return "payload too large";
     if (f->length > TLY_MAX_PART)
         return "part too large";
@@ -160,13 +160,4 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
     memcpy(last->bytes, header + CONTEXT_AT, sizeof last->bytes);
     *f = g;
     return 0;
-}
-
-const char *tly_frame_type_name(int type)
-{
-    static const char *const names[TLY_FRAME_TYPES] = {
-        "?",      "HELLO",  "ROSTER",  "INVITE", "PREPARE", "BEGUN",  "COMMIT",  "COMPLAIN", "PUSH",
-        "RESULT", "SPEC",   "VERDICT", "CANCEL", "AGAIN",   "HAVE",   "DONE",    "FINAL",    "COUNTS",
-        "BEAT",   "STATUS", "GOODBYE", "PACE",   "GROUP",   "RETURN", "MEASURE", "JOINED"};
-    return type > 0 && type < TLY_FRAME_TYPES ? names[type] : names[0];
 }

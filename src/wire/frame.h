@@ -59,9 +59,10 @@ enum tly_frame_type {
     TLY_BEAT,    /* nothing but a sign of life and counts */
     TLY_STATUS,  /* question about, or news of, a service or a round */
     TLY_GOODBYE, /* an orderly end */
-    TLY_PACE,    /* member -> coordinator: slower than predicted; back: who holds all up */
+    TLY_PACE, /* worker <-> service: what has gone over this connection; rank -> coordinator: over all; back: who
+                  * holds all up */
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
-    TLY_RETURN,  /* between processes of a machine: what lies in your memory has been read (transport/shm) */
+    TLY_RETURN,  /* between the links' ends: what lies in your memory has been read */
     TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */
     TLY_JOINED, /* a rank takes part in nothing until all ranks have joined; coordinator -> member: all have */
     TLY_FRAME_TYPES
@@ -137,6 +138,12 @@ uint32_t tly_frame_size(const uint8_t in[TLY_FRAME_LEAST]);
 int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], uint32_t seq,
                      struct tly_context *last, struct tly_frame *f, const char **why);
 
+/* The table of types (types.c). */
+bool tly_frame_is_type(int type);
+/* Who gets frames: a rank from a service, a service, the coordinator, or a member of the job from the coordinator. */
+enum tly_frame_to { TLY_TO_WORKER, TLY_TO_SERVICE, TLY_TO_COORDINATOR, TLY_TO_MEMBER };
+bool tly_frame_goes_to(int type, enum tly_frame_to whom);
+uint32_t tly_frame_most(int type); /* bytes of the payload */
 const char *tly_frame_type_name(int type);
 
 /* A cumulative count from its last 32 bits: the nearest value to `before`. */

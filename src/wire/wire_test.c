@@ -123,6 +123,29 @@ static void every_flipped_bit_is_found(void **state)
     }
 }
 
+/* Each type has a name of its own, a limit, and somebody who gets it, but for the links' own two. */
+static void every_type_is_in_the_table(void **state)
+{
+    uint32_t to_nobody = 0;
+    for (int t = TLY_HELLO; t < TLY_FRAME_TYPES; t++) {
+        bool wanted = false;
+        for (enum tly_frame_to w = TLY_TO_WORKER; w <= TLY_TO_MEMBER; w++)
+            wanted |= tly_frame_goes_to(t, w);
+        to_nobody += !wanted;
+        assert_true(wanted || t == TLY_HELLO || t == TLY_RETURN);
+        assert_non_null(tly_frame_type_name(t));
+        for (int u = TLY_HELLO; u < t; u++)
+            assert_string_not_equal(tly_frame_type_name(t), tly_frame_type_name(u));
+        bool tensor = t == TLY_PUSH || t == TLY_RESULT || t == TLY_FINAL;
+        assert_int_equal(tly_frame_most(t), tensor ? TLY_MAX_FRAGMENT : TLY_MAX_CONTROL);
+    }
+    assert_int_equal(to_nobody, 2);
+    for (int t = -1; t <= 256; t += t < 0 || t >= TLY_FRAME_TYPES ? 1 : TLY_FRAME_TYPES) {
+        assert_false(tly_frame_is_type(t) || tly_frame_goes_to(t, TLY_TO_WORKER) || tly_frame_most(t));
+        assert_string_equal(tly_frame_type_name(t), "?");
+    }
+}
+
 static void limits_hold(void **state)
 {
     struct tly_frame bad[6], g;
@@ -255,6 +278,7 @@ int main(void)
         cmocka_unit_test(contexts_follow),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(limits_hold),
+        cmocka_unit_test(every_type_is_in_the_table),
         cmocka_unit_test(counts_wrap),
         cmocka_unit_test(payloads_are_bounded),
         cmocka_unit_test(handshake),

@@ -31,7 +31,7 @@ def public_functions():
 
 
 def parameters():
-    """The names in the table of src/base/param.h."""
-    return re.findall(
-        r"^\s*X\((TALLY_\w+),", (ROOT / "src/base/param.h").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
+    """The names in the table of src/base/param.h, but for those that param.c hides: they are for tests."""
+    table = (ROOT / "src/base/param.h").read_text(encoding="utf-8")
+    hidden = re.findall(r'"(TALLY_\w+)", \.hidden', (ROOT / "src/base/param.c").read_text(encoding="utf-8"))
+    return [name for name in re.findall(r"^\s*X\((TALLY_\w+),", table, flags=re.MULTILINE) if name not in hidden]

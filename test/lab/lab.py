@@ -452,6 +452,7 @@ class Lab:
         }
         self._address = {h["name"]: (h["address"], h["address6"]) for h in self._plan["hosts"]}
         self._pid = {}
+        self._switch = None
         self._keeper = None
         self._running = []
 
@@ -484,6 +485,7 @@ class Lab:
     def _find_hosts(self):
         table = processes()
         keepers = {pid for pid, (parent, _) in table.items() if parent == self._keeper.pid}
+        self._switch = next(iter(keepers), None)
         self._pid = {name[4:]: pid for pid, (parent, name) in table.items() if parent in keepers}
         if set(self._pid) != set(self.hosts):
             raise LabError("hosts ended as soon as they were there")
@@ -518,6 +520,20 @@ class Lab:
     def rate(self, host):
         """Bit/s of the host's cards, None if they have no limit."""
         return next(h["rate"] for h in self._plan["hosts"] if h["name"] == host)
+
+    def set_rate(self, host, rate):
+        """From now on the host's first card carries this, both ways; what waits in the buckets stays.  The burst is never
+        less than it was: a packet that waits already and is larger would wait for ever, and all behind it."""
+        plan = next(h for h in self._plan["hosts"] if h["name"] == host)
+        if plan["rate"] is None:
+            raise LabError(f"the card of {host} has no limit that could be changed")
+        own = self._plan["burst_bytes"] or int(max(LEAST_BURST_BYTES, BURST_BYTES_AT_GBIT * plan["rate"] / 1e9))
+        plan["burst"] = max(own, plan.get("burst", 0))
+        plan["rate"] = parse_rate(rate)
+        for pid, device in ((self._pid[host], "eth0"), (self._switch, f"p{plan['index']}.0")):
+            for line in shape(device, plan["rate"], {**self._plan, "burst_bytes": plan["burst"]})[0]:
+                change = line.replace("qdisc add", "qdisc change").split()
+                execute(["nsenter", f"--target={pid}", "--net", "--", "tc", *change])
 
     def counters(self, card="eth0"):
         """{host: (bytes sent, bytes received)} of every host's card.  The kernel counts a packet that it would cut

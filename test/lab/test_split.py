@@ -68,28 +68,33 @@ def test_bytes_on_every_link_of_unequal_machines():
 
 def name_who_is_slower(slow, workers, tallyds, ranks_per_host, tmp_path):
     """One card carries a quarter of what its machine says; what that does to the others names it, however busy the
-    test's own machine is."""
+    test's own machine is.  (The split would follow at once: test_adapt.py.)"""
+    what = r"tallyd [01] \(c1\)" if slow == "c1" else rf"the machine of rank {int(slow[1]) * ranks_per_host} \({slow}\)"
     name = r"tallyd [01] on c1" if slow == "c1" else rf"the machine of rank {int(slow[1]) * ranks_per_host} \({slow}\)"
     tensors = tmp_path / "list"
     tensors.write_text("1500000 x\n", encoding="ascii")
     with Lab([Host(h, rate="25mbit") if h == slow else h for h in workers + tallyds], rate="100mbit") as lab:
         done = lab.job(
-            [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "2", "0", str(tensors)],
+            [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "4", "0", str(tensors)],
             workers,
             tallyds,
             tallyd(),
             ranks_per_host,
-            env={"TALLY_PART_BYTES": "48K", "TALLY_FRAGMENT_BYTES": "24K", "TALLY_BANDWIDTH": "100M"},
+            env={
+                "TALLY_PART_BYTES": "48K",
+                "TALLY_FRAGMENT_BYTES": "24K",
+                "TALLY_BANDWIDTH": "100M",
+                "TALLY_REPLAN": "0",
+            },
             timeout_s=2 * PATIENCE_S,
         )
     assert done.ok, str(done)
     said = done.ranks[0].output
-    warnings = [line for line in said.splitlines() if "is slower than it said" in line]
-    assert len(warnings) == 1 and re.search(f"{name} is slower", warnings[0]), said
-    assert "of 0.1 Gbit/s each way it carries 0.0" in warnings[0]
+    warnings = [line for line in said.splitlines() if " of 0.1 Gbit/s since" in line]
+    assert warnings and re.search(f"{what} carries 0.0", warnings[0]), said
     assert re.search(rf"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by {name}", said), said
     for rank in done.ranks[1:]:
-        assert "is slower than it said" not in rank.output, "said once"
+        assert "Gbit/s since" not in rank.output, "said once"
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
@@ -132,7 +137,7 @@ def test_who_computes_longer_is_named_at_the_end(said):
     assert done.ok, str(done)
     output = done.ranks[0].output
     assert re.search(r"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), held up by rank 2$", output, re.MULTILINE), output
-    assert "is slower than it said" not in output
+    assert "Gbit/s since" not in output
     assert "rank 2 was the others' delay" in output and "it computes longer" in output
 
 

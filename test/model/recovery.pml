@@ -7,6 +7,7 @@
  * The coordinator orders the changes.  README.md says which sizes and which mutants (the macros that begin with MUTANT) are checked.
  *
  *   never a wrong sum     the assertions about values in take_push and take_final
+ *   one cut               begin_round: all machines cut a round's parts alike
  *   no double use         take_result: each block lands once;  take_have: a machine is in once
  *   no loss, no deadlock  monitor: when nothing can move any more, every round has ended on every machine
  *   nothing left behind   monitor: ... and no service holds anything
@@ -30,7 +31,7 @@
 #define BREAKS 0 /* connections that end while both ends live */
 #endif
 #ifndef JOINS
-#define JOINS 0 /* 1: service 1 comes and service 0 leaves the split while it runs */
+#define JOINS 0 /* 1: the split changes: service 1 has all of it, service 0 nothing; one comes, and one goes, or is slow */
 #endif
 #ifndef RESTS
 #define RESTS 0 /* 1: the last machine runs out of input at any moment (tally_join), and begins no more rounds */
@@ -432,6 +433,14 @@ inline begin_doubt(m, r)
 #endif
 }
 
+/* Where the parts of a round are cut: each epoch has its own size of parts. */
+#ifdef MUTANT_CUT_BY_NEWEST
+byte cut_by[MACHINES * ROUNDS];
+#define CUT_BY(m, r) cut_by[MR(m, r)]
+#else
+#define CUT_BY(m, r) ep[MR(m, r)]
+#endif
+
 inline begin_round(m)
 {
     q = cur[m];
@@ -443,6 +452,12 @@ inline begin_round(m)
     ep[MR(m, q)] = (fixed[MR(m, q)] > 0 -> fixed[MR(m, q)] - 1 : epoch[m]);
 #endif
     fixed[MR(m, q)] = 0;
+#ifdef MUTANT_CUT_BY_NEWEST
+    cut_by[MR(m, q)] = epoch[m];
+#endif
+    for (b : 0 .. MACHINES - 1) {
+        assert(st[MR(b, q)] == NONE || CUT_BY(b, q) == CUT_BY(m, q)) /* all cut a round alike */
+    }
     find_owner(ep[MR(m, q)], dead[m]);
     owner[MR(m, q)] = o;
     st[MR(m, q)] = BEGUN;

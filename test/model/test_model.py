@@ -52,12 +52,14 @@ NO_HOLDER = r"\(o==0\)\|\|\(b!=0\)"
 TWICE = r"b==h\["
 STUCK = r"st\[i\]==3"
 BEGUN = r"st\[.*\]==0"
+CUT = r"ep\[|cut_by\["
 LEFT_BEHIND = r"phase\[i\]==0"
 MUTANTS = {
     "NO_COPY": ("KILLS=1", LOST),
     "PUSH_RESULTS": ("KILLS=1", WRONG_SUM),
     "DROP_EARLY": ("KILLS=1", NO_HOLDER),
-    "NO_UNION": ("KILLS=0 JOINS=1", STUCK),
+    "NO_UNION": ("KILLS=0 JOINS=1", f"{STUCK}|{CUT}"),
+    "CUT_BY_NEWEST": ("KILLS=0 JOINS=1", CUT),
     "HAVE_BEFORE_COMMIT": ("KILLS=0 BREAKS=1", STUCK),
     "CLOSE_LATE": ("KILLS=0 SUSPECTS=1 ROUNDS=1", LEFT_BEHIND),
     "NOBODY_ASKED": ("KILLS=0 BREAKS=1", STUCK),

@@ -16,7 +16,9 @@
 
 struct board {
     atomic_int stage, stop, services;
-    int together; /* let all tensors of a step be under way at once */
+    bool uneven;           /* ranks' cards are slow, as they say, and all kinds of parts are made: */
+    atomic_int part_bytes; /* of this size */
+    int together;          /* let all tensors of a step be under way at once */
 };
 
 static struct board *new_board(void)
@@ -101,10 +103,64 @@ static void take_step(tally_comm *c, int step)
         tally_op_free(other[i]);
 }
 
+enum { PIECE = 40000 };
+
+/* What is cut by parts' size alone: a reduce_scatter, an alltoall, messages and an allgather of many parts. */
+static void take_large_step(tally_comm *c, int step)
+{
+    static int32_t x[JOB_MOST_RANKS * PIECE], y[PIECE], give[JOB_MOST_RANKS * PIECE],
+        taken[JOB_MOST_RANKS * PIECE], message[PIECE];
+    int rank = tally_comm_rank(c), ranks = tally_comm_size(c), next = (rank + 1) % ranks;
+    int before = (rank + ranks - 1) % ranks;
+    size_t pieces[JOB_MOST_RANKS];
+    tally_op *op[5];
+    for (int i = 0; i < ranks; i++)
+        pieces[i] = PIECE;
+    for (int i = 0; i < ranks * PIECE; i++) {
+        x[i] = rank + i + step;
+        give[i] = rank * 1000 + i % 977 + step;
+    }
+    CHECK(tally_reduce_scatter(c, "rs", x, y, pieces, TALLY_INT32, TALLY_SUM, NULL, &op[0]) == 0);
+    CHECK(tally_alltoall(c, "a2a", give, pieces, taken, pieces, TALLY_INT32, NULL, &op[1]) == 0);
+    CHECK(tally_allgather(c, "large", give, PIECE, TALLY_INT32, NULL, &op[2]) == 0);
+    CHECK(tally_send(c, give, PIECE, TALLY_INT32, next, 7, NULL, &op[3]) == 0);
+    CHECK(tally_recv(c, message, PIECE, TALLY_INT32, before, 7, NULL, &op[4]) == 0);
+    for (int i = 0; i < 5; i++)
+        CHECK(tally_op_wait(op[i], -1) == 0);
+    const void *data;
+    size_t bytes;
+    const int64_t *first;
+    CHECK(tally_op_gathered(op[2], &data, &bytes, &first) == 0 &&
+          bytes == sizeof(int32_t) * (size_t)ranks * PIECE);
+    const int32_t *gathered = data;
+    for (int i = 0; i < PIECE; i++) {
+        CHECK(y[i] == ranks * (rank * PIECE + i + step) + ranks * (ranks - 1) / 2);
+        CHECK(message[i] == before * 1000 + i % 977 + step);
+        for (int k = 0; k < ranks; k++) {
+            CHECK(taken[k * PIECE + i] == k * 1000 + (rank * PIECE + i) % 977 + step);
+            CHECK(gathered[k * PIECE + i] == k * 1000 + i % 977 + step);
+        }
+    }
+    for (int i = 0; i < 5; i++)
+        tally_op_free(op[i]);
+}
+
+static void look_at_parts(tally_comm *c, struct board *b)
+{
+    char *json;
+    CHECK(tally_comm_report(c, 10000, &json) == 0);
+    const char *at = strstr(json, "\"part_bytes\": ");
+    CHECK(at);
+    atomic_store(&b->part_bytes, atoi(at + strlen("\"part_bytes\": ")));
+    free(json);
+}
+
 static int train(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c;
+    if (b->uneven)
+        setenv("TALLY_BANDWIDTH", "1G", 1);
     static const char *const planned[] = {"a", "c"};
     static const uint64_t sizes[] = {LARGE * 4, 7000 * 4};
     CHECK(tally_comm_open(NULL, &c) == 0);
@@ -112,6 +168,10 @@ static int train(int rank, void *arg)
     static int64_t stop[1];
     for (int step = 0;; step++) {
         take_step(c, step);
+        if (b->uneven)
+            take_large_step(c, step);
+        if (b->uneven && rank == 0)
+            look_at_parts(c, b);
         tally_op *op;
         stop[0] = atomic_load(&b->stop);
         CHECK(tally_push_pull(c, "stop", stop, stop, 1, TALLY_INT64, TALLY_MAX, NULL, &op) == 0);
@@ -227,6 +287,38 @@ static void test_join_and_drain(void **state)
 }
 
 /* Those that come go again at once, and others die meanwhile. */
+static void await_parts(struct board *b, int bytes)
+{
+    for (int i = 0; atomic_load(&b->part_bytes) != bytes; i++) {
+        if (i > 60000)
+            fail_msg("parts of %d bytes, not %d", atomic_load(&b->part_bytes), bytes);
+        job_sleep_ms(2);
+    }
+}
+
+/* All gradients go to a tallyd with a fast card, in large parts; without it what is left are slow cards and small parts.
+ * Rounds under way keep the parts that they have begun with. */
+static void test_parts_change_their_size(void **state)
+{
+    struct board *b = new_board();
+    struct job j = {.ranks = 4, .tallyds = 1, .main = train, .arg = b, .settings = {"TALLY_BANDWIDTH=16G"}};
+    b->uneven = true;
+    job_start(&j);
+    await_parts(b, 512 << 10);
+    some_steps(b, 3);
+    for (int round = 0; round < 3; round++) {
+        kill_tallyd(&j, 0, round == 1 ? SIGTERM : SIGKILL);
+        if (round == 1)
+            job_wait_tallyd(&j, 0);
+        await_parts(b, 60 << 10);
+        some_steps(b, 3);
+        job_start_tallyd(&j, 0);
+        await_parts(b, 512 << 10);
+        some_steps(b, 3);
+    }
+    end(&j, b);
+}
+
 static void test_all_together(void **state)
 {
     struct board *b = new_board();
@@ -454,6 +546,7 @@ int main(void)
         cmocka_unit_test(test_one_killed),
         cmocka_unit_test(test_all_killed),
         cmocka_unit_test(test_join_and_drain),
+        cmocka_unit_test(test_parts_change_their_size),
         cmocka_unit_test(test_all_together),
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_coordinator_killed),

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 #include <cmocka.h>
 
@@ -98,18 +98,21 @@ void raw_settle(int rank)
 void raw_enter(int rank)
 {
     struct raw_rank *r = &raw.rank[rank];
-    struct sockaddr_storage to;
-    struct tly_link_config c = {
-        .user_calls = &calls, .user = r, .identity = raw.identity, .peer_name = "service"};
+    struct tly_endpoints to;
+    struct tly_link_config c = {.user_calls = &calls,
+                                .user = r,
+                                .identity = raw.identity,
+                                .peer_name = "service",
+                                .by_address = true};
     tly_outbox_finish(&r->outbox, NULL, NULL);
     memset(r, 0, sizeof *r);
     r->granted = RAW_WINDOW;
     tly_outbox_init(&r->outbox);
     c.identity.role = TLY_ROLE_RANK;
     c.identity.rank = (uint32_t)rank;
-    assert_int_equal(tly_address_parse("127.0.0.1", tly_service_port(raw.service), &to), 0);
+    tly_service_endpoints(raw.service, &to);
     tly_loop_lock(&raw.loop);
-    assert_int_equal(tly_tcp_connect(&raw.loop, &to, &c, &r->link), 0);
+    assert_int_equal(tly_link_dial(&raw.loop, &to, &c, &r->link), 0);
     tly_loop_unlock(&raw.loop);
     raw_until(&r->opened, 1);
 }
@@ -132,6 +135,9 @@ int raw_begin(uint32_t count, const char *const *settings)
         .machine_count = count,
         .service_count = count,
         .part_bytes = RAW_PART,
+        .part_least = RAW_PART,
+        .part_most = RAW_PART,
+        .window_fixed = 1,
         .window_bytes = RAW_WINDOW,
         .ranks = ranks,
         .services = services};

@@ -12,7 +12,7 @@
 #include "deaf.h"
 #include "job.h"
 #include "join/member.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 #include <cmocka.h>
 
@@ -145,12 +145,14 @@ static int serve(struct rogue *rogue, int port)
     struct door door = {rogue, member.identity};
     door.identity.role = TLY_ROLE_SERVICE;
     door.identity.rank = TLY_NO_RANK;
-    const struct tly_listener_config listen = {.address = at, .accepting = accepting, .user = &door};
+    const struct tly_listener_config listen = {
+        .address = at, .by_address = true, .accepting = accepting, .user = &door};
     tly_loop_lock(&loop);
-    CHECK(tly_tcp_listen(&loop, &listen, &listener) == 0);
+    CHECK(tly_listen(&loop, &listen, &listener) == 0);
     tly_loop_unlock(&loop);
-    tly_address_set_port(&at, tly_listener_port(listener));
-    CHECK(tly_member_announce(&member, &at, 4711, 1 << 30) == 0 && tly_member_begin(&member) == 0);
+    struct tly_endpoints endpoints;
+    tly_listener_endpoints(listener, &endpoints);
+    CHECK(tly_member_announce(&member, &endpoints, 4711, 1 << 30) == 0 && tly_member_begin(&member) == 0);
     admitted = true; /* before that it would be deaf to its own admission */
     for (; !member.left && member.state == TLY_MEMBER_RUNNING && silent < 2; said = 0)
         tly_loop_turn(&loop, 1);

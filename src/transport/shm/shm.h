@@ -1,58 +1,101 @@
-/* shm.h - payloads that are shown instead of sent, for a link between two ends on one machine (tcp/link.c over a Unix
- * socket): frames' headers go through the socket, and behind a header a reference says where its payload lies.
+/* shm.h - payloads that are shown instead of sent, for a channel between two ends on one machine: frames' headers go through
+ * a Unix socket, and behind a header a reference says where its payload lies.
  *
  * Ends in one process: in the sender's memory itself.  Else: in a memfd of the sender's, into which it has been
  * copied; the descriptor went over the same socket before.
  *
- *   sender:   tly_shm_show    the payload gets a loan; a later fragment of the same part goes on with it
- *   reader:   tly_shm_resolve → a loan, whose bytes are within what the sender has;  tly_loan_hold, read, tly_loan_drop
+ *   sender:   tly_shm_show    the payload gets a loan; a later fragment of the same part goes on with it   (lend.c)
+ *   reader:   tly_shm_resolve → a loan, whose bytes are within what the sender has                         (read.c)
  *             tly_loan_return → sender: tly_shm_returned, the place is free again
  *
- * What comes over the socket is believed within these bounds alone: a loan of this process must be in its table, one
+ * What comes over the socket is believed within these bounds alone: a loan of this process must be in the table, one
  * of another's inside a segment that was mapped. */
 #ifndef TLY_SHM_H
 #define TLY_SHM_H
 
-#include <sys/socket.h>
-#include <sys/uio.h>
+#include "base/shared.h"
+#include "transport/loan.h"
+#include "transport/stream.h"
 
-#include "transport/transport.h"
+extern const struct tly_medium tly_shm;
 
-/*   0 loan's id   8 segment   12 1: of this frame alone   16 where in the segment the loan begins */
-enum { TLY_REFERENCE_BYTES = 24 };
+enum { TLY_SHM_SEGMENTS = 64 };
 
-struct tly_shm;
+/* Another process's segment. */
+struct tly_shm_mapping {
+    void *data;
+    uint64_t size;
+    atomic_int references; /* of the channel and of each loan; whoever drops the last one unmaps (acq_rel) */
+};
 
-/* For one end of a connected Unix socket; copies: as if the peer were another process. */
-int tly_shm_create(int fd, bool copies, struct tly_shm **out);
-/* The link ends: when this returns nobody reads our memory, nor will.  Loans that its user still has stay valid. */
-void tly_shm_close(struct tly_shm *s);
-bool tly_shm_is_here(const struct tly_shm *s); /* both ends are in this process */
-/* Accepts NULL. */
-void tly_shm_destroy(struct tly_shm *s);
+/* Between ends in one process both have the same object; else each has its own. */
+struct tly_shm_loan {
+    struct tly_loan
+        loan; /* its node: of `lent` of the sender; of `read`, then `returns`, of another process's reader */
+    atomic_bool
+        returned; /* by the reader (release) in one process; its sender looks when it lends again (acquire) */
+    /* owner: the sender's loop */
+    const void *token;
+    uint64_t from; /* in the sender's segment */
+    /* owner: the reader's loop, of another process's loan */
+    struct tly_shm_channel *channel; /* to say that it is returned; NULL: gone */
+    struct tly_shm_mapping *mapping;
+};
 
-/* True: `reference` goes instead of the payload. */
-bool tly_shm_show(struct tly_shm *s, const struct tly_outgoing *o, uint8_t reference[TLY_REFERENCE_BYTES]);
-/* Payloads with this token go away: who still reads them reads a copy from here on. */
-int tly_shm_detach(struct tly_shm *s, const void *token);
-void tly_shm_returned(struct tly_shm *s, uint64_t id);
+/* Owner: the loop. */
+struct tly_shm_channel {
+    struct tly_stream stream;
+    bool here; /* both ends are in this process */
+    /* what we lend (lend.c) */
+    struct tly_list lent; /* oldest first */
+    uint64_t lent_ever;
+    uint32_t lent_count;
+    struct tly_shm_loan *going_on; /* the part whose frames are going out */
+    struct tly_shared *copies;     /* owned; made when it is first needed */
+    bool no_copies;                /* it could not be made */
+    bool to_pass;                  /* its descriptor goes with the next message */
+    /* what we read (read.c) */
+    struct tly_shm_loan *coming; /* the part whose frames are coming in; a reference */
+    struct tly_list read;
+    struct tly_shm_mapping *seen[TLY_SHM_SEGMENTS];
+    uint32_t seen_count;
+    struct tly_list returns; /* what of it has been read and is to be told; references */
+};
 
-/* As sendmsg() and readv(); descriptors go with the bytes. */
-ssize_t tly_shm_send(struct tly_shm *s, int fd, struct msghdr *m, int flags);
-ssize_t tly_shm_receive(struct tly_shm *s, int fd, const struct iovec *iov, int n);
+static inline struct tly_shm_channel *tly_shm_of(struct tly_channel *c)
+{
+    return tly_list_entry(c, struct tly_shm_channel, stream.base);
+}
+static inline struct tly_shm_loan *tly_shm_loan_of(struct tly_loan *loan)
+{
+    return tly_list_entry(loan, struct tly_shm_loan, loan);
+}
 
-/* The payload of this frame: *loan, with a reference that tly_shm_done() gives back, and the place in it.
- * -EPROTO with *why: it lies nowhere.  -ECONNRESET: the peer has closed meanwhile. */
-int tly_shm_resolve(struct tly_shm *s, const uint8_t reference[TLY_REFERENCE_BYTES],
+/* --- lend.c -------------------------------------------------------------------------------------- */
+
+void tly_shm_lend_init(struct tly_shm_channel *s);
+/* When this returns nobody reads our memory, nor will. */
+void tly_shm_lend_close(struct tly_shm_channel *s);
+bool tly_shm_show(struct tly_channel *c, const struct tly_outgoing *o,
+                  uint8_t reference[TLY_REFERENCE_BYTES]);
+/* Payloads with this token go away: a peer that still reads them reads a copy from here on. */
+int tly_shm_detach(struct tly_channel *c, const void *token);
+void tly_shm_returned(struct tly_channel *c, uint64_t id);
+/* The loan with this id within this process, with a reference; NULL: there is none. */
+struct tly_shm_loan *tly_shm_look_up(uint64_t id);
+/* As sendmsg(): the segment's descriptor goes with the bytes. */
+ssize_t tly_shm_send(struct tly_stream *s, struct msghdr *m, int flags);
+
+/* --- read.c -------------------------------------------------------------------------------------- */
+
+void tly_shm_read_init(struct tly_shm_channel *s);
+/* Loans that the link's user still has stay valid. */
+void tly_shm_read_close(struct tly_shm_channel *s);
+int tly_shm_resolve(struct tly_channel *c, const uint8_t reference[TLY_REFERENCE_BYTES],
                     const struct tly_frame *f, struct tly_loan **loan, uint32_t *at, const char **why);
-/* The frame is through. */
-void tly_shm_done(struct tly_shm *s, struct tly_loan *loan, const struct tly_frame *f);
-/* Of a part, not of one frame alone. */
-bool tly_loan_is_whole(const struct tly_loan *loan);
-/* A loan that has come back to be said to the peer; false: none. */
-bool tly_shm_next_return(struct tly_shm *s, uint64_t *id);
-
-/* The other end of a Unix socket runs as the same user; its pid, or -EACCES. */
-int tly_shm_peer(int fd);
+void tly_shm_done(struct tly_channel *c, struct tly_loan *loan, const struct tly_frame *f);
+bool tly_shm_next_return(struct tly_channel *c, uint64_t *id);
+/* As readv(): segments that come with the bytes are mapped. */
+ssize_t tly_shm_receive(struct tly_stream *s, const struct iovec *iov, int n);
 
 #endif

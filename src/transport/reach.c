@@ -9,7 +9,8 @@
 
 #include "base/clock.h"
 #include "base/fork.h"
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
+#include "transport/socket.h"
 
 enum { PORTS = 3 };
 
@@ -25,7 +26,7 @@ static void take(struct pollfd *p, int i, int err, enum tly_reach *found)
     p[i].fd = -1; /* poll() passes over it */
 }
 
-enum tly_reach tly_tcp_reach(const struct sockaddr_storage *to, int timeout_ms)
+enum tly_reach tly_address_reach(const struct sockaddr_storage *to, int timeout_ms)
 {
     const uint16_t ports[PORTS] = {tly_address_port(to), 22, 9};
     struct pollfd p[PORTS];

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "transport/tcp/socket.h"
+#include "transport/address.h"
 
 enum { LISTENS = 10 }; /* TCP_LISTEN in /proc/net/tcp */
 
@@ -99,7 +99,7 @@ static void make_printable(char *text, size_t n)
             text[i] = ' ';
 }
 
-void tly_tcp_holder(uint16_t port, char out[TLY_HOLDER])
+void tly_address_holder(uint16_t port, char out[TLY_HOLDER])
 {
     unsigned uid;
     unsigned long inode;

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "tally/tally.h"
-#include "transport/tcp/strangers.h"
+#include "transport/strangers.h"
 
 static int lines;
 static char last[512];

@@ -2,7 +2,7 @@
  *
  * A port scan, a health check or another job's ranks can knock many times a second for days: they cost one line a minute.
  * It is a warning if some had another secret or spoke another protocol; a connection that only comes and goes is none. */
-#include "transport/tcp/strangers.h"
+#include "transport/strangers.h"
 
 #include <errno.h>
 #include <stdio.h>

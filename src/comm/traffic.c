@@ -1,0 +1,168 @@
+/* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/join/adapt.c).
+ *
+ * Every 400 ms, if operations were under way for at least 100 ms of them, the rank takes a glance: it reads from the kernel
+ * how much each connection has sent and for how long it had something to send, and asks each service for the same of its
+ * results.  When all have answered, the difference to the glance before goes to the coordinator.  A glance costs a system
+ * call and two small frames for each connection.
+ *
+ * All of it belongs to the rank's loop. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+#include "join/traffic.h"
+
+enum {
+    EVERY_MS = 400,
+    LEAST_ACTIVE_US = 100000,
+    PATIENCE_MS = 1000, /* for services' answers */
+};
+
+static uint64_t us_now(void)
+{
+    return (uint64_t)tly_now() / 1000;
+}
+
+void tly_traffic_enters(tally_comm *c)
+{
+    if (!c->traffic.active_since)
+        c->traffic.active_since = us_now();
+}
+
+void tly_traffic_leaves(tally_comm *c)
+{
+    struct traffic *t = &c->traffic;
+    if (t->active_since)
+        t->active_us += us_now() - t->active_since;
+    t->active_since = 0;
+}
+
+void tly_traffic_admitted(struct peer *p)
+{
+    if (!p->held_since)
+        p->held_since = us_now();
+}
+
+void tly_traffic_accepted(struct peer *p)
+{
+    if (p->in_flight || !p->held_since)
+        return;
+    p->held_us += us_now() - p->held_since;
+    p->held_since = 0;
+}
+
+void tly_traffic_begin(tally_comm *c)
+{
+    c->traffic.asked_at = 0;
+    c->traffic.begun = false;
+    for (int i = 0; i < c->services; i++)
+        c->peers[i].glanced = c->peers[i].comparable = false;
+}
+
+/* A connection that is new cannot be compared with what the one before has sent. */
+static void glance(struct peer *p, uint64_t now)
+{
+    struct glance seen = {.held_us = p->held_us + (p->held_since ? now - p->held_since : 0)};
+    bool can = p->open && tly_link_load(p->link, &seen.out) == 0;
+    p->comparable = can && p->glanced && p->answered && seen.out.bytes >= p->seen.out.bytes &&
+                    seen.out.busy_us >= p->seen.out.busy_us && seen.held_us >= p->seen.held_us;
+    p->before = p->seen;
+    p->seen = seen;
+    p->glanced = can;
+    p->answered = false;
+    if (!can)
+        return;
+    struct tly_frame f = {.type = TLY_PACE, .flags = TLY_REQUEST};
+    tly_peer_post(p, &f, NULL, 0);
+}
+
+void tly_traffic_answered(struct peer *p, const struct tly_link_load *in)
+{
+    p->seen.in = *in;
+    p->answered = true;
+}
+
+static uint32_t since(uint64_t now, uint64_t before)
+{
+    uint64_t passed = now > before ? now - before : 0;
+    return passed < TLY_TRAFFIC_LONGEST_US ? (uint32_t)passed : TLY_TRAFFIC_LONGEST_US;
+}
+
+static void fill(const struct peer *p, struct tly_traffic_line *l)
+{
+    const struct glance *now = &p->seen, *then = &p->before;
+    if (!p->comparable) {
+        bool within =
+            p->link && tly_link_is_open(p->link) && tly_link_is_inside(p->link); /* it crosses no card */
+        l->out.busy_us = l->in.busy_us = within ? 0 : TLY_TRAFFIC_UNKNOWN;
+        return;
+    }
+    l->in.busy_us = TLY_TRAFFIC_UNKNOWN;
+    l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
+                                      since(now->out.busy_us, then->out.busy_us)};
+    l->held_us = since(now->held_us, then->held_us);
+    if (p->answered && then->in.bytes && now->in.bytes >= then->in.bytes) /* 0: the service does not know */
+        l->in = (struct tly_traffic_way){now->in.bytes - then->in.bytes,
+                                         since(now->in.busy_us, then->in.busy_us)};
+}
+
+static void tell(tally_comm *c)
+{
+    struct traffic *t = &c->traffic;
+    struct tly_traffic told = {.epoch = c->epoch->number,
+                               .period_us = since(t->seen_at, t->before_at),
+                               .active_us = since(t->active_seen, t->active_before),
+                               .moved = t->moved_seen - t->moved_before,
+                               .count = (uint32_t)c->services,
+                               .line = calloc((size_t)c->services, sizeof *told.line)};
+    for (const struct tly_list *n = c->epochs.next; n != &c->epochs; n = n->next)
+        told.epochs++;
+    for (int i = 0; told.line && i < c->services; i++)
+        fill(&c->peers[i], &told.line[i]);
+    if (told.active_us > told.period_us)
+        told.active_us = told.period_us;
+    if (told.line && told.active_us)
+        tly_member_tell_traffic(&c->member, &told);
+    free(told.line);
+}
+
+static bool all_answered(const tally_comm *c)
+{
+    for (int i = 0; i < c->services; i++)
+        if (c->peers[i].glanced && !c->peers[i].answered)
+            return false;
+    return true;
+}
+
+static void look(tally_comm *c, int64_t now, uint64_t active)
+{
+    struct traffic *t = &c->traffic;
+    t->looked_at = t->asked_at = now;
+    t->before_at = t->seen_at;
+    t->seen_at = (uint64_t)now / 1000;
+    t->active_before = t->active_seen;
+    t->active_seen = active;
+    t->moved_before = t->moved_seen;
+    t->moved_seen = t->moved;
+    for (int i = 0; i < c->services; i++)
+        glance(&c->peers[i], (uint64_t)now / 1000);
+}
+
+void tly_traffic_tick(tally_comm *c)
+{
+    struct traffic *t = &c->traffic;
+    int64_t now = tly_now();
+    uint64_t active = t->active_us + (t->active_since ? (uint64_t)now / 1000 - t->active_since : 0);
+    if (c->machines < 2 || atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return;
+    if (t->asked_at) {
+        if (!all_answered(c) && now - t->asked_at < PATIENCE_MS * TLY_MS)
+            return;
+        if (t->begun)
+            tell(c);
+        t->begun = true;
+        t->asked_at = 0;
+    }
+    if (now - t->looked_at >= EVERY_MS * TLY_MS && active - t->active_seen >= LEAST_ACTIVE_US)
+        look(c, now, active);
+}

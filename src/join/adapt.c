@@ -1,0 +1,427 @@
+/* adapt.c - the plan follows the network.
+ *
+ * Ranks report their traffic (traffic.c).  The coordinator makes a sample of their reports, and the replanner
+ * (src/plan/replan.c) makes estimates of the samples.  When another split pays, a change begins as if a service had come or
+ * gone.  One line says what has changed, and what that does.
+ *
+ * A card's rate is the sum of what all its connections carry, so a sample needs all ranks' reports.  Reports of another
+ * epoch are dropped, and so are those of a sample that is not complete after WAIT_MS.
+ *
+ * All of it belongs to the coordinator's loop. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "join/internal.h"
+
+enum {
+    WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
+    MOST_EPOCHS = 5, /* the newest and four older ones: with more alive at some rank nothing changes */
+};
+/* A card that carries more or less than was said by this fraction is news. */
+#define NEWS .15
+
+/* --- samples ---------------------------------------------------------------------------------------- */
+
+static void drop_reports(struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_traffic_finish(&tly_list_entry(n, struct member, node)->traffic);
+    c->adapt.since = 0;
+}
+
+void tly_adapt_heard(struct member *m, struct tly_reader *r)
+{
+    struct tly_coordinator *c = m->c;
+    struct tly_traffic t;
+    int err = tly_traffic_read(r, &t);
+    if (err == -EPROTO && !m->doubted) {
+        char who[200];
+        tly_coordinator_name(m, who, sizeof who);
+        tly_warn("join",
+                 "%s says of its traffic what cannot be: its reports do not count, and the split stays", who);
+        m->doubted = true;
+    }
+    if (err)
+        return; /* without memory there is one sample less */
+    bool fits = c->state == RUNNING && c->adapt.replan && !c->wanted && !c->preparing &&
+                t.epoch == c->roster.epoch && t.count == c->roster.service_count;
+    if (!fits) {
+        tly_traffic_finish(&t);
+        return;
+    }
+    tly_traffic_finish(&m->traffic);
+    m->traffic = t;
+    if (!c->adapt.since)
+        c->adapt.since = c->loop.awake;
+}
+
+static bool is_complete(const struct tly_coordinator *c)
+{
+    if (!c->adapt.since || c->wanted || c->preparing || c->invitation)
+        return false;
+    bool all = true;
+    for (uint32_t i = 0; i < c->size; i++)
+        all &= !c->ranks[i] || c->ranks[i]->left || c->ranks[i]->traffic.count;
+    return all;
+}
+
+/* The services as the replanner is to see them, without the sample.  It adds by itself what it has found of their sums and
+ * which of them rest, so both are left out here.  -ENOMEM. */
+static int describe(const struct tly_coordinator *c, struct tly_replan_service *s)
+{
+    struct tly_roster r = c->roster;
+    struct tly_plan_machine *machine = calloc(r.service_count, sizeof *machine);
+    r.services = malloc(r.service_count * sizeof *r.services);
+    int err = machine && r.services ? 0 : -ENOMEM;
+    if (!err)
+        memcpy(r.services, c->roster.services, r.service_count * sizeof *r.services);
+    for (uint32_t i = 0; !err && i < r.service_count; i++) {
+        r.services[i].sum_found = 0;
+        r.services[i].rests = 0;
+    }
+    if (!err)
+        tly_roster_machines(&r, machine);
+    for (uint32_t i = 0; !err && i < r.service_count; i++)
+        s[i] = (struct tly_replan_service){.machine = machine[i],
+                                           .active = tly_roster_shares(&r, i),
+                                           .spare = i >= r.machine_count,
+                                           .weight = r.services[i].weight};
+    free(r.services);
+    free(machine);
+    return err;
+}
+
+/* --- words ------------------------------------------------------------------------------------------ */
+
+static void name(const struct tly_roster *r, uint32_t i, char *out, size_t len)
+{
+    const struct tly_roster_service *s = &r->services[i];
+    if (s->role == TLY_ROLE_RANK)
+        snprintf(out, len, "the machine of rank %u (%s)", s->rank, s->host);
+    else
+        snprintf(out, len, "tallyd %u (%s)", i - r->machine_count, s->host);
+}
+
+static double share(const struct tly_roster *r, uint32_t i)
+{
+    double total = 0;
+    for (uint32_t j = 0; j < r->service_count; j++)
+        total += r->services[j].weight;
+    return total > 0 ? 100 * r->services[i].weight / total : 0;
+}
+
+static double cost(const struct tly_roster *r)
+{
+    struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
+    uint32_t *weight = calloc(r->service_count, sizeof *weight);
+    double takes = NAN;
+    for (uint32_t i = 0; machine && weight && i < r->service_count; i++)
+        weight[i] = r->services[i].weight;
+    if (machine && weight && tly_roster_active(r)) {
+        tly_roster_machines(r, machine);
+        takes = tly_plan_cost((int)r->service_count, machine, weight, NULL);
+    }
+    free(machine);
+    free(weight);
+    return takes;
+}
+
+/* "carries 0.1 of 0.48 Gbit/s since 12:03:11" */
+static void describe_speed(const struct tly_roster_service *s, char *out, size_t len)
+{
+    char at[16] = "";
+    time_t now = time(NULL);
+    struct tm local;
+    if (localtime_r(&now, &local))
+        strftime(at, sizeof at, "%H:%M:%S", &local);
+    double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
+    if (s->sum_found)
+        snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
+    else if (said > 0 && is < said * (1 - NEWS))
+        snprintf(out, len, "carries %.3g of %.3g Gbit/s since %s", is, said, at);
+    else
+        snprintf(out, len, "carries %.3g Gbit/s since %s", is, at);
+}
+
+/* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by NEWS. */
+static uint32_t find_news(const struct tly_coordinator *c)
+{
+    uint32_t found = TLY_NO_SERVICE;
+    double most = NEWS;
+    for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        double was = (double)c->adapt.place[i].bandwidth, is = (double)s->bandwidth;
+        double news = was > 0 && is > 0 ? fabs(log(is / was)) : 0;
+        if (s->state == TLY_SERVICE_ACTIVE && s->card == i && news > most) {
+            most = news;
+            found = i;
+        }
+    }
+    return found;
+}
+
+static void say(struct tly_coordinator *c, uint32_t i, const char *what)
+{
+    const struct tly_roster_service *s = &c->roster.services[i];
+    char who[200], speed[160];
+    name(&c->roster, i, who, sizeof who);
+    describe_speed(s, speed, sizeof speed);
+    bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - NEWS);
+    snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
+    tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
+}
+
+/* A change of our making holds: say what it was for, and what comes of it. */
+static void tell_change(struct tly_coordinator *c, double took)
+{
+    const struct tly_roster *r = &c->roster;
+    double takes = cost(r), total = 0, most = -1;
+    char what[200] = "";
+    uint32_t i = find_news(c), first = 0;
+    for (uint32_t j = 0; j < r->service_count && j < c->adapt.places; j++)
+        total += c->adapt.place[j].weight;
+    for (uint32_t j = 0; j < r->service_count && j < c->adapt.places && total > 0; j++) {
+        double moved = fabs(share(r, j) - 100 * c->adapt.place[j].weight / total);
+        if (moved > most && r->services[j].state == TLY_SERVICE_ACTIVE) {
+            most = moved;
+            first = j;
+        }
+    }
+    if (i == TLY_NO_SERVICE) /* each card has changed a little: the service whose share has changed most */
+        i = first;
+    double was = i < c->adapt.places && total > 0 ? 100 * c->adapt.place[i].weight / total : 0;
+    if (r->services[i].rests)
+        snprintf(what, sizeof what, "it sums nothing for now (was %.0f%%)", was);
+    else
+        snprintf(what, sizeof what, "its share is now %.0f%% (was %.0f%%)", share(r, i), was);
+    size_t at = strlen(what);
+    if (takes > 0 && took > 0)
+        snprintf(what + at, sizeof what - at, ", 1 GB takes %.3g s (was %.3g)", takes * 1e9, took * 1e9);
+    say(c, i, what);
+}
+
+static void remember(struct tly_coordinator *c)
+{
+    for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
+        c->adapt.place[i].bandwidth = c->roster.services[i].bandwidth;
+        c->adapt.place[i].weight = c->roster.services[i].weight;
+    }
+}
+
+/* --- changes ---------------------------------------------------------------------------------------- */
+
+/* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
+static void make_places(struct tly_coordinator *c)
+{
+    struct adapt *a = &c->adapt;
+    struct tly_roster *r = &c->roster;
+    if (!a->replan && tly_replan_create(c->fixed, &a->replan) != 0)
+        return;
+    if (r->service_count > a->places) {
+        struct place *more = realloc(a->place, r->service_count * sizeof *more);
+        if (!more)
+            return;
+        memset(more + a->places, 0, (r->service_count - a->places) * sizeof *more);
+        a->place = more;
+        a->places = r->service_count;
+    }
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        if (a->place[i].incarnation == s->incarnation)
+            continue;
+        double most = s->measured ? 0 : (double)s->said / 8;
+        if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8) ==
+            0)
+            a->place[i] = (struct place){.incarnation = s->incarnation};
+    }
+}
+
+void tly_adapt_begin(struct tly_coordinator *c)
+{
+    struct adapt *a = &c->adapt;
+    drop_reports(c);
+    a->standout = TLY_NO_SERVICE;
+    if (!tly_start_find_cards(c, &c->roster) || !tly_start_crosses_cards(&c->roster)) {
+        tly_adapt_finish(c);
+        return;
+    }
+    if (a->pending)
+        tell_change(c, a->takes);
+    a->pending = false;
+    make_places(c);
+    if (a->replan)
+        tly_replan_begin(a->replan);
+    remember(c);
+}
+
+static uint64_t bits(double bytes)
+{
+    double x = 8 * bytes;
+    return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
+}
+
+/* What the replanner knows, into the roster.  A service that has just come has the values that it said. */
+static void apply(struct tly_coordinator *c)
+{
+    const struct adapt *a = &c->adapt;
+    struct tly_roster *r = &c->roster;
+    for (uint32_t i = 0; a->replan && i < r->service_count && i < a->places; i++) {
+        struct tly_roster_service *s = &r->services[i];
+        if (s->state != TLY_SERVICE_ACTIVE || a->place[i].incarnation != s->incarnation || s->card != i)
+            continue;
+        double value = tly_replan_bandwidth(a->replan, (int)i);
+        for (uint32_t j = i; value > 0 && j < r->service_count; j++)
+            if (r->services[j].card == i)
+                r->services[j].bandwidth = bits(value);
+    }
+    for (uint32_t i = 0; a->replan && i < r->service_count && i < a->places; i++) {
+        struct tly_roster_service *s = &r->services[i];
+        if (s->state != TLY_SERVICE_ACTIVE || a->place[i].incarnation != s->incarnation)
+            continue;
+        s->sum_found = bits(tly_replan_sum_rate(a->replan, (int)i));
+        s->rests = tly_replan_rests(a->replan, (int)i);
+    }
+}
+
+void tly_adapt_apply(struct tly_coordinator *c)
+{
+    if (c->fixed)
+        return;
+    apply(c);
+    c->adapt.takes = cost(&c->roster); /* by the split that was, and what is known now */
+}
+
+/* Nobody stands out, and each card carries far less than was said. */
+static bool all_carry_half(const struct tly_coordinator *c)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < c->roster.service_count; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        if (s->state != TLY_SERVICE_ACTIVE || s->card != i)
+            continue;
+        double ratio = s->said ? 8 * tly_replan_bandwidth(c->adapt.replan, (int)i) / (double)s->said : 1;
+        if (ratio < .4 || ratio > .7)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+static void warn_of_all(const struct tly_coordinator *c)
+{
+    tly_warn(
+        "join",
+        "all network cards carry about half of what was said or measured: %.3g Gbit/s each way instead of "
+        "%.3g, and no machine holds the others up; is TALLY_BANDWIDTH right, and does anything else use the "
+        "network?",
+        8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
+}
+
+/* It still carries less than was said, though nobody waits for it at this moment. */
+static bool is_slow_still(const struct tly_coordinator *c, uint32_t service)
+{
+    return service < c->roster.service_count && service < c->adapt.places &&
+           c->roster.services[service].said &&
+           8 * tly_replan_bandwidth(c->adapt.replan, (int)service) <
+               (1 - NEWS) * (double)c->roster.services[service].said;
+}
+
+/* Tell all ranks who holds them up; their last line says so. */
+static void tell_standout(struct tly_coordinator *c, int who)
+{
+    struct tly_writer w = {0};
+    if (who < 0 && is_slow_still(c, c->adapt.standout))
+        return;
+    uint32_t service = who >= 0 ? (uint32_t)who : all_carry_half(c) ? TLY_ALL_SERVICES : TLY_NO_SERVICE;
+    if (service == c->adapt.standout)
+        return;
+    c->adapt.standout = service;
+    if (service == TLY_ALL_SERVICES)
+        warn_of_all(c);
+    tly_write32(&w, service);
+    if (!w.failed)
+        tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
+    free(w.data);
+}
+
+void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len)
+{
+    uint32_t service = c->adapt.standout;
+    out[0] = '\0';
+    if (c->state != RUNNING || !c->adapt.replan)
+        return;
+    if (service == TLY_ALL_SERVICES)
+        snprintf(out, len, "all network cards, which carry about half of what was said or measured");
+    else if (service < c->roster.service_count)
+        name(&c->roster, service, out, len);
+}
+
+/* With TALLY_REPLAN=0: say what has changed, and keep the split. */
+static void tell_only(struct tly_coordinator *c)
+{
+    struct tly_roster *r = &c->roster;
+    struct tly_roster_service *then = c->fixed ? malloc(r->service_count * sizeof *then) : NULL;
+    if (!then)
+        return;
+    memcpy(then, r->services, r->service_count * sizeof *then);
+    apply(c);
+    uint32_t i = find_news(c);
+    if (i != TLY_NO_SERVICE) {
+        say(c, i, "the split stays as it is (TALLY_REPLAN=0)");
+        remember(c);
+    }
+    memcpy(r->services, then, r->service_count * sizeof *then);
+    free(then);
+}
+
+void tly_adapt_tick(struct tly_coordinator *c)
+{
+    struct adapt *a = &c->adapt;
+    struct tly_roster *r = &c->roster;
+    if (a->since && c->loop.awake - a->since >= WAIT_MS * TLY_MS && !is_complete(c))
+        drop_reports(c);
+    if (c->state != RUNNING || !a->replan || !is_complete(c))
+        return;
+    const struct tly_traffic **of = calloc(c->size, sizeof *of);
+    struct tly_replan_service *s = calloc(r->service_count, sizeof *s);
+    double goodput;
+    uint32_t epochs = 0;
+    bool change = false;
+    for (uint32_t i = 0; of && s && i < c->size; i++) {
+        of[i] = c->ranks[i] ? &c->ranks[i]->traffic : NULL;
+        if (of[i] && of[i]->epochs > epochs)
+            epochs = of[i]->epochs;
+    }
+    if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0) {
+        tly_traffic_sum(r, of, s, &goodput);
+        change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
+        tell_standout(c, tly_replan_standout(a->replan, (int)r->service_count, s));
+        for (uint32_t i = 0; i < r->service_count; i++)
+            tly_log(TALLY_LOG_DEBUG, "join",
+                    "service %u: %.3g Gbit/s, busy %.2f (%.2f), sums %.2f; taken for %.3g Gbit/s", i,
+                    s[i].card.rate * 8e-9, s[i].card.busy, s[i].card.both, s[i].sums.busy,
+                    tly_replan_bandwidth(a->replan, (int)i) * 8e-9);
+    }
+    free(of);
+    free(s);
+    drop_reports(c);
+    tell_only(c);
+    if (!change)
+        return;
+    a->pending = c->wanted = true;
+    tly_coordinator_advance(c);
+}
+
+void tly_adapt_finish(struct tly_coordinator *c)
+{
+    tly_replan_destroy(c->adapt.replan);
+    free(c->adapt.place);
+    c->adapt = (struct adapt){.standout = TLY_NO_SERVICE};
+}

@@ -1,0 +1,174 @@
+/* traffic_test.c - what ranks say of their connections, by card and by service; and what cannot be is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "join/traffic.h"
+
+enum { MACHINES = 2, SERVICES = 3, S = 1000000 };
+
+static struct tly_roster_rank ranks[MACHINES] = {{.machine = 0}, {.machine = 1}};
+static struct tly_roster_service services[SERVICES];
+static const struct tly_roster roster = {.rank_count = MACHINES,
+                                         .machine_count = MACHINES,
+                                         .service_count = SERVICES,
+                                         .ranks = ranks,
+                                         .services = services};
+
+static int set_up(void **state)
+{
+    for (uint32_t i = 0; i < SERVICES; i++)
+        services[i] = (struct tly_roster_service){.card = i, .weight = i == 2 ? 2 : 1};
+    return 0;
+}
+
+static bool near(double x, double y)
+{
+    return fabs(x - y) < 1e-6 * (1 + fabs(y));
+}
+
+/* Each rank over its own time: to whom it is 2 s, the same bytes are half of the rate. */
+static void rates_add_up_by_card(void **state)
+{
+    struct tly_traffic_line a[SERVICES] = {{{0}}, {{100, S / 2}, {40, S / 4}, 0}, {{300, S}, {60, S}, S}};
+    struct tly_traffic_line b[SERVICES] = {{{200, S}, {20, S}, 0}, {{0}}, {{600, 2 * S}, {120, S}, 2 * S}};
+    struct tly_traffic of_a = {.period_us = S, .active_us = S, .moved = 500, .count = SERVICES, .line = a};
+    struct tly_traffic of_b = {
+        .period_us = 2 * S, .active_us = 2 * S, .moved = 500, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    assert_true(near(goodput, (500 + 250) / 2.));
+    /* The tallyd gets 300/s all the time from a and as much from b, and sends 60 all the time and 60 half of it. */
+    assert_true(near(s[2].card.rate, 600) && near(s[2].card.busy, 1));
+    assert_true(near(s[2].card.both, (1 + .75) / 2));
+    /* a's card sends 400 to services, for 1/2 and for all the time, and its service's results to b, 10, for half of it. */
+    assert_true(near(s[0].card.rate, 410) && near(s[0].card.busy, (.5 + 2 * 1 + .5) / 4));
+    /* (The plan has as much go to the tallyd as to all others, and results as inputs.)
+     * What lies there may also be on its way: no fault of the service's. */
+    assert_true(s[2].sums.rate == s[2].card.rate && s[2].sums.busy == 0);
+}
+
+/* It begins late and has all its traffic in half of the others' time: its card is busy for half of that. */
+static void who_computes_longer_is_not_slow(void **state)
+{
+    struct tly_traffic_line a[SERVICES] = {
+        {{0}}, {{100, S / 2}, {100, S / 2}, 0}, {{100, S / 2}, {100, S / 2}, S}};
+    struct tly_traffic_line b[SERVICES] = {
+        {{100, S / 2}, {100, S / 2}, 0}, {{0}}, {{100, S / 2}, {100, S / 2}, 0}};
+    struct tly_traffic waits = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
+    struct tly_traffic late = {.period_us = S, .active_us = S / 2, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&waits, &late};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    for (int i = 0; i < SERVICES; i++)
+        assert_true(near(s[i].card.busy, .5));
+}
+
+/* Of half of what crosses two cards nothing is known: nor is it of these cards. */
+static void what_is_not_known_is_no_sample(void **state)
+{
+    struct tly_traffic_line a[SERVICES] = {
+        {{0}}, {{100, S}, {100, S}, 0}, {{100, S}, {0, TLY_TRAFFIC_UNKNOWN}, S}};
+    struct tly_traffic_line b[SERVICES] = {{{100, S}, {100, S}, 0}, {{0}}, {{100, S}, {100, S}, 0}};
+    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
+    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    assert_true(isnan(s[0].card.rate) && isnan(s[2].card.rate) && near(s[1].card.busy, 1));
+    struct tly_gauge g;
+    tly_gauge_init(&g, 1, 0);
+    tly_gauge_see(&g, &s[0].card);
+    assert_int_equal(g.count, 0);
+}
+
+static void what_is_taken_late_is_the_services(void **state)
+{
+    struct tly_traffic_line line[SERVICES] = {{{0}}, {{0}}, {{300, S / 10}, {60, S / 10}, S}};
+    struct tly_traffic t = {.period_us = S, .active_us = S, .count = SERVICES, .line = line};
+    const struct tly_traffic *of[MACHINES] = {&t, &t};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    assert_true(near(s[2].sums.busy, 1) && near(s[2].sums.rate, 600));
+    assert_true(s[2].card.busy < .2);
+}
+
+static void within_a_card_nothing_counts(void **state)
+{
+    struct tly_traffic_line line[SERVICES] = {{{0}}, {{0}}, {{300, S}, {60, S}, S}};
+    struct tly_traffic t = {.period_us = S, .active_us = S, .count = SERVICES, .line = line};
+    const struct tly_traffic *of[MACHINES] = {&t, NULL};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    services[2].card = 0; /* a tallyd beside rank 0 */
+    tly_traffic_sum(&roster, of, s, &goodput);
+    for (int i = 0; i < SERVICES; i++)
+        assert_true(s[i].card.rate == 0 && s[i].card.busy == 0 && s[i].sums.rate == 0);
+}
+
+static int read_back(const struct tly_traffic *t, size_t cut)
+{
+    struct tly_writer w = {0};
+    struct tly_traffic back;
+    tly_traffic_write(&w, t);
+    struct tly_reader r = {w.data, w.len - cut, false};
+    int err = tly_traffic_read(&r, &back);
+    if (!err)
+        tly_traffic_finish(&back);
+    free(w.data);
+    return err;
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    struct tly_traffic_line line[2] = {{{1000, 10}, {1000, 10}, 10}, {{0}}};
+    const struct tly_traffic good = {
+        .epoch = 1, .epochs = 1, .period_us = S, .active_us = S, .moved = 9, .count = 2, .line = line};
+    struct tly_traffic t = good;
+    assert_int_equal(read_back(&t, 0), 0);
+    for (size_t cut = 1; cut <= 24; cut++)
+        assert_int_equal(read_back(&t, cut), -EPROTO);
+    t.active_us = 0;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t.active_us = S + 1;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t.period_us = t.active_us = TLY_TRAFFIC_LONGEST_US + 1;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t = good;
+    t.moved = TLY_MAX_RATE; /* bytes in a second */
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t = good;
+    line[0].in.bytes = TLY_MAX_RATE;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    line[0].in.bytes = 0;
+    line[1].held_us = TLY_TRAFFIC_LONGEST_US + 1;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    line[1].held_us = 0;
+    assert_int_equal(read_back(&t, 0), 0);
+    t.count = 0;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(rates_add_up_by_card, set_up),
+        cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
+        cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
+        cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
+        cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
+        cmocka_unit_test(what_cannot_be_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

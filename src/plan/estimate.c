@@ -1,0 +1,134 @@
+/* estimate.c - a gauge: what one network card, or one service's sums, can carry, by samples of the job's own traffic.
+ *
+ * Each sample has a rate and a fraction of time in which there was a backlog.  A card that limits the job has one nearly
+ * all the time: 0.9 to 1.0 on the emulated cluster, where other cards had 0.2 to 0.76 (4 + 2 and 8 + 8 machines, one card
+ * at a quarter or half of the others' rate).  rate / busy is what it carries then, within 3%.  A card that does not limit
+ * the job has carried its rate at least. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "plan/replan.h"
+
+/* Backlogged for this fraction of the time it is full; below the other one it has time to spare. */
+#define FULL .87
+#define SPARE .8
+#define IDLE .6
+/* More than was thought has been carried. */
+#define MORE .05
+/* Samples of a card that is just changing differ by more than this from each other. */
+#define CALM .15
+
+void tly_gauge_init(struct tly_gauge *g, double value, double most)
+{
+    *g = (struct tly_gauge){.value = value, .most = most};
+}
+
+void tly_gauge_clear(struct tly_gauge *g)
+{
+    g->count = 0;
+}
+
+void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s)
+{
+    struct tly_sight sane = {.rate = s->rate, .busy = fmin(s->busy, 1), .both = fmin(s->both, 1)};
+    if (isfinite(s->rate) && isfinite(s->busy) && isfinite(s->both) && s->rate >= 0 && s->busy >= 0 &&
+        s->both >= 0)
+        g->sight[g->count++ % TLY_GAUGE_LONG] = sane;
+}
+
+/* The n-th last sample. */
+static const struct tly_sight *last(const struct tly_gauge *g, uint32_t n)
+{
+    return &g->sight[(g->count - 1 - n) % TLY_GAUGE_LONG];
+}
+
+static double rate_of(const struct tly_sight *s)
+{
+    return s->rate;
+}
+static double busy_of(const struct tly_sight *s)
+{
+    return s->busy;
+}
+static double both_of(const struct tly_sight *s)
+{
+    return s->both;
+}
+static double while_busy(const struct tly_sight *s)
+{
+    return s->busy > 0 ? s->rate / s->busy : 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the last n samples, which there are. */
+static double median(const struct tly_gauge *g, uint32_t n, double (*figure)(const struct tly_sight *s))
+{
+    double sorted[TLY_GAUGE_LONG];
+    for (uint32_t i = 0; i < n; i++)
+        sorted[i] = figure(last(g, i));
+    qsort(sorted, n, sizeof *sorted, by_value);
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+static bool is_full(const struct tly_gauge *g, uint32_t n)
+{
+    return g->count >= n && median(g, n, busy_of) > FULL;
+}
+
+bool tly_gauge_is_full(const struct tly_gauge *g)
+{
+    return is_full(g, TLY_GAUGE_SHORT);
+}
+
+bool tly_gauge_has_slack(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_SHORT && median(g, TLY_GAUGE_SHORT, both_of) < SPARE;
+}
+
+bool tly_gauge_is_idle(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_LONG / 2 && median(g, TLY_GAUGE_LONG / 2, both_of) < IDLE;
+}
+
+double tly_gauge_while_busy(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, while_busy) : 0;
+}
+
+static double off(double x, double from)
+{
+    return x > 0 && from > 0 ? fabs(x / from - 1) : 0; /* nothing at all is no estimate */
+}
+
+/* The newest two samples say so, too. */
+static bool is_calm(const struct tly_gauge *g, double value)
+{
+    return off(while_busy(last(g, 0)), value) < CALM && off(while_busy(last(g, 1)), value) < CALM;
+}
+
+static double bound(const struct tly_gauge *g, double value)
+{
+    return g->most > 0 && value > g->most ? g->most : value;
+}
+
+double tly_gauge_estimate(const struct tly_gauge *g, double near)
+{
+    if (g->count < TLY_GAUGE_SHORT)
+        return g->value;
+    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = median(g, TLY_GAUGE_SHORT, while_busy);
+    if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
+        return bound(g, quick);
+    if (carried > g->value * (1 + MORE))
+        return bound(g, carried);
+    if (is_full(g, TLY_GAUGE_LONG)) {
+        double slow = median(g, TLY_GAUGE_LONG, while_busy);
+        if (off(slow, g->value) > near)
+            return bound(g, slow);
+    }
+    return g->value;
+}

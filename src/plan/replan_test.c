@@ -1,0 +1,537 @@
+/* replan_test.c - gauges, and a replanner in a model of a cluster: cards that drop, return, lie and wander.  The model knows
+ * no time but samples. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/replan.h"
+
+enum { MOST = 24 };
+
+/* --- gauges ------------------------------------------------------------------------------------------ */
+
+static void see(struct tly_gauge *g, int times, double rate, double busy)
+{
+    for (int i = 0; i < times; i++)
+        tly_gauge_see(g, &(struct tly_sight){rate, busy, busy});
+}
+
+static void a_gauge_follows_a_full_card_both_ways(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 0);
+    see(&g, TLY_GAUGE_LONG, 96, .97);
+    assert_true(tly_gauge_estimate(&g, .08) == 100); /* within 8% */
+    see(&g, 2, 20, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 100); /* two of five samples */
+    see(&g, 1, 20, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 20);
+    tly_gauge_init(&g, 100, 0);
+    see(&g, TLY_GAUGE_LONG, 80, .9); /* 88.9 */
+    assert_true(fabs(tly_gauge_estimate(&g, .08) - 88.9) < .1);
+    tly_gauge_init(&g, 50, 0);
+    see(&g, 5, 90, .95);
+    assert_true(tly_gauge_estimate(&g, .08) > 90);
+}
+
+static void a_gauge_waits_until_few_samples_agree(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 0);
+    see(&g, 4, 97, 1);
+    see(&g, 1, 60, 1); /* it drops in the middle of this one */
+    see(&g, 2, 20, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 100); /* the median is 60, and nobody carries that */
+    see(&g, 1, 20, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 20);
+}
+
+static void a_gauge_knows_what_was_carried_without_being_full(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 50, 0);
+    see(&g, 5, 70, .5);
+    assert_true(tly_gauge_estimate(&g, .08) == 70);
+    see(&g, 5, 10, .3);
+    g.value = 70;
+    assert_true(tly_gauge_estimate(&g, .08) == 70); /* nobody wanted more */
+    assert_true(tly_gauge_has_slack(&g));
+    assert_false(tly_gauge_is_full(&g));
+}
+
+static void a_declared_rate_is_not_exceeded(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 100);
+    see(&g, TLY_GAUGE_LONG, 150, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 100);
+    see(&g, TLY_GAUGE_LONG, 40, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 40);
+    g.value = 40;
+    see(&g, TLY_GAUGE_LONG, 300, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 100);
+}
+
+static void nonsense_is_ignored(void **state)
+{
+    struct tly_gauge g;
+    static const struct tly_sight bad[] = {{INFINITY, 1, 1}, {-1, 1, 1},   {NAN, .5, .5},     {10, NAN, .5},
+                                           {10, -.1, .5},    {10, .5, -1}, {10, .5, INFINITY}};
+    tly_gauge_init(&g, 100, 0);
+    for (size_t i = 0; i < 10 * sizeof bad / sizeof *bad; i++)
+        tly_gauge_see(&g, &bad[i % (sizeof bad / sizeof *bad)]);
+    assert_int_equal(g.count, 0);
+    see(&g, TLY_GAUGE_LONG, 0, 1); /* nothing comes through: no estimate of zero */
+    assert_true(tly_gauge_estimate(&g, .08) == 100);
+}
+
+/* --- a model of a cluster --------------------------------------------------------------------------- */
+
+/* In each step what crosses a card takes as long as the plan's formula says of its true rate; the longest is the step.  A
+ * card is backlogged for about the square root of the part of the step for which it is busy, as measured on the emulated
+ * cluster: 0.4 where it is busy for 0.24, 0.58 and 0.75 for 0.45. */
+struct cluster {
+    int workers, count;
+    double real[MOST], sums[MOST]; /* true rates; of sums 0: no limit */
+    double noise;                  /* of all cards' rates, drawn anew for each step, */
+    uint32_t hold;                 /* or for so many */
+    double now[MOST];              /* true rates of this step */
+    double bias[MOST];             /* what a gauge adds to the rate that it sees, always */
+    double lie[MOST];              /* it claims this backlog; 0: the truth */
+    struct tly_replan *r;
+    struct tly_replan_service s[MOST];
+    uint32_t changes, steps;
+    double seconds; /* of the last step */
+    unsigned random;
+};
+
+static double chance(struct cluster *c)
+{
+    c->random = c->random * 1664525u + 1013904223u;
+    return (double)(c->random >> 8) / (double)(1 << 24);
+}
+
+static double normal(struct cluster *c)
+{
+    double sum = 0;
+    for (int i = 0; i < 12; i++)
+        sum += chance(c);
+    return sum - 6;
+}
+
+/* The split that the roster would have by what the replanner says. */
+static void split(struct cluster *c)
+{
+    struct tly_plan_machine m[MOST] = {0};
+    uint32_t weight[MOST];
+    int n = 0, at[MOST];
+    for (int i = 0; i < c->count; i++) {
+        c->s[i].machine.bandwidth = tly_replan_bandwidth(c->r, i);
+        c->s[i].weight = 0;
+        if (!c->s[i].active || tly_replan_rests(c->r, i))
+            continue;
+        m[n] = c->s[i].machine;
+        m[n].sum_rate = tly_replan_sum_rate(c->r, i);
+        m[n].card = (uint32_t)n;
+        at[n++] = i;
+    }
+    assert_int_equal(tly_plan_split(TLY_SPLIT_OPTIMAL, n, m, weight), 0);
+    for (int j = 0; j < n; j++)
+        c->s[at[j]].weight = weight[j];
+    tly_replan_begin(c->r);
+}
+
+/* What a step takes by the true rates and a split. */
+static double took(const struct cluster *c, const double *real, const uint32_t *weight)
+{
+    struct tly_plan_machine m[MOST];
+    for (int i = 0; i < c->count; i++)
+        m[i] = (struct tly_plan_machine){c->s[i].machine.ranks, (uint32_t)i, real[i], c->sums[i]};
+    return tly_plan_cost(c->count, m, weight, NULL);
+}
+
+static double best(const struct cluster *c)
+{
+    struct tly_plan_machine m[MOST];
+    uint32_t weight[MOST];
+    for (int i = 0; i < c->count; i++)
+        m[i] = (struct tly_plan_machine){c->s[i].machine.ranks, (uint32_t)i, c->real[i], c->sums[i]};
+    assert_int_equal(tly_plan_split(TLY_SPLIT_OPTIMAL, c->count, m, weight), 0);
+    return tly_plan_cost(c->count, m, weight, NULL);
+}
+
+static void weights(const struct cluster *c, uint32_t *weight)
+{
+    for (int i = 0; i < c->count; i++)
+        weight[i] = c->s[i].weight;
+}
+
+/* What part of the optimum the split that there is now reaches, by the true rates. */
+static double fraction(const struct cluster *c)
+{
+    uint32_t weight[MOST];
+    weights(c, weight);
+    return best(c) / took(c, c->real, weight);
+}
+
+static void start(struct cluster *c, int workers, int spare, const double *said, double most)
+{
+    *c = (struct cluster){.workers = workers, .count = workers + spare, .hold = 1, .random = 1};
+    assert_int_equal(tly_replan_create(false, &c->r), 0);
+    for (int i = 0; i < c->count; i++) {
+        c->real[i] = 100;
+        c->s[i] = (struct tly_replan_service){
+            .machine = {.ranks = i < workers, .card = (uint32_t)i}, .active = true, .spare = i >= workers};
+        assert_int_equal(tly_replan_place(c->r, i, said ? said[i] : 100, most, 0), 0);
+    }
+    split(c);
+    c->changes = 0;
+}
+
+static void step(struct cluster *c)
+{
+    double *real = c->now, all = c->workers;
+    uint32_t weight[MOST], total = 0;
+    weights(c, weight);
+    for (int i = 0; i < c->count; i++) {
+        if (c->steps % c->hold == 0)
+            real[i] = c->real[i] * fmax(.5, 1 + c->noise * normal(c));
+        total += weight[i];
+    }
+    c->steps++;
+    c->seconds = took(c, real, weight);
+    for (int i = 0; i < c->count; i++) {
+        double moved = c->s[i].machine.ranks + (all - 2 * c->s[i].machine.ranks) * weight[i] / total;
+        double inputs = all * weight[i] / total;
+        double used = moved / real[i] / c->seconds,
+               adding = c->sums[i] > 0 ? inputs / c->sums[i] / c->seconds : 0;
+        double busy = fmin(1, sqrt(used) * (1 + .02 * normal(c)));
+        if (c->lie[i] > 0)
+            busy = c->lie[i];
+        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, busy};
+        /* What is not taken off the connections shows as such only where it lies there for most of the time. */
+        c->s[i].sums =
+            (struct tly_sight){inputs / c->seconds, adding > .9 ? adding : 0, adding > .9 ? adding : 0};
+    }
+    if (tly_replan_step(c->r, c->count, c->s, 1 / c->seconds)) {
+        c->changes++;
+        split(c);
+    }
+}
+
+static void run(struct cluster *c, int steps)
+{
+    for (int i = 0; i < steps; i++)
+        step(c);
+}
+
+/* Of the optimum, at worst, in the last `count` of some steps more. */
+static double settled(struct cluster *c, int within)
+{
+    run(c, within);
+    return fraction(c);
+}
+
+static void finish(struct cluster *c)
+{
+    tly_replan_destroy(c->r);
+}
+
+static const int shapes[][2] = {{4, 0}, {4, 2}, {8, 4}, {8, 1}, {3, 2}, {8, 8}};
+#define EACH_SHAPE(shape) for (size_t shape = 0; shape < sizeof shapes / sizeof *shapes; shape++)
+
+static void a_tallyd_drops_and_returns(void **state)
+{
+    EACH_SHAPE(k)
+    {
+        struct cluster c;
+        int workers = shapes[k][0], spare = shapes[k][1];
+        if (!spare)
+            continue;
+        start(&c, workers, spare, NULL, 0);
+        c.noise = .02;
+        run(&c, 50);
+        assert_int_equal(c.changes, 0);
+        c.real[workers] = 20;
+        assert_true(settled(&c, 20) >= .95);
+        run(&c, 100);
+        c.real[workers] = 100;
+        assert_true(settled(&c, 40) >= .95);
+        /* It is like the others again, to the last bit, or nearly so. */
+        finish(&c);
+    }
+}
+
+static void a_workers_card_halves(void **state)
+{
+    EACH_SHAPE(k)
+    {
+        struct cluster c;
+        start(&c, shapes[k][0], shapes[k][1], NULL, 0);
+        c.noise = .02;
+        run(&c, 30);
+        c.real[1] = 50;
+        assert_true(settled(&c, 20) >= .95);
+        run(&c, 30);
+        c.real[1] = 100;
+        assert_true(settled(&c, 20) >= .95);
+        finish(&c);
+    }
+}
+
+static void a_wrong_start_mends(void **state)
+{
+    EACH_SHAPE(k)
+    {
+        for (int wrong = 0; wrong < shapes[k][0] + shapes[k][1]; wrong++) {
+            struct cluster c;
+            double said[MOST];
+            for (int i = 0; i < MOST; i++)
+                said[i] = i == wrong ? 60 : 100;
+            start(&c, shapes[k][0], shapes[k][1], said, 0);
+            c.noise = .02;
+            assert_true(settled(&c, 40) >= .95);
+            finish(&c);
+            said[wrong] = 180;
+            start(&c, shapes[k][0], shapes[k][1], said, 0);
+            c.noise = .02;
+            assert_true(settled(&c, 25) >= .95);
+            finish(&c);
+        }
+    }
+}
+
+static void nothing_known_becomes_known(void **state)
+{
+    static const double nothing[MOST];
+    struct cluster c;
+    start(&c, 4, 2, nothing, 0);
+    c.real[5] = 30;
+    assert_true(settled(&c, 60) >= .95);
+    finish(&c);
+    start(&c, 4, 2, nothing, 0);
+    c.noise = .05;
+    run(&c, 500);
+    assert_true(c.changes <= 1);
+    assert_true(fraction(&c) >= .97);
+    finish(&c);
+}
+
+/* Whatever the noise, machines alike keep the exact weights of Eq. 1 and 2, and the split stays. */
+static void a_steady_cluster_stays(void **state)
+{
+    EACH_SHAPE(k)
+    {
+        for (unsigned seed = 1; seed <= 5; seed++) {
+            struct cluster c;
+            uint32_t exact[MOST];
+            start(&c, shapes[k][0], shapes[k][1], NULL, seed % 2 ? 0 : 100);
+            c.random = seed;
+            c.noise = .05;
+            run(&c, 1000);
+            assert_true(c.changes <= 2);
+            tly_plan_weights(shapes[k][0], shapes[k][1], exact);
+            for (int i = 0; i < c.count && c.changes == 0; i++)
+                assert_int_equal(c.s[i].weight, exact[i]);
+            finish(&c);
+        }
+    }
+}
+
+/* Gauges err, and always the same way, where processors are short; and noise lasts for longer than a sample.  Of what they say
+ * little is tried, and what was in vain is not tried again.  2,000 samples are 1,000 steps of 0.8 s. */
+static void gauges_that_err_change_little(void **state)
+{
+    enum { SEEDS = 10 };
+    EACH_SHAPE(k)
+    {
+        uint32_t all = 0;
+        double reached = 0;
+        for (unsigned seed = 1; seed <= SEEDS; seed++) {
+            struct cluster c;
+            start(&c, shapes[k][0], shapes[k][1], NULL, 0);
+            c.random = seed * 7919;
+            c.noise = .05;
+            c.hold = 3;
+            for (int i = 0; i < c.count; i++)
+                c.bias[i] = .03 * normal(&c);
+            run(&c, 2000);
+            all += c.changes;
+            reached += fraction(&c);
+            finish(&c);
+        }
+        assert_true(all <= 2 * SEEDS);
+        assert_true(reached >= .99 * SEEDS);
+    }
+}
+
+static void all_cards_alike_change_together(void **state)
+{
+    struct cluster c;
+    uint32_t exact[MOST];
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    run(&c, 20);
+    for (int i = 0; i < c.count; i++)
+        c.real[i] = 50;
+    run(&c, 100);
+    tly_plan_weights(4, 2, exact);
+    for (int i = 0; i < c.count; i++)
+        assert_int_equal((uint64_t)c.s[i].weight * exact[0], (uint64_t)c.s[0].weight * exact[i]);
+    finish(&c);
+}
+
+static void a_declared_card_is_not_tried_beyond_that(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 100);
+    c.real[5] = 300;
+    run(&c, 300);
+    for (int i = 0; i < c.count; i++)
+        assert_true(tly_replan_bandwidth(c.r, i) <= 100);
+    finish(&c);
+}
+
+/* A service that claims never to be backlogged, or always: the others' job goes on at what it can do without that one. */
+static void a_liar_stops_nobody(void **state)
+{
+    for (int way = 0; way < 2; way++) {
+        struct cluster c;
+        uint32_t changes, without[MOST];
+        start(&c, 4, 2, NULL, 0);
+        c.noise = .02;
+        c.lie[5] = way ? 1 : .01;
+        run(&c, 300);
+        changes = c.changes;
+        struct cluster other;
+        start(&other, 4, 1, NULL, 0);
+        weights(&other, without);
+        double alone = took(&other, other.real, without);
+        uint32_t weight[MOST];
+        weights(&c, weight);
+        assert_true(took(&c, c.real, weight) < 1.05 * alone);
+        run(&c, 1000);
+        assert_true(c.changes - changes < 40);
+        finish(&other);
+        finish(&c);
+    }
+}
+
+static void who_is_next_to_nothing_rests_and_is_tried_again(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.real[5] = .5;
+    run(&c, 60);
+    assert_int_equal(c.s[5].weight, 0);
+    assert_true(tly_replan_rests(c.r, 5));
+    c.real[5] = 100;
+    run(&c, 1600);
+    assert_false(tly_replan_rests(c.r, 5));
+    assert_true(fraction(&c) >= .95);
+    finish(&c);
+}
+
+static void sums_that_are_slow_are_found_and_found_again(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    c.sums[5] = 30;
+    run(&c, 25);
+    assert_true(fraction(&c) >= .95);
+    assert_true(tly_replan_sum_rate(c.r, 5) > 25 && tly_replan_sum_rate(c.r, 5) < 36);
+    c.sums[5] = 0;
+    run(&c, 300);
+    assert_true(fraction(&c) >= .95);
+    finish(&c);
+}
+
+/* All cards wander, in each step by 1%, between a half and the whole.  The split that machines alike have reaches less. */
+static void a_random_walk_is_followed(void **state)
+{
+    enum { STEPS = 2000, WALKS = 6 };
+    double sum = 0, without = 0;
+    for (unsigned seed = 1; seed <= WALKS; seed++) {
+        struct cluster c;
+        uint32_t exact[MOST];
+        start(&c, 8, 4, NULL, 0);
+        tly_plan_weights(8, 4, exact);
+        c.random = seed;
+        c.noise = .02;
+        for (int i = 0; i < STEPS; i++) {
+            for (int j = 0; j < c.count; j++)
+                c.real[j] = fmin(100, fmax(50, c.real[j] * (1 + .01 * normal(&c))));
+            step(&c);
+            sum += fraction(&c);
+            without += best(&c) / took(&c, c.real, exact);
+        }
+        finish(&c);
+    }
+    assert_true(sum / STEPS / WALKS >= .82);
+    assert_true(sum > 1.06 * without);
+}
+
+/* It goes back and forth with every other change of the split: that is followed ever more slowly. */
+static void who_flaps_is_followed_slowly(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    for (int i = 0; i < 2000; i++) {
+        c.real[5] = i / 12 % 2 ? 100 : 20;
+        step(&c);
+    }
+    assert_true(c.changes < 70);
+    finish(&c);
+}
+
+/* 30 s of samples of 0.4 s each way: what knowing it would save is a tenth at most. */
+static void a_slow_pattern_is_followed(void **state)
+{
+    struct cluster c;
+    double is = 0, could = 0;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    for (int i = 0; i < 3000; i++) {
+        c.real[5] = i / 75 % 2 ? 100 : 20;
+        /* The step goes on for a sample: what it moves is the inverse of its time. */
+        is += fraction(&c) / best(&c);
+        could += 1 / best(&c);
+        step(&c);
+    }
+    assert_true(is / could >= .9);
+    finish(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gauge_follows_a_full_card_both_ways),
+        cmocka_unit_test(a_gauge_waits_until_few_samples_agree),
+        cmocka_unit_test(a_gauge_knows_what_was_carried_without_being_full),
+        cmocka_unit_test(a_declared_rate_is_not_exceeded),
+        cmocka_unit_test(nonsense_is_ignored),
+        cmocka_unit_test(a_tallyd_drops_and_returns),
+        cmocka_unit_test(a_workers_card_halves),
+        cmocka_unit_test(a_wrong_start_mends),
+        cmocka_unit_test(nothing_known_becomes_known),
+        cmocka_unit_test(a_steady_cluster_stays),
+        cmocka_unit_test(gauges_that_err_change_little),
+        cmocka_unit_test(all_cards_alike_change_together),
+        cmocka_unit_test(a_declared_card_is_not_tried_beyond_that),
+        cmocka_unit_test(a_liar_stops_nobody),
+        cmocka_unit_test(who_is_next_to_nothing_rests_and_is_tried_again),
+        cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
+        cmocka_unit_test(a_random_walk_is_followed),
+        cmocka_unit_test(who_flaps_is_followed_slowly),
+        cmocka_unit_test(a_slow_pattern_is_followed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

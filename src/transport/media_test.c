@@ -1,0 +1,321 @@
+/* media_test.c - what only some media do, and which of them is taken: offers and late completion, faults that are found,
+ * what links cost without a medium, the order in which media are tried. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "transport/tcp/tcp.h"
+#include "transport/testing/ends.h"
+#include "transport/testing/pair.h"
+#include "transport/testing/testing.h"
+
+#include <cmocka.h>
+
+static const struct ends_medium late = {.name = "late", .medium = &tly_late},
+                                null = {.name = "null", .medium = &tly_null, .loses = true},
+                                tcp = {.name = "tcp", .medium = &tly_tcp, .sockets = true};
+
+static void open_both(void)
+{
+    ends_dial();
+    ends_until(&x.a.opened, 1);
+    ends_until(&x.b.opened, 1);
+}
+
+static int offer(const struct parcel *p)
+{
+    int i = (int)(p - x.parcels);
+    const struct tly_offer o = {.type = TLY_PUSH,
+                                .key = ends_key(i),
+                                .round = (uint32_t)i,
+                                .to = p->place,
+                                .length = p->len,
+                                .token = p};
+    tly_loop_lock(&x.loop);
+    int err = tly_link_offer(x.b.link, &o);
+    tly_loop_unlock(&x.loop);
+    return err;
+}
+
+/* Where the place was offered payloads land before their frames; memory that was announced is all that is used. */
+static void test_offers(void **state)
+{
+    for (uint32_t seed = 1; seed <= 20; seed++) {
+        ends_use(&late);
+        tly_pair_facts();
+        tly_pair_seed(seed);
+        ends_start(NULL);
+        open_both();
+        tly_loop_lock(&x.loop);
+        for (int i = 0; i < 20; i++)
+            ends_add(1 + (uint32_t)i * 3001, PLACE);
+        tly_loop_unlock(&x.loop);
+        for (int i = 0; i < 20; i += 2)
+            assert_int_equal(offer(&x.parcels[i]), 0);
+        ends_until(&x.arrived, 20);
+        ends_until(&x.sent, 20);
+        struct tly_pair_facts f = tly_pair_facts();
+        assert_int_equal(f.early, 10);
+        assert_int_equal(f.unannounced, 0);
+        ends_stop();
+    }
+}
+
+/* An offer that is taken back: nothing lands there, whenever that happens. */
+static void test_an_offer_is_taken_back(void **state)
+{
+    enum { LEN = 50000 };
+    int begun = 0;
+    for (uint32_t turns = 0; turns < 30; turns++) {
+        ends_use(&late);
+        tly_pair_seed(turns);
+        ends_start(NULL);
+        open_both();
+        tly_loop_lock(&x.loop);
+        ends_add(LEN, PLACE);
+        tly_loop_unlock(&x.loop);
+        assert_int_equal(offer(&x.parcels[0]), 0);
+        for (uint32_t i = 0; i < turns && !x.b.headers; i++)
+            tly_loop_turn(&x.loop, 1);
+        if (!x.b.headers) {
+            int written = 0;
+            tly_loop_lock(&x.loop);
+            for (int i = 0; i < LEN; i++)
+                written += x.parcels[0].place[i] != UNTOUCHED;
+            begun += written > 0;
+            tly_link_sink(x.b.link, &x.parcels[0]);
+            x.parcels[0].where = NOWHERE;
+            memset(x.parcels[0].place, UNTOUCHED, LEN);
+            tly_loop_unlock(&x.loop);
+        }
+        ends_until(&x.arrived, 1);
+        for (int i = 0; i < LEN && x.parcels[0].where == NOWHERE; i++)
+            assert_int_equal(x.parcels[0].place[i], UNTOUCHED);
+        ends_stop();
+    }
+    assert_true(begun > 0); /* some of it was there already */
+}
+
+static void test_other_media_take_no_offer(void **state)
+{
+    ends_use(&tcp);
+    ends_start(NULL);
+    open_both();
+    ends_add(100, PLACE);
+    assert_int_equal(offer(&x.parcels[0]), -ENOTSUP);
+    ends_until(&x.arrived, 1);
+    ends_stop();
+}
+
+/* Memory that nobody has announced is found out. */
+static void test_unannounced_memory(void **state)
+{
+    ends_use(&late);
+    tly_pair_facts();
+    ends_start(NULL);
+    x.withheld = true;
+    ends_add(1000, PLACE);
+    ends_add(1000, NOWHERE);
+    ends_dial();
+    ends_until(&x.arrived, 2);
+    assert_int_equal(tly_pair_facts().unannounced, 3); /* two are read, one lands */
+    ends_stop();
+}
+
+/* Nothing is moved, and all is counted. */
+static void test_null(void **state)
+{
+    uint64_t bytes = 0;
+    ends_use(&null);
+    ends_start(NULL);
+    open_both();
+    tly_pair_facts();
+    tly_loop_lock(&x.loop);
+    for (int i = 0; i < 20; i++) {
+        ends_add(2000 + (uint32_t)i, i % 2 ? PLACE : BLOCKS);
+        bytes += 2000 + (uint64_t)i;
+    }
+    tly_loop_unlock(&x.loop);
+    ends_until(&x.arrived, 20);
+    struct tly_pair_facts f = tly_pair_facts();
+    assert_true(f.bytes == bytes && f.packets >= 20);
+    for (int i = 0; i < 20; i++)
+        for (int k = 0; k < 2000; k++)
+            assert_int_equal(x.parcels[i].place[k], UNTOUCHED);
+    ends_stop();
+}
+
+/* --- faults -------------------------------------------------------------------------------------- */
+
+/* Whatever happens on the way: what arrives is whole, in order and where it belongs (testing/ends.c looks), and either
+ * all of it does or the link ends.  Returns how many links have ended. */
+static int suffer(const struct tly_medium *inner, const struct tly_faults *faults)
+{
+    enum { SEEDS = 12, PARCELS = 24 };
+    int ended = 0;
+    uint32_t happened = 0;
+    ends_summed = true;
+    for (uint32_t seed = 1; seed <= SEEDS; seed++) {
+        static struct ends_medium m = {.name = "fault"};
+        m.medium = tly_fault_wrap(inner, faults, seed);
+        ends_use(&m);
+        ends_start(NULL);
+        x.silence_ns = 2 * TLY_SEC;
+        for (uint32_t i = 0; i < PARCELS; i++)
+            ends_add(i * 977, (enum where)(i % 4));
+        ends_dial();
+        while (x.arrived < PARCELS && !x.a.closed && !x.b.closed)
+            tly_loop_turn(&x.loop, 2);
+        ended += x.arrived < PARCELS;
+        happened += tly_fault_count();
+        ends_stop();
+    }
+    ends_summed = false;
+    assert_true(happened > 0);
+    return ended;
+}
+
+static void test_faults(void **state)
+{
+    static const struct tly_faults all[] = {
+        {.drop = 50}, {.duplicate = 50}, {.flip = 50}, {.truncate = 50}, {100, 20, 20, 20, 20}};
+    static const struct tly_medium *const inner[] = {&tly_tcp, &tly_late};
+    static const struct tly_faults delays = {.delay = 300};
+    for (int i = 0; i < 2; i++) {
+        tly_pair_facts();
+        assert_int_equal(suffer(inner[i], &delays), 0); /* late is not wrong */
+        assert_int_equal(tly_pair_facts().unannounced, 0);
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            assert_true(suffer(inner[i], &all[k]) > 0);
+    }
+}
+
+/* --- which medium -------------------------------------------------------------------------------- */
+
+static struct tly_link *try_to(const struct tly_endpoints *to, uint32_t skip, bool by_address, int *err)
+{
+    struct tly_link *l = NULL;
+    struct tly_link_config c = {.user_calls = &ends_calls,
+                                .user = &x.a,
+                                .identity = ends_identity(7),
+                                .peer_name = "b",
+                                .skip = skip,
+                                .by_address = by_address};
+    tly_loop_lock(&x.loop);
+    *err = tly_link_dial(&x.loop, to, &c, &l);
+    tly_loop_unlock(&x.loop);
+    return l;
+}
+
+static void test_the_best_that_connects(void **state)
+{
+    static const struct tly_medium *const two[] = {&tly_late, &tly_tcp, NULL};
+    struct tly_endpoints to, stale = {0};
+    int err;
+    ends_use(&tcp);
+    tly_media = two;
+    ends_start(NULL);
+    tly_listener_endpoints(x.listener, &to);
+    assert_int_equal(to.count, 2);
+    assert_string_equal(tly_media_name(0), "late");
+    assert_string_equal(tly_media_name(1), "tcp");
+    assert_null(tly_media_name(2));
+
+    struct tly_link *l = try_to(&to, 0, false, &err);
+    assert_string_equal(tly_link_medium(l), "late");
+    uint32_t worse = tly_link_skip(l, &to);
+    assert_int_equal(worse, 1);
+    tly_link_destroy(l);
+    l = try_to(&to, worse, false, &err);
+    assert_string_equal(tly_link_medium(l), "tcp");
+    assert_int_equal(tly_link_skip(l, &to), 0);
+    tly_link_destroy(l);
+    l = try_to(&to, 0, true, &err); /* over the network alone */
+    assert_string_equal(tly_link_medium(l), "tcp");
+    tly_link_destroy(l);
+
+    assert_int_equal(tly_endpoints_add(&stale, "late", "nowhere"), 0); /* it does not connect: the next one */
+    assert_int_equal(tly_endpoints_add(&stale, "tcp", tly_endpoints_where(&to, "tcp")), 0);
+    l = try_to(&stale, 0, false, &err);
+    assert_string_equal(tly_link_medium(l), "tcp");
+    tly_link_destroy(l);
+    stale.count = 1;
+    assert_null(try_to(&stale, 0, false, &err));
+    assert_int_equal(err, -ECONNREFUSED);
+    snprintf(stale.at[0].text, TLY_ENDPOINT, "unheard:of");
+    assert_null(try_to(&stale, 0, false, &err));
+    assert_int_equal(err, -EHOSTUNREACH);
+    ends_stop();
+}
+
+static void test_endpoints(void **state)
+{
+    struct tly_endpoints e = {0}, back;
+    struct sockaddr_storage a, host;
+    char text[TLY_HOST_TEXT];
+    assert_int_equal(tly_endpoints_add(&e, "near", "by"), 0);
+    assert_false(tly_endpoints_address(&e, &a));
+    assert_int_equal(tly_endpoints_host(&e, text), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(tly_endpoints_add(&e, "tcp", "[::]:4001"), 0);
+    assert_int_equal(tly_endpoints_host(&e, text), 4001);
+    assert_string_equal(text, "::");
+    assert_int_equal(tly_endpoints_add(&e, "far", "10.0.0.1:5"), 0);
+
+    struct tly_writer w = {0};
+    tly_endpoints_write(&w, &e);
+    for (size_t n = 0; n <= w.len; n++) {
+        struct tly_reader r = {w.data, n, false};
+        assert_int_equal(tly_endpoints_read(&r, &back), n < w.len ? -EPROTO : 0);
+    }
+    assert_memory_equal(&back, &e, sizeof e);
+    free(w.data);
+
+    assert_true(tly_endpoints_address(&e, &a));
+    memset(&host, 0, sizeof host);
+    host.ss_family = AF_INET;
+    ((struct sockaddr_in *)&host)->sin_addr.s_addr = htonl(0x0a000007);
+    tly_endpoints_place(&e, &host);
+    assert_string_equal(tly_endpoints_where(&e, "near"), "by");
+    assert_string_equal(tly_endpoints_where(&e, "tcp"), "10.0.0.7:4001");
+    assert_string_equal(tly_endpoints_where(&e, "far"), "10.0.0.7:5");
+    assert_null(tly_endpoints_where(&e, "fa"));
+    assert_int_equal(tly_endpoints_add(&e, "one", "more"), 0);
+    assert_int_equal(tly_endpoints_add(&e, "too", "many"), -ENOSPC);
+
+    static const char *const odd[] = {"", "tcp", "tcp:", ":by", "Tcp:by", "tcp:a b"};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        struct tly_writer bad = {0};
+        tly_write32(&bad, 1);
+        tly_write_text(&bad, odd[i]);
+        struct tly_reader r = {bad.data, bad.len, false};
+        assert_int_equal(tly_endpoints_read(&r, &back), -EPROTO);
+        free(bad.data);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_offers),
+        cmocka_unit_test(test_an_offer_is_taken_back),
+        cmocka_unit_test(test_other_media_take_no_offer),
+        cmocka_unit_test(test_unannounced_memory),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_the_best_that_connects),
+        cmocka_unit_test(test_endpoints),
+    };
+    if (sodium_init() < 0)
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,341 @@
+/* stream.c - packets over a stream socket.
+ *
+ * Receiving: headers pass through a small stage buffer; a payload is read by readv() directly to where it belongs, with
+ * the stage behind it to catch the next header in the same call.  What of a payload is in the stage already is copied (at
+ * most its size).  Where blocks must stay whole, the kernel is asked how much there is before it is read.
+ * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet that
+ * is handed over is completed as well. */
+#include "transport/stream.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+
+#include "base/fork.h"
+
+/* Received for one wake-up; then others have their turn. */
+enum { TURN_BYTES = 2 << 20 };
+
+static void on_ready(struct tly_watch *w, uint32_t events);
+
+static struct tly_stream *stream_of(struct tly_channel *c)
+{
+    return tly_list_entry(c, struct tly_stream, base);
+}
+
+void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool connecting,
+                     const struct tly_stream_io *io)
+{
+    s->loop = loop;
+    s->watch = (struct tly_watch){.fd = fd, .ready = on_ready};
+    s->io = io;
+    s->connecting = connecting;
+    s->low_water = io ? 0 : 1;
+}
+
+int tly_stream_start(struct tly_channel *c)
+{
+    struct tly_stream *s = stream_of(c);
+    s->events = s->connecting ? EPOLLOUT : EPOLLIN;
+    return tly_loop_add(s->loop, &s->watch, s->events);
+}
+
+void tly_stream_close(struct tly_channel *c)
+{
+    struct tly_stream *s = stream_of(c);
+    if (s->watch.fd < 0)
+        return;
+    tly_loop_remove(s->loop, &s->watch);
+    tly_fd_close(s->watch.fd);
+    s->watch.fd = -1;
+}
+
+static bool is_closed(const struct tly_stream *s)
+{
+    return s->watch.fd < 0;
+}
+
+static void watch_for(struct tly_stream *s, uint32_t events)
+{
+    if (events == s->events || is_closed(s))
+        return;
+    s->events = events;
+    tly_loop_change(s->loop, &s->watch, events);
+}
+
+/* --- sending ------------------------------------------------------------------------------------- */
+
+static ssize_t send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count)
+{
+    struct iovec iov[3 * TLY_STREAM_BATCH];
+    int n = 0;
+    uint32_t skip = s->done;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct tly_packet *p = &packet[i];
+        if (skip < p->head)
+            iov[n++] = (struct iovec){(void *)(p->header + skip), p->head - skip};
+        uint32_t done = skip > p->head ? skip - p->head : 0;
+        if (p->len > done)
+            iov[n++] = (struct iovec){(void *)(p->payload + done), p->len - done};
+        if (p->trailer_len) {
+            uint32_t before = p->head + p->len, past = skip > before ? skip - before : 0;
+            iov[n++] = (struct iovec){(void *)(p->trailer + past), p->trailer_len - past};
+        }
+        skip = 0;
+    }
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    ssize_t r;
+    do
+        r = s->io ? s->io->send(s, &m, MSG_NOSIGNAL | MSG_DONTWAIT)
+                  : sendmsg(s->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (r < 0 && errno == EINTR);
+    return r;
+}
+
+int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n)
+{
+    struct tly_stream *s = stream_of(c);
+    if (n > TLY_STREAM_BATCH)
+        n = TLY_STREAM_BATCH;
+    ssize_t r = send_batch(s, packet, n);
+    if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        s->full = true;
+        watch_for(s, EPOLLIN | EPOLLOUT);
+        return -EAGAIN;
+    }
+    if (r < 0)
+        return -errno;
+    uint32_t whole = 0;
+    size_t left = (size_t)r + s->done;
+    for (; whole < n; whole++) {
+        size_t len = packet[whole].head + packet[whole].len + packet[whole].trailer_len;
+        if (left < len)
+            break;
+        left -= len;
+    }
+    s->done = (uint32_t)left;
+    c->up->handed(c->user, whole, (size_t)r);
+    if (whole)
+        c->up->completed(c->user, whole);
+    return 0;
+}
+
+/* --- receiving ----------------------------------------------------------------------------------- */
+
+/* Of the frame that the stage begins with, as far as it is there. */
+static uint32_t header_bytes(const struct tly_stream *s)
+{
+    return s->stage_to - s->stage_from < TLY_FRAME_LEAST
+               ? TLY_FRAME_LEAST
+               : tly_frame_size(s->stage + s->stage_from);
+}
+
+/* All of the frame but its trailer has landed, and the stage has that. */
+static void finish_frame(struct tly_stream *s)
+{
+    const uint8_t *trailer = s->stage + s->stage_from;
+    s->stage_from += s->in->trailer;
+    s->in = NULL;
+    s->base.up->arrived(s->base.user, trailer);
+}
+
+/* Use up what the stage holds. */
+static void eat_stage(struct tly_stream *s)
+{
+    while (!is_closed(s)) {
+        uint32_t have = s->stage_to - s->stage_from;
+        if (!s->in) {
+            uint32_t head = header_bytes(s);
+            if (have < head)
+                break;
+            s->stage_from += head;
+            s->in = s->base.up->begin(s->base.user, s->stage + s->stage_from - head);
+            if (!s->in)
+                return;
+            have = s->stage_to - s->stage_from;
+        }
+        struct tly_arrival *in = s->in;
+        uint32_t left = in->follows - in->landed, n = have < left ? have : left;
+        if (in->in_blocks && in->to && n < left)
+            n -= n % TLY_ALIGN;
+        if (n && in->to)
+            memcpy((uint8_t *)in->to + in->landed, s->stage + s->stage_from, n);
+        s->stage_from += n;
+        in->landed += n;
+        if (in->landed < in->follows || s->stage_to - s->stage_from < in->trailer)
+            break;
+        finish_frame(s);
+    }
+    if (s->stage_from == s->stage_to) {
+        s->stage_from = s->stage_to = 0;
+    } else if (s->stage_from > 0) {
+        memmove(s->stage, s->stage + s->stage_from, s->stage_to - s->stage_from);
+        s->stage_to -= s->stage_from;
+        s->stage_from = 0;
+    }
+}
+
+static void set_low_water(struct tly_stream *s, uint32_t bytes)
+{
+    if (!s->low_water || s->low_water == (int)bytes)
+        return;
+    s->low_water = (int)bytes;
+    setsockopt(s->watch.fd, SOL_SOCKET, SO_RCVLOWAT, &s->low_water, sizeof s->low_water);
+}
+
+/* How much of `left` bytes can land now without ending inside a block, what the stage holds included.
+ * 0: the connection ended; -1 with errno EAGAIN: wait. */
+static ssize_t whole_blocks(struct tly_stream *s, uint32_t left)
+{
+    for (bool ended = false;; ended = true) {
+        int available = 0;
+        ioctl(s->watch.fd, FIONREAD, &available);
+        available += (int)s->stage_to;
+        if ((uint32_t)available >= left)
+            return left;
+        if (available >= TLY_ALIGN)
+            return available - available % TLY_ALIGN;
+        if (ended)
+            return 0; /* what is missing will never come */
+        struct pollfd p = {.fd = s->watch.fd, .events = POLLRDHUP};
+        if (poll(&p, 1, 0) <= 0)
+            break;
+        /* The peer has ended; the rest may have come with that, after the first look. */
+    }
+    errno = EAGAIN;
+    return -1;
+}
+
+/* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
+static uint32_t least_wanted(const struct tly_stream *s)
+{
+    uint32_t left = s->in ? s->in->follows - s->in->landed + s->in->trailer : header_bytes(s);
+    left -= s->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
+    return left < TLY_ALIGN ? left : TLY_ALIGN;
+}
+
+/* As readv(), and *drained says whether that was all there was. */
+static ssize_t read_some(struct tly_stream *s, const struct iovec *iov, int n, bool *drained)
+{
+    ssize_t r;
+    size_t room = iov[0].iov_len + (n > 1 ? iov[1].iov_len : 0);
+    do
+        r = s->io ? s->io->receive(s, iov, n) : readv(s->watch.fd, iov, n);
+    while (r < 0 && errno == EINTR);
+    *drained |= r > 0 && (size_t)r < room;
+    return r;
+}
+
+/* Into the stage, behind `n` buffers for `direct` bytes of the payload. */
+static ssize_t receive_staged(struct tly_stream *s, struct iovec *iov, int n, uint32_t direct, bool *drained)
+{
+    iov[n++] = (struct iovec){s->stage + s->stage_to, TLY_STAGE_BYTES - s->stage_to};
+    ssize_t r = read_some(s, iov, n, drained);
+    if (r <= 0)
+        return r;
+    uint32_t placed = (uint32_t)r < direct ? (uint32_t)r : direct;
+    if (s->in)
+        s->in->landed += placed;
+    s->stage_to += (uint32_t)r - placed;
+    return r;
+}
+
+static ssize_t receive(struct tly_stream *s, bool *drained)
+{
+    static _Thread_local uint8_t sink[64 << 10];
+    struct tly_arrival *in = s->in;
+    struct iovec iov[2];
+    if (!in || in->landed == in->follows)
+        return receive_staged(s, iov, 0, 0, drained);
+    /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
+    uint32_t left = in->follows - in->landed, direct = left;
+    if (in->in_blocks && in->to) {
+        ssize_t blocks = whole_blocks(s, left);
+        if (blocks < 0 && !s->low_water) /* no mark on this socket: wait with what there is in the stage */
+            return receive_staged(s, iov, 0, 0, drained);
+        if (blocks <= 0)
+            return blocks;
+        *drained = (uint32_t)blocks < left;
+        memcpy((uint8_t *)in->to + in->landed, s->stage, s->stage_to);
+        direct = (uint32_t)blocks;
+    }
+    left -= s->stage_to;
+    direct -= s->stage_to;
+    in->landed += s->stage_to;
+    s->stage_to = 0;
+    if (in->to) {
+        iov[0] = (struct iovec){(uint8_t *)in->to + in->landed, direct};
+    } else {
+        direct = left < sizeof sink ? left : (uint32_t)sizeof sink;
+        iov[0] = (struct iovec){sink, direct};
+    }
+    if (direct == left)
+        return receive_staged(s, iov, 1, direct, drained);
+    ssize_t r = read_some(s, iov, 1, drained);
+    if (r > 0)
+        in->landed += (uint32_t)r;
+    return r;
+}
+
+static void receive_more(struct tly_stream *s)
+{
+    const struct tly_channel_user *up = s->base.up;
+    uint32_t turn = 0;
+    bool drained = false;
+    while (!is_closed(s) && turn < TURN_BYTES && !drained) {
+        ssize_t n = receive(s, &drained);
+        if (n <= 0) {
+            if (n == 0)
+                up->ended(s->base.user, ECONNRESET, NULL);
+            else if (errno != EAGAIN && errno != EWOULDBLOCK)
+                up->ended(s->base.user, ECONNRESET, strerror(errno));
+            break;
+        }
+        turn += (uint32_t)n;
+        up->heard(s->base.user, (size_t)n);
+        if (s->in && s->in->landed == s->in->follows && !s->in->trailer)
+            finish_frame(s);
+        else if (s->in)
+            up->progress(s->base.user);
+        eat_stage(s);
+    }
+    /* Nearly always a block: the mark is moved for the small ends of small messages alone. */
+    if (!is_closed(s))
+        set_low_water(s, least_wanted(s));
+}
+
+static void on_connected(struct tly_stream *s)
+{
+    int err = 0;
+    socklen_t len = sizeof err;
+    getsockopt(s->watch.fd, SOL_SOCKET, SO_ERROR, &err, &len);
+    if (err) {
+        s->base.up->ended(s->base.user, err, strerror(err));
+        return;
+    }
+    s->connecting = false;
+    watch_for(s, EPOLLIN);
+    s->base.up->connected(s->base.user);
+}
+
+static void on_ready(struct tly_watch *w, uint32_t events)
+{
+    struct tly_stream *s = tly_list_entry(w, struct tly_stream, watch);
+    const struct tly_channel_user *up = s->base.up;
+    void *user = s->base.user;
+    up->enter(user);
+    if (s->connecting) {
+        on_connected(s);
+    } else {
+        if (events & EPOLLOUT) {
+            s->full = false;
+            up->room(user);
+            watch_for(s, EPOLLIN | (s->full ? EPOLLOUT : 0));
+        }
+        if (!is_closed(s) && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+            receive_more(s);
+    }
+    up->leave(user);
+}

@@ -1,0 +1,17 @@
+/* tcp.h - TCP sockets with the settings that measuring has shown to matter. */
+#ifndef TLY_TCP_H
+#define TLY_TCP_H
+
+#include "transport/medium.h"
+
+extern const struct tly_medium tly_tcp;
+
+/* A socket that is connecting, non-blocking. */
+int tly_tcp_connect(const struct sockaddr_storage *to, int *fd);
+/* A socket that listens at c->address. */
+int tly_tcp_bind(const struct tly_door_config *c, int *fd);
+void tly_tcp_tune(int fd);
+/* -ENOTSUP: the kernel does not say. */
+int tly_tcp_load(int fd, struct tly_link_load *out);
+
+#endif

@@ -1,0 +1,34 @@
+/* late.c - a test medium that is to links what RDMA would be: payloads are read late, land in pieces in any order, before
+ * their frame where the place was offered, and are completed some time after they have arrived. */
+#include "transport/testing/pair.h"
+#include "transport/testing/testing.h"
+
+static const struct tly_pair_conduct how = {.wait = 3, .piece = 1000, .linger = 5, .moved = UINT32_MAX};
+static const char *const names[] = {"late", NULL};
+
+static int listen_at(const struct tly_door_config *c, struct tly_door **out)
+{
+    return tly_pair_listen(&tly_late, c, out);
+}
+
+static int dial(const struct tly_dial *d, struct tly_channel **out)
+{
+    return tly_pair_dial(&tly_late, &how, d, out);
+}
+
+const struct tly_medium tly_late = {
+    .scheme = "late",
+    .names = names,
+    .listen = listen_at,
+    .shut = tly_pair_shut,
+    .dial = dial,
+    .start = tly_pair_start,
+    .send = tly_pair_send,
+    .close = tly_pair_close,
+    .destroy = tly_pair_destroy,
+    .detach = tly_pair_detach,
+    .announce = tly_pair_announce,
+    .withdraw = tly_pair_withdraw,
+    .offer = tly_pair_offer,
+    .retract = tly_pair_retract,
+};

@@ -1,0 +1,136 @@
+"""The plan follows the network: cards of the emulated cluster change while a job runs, and its split follows, without anybody
+coming or going; and what has changed is said.  Times are not looked at (bench/adapt does)."""
+
+import json
+import os
+import random
+import re
+import sys
+import time
+
+import lab as cluster
+import pytest
+from lab import Lab
+from test_lab import BUILD, PATIENCE_S, built, eventually, tallyd
+
+pytestmark = pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
+
+WORKERS, SERVICES = ["w0", "w1", "w2", "w3"], ["c0", "c1"]
+
+# Sums again and again until the file is there; all stop after the same step.
+STEPS = """
+import array, logging, pathlib, sys
+import tally
+logging.basicConfig(level="INFO", format="%(message)s")
+tally.init()
+x = array.array("f", [0.0]) * 400000
+wrong = 0
+for step in range(100000):
+    for i in range(0, len(x), 1000):
+        x[i] = tally.rank() + step % 3
+    y = tally.push_pull(x, name="x")
+    stop = tally.push_pull(array.array("f", [float(pathlib.Path(sys.argv[1]).exists())]), name="stop")[0] > 0
+    n = tally.size()
+    due = (n * (n - 1) / 2 + n * (step % 3))
+    wrong += any(y[i] not in (due, due / n) for i in range(0, len(x), 1000))
+    if stop:
+        break
+print(f"{wrong} steps are wrong", flush=True)
+tally.shutdown()
+"""
+
+
+class Running:
+    """A job that goes on until finish()."""
+
+    def __init__(self, net, folder, env):
+        self.stop = folder / "stop"
+        base = {"PYTHONPATH": str(BUILD / "python"), **env}
+        ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
+        argv = [sys.executable, "-c", STEPS, str(self.stop)]
+        self.net, self.env, self.daemons = net, ranks[1], daemons
+        self.services = [net.start(h, [tallyd(), "--once"], daemons[h], inherit=False) for h in SERVICES]
+        self.ranks = [net.start(h, argv, ranks[i], inherit=False) for i, h in enumerate(WORKERS)]
+
+    def said(self, pattern):
+        return re.findall(pattern, self.ranks[0].output())
+
+    def status(self):
+        """What `tally status` says on another rank's host."""
+        done = self.net.run("w1", [built("bin/tally", "src/cli/tally"), "status", "--json"], self.env, inherit=False)
+        assert done.status == 0, done.output
+        return json.loads(done.output)
+
+    def replace(self, i):
+        """A tallyd dies, and another comes on its host."""
+        self.services[i].kill()
+        self.services[i] = self.net.start(SERVICES[i], [tallyd(), "--once"], self.daemons[SERVICES[i]], inherit=False)
+
+    def finish(self):
+        self.stop.touch()
+        results = [p.wait(PATIENCE_S) for p in self.ranks + self.services]
+        assert [r.status for r in results] == [0] * len(results), [r.output[-2000:] for r in results]
+        assert all("0 steps are wrong" in r.output for r in results[: len(WORKERS)])
+        return results[0].output
+
+
+def share(line):
+    return int(re.search(r"its share is now (\d+)%", line)[1])
+
+
+def test_a_tallyd_that_slows_down_and_returns(tmp_path):
+    slow = r"tallyd [01] \(c1\) carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d: its share is now \d+%[^\n]*"
+    back = r"tallyd [01] \(c1\) carries 0\.0[45]\d* Gbit/s since \d\d:\d\d:\d\d: its share is now \d+%[^\n]*"
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"})
+        eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+        net.set_rate("c1", "10mbit")
+        eventually(lambda: any(share(line) < 15 for line in job.said(slow)))
+        seen = job.status()
+        assert re.match(slow, seen["split_changed"]), seen["split_changed"]
+        last = seen["services"][-1 if seen["services"][-1]["host"] == "c1" else -2]
+        assert last["declared_bits_per_s"] == 50e6 and last["bandwidth_bits_per_s"] < 15e6 and last["share"] < 0.15
+        net.set_rate("c1", "50mbit")
+        eventually(lambda: any(share(line) > 22 for line in job.said(back)))
+        job.finish()
+
+
+def test_a_split_that_is_to_stay_stays(tmp_path):
+    line = r"tallyd [01] \(c1\) carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d: the split stays as it is"
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "0"})
+        eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+        net.set_rate("c1", "10mbit")
+        eventually(lambda: job.said(line))
+        eventually(lambda: re.search(r"tallyd [01] \(c1\)", job.status()["held_up_by"]))
+        output = job.finish()
+    assert "its share is now" not in output
+    assert re.search(r"held up by tallyd [01] on c1", output), output
+
+
+def test_a_start_of_which_the_figures_were_wrong_mends(tmp_path):
+    """Of one card a third of what it carries has been measured: such figures are mended upwards."""
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_MEASURED": "w0=50M,w1=50M,w2=50M,w3=50M,c0=50M,c1=17M"})
+        eventually(lambda: job.said(r"tallyd [01] \(c1\) carries 0\.0[3-5]\d* Gbit/s since"))
+        job.finish()
+
+
+# `make chaos` has more seeds.
+@pytest.mark.parametrize("seed", range(1, 9 if os.environ.get("TALLY_CHAOS") else 2))
+def test_cards_change_at_random_while_tallyds_die(tmp_path, seed):
+    """Whatever the cards do, and in whatever phase of a change a tallyd dies: each step's sums are right, and nobody else ends."""
+    rnd = random.Random(f"rates {seed}")
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_MEASURED": ",".join(f"{h}=50M" for h in WORKERS + SERVICES)})
+        eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+        for _ in range(16):
+            for host in rnd.sample(WORKERS + SERVICES, rnd.randrange(1, 4)):
+                net.set_rate(host, f"{rnd.choice([10, 20, 35, 50])}mbit")
+            time.sleep(rnd.random() * 2)
+            if rnd.random() < 0.3:
+                job.replace(rnd.randrange(len(SERVICES)))
+        for host in WORKERS + SERVICES:
+            net.set_rate(host, "50mbit")
+        eventually(lambda: job.said("its share is now"))
+        job.finish()
