@@ -5,12 +5,27 @@ import json
 import os
 import re
 import stat
+import sys
 
 import pytest
 from programs import BUILD, ROOT, tally
 
 PROGRAM = BUILD / "meson" / "test" / "jobs" / "every_operation"
 RANKS, TALLYD = 2, 1
+
+# Rank 0 has the tallyd leave whose number is in the first file; all sum until the second one says that it has left.
+ONE_LEAVES = """
+import array, os, pathlib, signal, sys
+import tally
+pid, left = map(pathlib.Path, sys.argv[1:])
+tally.init()
+tally.push_pull(array.array("f", [1.0] * 1000), name="x")
+if tally.rank() == 0:
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+while tally.push_pull(array.array("f", [float(left.exists())]), name="left")[0] == 0:
+    pass
+tally.shutdown()
+"""
 
 
 def run(folder, *how, **env):
@@ -168,6 +183,7 @@ def documented_rows():
 def test_rows_have_one_name(merged, files):
     """In the documents, in the file and in the summary; what has no part or peer has no number in its place."""
     documented = documented_rows()
+    assert documented.pop("change") == "change"  # this job has none: the next test's has one
     slices = [e for e in merged[1] if e["ph"] in "Xb"]
     assert {e["cat"] for e in slices} | {"bytes"} == set(documented)
     shown = {e["name"] for e in slices if e["ph"] == "b"}
@@ -178,6 +194,25 @@ def test_rows_have_one_name(merged, files):
     done = tally("trace", "summary", *files)
     stages = {line.split()[0] for line in done.stdout.split("machine ")[0].splitlines() if line.startswith("  ")}
     assert stages - {"count"} == set(documented) - {"bytes"}
+
+
+def test_a_change_of_the_split_is_a_slice_at_each_rank(tmp_path):
+    pid, left, daemon = tmp_path / "pid", tmp_path / "left", tmp_path / "tallyd"
+    daemon.write_text(f'#!/bin/sh\n{BUILD}/bin/tallyd "$@" & echo $! > {pid}\nwait $! && touch {left}\n', encoding="utf-8")
+    daemon.chmod(0o755)
+    job = (sys.executable, "-c", ONE_LEAVES, pid, left)
+    done = tally("run", "-n", RANKS, "-k", 1, "--tallyd", daemon, "--", *job, env={"TALLY_TRACE": str(tmp_path / "t")})
+    assert done.returncode == 0, done.stderr
+    files = sorted(map(str, tmp_path.glob("t.*.rank-*.json")))
+    for file in files:
+        with open(file, encoding="utf-8") as text:
+            events = json.load(text)["traceEvents"]
+        changes = [e for e in events if e["ph"] in "Xb" and e["cat"] == "change"]
+        # It gives up its share; that it has gone may be a second one, which need not have ended.
+        assert [(e["name"], e["args"].get("part")) for e in changes] in ([("change", None)], [("change", None)] * 2)
+        assert not changes[0]["args"]["open"] and changes[0]["args"]["round"] > 1
+        summary = tally("trace", "summary", file).stdout
+        assert re.search(r"(?m)^  change +[12] ", summary), summary
     for file in files:
         with open(file, encoding="utf-8") as text:
             assert "4294967295" not in text.read()
