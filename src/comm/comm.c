@@ -363,10 +363,10 @@ static void greet(tally_comm *c)
 {
     char text[TLY_SENTENCE], best[80], spare[120], media[80] = "", here[TLY_HOST_TEXT];
     struct tly_roster *r = &c->member.roster;
-    tly_endpoints_host(&r->services[c->machine].at, here);
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
     tly_loop_lock(&c->loop); /* services may come and go already, and each time the roster is another */
+    tly_endpoints_host(&r->services[c->machine].at, here);
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     tly_pace_foretell(c, best, sizeof best);
     tell_spare(c, spare, sizeof spare);
