@@ -434,25 +434,21 @@ def test_errors(three):
 
 
 def uncopied():
-    """Rank 1 cannot copy the first chunk's sum to its device; whether all are told, and the next calls work."""
-    import threading
+    """Rank 1 cannot copy the first call's sums to its device; whether all are told, and the next calls work."""
     import fake_device as fake
     import tally
     import tally.torch as t
     import torch
-    told, caller = [], threading.current_thread()
+    told = []
     with fake.install(4, 1 << 14, 1 << 16) as (on,):
         mark = on.mark
 
         def fail():
-            # Tally's threads mark copies back only: that of events, or the carrier's where the chunk ends at once.
-            if threading.current_thread() is not caller and on.mark is fail:
-                on.mark = mark
+            if on.runtime.current() is on.arriving:  # copies back alone are on this stream, in whichever thread
                 raise RuntimeError("a copy has failed")
             return mark()
-        if tally.rank() == 1:
-            on.mark = fail
-        for _ in range(4):
+        for turn in range(4):
+            on.mark = fail if turn == 0 and tally.rank() == 1 else mark
             x = fake.tensor(torch.ones(20_000))
             told.append(said(lambda: fake.read(t.allreduce(x, op=t.Sum, name="x")).sum().item()))
     return told
