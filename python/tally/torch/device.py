@@ -288,6 +288,8 @@ class _Load:
         try:
             if self._generation != _core.generation():  # nothing of it shall meet the next job's
                 raise _core.Error("this rank has left the job", errno.ESHUTDOWN)
+            if self._failure is None and self._about is not None:
+                self._failure = self._transfer.broken()  # submitted and then cancelled, it might end before that
             if self._failure is not None:
                 if self._about is not None:
                     kind, name, space, group = self._about
@@ -321,9 +323,14 @@ class _Load:
     def _landed(self, failure, alone=False):
         transfer, device, piece = self._transfer, self._device, self._piece
         self._hosts = self._spans = self._submit = self._piece = None
-        if piece is not None:
-            _carrier.give(device, piece)
-        transfer.landed(failure, self._first, alone)
+        try:
+            if failure is not None:  # before the memory is free: a load that gets it must find itself cancelled
+                transfer.landed(failure, self._first, alone)
+        finally:
+            if piece is not None:
+                _carrier.give(device, piece)
+        if failure is None:
+            transfer.landed(None, self._first, alone)
 
 
 class _Carrier:
@@ -433,6 +440,11 @@ class Transfer:
 
     def failed(self):
         return self._failure is not None
+
+    def broken(self):
+        """Why operations that have not begun need not begin: another one's failure.  None: there is none."""
+        failure = self._failure
+        return failure and _core.Error("another part of it has failed: %s" % failure, errno.ECANCELED)
 
     def begun(self, operation):
         """One of the operations has begun."""
