@@ -1,7 +1,8 @@
-"""Lightning's Trainer, in two ways:
+"""Lightning's Trainer, in three ways:
 
     torchrun --standalone --nproc-per-node 2 examples/frameworks/lightning_ddp.py --way backend
     torchrun --standalone --nproc-per-node 2 examples/frameworks/lightning_ddp.py --way hook
+    torchrun --standalone --nproc-per-node 2 examples/frameworks/lightning_ddp.py --way cross_barrier
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -38,12 +39,20 @@ class TallyHook(lightning.Callback):
         trainer.strategy.model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
 
 
+class CrossBarrier(lightning.Callback):
+    """Has the optimizer's step() return before gradients are averaged."""
+
+    def on_train_start(self, trainer, module):
+        tally.torch.cross_barrier(trainer.strategy.model, trainer.optimizers[0])
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--way", choices=("backend", "hook"), default="backend")
+    parser.add_argument("--way", choices=("backend", "hook", "cross_barrier"), default="backend")
     way = parser.parse_args().way
-    strategy = DDPStrategy(process_group_backend="tally" if way == "backend" else "gloo")
-    callbacks = [TallyHook()] if way == "hook" else []
+    strategy = DDPStrategy(process_group_backend="tally" if way == "backend" else "gloo",
+                           gradient_as_bucket_view=way == "cross_barrier")
+    callbacks = {"backend": [], "hook": [TallyHook()], "cross_barrier": [CrossBarrier()]}[way]
     trainer = lightning.Trainer(accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
                                 num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy=strategy,
                                 callbacks=callbacks, max_steps=STEPS,

@@ -82,6 +82,7 @@ _forked = False            # true in a child that was forked while the communica
 _events = None             # its completion queue
 _orphans = []              # (operation, what it uses) of handles dropped in flight
 _finish_lock = threading.Lock()
+_before_shutdown = []      # called while the job is still there
 
 
 # --- the communicator ------------------------------------------------------------------------------------
@@ -170,6 +171,9 @@ def shutdown():
     Runs by itself when the interpreter ends.  Does nothing if this process is in no job.
     """
     global _comm, _facts, _events
+    if _comm is not None:
+        for settle in _before_shutdown:
+            settle()
     with _lock:
         if _comm is None:
             return
@@ -182,6 +186,11 @@ def shutdown():
         events.finish()
         _events = None
         _sweep()
+
+
+def before_shutdown(settle):
+    """Have settle() called at each shutdown(), while operations can still end.  It must not wait for ever."""
+    _before_shutdown.append(settle)
 
 
 def _abort(reason):

@@ -62,6 +62,12 @@ def test_hook_and_backend_agree(script):
     assert backend == hook
 
 
+@pytest.mark.parametrize("script", (pytest.param("lightning_ddp.py", marks=needs("lightning")),
+                                    pytest.param("accelerate_loop.py", marks=needs("accelerate"))))
+def test_without_the_barrier(script):
+    assert run(NETWORK, TORCHRUN, script, "--way", "cross_barrier") == run(NETWORK, TORCHRUN, script, "--way", "hook")
+
+
 @needs("transformers", "accelerate")
 def test_transformers_trainer():
     run(GPT2, TORCHRUN, "transformers_trainer.py")

@@ -20,6 +20,7 @@ def _job(ranks, services, **more):
     return fixture
 
 
+two = _job(2, 1)
 four = _job(4, 2)   # 4 machines of one rank, 2 tallyd
 three = _job(3, 1)  # a tree that is not full
 machine = _job(3, 0, machines=1)  # ranks of one machine, which share memory

@@ -17,6 +17,7 @@ import torch.distributed
 from .. import _core
 from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
 from . import elastic, steps
+from .deferred import find_stale_reads
 from .compression import Compression
 from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
                        reducescatter_async)
@@ -39,6 +40,7 @@ from .uneven import join
 if torch.distributed.is_available():
     from . import group  # registers the backend
     from . import parallel
+    from .crossing_ddp import cross_barrier
     from .hsdp import hsdp
 
 
@@ -95,7 +97,7 @@ __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", 
            "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
            "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
            "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "ddp_hook_bf16", "ddp_hook_fp16",
-           "elastic", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
+           "elastic", "find_stale_reads", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
            "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
            "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_initialized",
            "join", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",

@@ -22,6 +22,7 @@ import functools
 import torch
 
 from .. import _core
+from . import gates
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .sampler import ElasticSampler
 
@@ -165,6 +166,7 @@ def run(function):
             except _core.Error as error:
                 if error.errno == errno.EINVAL:
                     raise  # the ranks disagree, or one refuses: coming back would not help
+                gates.drain(quietly=True)
                 state.restore()
                 _core.shutdown()
                 again = True

@@ -69,6 +69,7 @@ class _Model:
         self._ranks = None   # of the process group; None: all
         self._group = None   # the library's group of the ranks; None: all
         self._joined = 0     # generation of the communicator that has been looked at
+        self.hook = None     # the _Hook that torch calls
 
     def count(self):
         """Take the next number.  Not before it is known that the hook is Tally's: torch may not know another's process group."""
@@ -157,12 +158,12 @@ class _Hook:
 
     def __init__(self, hook, model):
         functools.update_wrapper(self, hook)
-        self._hook, self._model = hook, model
+        self.hook, self._model = hook, model
 
     def __call__(self, state, bucket):
         before, _calling.model = getattr(_calling, "model", None), self._model
         try:
-            return self._hook(state, bucket)
+            return self.hook(state, bucket)
         finally:
             _calling.model = before
 
@@ -170,7 +171,7 @@ class _Hook:
         return self  # a copy is over the same ranks
 
     def __reduce__(self):
-        return _itself, (self._hook,)
+        return _itself, (self.hook,)
 
 
 def _itself(hook):
@@ -199,7 +200,8 @@ def _have_ddp_tell():
         if any(hook is one for one in (ddp_hook, ddp_hook_fp16, ddp_hook_bf16)) and not isinstance(state, State):
             raise TypeError("a hook of Tally's needs tally.torch.state(), one for each model, not %r" % (state,))
         model = _Model(self)
-        register(self, state, _Hook(hook, model))
+        model.hook = _Hook(hook, model)
+        register(self, state, model.hook)
         for parameter in self.module.parameters():
             _models[parameter] = model
         if isinstance(state, State):
@@ -280,10 +282,18 @@ def _average(state, bucket, dtype):
                                   % type(bucket).__name__)
     model = state.enter(bucket)
     gradient = bucket.buffer()
-    index = bucket.index()
-    name = model.name_of(bucket)
     if gradient.is_sparse:
-        return _average_sparse(model, gradient, name, index)
+        return _average_sparse(model, gradient, model.name_of(bucket), bucket.index())
+    future, then, begun = _ended(gradient, model.limit)
+    operation = start(model, bucket, dtype)
+    begun(operation)
+    operation.watch(then)
+    return future
+
+
+def start(model, bucket, dtype):
+    """Submit the average of a dense bucket, in place; the operation."""
+    gradient, index = bucket.buffer(), bucket.index()
     sent, finish = gradient, None
     if gradient.is_complex():
         sent = torch.view_as_real(gradient)
@@ -294,13 +304,9 @@ def _average(state, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    future, then, begun = _ended(gradient, model.limit)
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    operation = _reduce(sent, sent, name, Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
-                        group=model.group())
-    begun(operation)
-    operation.watch(then)
-    return future
+    return _reduce(sent, sent, model.name_of(bucket), Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
+                   group=model.group())
 
 
 def ddp_hook(state, bucket):

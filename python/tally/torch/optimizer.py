@@ -352,19 +352,7 @@ class _Distributed:
 
         For what must see reduced gradients before the step, such as clipping; call step() in skip_synchronize() then.
         Raises Error, after all have ended, if one failed, or was changed on its way (through .data, unseen)."""
-        failure = None
-        if not self._alone:
-            thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
-            if thawed:
-                raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
-                                 "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
-            self._compare_frozen()
-            for p in self._update:
-                if self._handles.get(p) is None and p.requires_grad:
-                    try:
-                        self._handles[p] = self._submit(p)
-                    except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
-                        failure = failure or error
+        failure = self._submit_missing()
         frozen_failure = self._hear_frozen()
         for p, handle in list(self._handles.items()):
             if handle is not None:
@@ -387,6 +375,24 @@ class _Distributed:
         self._synchronized, self._unscaled = True, False
         if failure is not None:
             raise failure
+
+    def _submit_missing(self):
+        """Submit those that this pass has not reached, as zeros; the first failure, or None."""
+        failure = None
+        if self._alone:
+            return failure
+        thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
+        if thawed:
+            raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
+                             "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
+        self._compare_frozen()
+        for p in self._update:
+            if self._handles.get(p) is None and p.requires_grad:
+                try:
+                    self._handles[p] = self._submit(p)
+                except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
+                    failure = failure or error
+        return failure
 
     def _hear_frozen(self):
         """Hear whether ranks have frozen other parameters; the Error, or None.
@@ -516,7 +522,7 @@ _reduce_before_unscaling(getattr(torch.amp, "GradScaler", None) or torch.cuda.am
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                         sparse_as_dense=False, process_set=global_process_set):
+                         sparse_as_dense=False, process_set=global_process_set, *, cross_barrier=False, clip_value=None):
     """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
 
     optimizer: any torch optimizer, over the same parameters on all ranks; the result is an instance of its class too,
@@ -532,6 +538,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     sparse_as_dense: turn sparse gradients into dense ones first; else the rows that any rank has are summed, and a
         parameter's first gradient must be sparse on every rank or on none.
     process_set: the ranks whose gradients are reduced together; on a rank outside of it they are left alone.
+    cross_barrier: step() returns at once, and each parameter is updated when its gradient has been reduced, or its module
+        is called; the same bits.  docs/cross_barrier.md says which steps wait nonetheless.  synchronize() behind step()
+        makes all updates, for code that reads parameters through references of its own.
+    clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
+        torch.nn.utils.clip_grad_value_() does.
 
     Collective: every rank must create it over the same names, in the same order, with the same options (but for groups);
     Error on all its ranks if they differ.  A deep copy of it raises TypeError.
@@ -549,7 +560,14 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         groups = num_groups if groups is None else groups
     if groups is not None and not isinstance(groups, (list, tuple)) and (not isinstance(groups, int) or groups < 1):
         raise ValueError("groups must be a positive number or a list of lists of parameters, not %r" % (groups,))
-    kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    if clip_value is not None and (not cross_barrier or not clip_value > 0):
+        raise ValueError("clip_value must be a positive number, and goes with cross_barrier=True; otherwise use "
+                         "torch.nn.utils.clip_grad_value_() behind optimizer.synchronize()")
+    if cross_barrier:
+        from .crossing import CrossBarrier as base
+    else:
+        base = _Distributed
+    kind = type(type(optimizer).__name__, (base, type(optimizer)), {})
     wrapped = kind.__new__(kind)
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
@@ -558,4 +576,6 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set)
+    if cross_barrier:
+        wrapped.cross(type(optimizer), clip_value)
     return wrapped

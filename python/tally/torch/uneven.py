@@ -12,6 +12,7 @@ import weakref
 
 from .. import _core
 from . import device as devices
+from . import gates
 
 _optimizers = []  # weak references, in order of creation
 _halves = []  # weak references to operations of two steps, in order of creation; under _lock
@@ -50,6 +51,7 @@ def join(device=-1):
 
     Returns the rank that joined last, whose model is the one to broadcast.  Collective.
     """
+    gates.drain()     # updates of the last step(), whose sums this rank is in
     _settle_halves()
     devices.settle()  # what was begun on a device counts as submitted
     last = _core.join()

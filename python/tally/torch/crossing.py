@@ -1,0 +1,132 @@
+"""DistributedOptimizer(cross_barrier=True): step() puts the updates off, see deferred.py.
+
+Flow: step() submits what backward has not reached, hands all reductions to the Barrier and returns -> a gate in the next
+forward, or whatever reads parameters otherwise, updates what it needs -> the next step() finishes what nobody has needed,
+before those names are submitted again.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import errno
+import weakref
+
+import torch
+
+from .. import _core
+from . import gates
+from .deferred import Barrier, Deferring, Reduction
+from .optimizer import _Distributed
+
+
+class _Frozen:
+    """The comparison of frozen parameters, which the ranks' updates wait for."""
+
+    def __init__(self, optimizer):
+        self._optimizer, self._handle = optimizer, optimizer._frozen[0]
+
+    def done(self):
+        return self._handle.done()
+
+    def wait(self):
+        failure = self._optimizer._hear_frozen()
+        if failure is not None:
+            raise failure
+
+
+class CrossBarrier(Deferring, _Distributed):
+    """What DistributedOptimizer(cross_barrier=True) puts before the optimizer's own class."""
+
+    def cross(self, kind, clip_value):
+        """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
+        self._clip_value = clip_value
+        self._deferred = False  # the last step() has put its updates off
+        self._barrier = Barrier(self, kind, self._names.__getitem__, clip_value)
+        weakref.finalize(self, gates.ignore, self._order).atexit = False
+
+    def _agree(self):
+        super()._agree()
+        gates.ignore(self._order)
+        if self._observes():
+            gates.observe(self._order, self._numbers)
+
+    def _gradient_ready(self, p):
+        if gates.due and id(p) in gates.due:
+            raise _core.Error("%s got a gradient while its update was due: it was read through a reference from before "
+                              "step(), or its graph is older; call synchronize() after step()" % self._names[p],
+                              errno.EINVAL)
+        super()._gradient_ready(p)
+
+    def _compare_frozen(self):
+        self._barrier.hear()  # the last step's, where no gate has since
+        super()._compare_frozen()
+
+    def _why_not(self):
+        """Why this step keeps the barrier, or None; "" where nothing is to be said of it."""
+        if self._alone:
+            return ""
+        if self._unscaled:
+            return "a GradScaler looks at all gradients before step()"
+        if self._synchronized or not self._should_synchronize:
+            return "all gradients were waited for before step(), such as for clipping by norm"
+        return self._barrier.reason(self)
+
+    def step(self, closure=None):
+        """Put the optimizer's step off until gradients are reduced and parameters are read; return at once.
+
+        closure: called once, here; gradients that it computes are those of this step."""
+        self._original._opt_called, self._original._step_count = True, 1
+        loss = None
+        fixed = self._barrier.fixed_reason()
+        if closure is not None and fixed is None:
+            self._synchronized = self._unscaled = False
+            loss, closure = self._run_closure(closure), None
+        reason = self._why_not()
+        if reason is None and not any(self._is_changed(p) for p in self._handles):
+            self._defer()
+            return loss
+        if reason:
+            self._barrier.warn(reason)
+        if self._deferred and not self._should_synchronize and not self._synchronized:
+            raise AssertionError("step() in skip_synchronize(), and there was no gradient for synchronize() to reduce since "
+                                 "the last step(): it only made the updates of that")
+        self._deferred = False
+        self._barrier.finish()
+        result = super().step(closure)
+        return result if closure is not None else loss
+
+    step.hooked = True
+
+    def _defer(self):
+        self._barrier.finish()
+        failure = self._submit_missing()
+        if failure is not None:
+            super().synchronize()  # waits for the others, and raises
+            raise failure
+        order = sorted((p for p, handle in self._handles.items() if handle is not None), key=self._priorities.__getitem__,
+                       reverse=True)
+        reductions = []
+        for p in order:
+            gradient, version = self._sent.get(p) or (p.grad, None)
+            reductions.append(Reduction(self._handles[p], [(p, gradient)], gradient, version))
+        first = _Frozen(self) if self._frozen is not None else None
+        self._handles.clear()
+        self._sent.clear()
+        self._ready.clear()
+        for p in self._delay:
+            self._delay[p] = self.backward_passes_per_step
+        self._synchronized, self._deferred = False, True
+        self._barrier.defer(self, reductions, first)
+
+    def synchronize(self):
+        """Behind step(): make all updates that it has put off.  Behind backward: as DistributedOptimizer's, and step(),
+        in skip_synchronize(), keeps the barrier."""
+        self._barrier.finish()
+        if self._deferred and not self._handles:
+            return
+        super().synchronize()
+        if self._clip_value is not None:
+            torch.nn.utils.clip_grad_value_(list(self._update), self._clip_value)
+
+    def begin_anew(self):
+        self._barrier.finish()
+        super().begin_anew()

@@ -1,0 +1,400 @@
+"""The optimizer's barrier, taken away: step() puts updates off, and each is made as soon as its gradient is reduced.
+
+Structure: a Barrier keeps, for one optimizer, the updates of its last step(), as Reductions in the order in which their
+parameters are needed, and a snapshot of the groups.  A parameter is idle, reducing (its gradient is on its way) or due
+(step() has been called, the update is not made).  Only what is due is ever updated.
+
+How: a gate (gates.py) calls finish() with what is about to be read.  It waits for those gradients, takes along what has
+landed before them, and calls the optimizer's own step once, with `param_groups` swapped for the snapshot's groups of
+just these parameters.  Until then the reduction owns the gradient: zero_grad() lets go of `p.grad` alone.
+
+Lock: the Barrier's own, for all of this.  It is held while a reduction is waited for: that needs nothing of this rank any more.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import warnings
+
+import torch
+from torch.optim import optimizer as _optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from .. import _core
+from . import device, gates, steps
+
+# Optimizers of torch.optim that update each parameter by its own gradient, state and options alone.
+ALLOWED = frozenset(
+    getattr(torch.optim, name)
+    for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
+                 "Rprop", "SGD", "SparseAdam")
+    if hasattr(torch.optim, name))
+
+
+class Reduction:
+    """The reduction of some gradients, and the updates that wait for it.
+
+    handle: done() and wait(), whose result is the gradient if it is sparse; None: they are reduced.
+    pairs: parameters and their gradients, which nobody else may write to.
+    written: a tensor whose version tells if somebody has; version: the one that it had, or None if it tells nothing."""
+
+    __slots__ = ("handle", "pairs", "written", "version")
+
+    def __init__(self, handle, pairs, written=None, version=None):
+        self.handle, self.pairs, self.written, self.version = handle, pairs, written, version
+
+    def done(self):
+        return self.handle is None or self.handle.done()
+
+    def wait(self, end):
+        """end: when to raise TimeoutError, on time.monotonic(); None: never."""
+        if self.handle is None:
+            return
+        _await(self, end)
+        result = self.handle.wait()
+        if len(self.pairs) == 1:
+            p, gradient = self.pairs[0]
+            if gradient.is_sparse:
+                self.pairs = [(p, result)]
+                if p.grad is gradient:
+                    p.grad = result
+        self.handle = None
+
+
+def _await(reduction, end):
+    while end is not None and not reduction.done():
+        if time.monotonic() >= end:
+            raise TimeoutError("a reduction has not ended")
+        time.sleep(0.001)
+
+
+class Barrier:
+    """Puts off the updates of one optimizer."""
+
+    def __init__(self, optimizer, kind, name_of, clip_value=None):
+        """kind: the optimizer's own class, of the user's; name_of: parameter -> name; clip_value: as
+        torch.nn.utils.clip_grad_value_()'s, applied before each update."""
+        step = kind.step
+        self._step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without the hooks
+        self._kind, self.name_of, self._clip = kind, name_of, clip_value
+        self._waiting = {}     # Reduction -> None, those whose parameters are needed first in front
+        self._of = {}          # id(parameter) -> its Reduction in that
+        self._zero = set()     # ids of parameters whose gradients are zeroed behind their update
+        self._groups = []      # of the last step(): options; all but their parameters
+        self._place = {}       # id(parameter) -> its group's place in that
+        self._first = None     # what has to be heard before any update
+        self._optimizer = None  # while updates are due; the gates keep it that long
+        self._stream = None    # (device, its kind, its stream that step() was called on)
+        self._pid = os.getpid()
+        self.lock = threading.RLock()
+        self._warned = set()
+        self._ungated, self._compiled = [], False
+        self.guard(optimizer)
+
+    def guard(self, optimizer):
+        """Gate the optimizer's parameters as they lie in modules now."""
+        parameters = [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
+        self._ungated, self._compiled = gates.guard(parameters)
+        if self._ungated:
+            self.warn("%d parameters, such as %s, are in no module, so that nobody can see when they are read: step() "
+                      "waits for their updates" % (len(self._ungated), self.name_of(self._ungated[0])))
+
+    def warn(self, reason):
+        """Say once why updates are waited for."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn("cross_barrier: " + reason, stacklevel=4)
+
+    def fixed_reason(self):
+        """Why no step of this optimizer can be put off, or None."""
+        if self._kind not in ALLOWED and not getattr(self._kind, "tally_cross_barrier", False):
+            return ("%s may look at all gradients at once; a class of yours that updates each parameter by itself says so "
+                    "with tally_cross_barrier = True" % self._kind.__name__)
+        return None
+
+    def reason(self, optimizer):
+        """Why this step keeps the barrier, or None."""
+        if gates.wrong:
+            self.guard(optimizer)
+        if self._compiled:
+            return "the model is compiled as a whole, so that all its parameters are read at once; compile its blocks"
+        others = [hook for hook in _optimizer._global_optimizer_post_hooks.values() if hook is not steps._stepped]
+        if (others or _optimizer._global_optimizer_pre_hooks or optimizer._optimizer_step_pre_hooks
+                or optimizer._optimizer_step_post_hooks):
+            return "hooks of step() look at all parameters, before or after"
+        if any(group.get("differentiable") for group in optimizer.__dict__["param_groups"]):
+            return "differentiable=True keeps a graph of the updates"
+        if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
+            return "a GradScaler decides by all gradients whether there is a step"
+        return self.fixed_reason()
+
+    # --- what is due -----------------------------------------------------------------------------------------
+
+    def defer(self, optimizer, reductions, first=None):
+        """Have the updates of these reductions, in the order in which they are needed, made later, with the options as
+        they are now.  first: what must be heard before: done(), and wait() that raises what it has heard."""
+        with self.lock:
+            groups = optimizer.__dict__["param_groups"]
+            self._groups = [{key: value.clone() if isinstance(value, torch.Tensor) else value
+                             for key, value in group.items() if key != "params"} for group in groups]
+            self._place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+            self._optimizer, self._pid = optimizer, os.getpid()
+            self._first, self._waiting = first, dict.fromkeys(reductions)
+            for reduction in reductions:
+                for p, _ in reduction.pairs:
+                    self._of[id(p)] = reduction
+                    gates.due[id(p)] = self
+                    if not p.is_cpu and self._stream is None:
+                        self._stream = _stream_of(p)
+            steps._stepped(optimizer, (), {})
+            if self._ungated:
+                self.finish(self._ungated)
+            elif first is None or first.done():
+                self.finish(())
+
+    def finish(self, wanted=None, timeout=None):
+        """Make the updates of `wanted` (None: of all), and of what has landed in front of the rest.
+
+        timeout: seconds to wait, in all.  After the first failure all others are made, and then it is raised."""
+        if self._pid != os.getpid():  # before the lock, which a thread that is not there may hold
+            if self._waiting or self._first is not None:
+                raise _core.Error("this process was forked while updates were due; call synchronize() before",
+                                  errno.EINVAL)
+            return
+        with self.lock:
+            if not self._waiting and self._first is None:
+                return
+            needed = self._waiting if wanted is None else {self._of[id(p)]: None for p in wanted if id(p) in self._of}
+            end = None if timeout is None else time.monotonic() + timeout
+            ready, failure = self._gather(needed, end)
+            if failure is not None:
+                more, _ = self._gather({one: None for one in self._waiting if one not in ready}, end)
+                ready += more
+            try:
+                if ready:
+                    self._update(ready)
+            finally:
+                self._forget(ready if failure is None else list(self._waiting))
+            if failure is not None:
+                raise failure
+
+    def hear(self, end=None):
+        """Hear what has to be heard before any update, if there is something.  end: as Reduction.wait()'s."""
+        with self.lock:
+            if self._first is not None:
+                _await(self._first, end)
+                first, self._first = self._first, None
+                first.wait()
+
+    def _gather(self, needed, end):
+        """(those that have landed: the needed ones and what is in front of the first that has not; the first failure)."""
+        ready, failure, front, left = [], None, True, len(needed)
+        try:
+            self.hear(end)
+        except (_core.Error, TimeoutError) as error:
+            failure = error
+        for reduction in list(self._waiting):
+            if reduction in needed:
+                left -= 1
+            else:
+                front = front and reduction.done()
+                if not front and not left:
+                    break
+                if not front:
+                    continue
+            try:
+                reduction.wait(end)
+                self._check(reduction)
+                ready.append(reduction)
+            except (_core.Error, TimeoutError) as error:
+                failure = failure or error
+        return ready, failure
+
+    def _check(self, reduction):
+        if reduction.version is not None and reduction.written._version != reduction.version:
+            raise _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() "
+                              "before what changes gradients"
+                              % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
+
+    def _forget(self, reductions):
+        for reduction in reductions:
+            self._waiting.pop(reduction, None)
+            for p, _ in reduction.pairs:
+                if self._of.pop(id(p), None) is not None:
+                    gates.due.pop(id(p), None)
+        if not self._waiting:
+            self._optimizer = self._stream = None
+            self._zero.clear()
+
+    def _update(self, reductions):
+        """Step with these alone, as step() would have."""
+        optimizer, pairs = self._optimizer, [pair for reduction in reductions for pair in reduction.pairs]
+        subsets = [[] for _ in self._groups]
+        for p, _ in pairs:
+            subsets[self._place[id(p)]].append(p)
+        with _modes_of_step(self._stream):
+            kept = []
+            for p, gradient in pairs:
+                current = p.grad
+                if current is not gradient:
+                    kept.append((p, current))
+                    p.grad = gradient
+            before = optimizer.__dict__["param_groups"]
+            optimizer.__dict__["param_groups"] = [{**options, "params": subset}
+                                                  for options, subset in zip(self._groups, subsets) if subset]
+            try:
+                if self._clip is not None:
+                    torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
+                self._step(optimizer)
+            finally:
+                optimizer.__dict__["param_groups"] = before
+                for p, gradient in pairs if self._zero else ():
+                    if id(p) in self._zero:
+                        gradient.zero_()
+                for p, current in kept:
+                    p.grad = current
+
+    def waiting(self):
+        """Parameters whose updates are due."""
+        with self.lock:
+            return [p for reduction in self._waiting for p, _ in reduction.pairs]
+
+    def zero_later(self, p):
+        """Have p's gradient zeroed behind its update.  False if it is not what that waits for."""
+        with self.lock:
+            reduction = self._of.get(id(p))
+            if reduction is None or not any(p is one and p.grad is gradient for one, gradient in reduction.pairs):
+                return False
+            self._zero.add(id(p))
+            return True
+
+    def is_due(self, p):
+        return id(p) in self._of
+
+
+def _stream_of(p):
+    """(device, its kind, the current stream) of a parameter that is on one."""
+    on = device.of(p)
+    return on, p.device.type, on.runtime.current()
+
+
+@contextlib.contextmanager
+def _on(stream):
+    """On step()'s stream; the caller's waits for what is done there."""
+    on, _, own = stream
+    here = on.runtime.current()
+    if own == here:
+        yield
+        return
+    on.runtime.let_wait(own, on.runtime.record(here))
+    with on.runtime.on(own):
+        yield
+        after = on.runtime.record(own)
+    on.runtime.let_wait(here, after)
+
+
+@contextlib.contextmanager
+def _modes_of_step(stream):
+    """The modes in which step() is called: a gate is passed in those of forward."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        if torch._C._is_any_autocast_enabled():
+            for kind in {"cpu", stream[1] if stream else "cuda"}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch._C._len_torch_function_stack():
+            stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        if stream is not None:
+            stack.enter_context(_on(stream))
+        yield
+
+
+class Deferring:
+    """What stands before the class of an optimizer that has a Barrier, `_barrier`: all but step() makes the updates that
+    are due first, or leaves them what they need."""
+
+    def _run_closure(self, closure):
+        with torch.enable_grad():
+            return closure()
+
+    def zero_grad(self, set_to_none=True):
+        """As the optimizer's own.  A gradient that waits for its update stays with that, and is zeroed behind it."""
+        with self._barrier.lock:
+            if set_to_none or not self._barrier._waiting:
+                return super().zero_grad(set_to_none)
+            groups = self.__dict__["param_groups"]
+            rest = [{**group, "params": [p for p in group["params"] if not self._barrier.is_due(p)]} for group in groups]
+            self.__dict__["param_groups"] = rest
+            try:
+                super().zero_grad(set_to_none)
+            finally:
+                self.__dict__["param_groups"] = groups
+            for p in self._barrier.waiting():
+                if not self._barrier.zero_later(p) and p.grad is not None:
+                    p.grad.zero_()
+
+    def state_dict(self):
+        """As the optimizer's own, once all updates are made."""
+        self._barrier.finish()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict):
+        """As the optimizer's own; an update that is due and fails counts for nothing then."""
+        try:
+            self._barrier.finish()
+        except _core.Error:
+            pass
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group):
+        """As the optimizer's own, once all updates are made."""
+        barrier = self.__dict__.get("_barrier")
+        if barrier is not None:
+            barrier.finish()
+        super().add_param_group(param_group)
+        if barrier is not None:
+            barrier.guard(self)
+
+    def __getstate__(self):
+        self._barrier.finish()
+        return super().__getstate__()
+
+
+class find_stale_reads(TorchFunctionMode):
+    """A context in which reading a parameter past its gate raises Error, with the name of the parameter:
+
+        with tally.torch.find_stale_reads():
+            loss = model(x)
+
+    For finding what reads parameters through references that it has held since before step(); such code calls the
+    optimizer's synchronize() first.  Also memory that is shared with a parameter counts.  Slow: each function of torch
+    compares its tensors with all that is due."""
+
+    _FREE = frozenset(("__get__", "__set__", "__delete__", "size", "dim", "numel", "stride", "is_floating_point",
+                       "is_complex", "element_size", "untyped_storage", "register_hook", "requires_grad_"))
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if gates.due and getattr(function, "__name__", "") not in self._FREE:
+            with torch._C.DisableTorchFunctionSubclass():
+                self._look(function, tree_flatten((args, kwargs))[0])
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _look(function, values):
+        places = {p.untyped_storage().data_ptr(): (p, owner) for owner in set(gates.due.values())
+                  for p in owner.waiting()}
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
+                if p is not None:
+                    raise _core.Error("%s reads %s while its update is due: through a reference from before step(); call "
+                                      "the optimizer's synchronize() first"
+                                      % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)

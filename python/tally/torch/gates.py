@@ -1,0 +1,372 @@
+"""Gates: whoever reads a parameter through its module finds it with the update that step() has put off.
+
+Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it; `flying` maps one to the owner that
+reduces its gradient behind backward's end; `observed` maps one to the Order (order.py) that wants to know when forward first
+uses it.  A Gate is a forward pre-hook in front of a module's others; a Parameters is a dictionary in place of the module's
+`_parameters`, for parameters that are read without a call of their module.
+
+How: guard() finds every module that holds one of the parameters, and all modules around them, and puts both in place.
+They stay: where nothing is due, a gate is a look at an empty dictionary.  A gate updates all that is due of its module.
+Code that torch.compile has made has no gates; the gate in front of it, of the compiled wrapper or the nearest eager
+parent, updates all that lies inside.  Compiled code without such a gate is cut where its gates are.
+
+Any thread may pass a gate: each Barrier has a lock of its own, so that threads which train different models never wait for
+each other.  In backward there must be nothing due.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import collections
+import errno
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import ItemsView, ValuesView
+from contextlib import contextmanager
+
+import torch
+
+from .. import _core
+
+# By id(), for a tensor's own hash is slow; the owners keep the parameters.
+due = {}       # id(parameter) -> its owner; changed under the owner's lock
+flying = {}    # id(parameter) -> the owner that reduces its gradient, whose reader waits; changed under the owner's lock
+observed = {}  # id(parameter) -> (Order, the parameter's number in that)
+wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
+
+_guarded = {}  # id(parameter) -> weak reference to it
+_calling = threading.local()  # .through: how many contexts of through() this thread is in
+_Module = torch.nn.Module
+_is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
+_in_backward = torch._C._current_graph_task_id
+
+
+def settle(parameters):
+    """Make the updates that are due among `parameters`."""
+    if getattr(_calling, "through", 0):
+        return
+    owners = {}
+    for p in parameters:
+        owner = due.get(id(p))
+        if owner is not None:
+            owners.setdefault(owner, []).append(p)
+    for owner, wanted in owners.items():
+        if _in_backward() != -1:
+            raise _core.Error("%s is read in backward while its update is due: its graph is older than the last "
+                              "step(); call synchronize() after step()" % owner.name_of(wanted[0]), errno.EINVAL)
+        owner.finish(wanted)
+
+
+def observe(order, numbers):
+    """Tell `order` when forward first uses a parameter.  numbers: parameter -> its number in that."""
+    for p, number in numbers.items():
+        observed[id(p)] = order, number
+
+
+def ignore(order):
+    """Tell `order` nothing any more."""
+    for key in [key for key, (one, _) in list(observed.items()) if one is order]:
+        observed.pop(key, None)
+
+
+def _tell(parameters):
+    if getattr(_calling, "through", 0):
+        return
+    for p in parameters:
+        order, number = observed.get(id(p), (None, None))
+        if order is not None:
+            order.used(number)
+
+
+def land(p):
+    """Have the gradient of p reduced: somebody walks over parameters, perhaps to clip."""
+    owner = flying.get(id(p))
+    if owner is not None and not getattr(_calling, "through", 0):
+        owner.land()
+
+
+def drain(quietly=False, timeout=None):
+    """Make all updates that are due.  quietly: leave those that fail undone, without a word."""
+    for owner in set(due.values()):
+        try:
+            owner.finish(timeout=timeout)
+        except (_core.Error, TimeoutError):
+            if not quietly:
+                raise
+
+
+@contextmanager
+def through():
+    """Within it this thread passes all gates without an update."""
+    _calling.through = getattr(_calling, "through", 0) + 1
+    try:
+        yield
+    finally:
+        _calling.through -= 1
+
+
+# --- what stands in a module ---------------------------------------------------------------------------------
+
+
+class _Items(ItemsView):
+    def __iter__(self):
+        for name in list(self._mapping):
+            p = self._mapping[name]
+            if flying:
+                land(p)
+            yield name, p
+
+
+class _Values(ValuesView):
+    def __iter__(self):
+        for _, p in _Items(self._mapping):
+            yield p
+
+
+class Parameters(dict):
+    """A module's `_parameters`.  Copies and pickles of it are plain dictionaries."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name):
+        p = dict.__getitem__(self, name)  # spelt as torch.compile understands it
+        if not _is_compiling():
+            if due and id(p) in due:
+                settle((p,))
+            if observed:
+                _tell((p,))
+        return p
+
+    def __iter__(self):  # one of our own keeps dict(self) and {**self} from going past __getitem__
+        return dict.__iter__(self)
+
+    def get(self, name, default=None):
+        return self[name] if name in self else default
+
+    def items(self):
+        return _Items(self)
+
+    def values(self):
+        return _Values(self)
+
+    def pop(self, name, *default):
+        if name in self:
+            self[name]
+        return dict.pop(self, name, *default)
+
+    def popitem(self):
+        settle(dict.values(self))
+        return dict.popitem(self)
+
+    def copy(self):
+        return dict(self)
+
+    def __reduce_ex__(self, protocol):
+        return dict, (dict(self),)
+
+
+class Gate:
+    """A module's forward pre-hook.
+
+    covered: the module lies inside of what was compiled, behind the gate of that.
+    whole: the module is a compiled wrapper, and the gate is that of all inside."""
+
+    __slots__ = ("covered", "whole")
+
+    def __init__(self, whole=False):
+        self.covered, self.whole = False, whole
+
+    def __call__(self, module, arguments):
+        if _is_compiling():
+            if not self.covered:
+                _meet_uncovered(module)
+            return
+        if self.whole:
+            if not self.covered:
+                self.covered = True
+                _cover(module)
+            if due or observed:
+                _pass(_all_of(module))
+            return
+        inside = _compiled_children(module) if module._modules else ()
+        if due or observed:
+            _pass(_own(module))
+            for child in inside:
+                _pass(_all_of(child))
+
+    def __reduce__(self):
+        return getattr, ({}, "get")  # a pickled or copied module has a hook that does nothing, known without Tally
+
+
+def _pass(parameters):
+    settle(parameters)
+    if observed:
+        _tell(parameters)
+
+
+@torch.compiler.disable
+def _meet_uncovered(module):
+    """Compiled code calls a module with a gate, and has none in front: pass it here, between two graphs."""
+    global wrong
+    wrong = True
+    _pass(_all_of(module))
+
+
+def _is_wrapper(module):
+    return type(module).__name__ == "OptimizedModule"
+
+
+def _all_of(module):
+    """The parameters of a module and of those inside, past the gates."""
+    return [p for one in module.modules() for p in _own(one)]
+
+
+def _own(module):
+    parameters = module.__dict__.get("_parameters")
+    return dict.values(parameters) if isinstance(parameters, dict) else ()
+
+
+def _gate(module):
+    for hook in module._forward_pre_hooks.values():
+        if type(hook) is Gate:
+            return hook
+    return None
+
+
+def _cover(module):
+    """What lies inside of `module` needs no gates of its own while compiled."""
+    for one in module.modules():
+        gate = _gate(one)
+        if gate is not None:
+            gate.covered = True
+
+
+def _compiled_children(module):
+    """Children that module.compile() has compiled; a compiled wrapper among them gets a gate of its own."""
+    found = ()
+    for child in module._modules.values():
+        if child is None:
+            continue
+        if _is_wrapper(child):
+            if _gate(child) is None:
+                _attach(child)
+        elif getattr(child, "_compiled_call_impl", None) is not None:
+            found += (child,)
+            gate = _gate(child)
+            if gate is None or not gate.covered:
+                _attach(child)
+                _cover(child)
+    return found
+
+
+def _attach(module):
+    """Give a module its gates.  Whether its parameters have gates then."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    if _gate(module) is None:
+        module.register_forward_pre_hook(Gate(_is_wrapper(module)), prepend=True)
+    parameters = module.__dict__.get("_parameters")
+    if type(parameters) in (dict, collections.OrderedDict):
+        module.__dict__["_parameters"] = Parameters(parameters)
+    return type(module.__dict__.get("_parameters")) is Parameters
+
+
+# --- which modules -------------------------------------------------------------------------------------------
+
+
+def _modules():
+    """All modules that there are; type() does not ask proxies."""
+    return [one for one in gc.get_objects() if issubclass(type(one), _Module) and "_modules" in one.__dict__]
+
+
+def guard(parameters):
+    """Gate the parameters wherever a module holds them, now and later.
+
+    Returns (those that have no gate: no module holds them, or one that cannot be gated; whether a compiled module that
+    no other calls, or one with all of them inside, is in front of any)."""
+    global wrong
+    wrong = False
+    wanted = {id(p) for p in parameters}
+    _prepare()
+    for p in parameters:
+        _guarded[id(p)] = weakref.ref(p, functools.partial(_lose, id(p)))
+    modules, parents, gated, bare = _modules(), collections.defaultdict(list), set(), set()
+    for module in modules:
+        for child in module._modules.values():
+            parents[id(child)].append(module)
+    around = []
+    for module in modules:
+        own = {id(p) for p in _parameters_of(module)} & wanted
+        if own:
+            (gated if _attach(module) else bare).update(own)
+            around.append(module)
+    seen = {id(module) for module in around}
+    for module in around:  # grows
+        for parent in parents[id(module)]:
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                _attach(parent)
+                around.append(parent)
+    compiled = _cover_compiled(around, parents, wanted)
+    return [p for p in parameters if id(p) in bare or id(p) not in gated], compiled
+
+
+def _parameters_of(module):
+    if isinstance(module, torch.jit.ScriptModule):
+        return module.parameters(recurse=False)
+    return [p for p in _own(module) if p is not None]
+
+
+def _cover_compiled(around, parents, wanted):
+    """Cover what is compiled; whether one of those has all parameters inside, or has nobody in front."""
+    whole = False
+    for module in around:
+        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if not compiled and not _is_wrapper(module):
+            continue
+        _cover(module)
+        inside = {id(p) for p in _all_of(module)} & wanted
+        eager = [one for one in parents[id(module)] if not _is_wrapper(one)]
+        whole = whole or (bool(inside) and (inside == wanted or compiled and not eager))
+    return whole
+
+
+def _lose(number, reference):
+    if _guarded.get(number) is reference:
+        del _guarded[number]
+        observed.pop(number, None)
+
+
+@functools.lru_cache(None)
+def _prepare():
+    """Once: hear of parameters that get into other modules, and of the end."""
+    def registered(module, name, p):
+        reference = _guarded.get(id(p))
+        if reference is not None and reference() is p:
+            _attach(module)
+
+    torch.nn.modules.module.register_module_parameter_registration_hook(registered)
+    zero_grad = _Module.zero_grad
+
+    @functools.wraps(zero_grad)
+    def zero(self, set_to_none=True):
+        """As torch's; a gradient on its way is zeroed behind its update."""
+        if not due and not observed:
+            return zero_grad(self, set_to_none)
+        with through():
+            if set_to_none:
+                return zero_grad(self, set_to_none)
+            for p in self.parameters():
+                owner = due.get(id(p))
+                if owner is not None and owner.zero_later(p):
+                    continue
+                owner = flying.get(id(p))
+                if owner is not None:
+                    owner.land()
+                if p.grad is not None:
+                    p.grad.detach_() if p.grad.grad_fn is not None else p.grad.requires_grad_(False)
+                    p.grad.zero_()
+
+    _Module.zero_grad = zero
+    _core.before_shutdown(lambda: drain(quietly=True, timeout=10))

@@ -1,0 +1,122 @@
+"""cross_barrier(): DistributedDataParallel without the optimizer's barrier has the same bits as with it."""
+
+import pickle
+
+import pytest
+
+from test_cross_barrier import WIDTH, due, late, same, values
+from test_ddp import group
+from test_ops import fails, hvd
+
+# --- on the ranks ----------------------------------------------------------------------------------------------
+
+
+def ddp(mode, cross, path, steps=12):
+    """Parameters of a DistributedDataParallel after some steps, and how often something was due behind step()."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    import tally
+    t = hvd()
+    options = {"plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
+    seen = 0
+    with group("gloo", path + mode + str(cross)), late():
+        torch.manual_seed(0)
+        inner = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = inner
+
+            def forward(self, x, skip):
+                for i, layer in enumerate(self.layers):
+                    if i != skip:
+                        x = layer(x).tanh()
+                return x
+
+        model = DistributedDataParallel(Net(), gradient_as_bucket_view=True, bucket_cap_mb=0.0005,
+                                        **options.get(mode, {}))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        if cross:
+            assert t.cross_barrier(model, optimizer) is optimizer
+        else:
+            model.register_comm_hook(t.state(), t.ddp_hook)
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=step % 3 != 0)
+            skip = (step + tally.rank()) % 5 if mode == "unused" else -1
+            x = torch.full((2, WIDTH), 0.1 * (step + tally.rank()))
+            if mode == "accumulated":
+                with model.no_sync():
+                    model(x, skip).square().sum().backward()
+            if mode == "twice":
+                model(x, skip).square().sum().backward()
+            model(x, skip).square().sum().backward()
+            if mode == "clipped":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            scheduler.step()
+            seen += due() > 0
+        return values(model), seen
+
+
+def ddp_join(path, cross):
+    import torch
+    from torch.distributed.algorithms.join import Join
+    from torch.nn.parallel import DistributedDataParallel
+    import tally
+    t = hvd()
+    with group("gloo", path + str(cross)), late():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]),
+                                        gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if cross:
+            t.cross_barrier(model, optimizer)
+        else:
+            model.register_comm_hook(t.state(), t.ddp_hook)
+        with Join([model]):
+            for step in range(4 + 2 * tally.rank()):
+                optimizer.zero_grad()
+                model(torch.full((1, WIDTH), 0.1 * step)).square().sum().backward()
+                optimizer.step()
+        return values(model)
+
+
+def ddp_refusals(path):
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+    with group("gloo", path):
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        fails(TypeError, lambda: t.cross_barrier(module, sgd), "DistributedDataParallel")
+        fails(ValueError, lambda: t.cross_barrier(DistributedDataParallel(module), sgd), "gradient_as_bucket_view")
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        part = torch.optim.SGD(module[0].parameters(), lr=0.1)
+        fails(ValueError, lambda: t.cross_barrier(model, part), "does not have module.1.weight")
+        t.cross_barrier(model, sgd)
+        fails(ValueError, lambda: t.cross_barrier(model, sgd), "already")
+        again = pickle.loads(pickle.dumps(sgd))
+        assert type(again) is torch.optim.SGD and len(again.param_groups[0]["params"]) == 4
+
+
+# --- the tests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped"))
+def test_ddp_has_the_same_bits(three, mode, store):
+    crossed, waited = three(ddp, mode, True, store), three(ddp, mode, False, store)
+    for (mine, seen), (theirs, _) in zip(crossed, waited):
+        assert same(mine, theirs)
+        assert seen == 0 if mode == "clipped" else seen >= 9, "how often updates were due behind step()"
+    assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
+
+
+def test_ddp_join(three, store):
+    mine, theirs = three(ddp_join, store, True), three(ddp_join, store, False)
+    assert all(same(a, b) for a, b in zip(mine, theirs))
+
+
+def test_ddp_refusals(two, store):
+    two(ddp_refusals, store)
