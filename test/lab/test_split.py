@@ -75,7 +75,7 @@ def name_who_is_slower(slow, workers, tallyds, ranks_per_host, tmp_path):
     tensors.write_text("1500000 x\n", encoding="ascii")
     with Lab([Host(h, rate="25mbit") if h == slow else h for h in workers + tallyds], rate="100mbit") as lab:
         done = lab.job(
-            [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "4", "0", str(tensors)],
+            [built("meson/bench/goodput/goodput", "bench/goodput/goodput"), "8", "0", str(tensors)],
             workers,
             tallyds,
             tallyd(),
