@@ -80,6 +80,8 @@ struct tly_link_config {
     struct tly_strangers
         *strangers; /* accepted links: the listener's, which outlives their handshakes; or NULL */
     void (*created)(void *user, struct tly_link *l); /* accepted links: before any other callback; or NULL */
+    /* Accepted links: instead of `identity`, once the peer has said for which job it comes (wire/hello.h); or NULL. */
+    void (*choose)(void *user, const struct tly_identity *peer, struct tly_identity *me);
 };
 
 /* Start to connect.  Non-blocking: opened() or closed() follows. */
