@@ -60,7 +60,7 @@ struct rank {
     uint64_t in_flight, opened;
     uint64_t news[MOST]; /* accepted, and not told yet, of each service */
     uint64_t parts_of_news
-        [MOST]; /* the same where each part is a whole one, but for small ones (take() in src/sum/service.c) */
+        [MOST]; /* the same where each part is a whole one, but for small ones (tly_window_accept() in src/sum/window.c) */
 };
 
 static struct card out[MOST], in[MOST];

@@ -46,6 +46,17 @@ def test_no_file_of_the_service_reaches_itself():
     assert circles(graph) == []
 
 
+def test_files_use_only_those_above_them_in_the_list():
+    comment = (ROOT / "src/sum/internal.h").read_text(encoding="utf-8").split("*/")[0]
+    order = re.findall(r"\b(\w+\.c|kinds/)", comment.split("in this list")[1].split("\n", 2)[2])
+    place = {name: i for i, name in enumerate(order)}
+    for name, used in uses(sum_sources()).items():
+        if name != "kind.c":
+            at = place[re.sub(r"^kinds/.*", "kinds/", name)]
+            assert [other for other in used - {"kind.c"} if place[re.sub(r"^kinds/.*", "kinds/", other)] > at] == [], name
+    assert len(place) > 15
+
+
 def test_only_the_table_of_kinds_names_a_kind():
     kinds = {pathlib.Path(name).name for name in sum_sources() if name.startswith("kinds/")}
     assert {"sum.c", "list.c", "table.c", "root.c", "probe.c"} <= kinds
