@@ -188,7 +188,7 @@ void tly_progress_landed(struct session *p, struct round *r, const struct tly_fr
 
 void tly_progress_offered(struct tly_job *job)
 {
-    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
         if (r->waits)
