@@ -11,6 +11,7 @@
 #include "join/measure.h"
 #include "reduce/reduce.h"
 #include "sum/crew.h"
+#include "sum/kind.h"
 #include "sum/pool.h"
 #include "sum/service.h"
 #include "sum/straggler.h"
@@ -94,15 +95,17 @@ struct members {
 
 /* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
 struct round {
-    struct tly_list node;      /* in service->incomplete by age while not summed */
-    uint64_t id;               /* key of the store */
-    struct tly_frame head;     /* of the first push: what all must agree on */
+    struct tly_list node;  /* in service->incomplete by age while not summed */
+    uint64_t id;           /* key of the store */
+    struct tly_frame head; /* of the first push: what all must agree on */
+    const struct tly_kind *kind;
     const struct members *who; /* contributors; where ranks disagree about them, all that anybody names */
     uint32_t opener;           /* the rank whose burden it is; TLY_NO_PEER once all have come */
     uint32_t arrived; /* ranks whose push has begun to come, refused ones too; and those that have joined: */
     uint32_t joined;  /* slots that are SLOT_JOINED */
     uint32_t summed, length; /* of the result: bytes ready, bytes in all */
     bool complete;
+    bool waits;                       /* its kind has said that it may not start yet */
     bool refused;                     /* a push of it is not kept: its verdict is on the way */
     struct piece piece[PIECES];       /* the crew's share of the work */
     uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
@@ -217,10 +220,10 @@ struct tly_service {
     struct tly_crew crew;
     int home; /* the NUMA node of the loop's thread and its data; -1: there is only one */
 
-    struct tly_map store;       /* rounds by id */
-    struct tly_list incomplete; /* rounds by age */
-    uint32_t mismatches, dropped_slots, probes;
-    uint32_t restored; /* rounds that hold such a result */
+    struct tly_map store;                        /* rounds by id */
+    struct tly_list incomplete;                  /* rounds by age */
+    uint32_t mismatches, dropped_slots, waiting; /* waiting: rounds that wait for an offer */
+    uint32_t restored;                           /* rounds that hold such a result */
     uint64_t next_order, next_age;
     struct tly_pool pool;
     struct tly_service_facts facts;
@@ -230,30 +233,6 @@ struct tly_service {
     struct tly_trace *trace;         /* owned; NULL: no timeline is wanted */
     atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
-
-/* What becomes of a part's pushes: all are summed, */
-static inline bool tly_is_sum(const struct tly_frame *f)
-{
-    return f->kind == TALLY_PUSH_PULL || f->kind == TALLY_REDUCE ||
-           (f->kind == TALLY_REDUCE_SCATTER && f->part > 0);
-}
-/* or compared: how much each rank gives to each and expects of each, */
-static inline bool tly_is_table(const struct tly_frame *f)
-{
-    return f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER && f->part == 0;
-}
-/* or put one behind the other: the first dimensions of an allgather whose ranks may differ in them, */
-static inline bool tly_is_list(const struct tly_frame *f)
-{
-    return f->kind == TALLY_ALLGATHER && f->part == 0 && f->length > 0;
-}
-/* or one rank's data goes to the others.  What is none of these only meets. */
-static inline bool tly_is_from_root(const struct tly_frame *f)
-{
-    return f->kind == TALLY_BROADCAST || f->kind == TALLY_MESSAGE ||
-           (f->part > 0 &&
-            (f->kind == TALLY_ALLGATHER || (f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER)));
-}
 
 /* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline.  Parts between
  * two ranks have numbers of their own, which the timeline could not tell apart. */
@@ -349,13 +328,13 @@ void tly_redo_look_at_all(struct tly_service *s);
 void tly_redo_restore(struct tly_service *s);
 
 /* verdict.c */
+/* The round fails with this sentence, unless it has ended.  Not before the crew has left it. */
+void tly_verdict_decide(struct tly_service *s, struct round *r, int err, const char *sentence);
 void tly_verdict_differs(struct tly_service *s, struct round *r);
 void tly_verdict_arrived(struct session *p, struct round *r);
 void tly_verdict_text(struct session *p, struct round *r, char *text);
 /* A rank comes to a round that has ended without it: the others' group is another. */
 void tly_verdict_too_late(struct session *p, struct round *r);
-/* All tables have come: does each expect what it is given? */
-void tly_verdict_lengths(struct tly_service *s, struct round *r);
 /* It has been decided already, by a service that is gone. */
 void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence);
 void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason);

@@ -28,9 +28,10 @@ static bool sits_out(const struct tly_service *s, const struct round *r, uint32_
 }
 
 /* Pushed, or refused, by machines of which each is one. */
-static bool is_teams(const struct tly_service *s, const struct tly_frame *f)
+static bool is_teams(const struct tly_service *s, const struct round *r)
 {
-    if (!s->teams || f->kind != TALLY_PUSH_PULL)
+    const struct tly_frame *f = &r->head;
+    if (!s->teams || !r->kind->carried)
         return false;
     bool meets = f->part == 0 && f->group == 0 && f->length == 0 && (f->count || (f->flags & TLY_MARK));
     return f->root || meets;
@@ -38,7 +39,7 @@ static bool is_teams(const struct tly_service *s, const struct tly_frame *f)
 
 static bool takes_no_part(const struct tly_service *s, const struct round *r, uint32_t rank)
 {
-    if (!is_teams(s, &r->head))
+    if (!is_teams(s, r))
         return sits_out(s, r, rank);
     for (uint32_t i = 0; i < s->ranks; i++)
         if (s->machine[i] == s->machine[rank] && !sits_out(s, r, i))
@@ -46,13 +47,12 @@ static bool takes_no_part(const struct tly_service *s, const struct round *r, ui
     return true;
 }
 
-/* Can it do without some rank?  Of a barrier and a gathering's list the root says it. */
-static bool goes_on(const struct tly_service *s, const struct tly_frame *f)
+/* Can it do without some rank? */
+static bool goes_on(const struct tly_service *s, const struct round *r)
 {
-    if (is_teams(s, f))
+    if (is_teams(s, r))
         return true;
-    return f->group == 0 && (f->kind == TALLY_PUSH_PULL || (f->kind == TALLY_BARRIER && !f->root) ||
-                             (f->kind == TALLY_ALLGATHER && (f->part || f->root)));
+    return r->head.group == 0 && r->kind->spares && r->kind->spares(&r->head);
 }
 
 /* Messages wait: the rank will be there again. */
@@ -63,7 +63,7 @@ static bool may_be_missed(const struct tly_frame *f)
 
 bool tly_joined_is_missed(const struct tly_service *s, const struct round *r, uint32_t rank)
 {
-    return r->slots[rank].state == SLOT_ABSENT && may_be_missed(&r->head) && !goes_on(s, &r->head) &&
+    return r->slots[rank].state == SLOT_ABSENT && may_be_missed(&r->head) && !goes_on(s, r) &&
            tly_members_have(r->who, rank) && sits_out(s, r, rank);
 }
 
@@ -73,7 +73,7 @@ static bool mark(struct tly_service *s, struct round *r, uint32_t rank)
     struct answer *a = &r->answers[rank];
     if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !takes_no_part(s, r, rank))
         return false;
-    if (tly_is_from_root(&r->head) && rank == r->head.root)
+    if (r->kind->givers == TLY_ROOT_GIVES && rank == r->head.root)
         return false; /* there is nothing to give the others; their cancels end it once they hear from home */
     slot->state = SLOT_JOINED;
     slot->filled = r->head.length;
@@ -91,7 +91,7 @@ static bool mark(struct tly_service *s, struct round *r, uint32_t rank)
 /* What has failed lacks nobody who will not come, either. */
 static bool may_mark(const struct tly_service *s, const struct round *r)
 {
-    return goes_on(s, &r->head) || (r->verdict && may_be_missed(&r->head));
+    return goes_on(s, r) || (r->verdict && may_be_missed(&r->head));
 }
 
 void tly_joined_mark(struct tly_service *s, struct round *r)

@@ -64,8 +64,7 @@ static bool pushes(const struct round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
-    return r->head.length && wanted && r->head.kind != TLY_PROBE &&
-           (!tly_is_from_root(&r->head) || r->head.root == rank);
+    return r->head.length && wanted && tly_kind_gives(r->kind, &r->head, rank);
 }
 
 /* All ranks have pushed or said what they have. */

@@ -39,15 +39,9 @@ struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f)
     return r;
 }
 
-static uint32_t result_length(const struct members *who, const struct tly_frame *f)
-{
-    return tly_is_list(f) ? f->length * who->count : tly_is_table(f) ? 0 : f->length;
-}
-
 uint32_t tly_round_answer_length(const struct round *r, uint32_t rank)
 {
-    bool gives = tly_is_from_root(&r->head) && rank == r->head.root;
-    return gives || r->slots[rank].quiet ? 0 : r->length;
+    return r->slots[rank].quiet ? 0 : r->kind->length(&r->head, r->who, rank);
 }
 
 static bool all_arrived(const struct round *r)
@@ -58,7 +52,7 @@ static bool all_arrived(const struct round *r)
 static void watch_stragglers(struct tly_service *s, struct round *r)
 {
     struct tly_finding f;
-    if (r->head.kind != TALLY_PUSH_PULL || r->who != s->all || r->head.type != TLY_PUSH)
+    if (!r->kind->marks || r->who != s->all || r->head.type != TLY_PUSH)
         return;
     r->opened = tly_now();
     if (tly_straggler_opened(&s->straggler, r->head.key, r->head.part, r->opened, &f))
@@ -131,10 +125,11 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     }
     r->id = id;
     r->head = *f;
+    r->kind = tly_kind_of(f);
     r->who = who;
     r->opener = f->rank;
     s->burden[f->rank].opened++;
-    r->length = result_length(who, f);
+    r->length = r->kind->length(f, who, TLY_NO_PEER);
     r->references = 1;
     r->born = s->loop->awake;
     r->age = s->next_age++;
@@ -148,7 +143,6 @@ struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, c
     tly_list_append(&s->incomplete, &r->node);
     if (s->joined_count)
         tly_joined_mark(s, r);
-    s->probes += f->kind == TLY_PROBE;
     tly_round_stamp(s, r, TLY_AT_OPENED, TLY_NO_PEER);
     if (!(f->flags & TLY_PATIENT))
         watch_stragglers(s, r); /* else it has waited for the others, who knows how long */
@@ -172,7 +166,8 @@ static void leave_incomplete(struct tly_service *s, struct round *r)
     r->complete = true;
     if (r->mismatch_at)
         s->mismatches--;
-    s->probes -= r->head.kind == TLY_PROBE;
+    s->waiting -= r->waits;
+    r->waits = false;
     tly_list_remove(&r->node);
 }
 
@@ -420,7 +415,7 @@ void tly_round_widen(struct session *p, struct round *r, const struct members *w
     r->who = all;
 }
 
-static void answer_probes(struct tly_service *s);
+static void wake_waiting(struct tly_service *s);
 
 /* The header of a push: its first fragment takes a slot, all say where the payload belongs. */
 void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
@@ -475,7 +470,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         } else if (wants_data(r, f)) {
             /* What others are to be sent must outlive its rank's operation: that is copied. */
             if (!slot->data)
-                slot->loan = tly_is_sum(&r->head) ? tly_link_loan(p->link) : NULL;
+                slot->loan = r->kind->borrows ? tly_link_loan(p->link) : NULL;
             if (slot->loan)
                 tly_loan_keep(slot->loan);
             else if (!slot->data)
@@ -488,8 +483,8 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
         if (offered || (first && all_arrived(r) && s->dropped_slots && slot->state != SLOT_DROPPED))
             tly_round_ask_again(s);
         tly_round_grant(p);
-        if (first && s->probes && f->kind == TALLY_MESSAGE && f->part == 0)
-            answer_probes(s);
+        if (first && s->waiting && r->kind->offers && f->part == 0)
+            wake_waiting(s);
         if (r->said)
             tly_redo_look(s, r);
     } else if (begins) {
@@ -606,35 +601,6 @@ enum {
     LEAST_PIECE = 64 << 10,     /* bytes of output */
 };
 
-/* Each rank pushes its own, or a carrier the sum of its machine's. */
-static uint32_t divisor(const struct round *r)
-{
-    return r->head.kind == TALLY_PUSH_PULL && r->head.root ? r->head.root + 1 : r->who->count;
-}
-
-static void sum_range(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
-{
-    const struct tly_frame *h = &r->head;
-    size_t element = tly_reduce_element_size(h->dtype);
-    const struct members *who = r->who;
-    const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
-    struct tly_reduction how = {.dtype = h->dtype,
-                                .op = h->op,
-                                .divisor = divisor(r),
-                                .prescale = h->prescale,
-                                .postscale = h->postscale};
-    static _Thread_local const void *inputs[TLY_MAX_RANKS];
-    for (uint32_t i = 0; i < who->count; i++) {
-        /* Without data: it has joined.  The loop's thread changes states while a crew sums. */
-        const uint8_t *data = r->slots[t->order[i]].data;
-        inputs[i] = (data ? data : s->zeros) + from;
-    }
-    if (t->groups == 1)
-        tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
-    else
-        tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
-}
-
 static void forget_withdrawn(struct tly_service *s, struct round *r)
 {
     r->references++;
@@ -648,7 +614,7 @@ static void forget_withdrawn(struct tly_service *s, struct round *r)
 static void sum_piece(struct tly_task *t)
 {
     struct piece *p = tly_list_entry(t, struct piece, task);
-    sum_range(p->service, p->round, p->from, p->to);
+    p->round->kind->advance(p->service, p->round, p->from, p->to);
 }
 
 static void piece_done(struct tly_task *t)
@@ -672,7 +638,7 @@ static void piece_done(struct tly_task *t)
 static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
 {
     uint32_t length = to - r->summed, count = (uint32_t)s->crew.threads;
-    if (!count || (uint64_t)length * r->who->count < WORTH_A_THREAD)
+    if (!count || !r->kind->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
         return false;
     if (count > length / LEAST_PIECE)
         count = length / LEAST_PIECE;
@@ -700,27 +666,15 @@ static bool hand_to_crew(struct tly_service *s, struct round *r, uint32_t to)
 static uint32_t reach(const struct round *r)
 {
     uint32_t least = r->head.length;
-    bool from_root = tly_is_from_root(&r->head);
+    bool all = r->kind->givers == TLY_ALL_GIVE;
     for (uint32_t i = 0; i < r->who->count; i++) {
         uint32_t rank = r->who->rank[i];
-        if (r->slots[rank].filled < least && (!from_root || rank == r->head.root))
+        if (r->slots[rank].filled < least && (all || tly_kind_gives(r->kind, &r->head, rank)))
             least = r->slots[rank].filled;
     }
-    if (tly_is_list(&r->head) || tly_is_table(&r->head))
+    if (!r->kind->streams)
         return least == r->head.length ? r->length : 0;
     return least == r->length ? least : least - least % TLY_ALIGN;
-}
-
-static void gather_list(struct round *r)
-{
-    for (uint32_t i = 0; i < r->who->count; i++) {
-        const struct slot *slot = &r->slots[r->who->rank[i]];
-        uint8_t *to = r->result + (size_t)i * r->head.length;
-        if (slot->state == SLOT_JOINED)
-            memset(to, 0, r->head.length);
-        else
-            memcpy(to, slot->data, r->head.length);
-    }
 }
 
 static uint8_t *take_little(struct tly_service *s, uint32_t bytes)
@@ -746,20 +700,16 @@ bool tly_round_take_result(struct tly_service *s, struct round *r)
     return r->restored;
 }
 
-/* The result takes the place of one of the inputs; a gathered list, and inputs that all lie elsewhere, need room of
- * its own. */
+/* The result takes the memory of one of the inputs, or has its own: that of a list, or of a sum whose inputs all lie
+ * in their ranks' memory.  What one rank gives is its input, or is not there yet. */
 static bool place_result(struct tly_service *s, struct round *r)
 {
     if (r->result || r->length == 0)
         return true;
-    bool list = tly_is_list(&r->head), root = tly_is_from_root(&r->head);
-    for (uint32_t i = 0; i < r->who->count && !list && !r->result; i++) {
-        const struct slot *slot = &r->slots[root ? r->head.root : r->who->rank[i]];
-        r->result = slot->loan ? NULL : slot->data;
-    }
+    r->result = r->kind->place ? r->kind->place(r) : NULL;
     r->result_room = r->result ? r->head.length : r->length;
-    if (!r->result && !root)
-        r->result = take_little(s, r->length); /* or as much as inputs that lie elsewhere have spared */
+    if (!r->result && r->kind->givers != TLY_ROOT_GIVES)
+        r->result = take_little(s, r->length); /* at most what inputs that lie elsewhere have spared */
     return r->result != NULL;
 }
 
@@ -817,48 +767,32 @@ void tly_round_advance(struct tly_service *s, struct round *r, uint32_t to)
         tly_round_ask_again(s);
 }
 
-/* A probe ends with the rank of the oldest message that its own has not asked for.  One rank's messages are offered in
- * order, so that is the next of that rank's. */
-static void answer_probe(struct tly_service *s, struct round *r)
-{
-    uint32_t to = r->head.rank;
-    for (struct tly_list *n = s->incomplete.next; n != &s->incomplete; n = n->next) {
-        const struct round *m = tly_list_entry(n, struct round, node);
-        if (m->head.kind != TALLY_MESSAGE || m->head.part || m->head.count != r->head.count ||
-            tly_pair_to(m->head.group) != to || m->slots[to].state != SLOT_ABSENT)
-            continue;
-        int64_t from = tly_pair_from(m->head.group);
-        r->result = take_little(s, sizeof from);
-        if (!r->result)
-            return;
-        r->result_room = sizeof from;
-        memcpy(r->result, &from, sizeof from);
-        r->order = s->next_order++;
-        tly_round_advance(s, r, r->length);
-        return;
-    }
-}
-
-static void answer_probes(struct tly_service *s)
+/* An offer has come, for which some rounds wait. */
+static void wake_waiting(struct tly_service *s)
 {
     for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
-        if (r->head.kind == TLY_PROBE && all_arrived(r) && !r->refused)
-            answer_probe(s, r);
+        if (r->waits)
+            tly_round_progress(s, r);
     }
 }
 
-/* Sum what has come from all, and send it. */
+/* Has the round to wait for another?  Counted, so that an offer looks for it. */
+static bool must_wait(struct tly_service *s, struct round *r)
+{
+    bool waits = r->kind->may_start && !r->kind->may_start(s, r);
+    s->waiting += (uint32_t)waits - r->waits;
+    r->waits = waits;
+    return waits;
+}
+
+/* Make what can be made of the result, and send it. */
 void tly_round_progress(struct tly_service *s, struct round *r)
 {
     if (r->complete || r->pieces_left || r->refused || !all_arrived(r) || r->said != r->resolved ||
-        r->summed < r->base)
+        r->summed < r->base || must_wait(s, r))
         return;
-    if (r->head.kind == TLY_PROBE) {
-        answer_probe(s, r);
-        return;
-    }
     uint32_t to = reach(r);
     bool whole = to == r->length && is_whole(r);
     if (whole)
@@ -866,8 +800,8 @@ void tly_round_progress(struct tly_service *s, struct round *r)
     /* Less than a fragment is not worth a frame of its own. */
     if (!whole && to - r->summed < s->fragment_bytes)
         return;
-    if (whole && tly_is_table(&r->head) && !r->had)
-        tly_verdict_lengths(s, r);
+    if (whole && r->kind->tell && !r->had)
+        r->kind->tell(s, r);
     if (r->complete)
         return;
     if (!place_result(s, r)) {
@@ -876,17 +810,12 @@ void tly_round_progress(struct tly_service *s, struct round *r)
     }
     if (r->summed == 0)
         r->order = s->next_order++;
-    if (to > r->summed) {
-        if (tly_is_sum(&r->head)) {
-            if (!hold_loans(s, r) || hand_to_crew(s, r, to))
-                return;
-            sum_range(s, r, r->summed, to);
+    if (to > r->summed && r->kind->advance) {
+        if ((r->kind->borrows && !hold_loans(s, r)) || hand_to_crew(s, r, to))
+            return;
+        r->kind->advance(s, r, r->summed, to);
+        if (r->kind->borrows)
             drop_loans(s, r);
-        } else if (tly_is_list(&r->head)) {
-            gather_list(r);
-        } else if (tly_is_from_root(&r->head) && r->result != r->slots[r->head.root].data) {
-            memcpy(r->result + r->summed, r->slots[r->head.root].data + r->summed, to - r->summed);
-        }
     }
     tly_round_advance(s, r, to);
 }

@@ -166,43 +166,45 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 
 /* --- frames -------------------------------------------------------------------------------------- */
 
+/* May ranks of this group do what the frame says? */
+static bool fits_group(const struct tly_kind *k, const struct tly_frame *f, const struct members *who)
+{
+    bool pair = f->group & TLY_PAIR;
+    if (!pair)
+        return k->groups != TLY_PAIRS;
+    if (k->groups == TLY_LISTS || f->root != tly_pair_from(f->group))
+        return false;
+    return k->givers != TLY_NONE_GIVE || who->count == 1;
+}
+
 static const char *bad_push(const struct tly_service *s, const struct session *p, const struct tly_frame *f,
                             const struct members *who)
 {
+    const struct tly_kind *k = tly_kind_of(f);
     size_t element = tly_reduce_element_size(f->dtype);
-    struct tly_reduction how = {f->dtype, f->op, s->ranks, f->prescale, f->postscale};
-    const char *why = "unknown reduction";
-    bool request = f->flags & TLY_REQUEST;
+    bool request = f->flags & TLY_REQUEST, offer = f->flags & TLY_OFFER;
     if (f->rank != p->rank || !s->by_rank[p->rank])
         return "a push in another's name";
-    bool probe = f->kind == TLY_PROBE, pair = f->group & TLY_PAIR;
-    if (!who || (pair && !((tly_is_from_root(f) || probe) && f->root == tly_pair_from(f->group))) ||
-        (probe && (!pair || who->count != 1)) || (f->kind == TALLY_MESSAGE && !pair))
+    if (!k)
+        return "unknown kind, type or size";
+    if (!who || !fits_group(k, f, who))
         return "unknown group";
-    if (tly_is_from_root(f) && !tly_members_have(who, f->root))
+    if (k->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
         return "no such root";
     if (f->flags & TLY_MARK)
         return f->part == 0 && f->offset == 0 && f->length == 0
                    ? NULL
                    : "an error mark off its home, or with a size";
-    if (f->kind < TALLY_PUSH_PULL || f->kind > TLY_PROBE || element == 0 || f->length % element ||
-        f->payload % element)
+    if (element == 0 || f->length % element || f->payload % element)
         return "unknown kind, type or size";
-    /* The list of first dimensions is one number from each, a table two for each; what only meets brings nothing. */
-    uint64_t numbers = tly_is_list(f) ? 1 : tly_is_table(f) ? 2 * (uint64_t)who->count : probe;
-    if (numbers && (f->dtype != TALLY_INT64 || f->length != numbers * sizeof(int64_t)))
-        return "a list of another size";
     if (f->length > s->part_most)
         return "a part larger than agreed";
-    if (!numbers && !tly_is_sum(f) && !tly_is_from_root(f) && f->length)
-        return "data where ranks only meet";
-    if (tly_is_sum(f) && tly_reduce_check(&how, &why) != 0)
+    const char *why = k->check ? k->check(f, who) : NULL;
+    if (why)
         return why;
     if (f->type == TLY_HAVE)
         return f->offset > f->length ? "more than there is of a part" : NULL;
-    bool offer = f->flags & TLY_OFFER;
-    if (request != (probe || (tly_is_from_root(f) && f->root != f->rank)) ||
-        (offer && (request || f->kind != TALLY_MESSAGE)))
+    if (request == tly_kind_gives(k, f, f->rank) || (offer && (request || !k->offers)))
         return "a request out of place";
     if ((request || offer) && f->payload)
         return "a request with data";

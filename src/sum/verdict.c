@@ -85,7 +85,7 @@ static void tell(struct session *p, struct round *r)
     free(w.data);
 }
 
-static void decide(struct tly_service *s, struct round *r, int err, const char *sentence)
+void tly_verdict_decide(struct tly_service *s, struct round *r, int err, const char *sentence)
 {
     if (r->verdict || r->complete)
         return;
@@ -108,7 +108,8 @@ static void decide(struct tly_service *s, struct round *r, int err, const char *
         s->mismatches--;
     r->mismatch_at = 0;
     r->complete = true;
-    s->probes -= r->head.kind == TLY_PROBE;
+    s->waiting -= r->waits;
+    r->waits = false;
     tly_list_remove(&r->node);
     tly_round_forget_slots(s, r);
     for (uint32_t i = 0; i < s->ranks; i++) {
@@ -175,7 +176,7 @@ static void compose(struct tly_service *s, struct round *r)
                                n > 1 ? "ranks" : "rank", ranks, text);
         first = false;
     }
-    decide(s, r, EINVAL, sentence);
+    tly_verdict_decide(s, r, EINVAL, sentence);
 }
 
 void tly_verdict_text(struct session *p, struct round *r, char *text)
@@ -206,33 +207,12 @@ void tly_verdict_too_late(struct session *p, struct round *r)
         tly_outbox_lose(&p->outbox);
 }
 
-void tly_verdict_lengths(struct tly_service *s, struct round *r)
-{
-    char sentence[TLY_SENTENCE];
-    uint32_t n = r->who->count;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < n; j++) {
-            /* A rank's table: elements for each of the group, then from each. */
-            uint32_t from = r->who->rank[i], to = r->who->rank[j];
-            uint64_t given, taken;
-            memcpy(&given, r->slots[from].data + 8 * (size_t)j, 8);
-            memcpy(&taken, r->slots[to].data + 8 * ((size_t)n + i), 8);
-            if (given == taken)
-                continue;
-            snprintf(sentence, sizeof sentence,
-                     "the ranks disagree: rank %u gives rank %u %llu elements, and %llu are expected", from,
-                     to, (unsigned long long)given, (unsigned long long)taken);
-            decide(s, r, EINVAL, sentence);
-            return;
-        }
-}
-
 void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence)
 {
     if (r->verdict)
         tell(p, r);
     else
-        decide(p->service, r, err, sentence);
+        tly_verdict_decide(p->service, r, err, sentence);
 }
 
 void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason)
@@ -240,7 +220,7 @@ void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, con
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "rank %u %s: %s", p->rank, cancelled ? "has cancelled it" : "refuses",
              reason);
-    decide(p->service, r, cancelled ? ECANCELED : EINVAL, sentence);
+    tly_verdict_decide(p->service, r, cancelled ? ECANCELED : EINVAL, sentence);
 }
 
 void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason)
@@ -260,7 +240,7 @@ void tly_verdict_left(struct tly_service *s, uint32_t rank)
         next = n->next;
         if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && !r->had &&
             tly_members_have(r->who, rank))
-            decide(s, r, ESHUTDOWN, sentence);
+            tly_verdict_decide(s, r, ESHUTDOWN, sentence);
     }
 }
 
@@ -280,7 +260,7 @@ void tly_verdict_joined(struct tly_service *s, struct round *r)
     snprintf(sentence, sizeof sentence,
              "rank%s %s %s joined: until all ranks have, only all-reduces and barriers of all ranks go on",
              count > 1 ? "s" : "", ranks, count > 1 ? "have" : "has");
-    decide(s, r, EINVAL, sentence);
+    tly_verdict_decide(s, r, EINVAL, sentence);
 }
 
 void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker)
