@@ -24,7 +24,7 @@
 
 struct members;
 struct round;
-struct tly_service;
+struct tly_job;
 
 /* Which ranks bring data.  The others ask for the result with a request. */
 enum tly_kind_givers { TLY_ALL_GIVE, TLY_ROOT_GIVES, TLY_NONE_GIVE };
@@ -51,13 +51,13 @@ struct tly_kind {
     /* Do ranks of all go on without those that have joined?  NULL: no. */
     bool (*spares)(const struct tly_frame *f);
     /* All ranks have come: may the result begin?  False: not before another offer comes.  NULL: yes. */
-    bool (*may_start)(struct tly_service *s, const struct round *r);
+    bool (*may_start)(struct tly_job *job, const struct round *r);
     /* The input whose memory the result takes; NULL: none, or no function: the result has memory of its own. */
     uint8_t *(*place)(const struct round *r);
     /* Make bytes [from, to) of the result.  NULL: there is none. */
-    void (*advance)(struct tly_service *s, struct round *r, uint32_t from, uint32_t to);
+    void (*advance)(struct tly_job *job, struct round *r, uint32_t from, uint32_t to);
     /* All inputs are whole: do they fit together?  Fails the round if not (tly_verdict_decide).  NULL: they do. */
-    void (*tell)(struct tly_service *s, struct round *r);
+    void (*tell)(struct tly_job *job, struct round *r);
 };
 
 /* Every length: the part's, for all ranks. */

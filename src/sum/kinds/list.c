@@ -23,7 +23,7 @@ static bool spares(const struct tly_frame *f)
     return f->root;
 }
 
-static void advance(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
 {
     for (uint32_t i = 0; i < r->who->count; i++) {
         const struct slot *slot = &r->slots[r->who->rank[i]];

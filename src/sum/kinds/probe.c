@@ -14,10 +14,10 @@ static const char *check(const struct tly_frame *f, const struct members *who)
 }
 
 /* The oldest message for the rank in the probe's name space. */
-static const struct round *find_message(const struct tly_service *s, const struct round *r)
+static const struct round *find_message(const struct tly_job *job, const struct round *r)
 {
     uint32_t to = r->head.rank;
-    for (const struct tly_list *n = s->incomplete.next; n != &s->incomplete; n = n->next) {
+    for (const struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
         const struct round *m = tly_list_entry(n, struct round, node);
         if (m->kind->offers && m->head.part == 0 && m->head.count == r->head.count &&
             tly_pair_to(m->head.group) == to && m->slots[to].state == SLOT_ABSENT)
@@ -26,14 +26,14 @@ static const struct round *find_message(const struct tly_service *s, const struc
     return NULL;
 }
 
-static bool may_start(struct tly_service *s, const struct round *r)
+static bool may_start(struct tly_job *job, const struct round *r)
 {
-    return find_message(s, r) != NULL;
+    return find_message(job, r) != NULL;
 }
 
-static void advance(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
 {
-    int64_t rank = tly_pair_from(find_message(s, r)->head.group);
+    int64_t rank = tly_pair_from(find_message(job, r)->head.group);
     memcpy(r->result, &rank, sizeof rank);
 }
 

@@ -23,7 +23,7 @@ static uint8_t *place(const struct round *r)
 }
 
 /* After a loss the result has memory of its own, which holds its beginning already. */
-static void advance(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
 {
     const uint8_t *data = r->slots[r->head.root].data;
     if (r->result != data)

@@ -36,7 +36,7 @@ static uint32_t divisor(const struct round *r)
     return r->kind->carried && r->head.root ? r->head.root + 1 : r->who->count;
 }
 
-static void advance(struct tly_service *s, struct round *r, uint32_t from, uint32_t to)
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
     size_t element = tly_reduce_element_size(h->dtype);
@@ -52,7 +52,7 @@ static void advance(struct tly_service *s, struct round *r, uint32_t from, uint3
         /* A slot without data belongs to a rank that has joined.  Its state is not looked at: the loop's thread
          * changes states while a crew sums. */
         const uint8_t *data = r->slots[t->order[i]].data;
-        inputs[i] = (data ? data : s->zeros) + from;
+        inputs[i] = (data ? data : job->zeros) + from;
     }
     if (t->groups == 1)
         tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);

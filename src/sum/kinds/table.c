@@ -27,7 +27,7 @@ static uint64_t number(const struct round *r, uint32_t rank, size_t n)
 }
 
 /* A rank's table: elements for each rank of the group, then elements from each. */
-static void tell(struct tly_service *s, struct round *r)
+static void tell(struct tly_job *job, struct round *r)
 {
     char sentence[TLY_SENTENCE];
     uint32_t n = r->who->count;
@@ -40,7 +40,7 @@ static void tell(struct tly_service *s, struct round *r)
             snprintf(sentence, sizeof sentence,
                      "the ranks disagree: rank %u gives rank %u %llu elements, and %llu are expected", from,
                      to, (unsigned long long)given, (unsigned long long)taken);
-            tly_verdict_decide(s, r, EINVAL, sentence);
+            tly_verdict_decide(job, r, EINVAL, sentence);
             return;
         }
 }
