@@ -39,8 +39,3 @@ int tly_kind_register(uint8_t number, const struct tly_kind *first, const struct
     kinds[number].others = others;
     return 0;
 }
-
-uint32_t tly_kind_part_length(const struct tly_frame *f, const struct members *who, uint32_t rank)
-{
-    return f->length;
-}
