@@ -50,7 +50,7 @@ static bool pushes(const struct round *r, uint32_t rank)
     return r->head.length && wanted && tly_kind_gives(r->kind, &r->head, rank);
 }
 
-/* All ranks have pushed or said what they have. */
+/* All ranks have pushed or said what they have: find out who has most, and ask for the rest. */
 static void resolve(struct tly_job *job, struct round *r)
 {
     bool lacked = false;
@@ -230,50 +230,11 @@ static int read_verdict(const struct tly_frame *f, const void *data, char *sente
     return err > 0 && err < 4096 ? err : EINVAL;
 }
 
-int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+/* The first word of its rank about the round. */
+static void take_slot(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
-    const struct members *who = tly_members_of(p, f->group);
-    struct round *r = tly_store_find(job, f);
-    char sentence[TLY_SENTENCE];
-    bool whole = f->flags & (TLY_LAST | TLY_MARK);
-    if (!r && whole && (f->flags & TLY_RESUMED)) { /* summed here, so stable, or it would be here */
-        struct tly_frame done = *f;
-        done.type = TLY_DONE;
-        done.flags = 0;
-        tly_session_post(p, &done, NULL, 0, NULL);
-        return 0;
-    }
-    if (!r && tly_window_crowded(p)) {
-        *why = "more rounds opened than a rank may";
-        return -EPROTO;
-    }
-    if (!r) {
-        r = tly_round_open(job, f, who);
-        if (!r) {
-            *why = "out of memory";
-            return -ENOMEM;
-        }
-        r->head.offset = r->head.payload = 0;
-    }
-    bool marked = (f->flags | r->head.flags) & TLY_MARK;
-    if ((!marked && f->spec == r->head.spec && (f->length != r->head.length || f->kind != r->head.kind)) ||
-        (f->offset % TLY_ALIGN && f->offset != f->length)) {
-        *why = "a HAVE that does not fit its part";
-        return -EPROTO;
-    }
     struct slot *slot = &r->slots[p->rank];
-    tly_joined_comes(p, r);
-    if (slot->state != SLOT_ABSENT) {
-        if (!r->answers[p->rank].held) {
-            *why = "a HAVE of what it has pushed over this connection";
-            return -EPROTO;
-        }
-        speaks_again(p, r, f);
-        return 0;
-    }
-    if (who != r->who)
-        tly_round_widen(p, r, who);
     tly_slot_change(job, r, p->rank, SLOT_SAID);
     slot->session = p->id;
     slot->spec = f->spec;
@@ -281,25 +242,94 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     slot->have = f->offset;
     slot->whole = f->flags & TLY_LAST;
     r->said = true;
-    r->had |= slot->have || whole;
+    r->had |= slot->have || (f->flags & (TLY_LAST | TLY_MARK));
     r->told_in = (uint32_t)f->count > r->told_in ? (uint32_t)f->count : r->told_in;
     tly_round_awaited(job, r, f);
     tly_window_arrived(job, r);
     if (r->arrived - r->joined == 1)
         tly_window_grant_others(job, NULL);
-    bool mark = (f->flags | r->head.flags) & TLY_MARK;
-    if (mark || r->verdict || r->mismatch_at || f->spec != r->head.spec) {
-        tly_slot_change(job, r, p->rank, SLOT_REFUSED);
-        r->refused = true;
-        if (f->flags & TLY_MARK)
-            tly_verdict_known(p, r, read_verdict(f, data, sentence), sentence);
-        else if (!mark && !r->verdict && !r->mismatch_at)
-            tly_verdict_differs(job, r);
-        if (!(f->flags & TLY_MARK))
-            tly_verdict_arrived(p, r);
+}
+
+/* It tells of a verdict, means something else than others, or the round has a verdict. */
+static void refuse(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+{
+    char sentence[TLY_SENTENCE];
+    tly_slot_change(p->job, r, p->rank, SLOT_REFUSED);
+    r->refused = true;
+    if (f->flags & TLY_MARK) {
+        int err = read_verdict(f, data, sentence);
+        tly_verdict_known(p, r, err, sentence);
+        return;
+    }
+    if (!(r->head.flags & TLY_MARK) && !r->verdict && !r->mismatch_at)
+        tly_verdict_differs(p->job, r);
+    tly_verdict_arrived(p, r);
+}
+
+/* The round of which a rank speaks, opened if need be; NULL: *err, *why. */
+static struct round *find_or_open(struct session *p, const struct tly_frame *f, const struct members *who,
+                                  int *err, const char **why)
+{
+    struct round *r = tly_store_find(p->job, f);
+    if (r)
+        return r;
+    *err = -EPROTO;
+    *why = "more rounds opened than a rank may";
+    if (tly_window_crowded(p))
+        return NULL;
+    r = tly_round_open(p->job, f, who);
+    if (r) {
+        r->head.offset = r->head.payload = 0;
+        return r;
+    }
+    *err = -ENOMEM;
+    *why = "out of memory";
+    return NULL;
+}
+
+static bool fits(const struct round *r, const struct tly_frame *f)
+{
+    bool marked = (f->flags | r->head.flags) & TLY_MARK, same = f->spec == r->head.spec;
+    if (!marked && same && (f->length != r->head.length || f->kind != r->head.kind))
+        return false;
+    return f->offset % TLY_ALIGN == 0 || f->offset == f->length;
+}
+
+int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+{
+    struct tly_job *job = p->job;
+    const struct members *who = tly_members_of(p, f->group);
+    bool whole = f->flags & (TLY_LAST | TLY_MARK);
+    if (whole && (f->flags & TLY_RESUMED) && !tly_store_find(job, f)) {
+        struct tly_frame done = *f; /* it was summed here, so it is stable, or it would be here */
+        done.type = TLY_DONE;
+        done.flags = 0;
+        tly_session_post(p, &done, NULL, 0, NULL);
         return 0;
     }
-    tly_redo_look(job, r);
+    int err;
+    struct round *r = find_or_open(p, f, who, &err, why);
+    if (!r)
+        return err;
+    *why = "a HAVE that does not fit its part";
+    if (!fits(r, f))
+        return -EPROTO;
+    tly_joined_comes(p, r);
+    if (r->slots[p->rank].state != SLOT_ABSENT) {
+        *why = "a HAVE of what it has pushed over this connection";
+        if (!r->answers[p->rank].held)
+            return -EPROTO;
+        speaks_again(p, r, f);
+        return 0;
+    }
+    if (who != r->who && !tly_round_widen(p, r, who))
+        return 0;
+    take_slot(p, r, f);
+    bool mark = (f->flags | r->head.flags) & TLY_MARK;
+    if (mark || r->verdict || r->mismatch_at || f->spec != r->head.spec)
+        refuse(p, r, f, data);
+    else
+        tly_redo_look(job, r);
     return 0;
 }
 
