@@ -4,7 +4,7 @@
  * and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock only.  The crew reads
  * slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches meanwhile.
  *
- * Files use only files above them in this list; test/checks/test_circles.py holds them to that:
+ * A file may use the files above it in this list (test/checks/test_circles.py):
  *
  *   slot.c      the states of a slot
  *   session.c   what a rank is told
@@ -23,7 +23,9 @@
  *   facts.c     how the service stands
  *   frames.c    the frames that come over a session
  *   peers.c     sessions from the handshake to the end
- *   job.c, house.c, service.c */
+ *   service.c   the life of a service
+ *
+ * crew.c, kind.c, pool.c and straggler.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
@@ -277,6 +279,7 @@ static inline bool tly_slot_has_come(const struct slot *slot)
 {
     return slot->state != SLOT_ABSENT && slot->state != SLOT_JOINED;
 }
+
 /* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline.  Parts between
  * two ranks have numbers of their own, which the timeline could not tell apart. */
 static inline void tly_round_stamp(const struct tly_job *job, const struct round *r, enum tly_stage stage,

@@ -58,6 +58,19 @@ def test_uses_are_found():
     assert "store.c" in uses(sources_of("sum"))["round.c"]
 
 
+def test_files_of_the_service_use_those_above_them_in_the_list():
+    comment = (ROOT / "src/sum/internal.h").read_text(encoding="utf-8").split("*/")[0]
+    order = re.findall(r"^ \*   (\w+\.c|kinds/)", comment, re.MULTILINE)
+    place = {name: i for i, name in enumerate(order)}
+    assert len(place) > 15
+
+    def at(name):
+        return place.get(re.sub(r"^kinds/.*", "kinds/", name), -1)
+
+    for name, used in uses(sources_of("sum")).items():
+        assert [other for other in used if at(other) > at(name)] == [], name
+
+
 def test_only_the_table_of_kinds_names_a_kind():
     kinds = {pathlib.Path(name).name for name in sources_of("sum") if name.startswith("kinds/")}
     assert {"sum.c", "list.c", "table.c", "root.c", "probe.c"} <= kinds
