@@ -205,8 +205,9 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->offset == 0)
             tly_part_stamp(p, TLY_AT_RESULT_FIRST);
         if (f->payload)
-            *land = (struct tly_landing){
-                .to = p->landing + f->offset, .token = p, .in_blocks = lands_over_input(p)};
+            *land = (struct tly_landing){.to = p->landing + f->offset,
+                                         .token = p,
+                                         .in_blocks = lands_over_input(p)};
         return 0;
     }
     land->control = true;
