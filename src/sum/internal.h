@@ -1,8 +1,9 @@
 /* internal.h - the structures of the summation service, and what its files offer each other.
  *
- * A job has sessions (connections of its ranks) and rounds.  A round is one part in one round of a tensor; it has a slot
- * and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock only.  The crew reads
- * slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches meanwhile.
+ * A house has jobs.  A job has sessions (connections of its ranks) and rounds.  A round is one part in one round of a
+ * tensor; it has a slot and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock
+ * only.  The crew reads slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches
+ * meanwhile.
  *
  * A file may use the files above it in this list (test/checks/test_circles.py):
  *

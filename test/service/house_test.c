@@ -316,6 +316,7 @@ static void test_silent_strangers(void **state)
     assert_int_equal(recv(other, &byte, 1, MSG_DONTWAIT), -1);
     assert_int_equal(errno, EAGAIN);
     tly_house_shut(t.house);
+    assert_int_equal(lobby_size(), 0);
     assert_true(has_ended(silent) && has_ended(other));
     close(silent);
     close(named);
