@@ -193,7 +193,7 @@ struct joined {
 struct session {
     struct tly_list node; /* in house->lobby until the secret is proved, then in job->sessions */
     struct tly_house *house;
-    struct tly_job *job;  /* NULL: not said yet, or unknown here */
+    struct tly_job *job; /* NULL: not said yet, or unknown here */
     struct tly_link *link;
     uint32_t rank;
     uint32_t id;                /* counts sessions, from 1 */

@@ -81,8 +81,8 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
     }
     uint64_t half = part_bytes / 2 < FRAGMENT ? part_bytes / 2 : FRAGMENT;
     uint64_t fragment = job->params->fragment_bytes ? job->params->fragment_bytes
-                        : half < SEGMENT          ? SEGMENT
-                                                  : half;
+                        : half < SEGMENT            ? SEGMENT
+                                                    : half;
     job->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
     /* Results tell what was accepted.  Where they are late, counts go alone once three quarters of a rank's credit for
      * this service are back.  That credit is half a window: two parts for each service, unless the user sets it. */

@@ -102,11 +102,8 @@ void raw_settle(int rank)
 void raw_connect(int rank, const struct tly_identity *job, uint32_t number, const struct tly_endpoints *to)
 {
     struct raw_rank *r = &raw.rank[rank];
-    struct tly_link_config c = {.user_calls = &calls,
-                                .user = r,
-                                .identity = *job,
-                                .peer_name = "service",
-                                .by_address = true};
+    struct tly_link_config c = {
+        .user_calls = &calls, .user = r, .identity = *job, .peer_name = "service", .by_address = true};
     tly_outbox_finish(&r->outbox, NULL, NULL);
     memset(r, 0, sizeof *r);
     r->granted = RAW_WINDOW;
