@@ -29,6 +29,7 @@
 #define STEP_ALL 1.25 /* a try, where no card is busy as planned, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
+#define CLEARLY .15           /* worse than others, or than planned, by so much */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -631,17 +632,31 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     return moved ? follow(r, count, s, learnt) : try_out(r, count, s);
 }
 
-int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s)
+/* What it carries over what the split goes by; 0: its sums limit it. */
+static double of_planned(const struct place *p, const struct tly_replan_service *s)
 {
-    int found = -1;
+    if (p->sums.value > 0)
+        return 0;
+    return s->machine.bandwidth > 0 && p->card.value > 0 ? p->card.value / s->machine.bandwidth : 1;
+}
+
+int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named)
+{
+    int found = -1, busy = 0;
+    double least = INFINITY, most = 0;
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
         bool full = is_card(s, i) && !p->rests && tly_gauge_is_full(&p->card);
         full |= s[i].active && s[i].weight && tly_gauge_is_full(&p->sums);
-        if (full && found >= 0)
-            return -1;
-        if (full)
+        double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
+        busy += full;
+        if (is_card(s, i) && !p->rests)
+            most = fmax(most, ratio);
+        if (full && counts < least) {
+            least = counts;
             found = i;
+        }
     }
-    return found;
+    /* Where all carry as little, as two machines alone always do, nobody can tell whose card it is. */
+    return busy <= 1 || least < (1 - CLEARLY) * fmin(1, most) ? found : -1;
 }

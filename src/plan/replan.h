@@ -61,8 +61,9 @@ enum {
 
 /* One service of the roster. */
 struct tly_replan_service {
-    struct tly_plan_machine machine; /* its bandwidth is not looked at; sum_rate: what
-                                      * was declared and what its memory allows */
+    struct tly_plan_machine machine; /* bandwidth: what the split there is goes by, for
+                                      * tly_replan_standout() alone; sum_rate: what was declared and what its memory
+                                      * allows */
     bool active;                     /* it may have a share */
     bool spare;                      /* a tallyd: it may be left without one */
     uint32_t weight;                 /* its share now */
@@ -84,8 +85,10 @@ void tly_replan_begin(struct tly_replan *r);
  * tly_replan_bandwidth() and the two below.  At most TLY_MAX_SERVICES services. */
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput);
 
-/* The one that holds all others up: its card, or its sums, are all that is busy all the time.  -1: there is none. */
-int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* The one that holds all others up: its card, or its sums, are all that is busy all the time; or, of several such, the
+ * one that carries least of what the split goes by, and clearly less than others.  named: the one that was found before,
+ * which gives way only to one that is clearly worse.  -1: there is none. */
+int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named);
 
 /* What the plan is to go by: bytes/s; 0: not known. */
 double tly_replan_bandwidth(const struct tly_replan *r, int place);

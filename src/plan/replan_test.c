@@ -510,6 +510,46 @@ static void a_slow_pattern_is_followed(void **state)
     finish(&c);
 }
 
+/* --- who holds all up --------------------------------------------------------------------------------- */
+
+/* A split that stays, by cards of 100 each.  Each card carries this rate, for that part of the time. */
+static int stands_out(int count, const double *rate, const double *busy, int named)
+{
+    struct tly_replan_service s[MOST] = {0};
+    struct tly_replan *r;
+    assert_int_equal(tly_replan_create(true, &r), 0);
+    for (int i = 0; i < count; i++) {
+        s[i] = (struct tly_replan_service){.machine = {.ranks = 1, .card = (uint32_t)i, .bandwidth = 100},
+                                           .active = true,
+                                           .weight = 1,
+                                           .card = {rate[i] * busy[i], busy[i], busy[i]}};
+        assert_int_equal(tly_replan_place(r, i, 100, 100, 0), 0);
+    }
+    for (int i = 0; i < 2 * TLY_GAUGE_LONG; i++)
+        assert_false(tly_replan_step(r, count, s, 1));
+    int who = tly_replan_standout(r, count, s, named);
+    tly_replan_destroy(r);
+    return who;
+}
+
+static void who_is_slowest_holds_all_up(void **state)
+{
+    static const double even[] = {100, 100, 100, 100}, one[] = {100, 100, 25, 100},
+                        two[] = {100, 28, 25, 100}, all[] = {25, 25, 25, 25}, worse[] = {100, 25, 10, 100};
+    static const double idle[] = {.5, .5, .5, .5}, alone[] = {.5, .5, 1, .5}, both[] = {.5, 1, 1, .5},
+                        busy[] = {1, 1, 1, 1};
+    assert_int_equal(stands_out(4, even, idle, -1), -1);
+    assert_int_equal(stands_out(4, even, busy, -1), -1); /* all is as it should be */
+    assert_int_equal(stands_out(4, one, alone, -1), 2);
+    assert_int_equal(stands_out(4, one, busy, -1), 2);
+    assert_int_equal(stands_out(4, two, both, -1), 2);
+    assert_int_equal(stands_out(4, two, both, 1),
+                     1); /* it has been named, and the other is not clearly worse */
+    assert_int_equal(stands_out(4, worse, both, 1), 2);
+    assert_int_equal(stands_out(4, all, busy, -1), -1); /* nobody can tell */
+    assert_int_equal(stands_out(2, all, busy, -1), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -532,6 +572,7 @@ int main(void)
         cmocka_unit_test(a_random_walk_is_followed),
         cmocka_unit_test(who_flaps_is_followed_slowly),
         cmocka_unit_test(a_slow_pattern_is_followed),
+        cmocka_unit_test(who_is_slowest_holds_all_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
