@@ -1,8 +1,9 @@
 /* replan.h - what network cards and services carry, found from the job's own traffic, and when another split pays.
  *
  * A sample is what all ranks have seen in one period.  The caller gives one after the other; nothing here knows the time.
- * A gauge (estimate.c) makes an estimate of the samples of one card, or of one service's sums.  A replanner (replan.c)
- * has a gauge for each, and decides which estimates hold and whether the split changes.  Pure functions, no I/O. */
+ * A gauge (estimate.c) makes an estimate of the samples of one card, or of one service's sums.  A replanner has a gauge
+ * for each, makes candidates of the estimates (candidates.c), and decides which of them hold and whether the split changes
+ * (replan.c).  Pure functions, no I/O. */
 #ifndef TLY_REPLAN_H
 #define TLY_REPLAN_H
 
