@@ -7,7 +7,8 @@
  * the last bit.
  *
  * A value that is too low does not show: the card has time to spare, and so has a card that cannot be used better.  For
- * those there are higher candidates, which are guesses.  Pure functions, no I/O. */
+ * those there are higher candidates.  A value that was raised is a guess, known as a lower bound alone, until the card was
+ * full at it or a try was in vain.  Pure functions, no I/O. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -19,6 +20,7 @@
 #define STEP_ALL 1.25 /* a try, where no card is busy as planned, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
+#define LESS_BUSY .05 /* fraction of the time */
 
 bool tly_candidates_is_card(const struct tly_replan_service *s, int i)
 {
@@ -106,6 +108,8 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
         struct place *p = &r->place[i];
         if (tly_candidates_is_card(s, i))
             tly_gauge_see(&p->card, &s[i].card);
+        if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
+            p->card.guess = false;
         if (s[i].active)
             tly_gauge_see(&p->sums, &s[i].sums);
         p->next = p->card.value;
@@ -141,6 +145,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
             continue;
         double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
         p->card.value = p->next = value > 0 ? snap(r, count, s, i, value, SAME_AT_FIRST) : 0;
+        p->card.guess = true;
     }
     return isinf(slowest);
 }
@@ -232,11 +237,13 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
     return moved;
 }
 
-/* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.) */
-static bool may_be_more(const struct tly_gauge *g)
+/* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
+ * guess need only be less busy than the busiest. */
+static bool may_be_more(const struct tly_gauge *g, double busiest)
 {
     bool capped = g->most > 0 && g->value >= g->most;
-    return g->value > 0 && !capped && tly_gauge_has_slack(g);
+    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - LESS_BUSY);
+    return g->value > 0 && !capped && spare;
 }
 
 /* The median of the values of those cards that are busy all the time; 0: there is none. */
@@ -253,8 +260,11 @@ static double usual(struct tly_replan *r, int n, const struct tly_replan_service
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
     int n = tly_candidates_gather(r, count, s);
-    double others = usual(r, n, s);
+    double others = usual(r, n, s), busiest = 0;
     bool found = false;
+    for (int j = 0; j < n; j++)
+        if (tly_candidates_is_card(s, r->from[j]))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[r->from[j]].card));
     for (int j = 0; j < n; j++) {
         int i = r->from[j];
         struct place *p = &r->place[i];
@@ -262,10 +272,12 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
         bool worth = !alike || tly_gauge_is_idle(&p->card);
-        if (tly_candidates_is_card(s, i) && worth && may_be_more(&p->card) && !(p->sums.value > 0)) {
+        if (tly_candidates_is_card(s, i) && worth && may_be_more(&p->card, busiest) && !(p->sums.value > 0)) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
+            if (p->card.guess && others > p->card.value)
+                value = others; /* it may be like them again */
             value = p->card.most > 0 ? fmin(value, p->card.most) : value;
             p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
             found = true;

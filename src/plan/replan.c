@@ -16,6 +16,7 @@
 #include "plan/replan_work.h"
 
 #define CLEARLY .15           /* worse than others, or than planned, by so much */
+#define MUCH .1               /* a gain that shows in few samples */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -103,10 +104,9 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of as many of the last samples as this try is judged by; 0: too few. */
-static double goodput(const struct tly_replan *r, const struct try *t)
+/* The median of the last samples; 0: there are fewer. */
+static double goodput(const struct tly_replan *r, uint32_t count)
 {
-    uint32_t count = t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS;
     double sorted[TLY_GOODPUTS];
     if (r->goodputs < count)
         return 0;
@@ -146,6 +146,7 @@ static void take(struct tly_replan *r, bool undone)
             reversal |= way == -p->moved && r->samples - p->moved_at < soon(r);
             p->moved = way;
             p->moved_at = r->samples;
+            p->card.guess = way > 0; /* it carries so much at least */
         }
         p->card.value = p->next;
         p->sums.value = p->next_sums;
@@ -210,7 +211,8 @@ static void wait_longer(struct try *t)
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
-    double now = t ? goodput(r, t) : 0;
+    uint32_t count = t == &r->fine || r->promised < MUCH ? TLY_GOODPUTS : FEW_GOODPUTS;
+    double now = t ? goodput(r, count) : 0;
     if (now == 0)
         return false;
     r->trying = NULL;
@@ -229,6 +231,7 @@ static bool judge_try(struct tly_replan *r)
             continue;
         p->next = p->before;
         p->next_sums = p->before_sums;
+        p->card.guess = false;
         p->refuted = t == &r->fine ? p->card.value : 0;
         p->refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
         undone = true;
@@ -265,7 +268,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         r->place[i].tried = t && (r->place[i].next != r->place[i].card.value ||
                                   r->place[i].next_sums != r->place[i].sums.value);
     r->trying = t;
-    r->before = goodput(r, t);
+    r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
     if (lay_to_rest(r, s, tly_candidates_gather(r, count, s)))
         tly_candidates_gain(r, count, s);
@@ -275,7 +278,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
 /* Perhaps somebody can do more than gauges know. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || r->samples < r->more.at || goodput(r, &r->more) == 0)
+    if (r->trying || r->samples < r->more.at || goodput(r, FEW_GOODPUTS) == 0)
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
@@ -297,7 +300,7 @@ static bool follow(struct tly_replan *r, int count, const struct tly_replan_serv
     }
     if (learnt || is_far(r))
         return begin_change(r, count, s, NULL, worth);
-    if (r->trying || r->samples < r->fine.at || goodput(r, &r->fine) == 0)
+    if (r->trying || r->samples < r->fine.at || goodput(r, TLY_GOODPUTS) == 0)
         return try_out(r, count, s);
     return begin_change(r, count, s, &r->fine, worth);
 }

@@ -27,9 +27,10 @@ struct tly_sight {
 };
 
 struct tly_gauge {
-    double value;                           /* bytes/s; 0: not known (a card), no limit (sums) */
-    double most;                            /* never above this, which somebody has declared; 0: no bound */
-    uint32_t count;                         /* samples so far */
+    double value;   /* bytes/s; 0: not known (a card), no limit (sums) */
+    double most;    /* never above this, which somebody has declared; 0: no bound */
+    bool guess;     /* it carries the value at least; nothing says that it is no more */
+    uint32_t count; /* samples so far */
     struct tly_sight sight[TLY_GAUGE_LONG]; /* ring */
 };
 
@@ -40,9 +41,14 @@ void tly_gauge_clear(struct tly_gauge *g);
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 /* The value by the samples so far; g->value unless they clearly say otherwise:
  *   - it has carried more than that in most of the last TLY_GAUGE_SHORT samples;
- *   - it was backlogged nearly all the time, and what it carried in that time differs by a quarter in the last
- *     TLY_GAUGE_SHORT samples, or by `near` (a fraction) in the last TLY_GAUGE_LONG. */
+ *   - it was backlogged nearly all the time, and what it carries by that differs by a quarter in the last
+ *     TLY_GAUGE_SHORT samples, or by `near` (a fraction) in the last TLY_GAUGE_LONG.  What it carried in the backlogged
+ *     time is the most that it carries, for backlogs do not all show. */
 double tly_gauge_estimate(const struct tly_gauge *g, double near);
+/* Was it backlogged nearly all the time in the last TLY_GAUGE_LONG samples, and is the value what it carried then? */
+bool tly_gauge_confirms(const struct tly_gauge *g, double near);
+/* For what part of the time it was backlogged; 0 before TLY_GAUGE_SHORT samples. */
+double tly_gauge_busy(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);

@@ -8,7 +8,7 @@
 #define TLY_REPLAN_NEAR_SHARED .12
 #define TLY_REPLAN_NEAR .06
 
-enum { TLY_GOODPUTS = 24 }; /* samples by which a try for a small deviation is judged */
+enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
 struct place {
     struct tly_gauge card, sums;
