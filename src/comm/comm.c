@@ -186,7 +186,6 @@ static void tick(struct tly_hook *h)
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
-    tly_blame_tick(c);
     tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
@@ -511,7 +510,6 @@ static int join(tally_comm *c)
         return err;
     c->member.over = on_over;
     c->member.goodbye = on_goodbye;
-    c->member.judged = tly_pace_judged;
     c->member.placed = tly_joining_placed;
     c->member.joined = tly_joining_over;
     c->member.invited = tly_epoch_invited;
@@ -632,8 +630,7 @@ int tally_comm_close(tally_comm *c)
     bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
-    char pace[400];
-    tly_blame_settle(c);
+    char pace[TLY_SENTENCE + 200];
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);

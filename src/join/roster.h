@@ -16,7 +16,6 @@ enum {
     TLY_BEGUN_ROUNDS = 40000, /* in one frame of BEGUN or COMMIT */
 };
 #define TLY_NO_SERVICE UINT32_MAX
-#define TLY_ALL_SERVICES (UINT32_MAX - 1)
 /* bit/s */
 #define TLY_MAX_RATE 1000000000000000ull
 

@@ -126,7 +126,6 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
      * for this service are back; the credit is half a window, two parts for each service, unless told. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
-    tly_straggler_begin_anew(&job->straggler);
     for (uint32_t i = 0; i < job->ranks; i++) {
         struct session *p = job->by_rank[i];
         if (!p)
@@ -296,11 +295,6 @@ int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
     job->most_opened = job->most_owed + job->window_rounds;
     if (!err)
         err = tly_members_begin(job, roster);
-    if (!err)
-        err = tly_straggler_init(&job->straggler, roster->rank_count);
-    /* The first services are the machines' own, in their order. */
-    for (uint32_t i = 0; i < roster->rank_count && !err; i++)
-        job->straggler.pace[i].here = roster->ranks[i].machine == find_own(job, roster);
     /* The oldest round must always find room: one part from each rank, and a result. */
     uint64_t least = (roster->rank_count + 1) * tly_pool_size((uint32_t)roster->part_most);
     if (!err && job->pool.limit < least) {
@@ -356,7 +350,6 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
     tly_trace_destroy(job->trace);
     tly_pool_trim(&job->pool);
     tly_members_finish(job);
-    tly_straggler_finish(&job->straggler);
     tly_joined_finish(job);
     free(job->by_rank);
     free(job->gone);

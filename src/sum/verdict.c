@@ -284,32 +284,6 @@ void tly_verdict_late(struct tly_job *job, struct round *r, const struct session
     free(w.data);
 }
 
-/* To the lowest rank alone, which hears of it from most services (src/comm/blame.c). */
-void tly_verdict_straggler(struct tly_job *job, const struct tly_finding *f)
-{
-    char *text = job->held_up;
-    struct tly_frame status = {.type = TLY_STATUS, .flags = TLY_MARK};
-    struct tly_writer w = {0};
-    uint32_t to = 0;
-    while (to < job->ranks && !job->by_rank[to])
-        to++;
-    if (to == job->ranks)
-        return;
-    job->held_up_at = job->loop->awake;
-    snprintf(text, sizeof job->held_up,
-             "rank %u was the others' delay in %u of %u steps of %.3g s, by %.0f%% of the step: %s", f->rank,
-             f->count, f->steps, f->step_s, 100 * f->share,
-             f->network ? "its network is slow (its pushes begin in time, but their bytes come slowly)"
-                        : "it computes longer (its pushes begin late)");
-    tly_write32(&w, f->rank);
-    tly_write32(&w, f->network);
-    tly_write64(&w, (uint64_t)(f->steps * f->step_s * TLY_SEC));
-    tly_write_text(&w, text);
-    if (!w.failed)
-        tly_session_post(job->by_rank[to], &status, w.data, w.len, NULL);
-    free(w.data);
-}
-
 int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
 {
     out[0] = '\0';

@@ -90,6 +90,7 @@ static void tell(struct tly_hook *h)
     n->machines = r->machine_count;
     n->services = r->service_count;
     n->epoch = r->epoch;
+    n->slow = pulse.member->slow;
     if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
         tell_share(n, r, tly_service_incarnation(pulse.service));

@@ -72,7 +72,6 @@ enum tly_frame_flag {
     TLY_LAST = 1,    /* last fragment of its part */
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason; QUIET: of what its rank has cancelled */
-    TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
