@@ -4,6 +4,11 @@ Flow: tally_comm_next() -> a log line goes to the logger "tally"; the end of an 
 one thread.  A call may itself wait for another operation's call (a future's callback does).  So before a call runs,
 another thread must be on the queue, and one is started if none is.
 
+A thread takes one end at a time.  Taking all that are there while it has the GIL saves turns at the GIL, but keeps a
+second thread awake, which must be on the queue while a call runs.  On a busy machine of 2 cores a DDP hook's bucket of
+16 bytes then took 66 to 96 µs of CPU in a job of one rank, instead of 26 to 28 (commit b5ecd78, when each sum's end was
+announced; bench/train/overhead.py).
+
 SPDX-License-Identifier: Apache-2.0
 """
 

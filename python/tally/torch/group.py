@@ -8,7 +8,11 @@ one of the library's (tally_group_create) with an ordered name space, in which t
 that differ in kind, shape, type, reduction or root fail on all of them.  Messages are matched by sender, receiver and
 tag, in their order.
 
-Sums follow the services' split.  Who does not want a result gets none: reduce, reduce_scatter, gather, scatter and
+A group's name space is ordered because torch matches calls by their order alone.  With numbers for each kind of
+operation, a rank that broadcasts where the others reduce would wait for their next broadcast, as it does with Gloo.
+Numbered together, the calls meet at one home, which compares them.
+
+Sums follow the services' split.  A rank that wants no result gets none: reduce, reduce_scatter, gather, scatter and
 all_to_all move no more bytes than they have to.
 
 SPDX-License-Identifier: Apache-2.0

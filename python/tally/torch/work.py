@@ -4,6 +4,14 @@ Flow: Group adds operations and finishing touches to a GroupWork -> at the end o
 (a thread on the completion queue, or who waits) runs the touches, once -> the future, if somebody has asked for one,
 is completed.  A thread "tally-timer" ends calls past their deadline for those who wait for a future.
 
+C++ gets a work made from the call's future (_create_work_from_future) wherever it takes a work from Python: in
+Reducer._set_forward_pass_work_handle and _register_work, both wrapped at import, and in Work.boxed.  From a Python work
+torch keeps only the C++ half there, whose wait() never returns.  Where C++ itself calls the group, torch keeps both
+halves since 2.7.  These are all functions of PyTorch 2.13 that take a work from Python, by their signatures.
+test_calls_that_only_cpp_keeps hangs without this, and counts that no call is left with it (commit 67dc640).  Rejected:
+works that keep themselves until C++ has waited (where the reducer divides by the ranks at the start it never waits, so
+each step would leave one); PythonCallbackWork as base (older PyTorch has none, and a bucket costs one more object).
+
 SPDX-License-Identifier: Apache-2.0
 """
 
