@@ -14,8 +14,10 @@ SPDX-License-Identifier: Apache-2.0
 
 import ctypes
 import logging
+import sys
 import threading
 import time
+import traceback
 
 from . import _lib
 from ._lib import blocking, lib
@@ -27,6 +29,15 @@ PATIENCE_S = 10.0
 
 _LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _lib.LOG_INFO: logging.INFO,
            _lib.LOG_DEBUG: logging.DEBUG}
+
+
+def log(level, line):
+    """Pass a line to the logger "tally".  If the program has set up no logging, write it to standard error as the C library
+    does.  Python alone would drop what is no warning then, and the prefix of the rest."""
+    if logger.hasHandlers():
+        logger.log(level, "%s", line)
+    else:
+        print("tally %s %s" % (logging.getLevelName(level).lower(), line), file=sys.stderr, flush=True)
 
 
 class Events:
@@ -88,9 +99,9 @@ class Events:
                 try:
                     entry[0](entry[1])
                 except Exception:
-                    logger.exception("what was to follow an operation has failed")
+                    log(logging.ERROR, "the call at the end of an operation has failed:\n" + traceback.format_exc())
             elif event.kind == _lib.EVENT_LOG:
-                logger.log(_LEVELS.get(event.status, logging.INFO), "%s", event.text.decode(errors="replace"))
+                log(_LEVELS.get(event.status, logging.INFO), event.text.decode(errors="replace"))
             with self._lock:
                 if entry is not None:
                     entry = None  # and with it what the call holds

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "comm/internal.h"
 #include "topo/topo.h"
@@ -552,8 +553,10 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         err = tly_log_set_level(c->params.log);
     if (!err)
         err = tly_place_find(&c->place, &c->params, true);
-    if (!err)
+    if (!err) {
+        tly_log_set_rank((int)c->place.rank);
         err = tly_loop_init(&c->loop);
+    }
     if (!err) {
         tly_loop_lock(&c->loop);
         tly_loop_hook(&c->loop, &c->hook); /* before the links': what it admits, they send in the same turn */
@@ -632,7 +635,7 @@ int tally_comm_close(tally_comm *c)
     bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
-    char pace[400];
+    char pace[400], moved[TLY_BYTES_TEXT];
     tly_blame_settle(c);
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
@@ -642,8 +645,9 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
-            "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB%s", c->rank, c->size,
-            (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9, pace);
+            "rank %d of %d %s after %.1f s: %" PRIu64 " operations, %s%s", c->rank, c->size,
+            failed ? "has failed" : "is done", (double)(tly_now() - c->opened_at) / TLY_SEC, ops,
+            tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;

@@ -767,8 +767,8 @@ static void test_late(void **state)
     job_start(&j);
     job_finish(&j);
     job_log_holds(&j, 0, "for rank 2");
-    job_log_holds(&j, 0, "warning comm: 'w' has waited");
-    job_log_lacks(&j, 1, "warning comm: 'w' has waited");
+    job_log_holds(&j, 0, "warning rank 0 comm: 'w' has waited");
+    job_log_lacks(&j, 1, "warning rank 1 comm: 'w' has waited");
     job_clear(&j);
 }
 

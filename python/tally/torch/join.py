@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import datetime
 import errno
+import logging
 import os
 import socket
 import time
@@ -13,8 +14,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from .. import _core
-from .._events import logger
+from .. import _core, _events
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -92,7 +92,7 @@ def _place(store, key, first):
         if until == end:
             raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "
                               "tally.torch, or its process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
-        logger.warning("join: waiting for rank %d, which says where to meet", first)
+        _events.log(logging.WARNING, "join: waiting for rank %d, which says where to meet" % first)
 
 
 def _is_set(name):
