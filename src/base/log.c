@@ -13,7 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tally_log_sink *application, *diverted;
 static void *application_user, *diverted_user;
-static atomic_int own_rank = -1;               /* read without the lock, as the next */
+static atomic_int own_rank = -1;              /* read without the lock, as the next */
 static atomic_int threshold = TALLY_LOG_INFO; /* read without the lock: a level late is no harm */
 
 static const char *const level_names[] = {"off", "error", "warning", "info", "debug"};

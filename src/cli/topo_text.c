@@ -421,8 +421,8 @@ static void print_strategy(const struct tly_cli_topo *t, bool wide)
         printf("%s\n", text);
     printf("%s of gradients on each GPU, %d worker and %d CPU machine%s: %.3g of them each way over the "
            "network\n",
-           tly_cli_bytes_text((double)p->job.bytes, bytes), t->workers, t->servers, t->servers == 1 ? "" : "s",
-           p->job.traffic);
+           tly_cli_bytes_text((double)p->job.bytes, bytes), t->workers, t->servers,
+           t->servers == 1 ? "" : "s", p->job.traffic);
     print_links(t, wide);
     if (p->bottleneck >= 0)
         printf("\npredicted: %s; bottleneck: %s\n", tly_cli_time_text(p->seconds, time),

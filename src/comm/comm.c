@@ -211,10 +211,10 @@ static void tick(struct tly_hook *h)
     }
     if (waited >= c->params.timeout && !c->doom_at) {
         const char *late = oldest->late;
-        char stage[300];
+        char stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
-                 oldest->tensor->name, waited, late[0] ? " for rank " : "", late, stage);
+        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
+                 tly_op_title(oldest, title), waited, late[0] ? " for rank " : "", late, stage);
         tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
         c->doom_at = now + TLY_SEC;

@@ -205,8 +205,9 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->offset == 0)
             tly_part_stamp(p, TLY_AT_RESULT_FIRST);
         if (f->payload)
-            *land = (struct tly_landing){
-                .to = p->landing + f->offset, .token = p, .in_blocks = lands_over_input(p)};
+            *land = (struct tly_landing){.to = p->landing + f->offset,
+                                         .token = p,
+                                         .in_blocks = lands_over_input(p)};
         return 0;
     }
     land->control = true;
@@ -293,8 +294,9 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
     if (!op)
         return;
     tly_read_text(&r, op->late, sizeof op->late);
+    char title[TLY_TITLE];
     if (f->flags & TLY_MARK)
-        tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
+        tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, op->late);
 }
 
 static void on_straggler(struct peer *peer, const struct tly_frame *f, const void *data)

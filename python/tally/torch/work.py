@@ -274,7 +274,10 @@ class GroupWork(_Work):
                 _ended.call = before
 
     def _explained(self, error):
-        return Error("%s of %s: %s" % (self.what, self.group, error), error.errno)
+        text, group = str(error), str(self.group)
+        if " no. " not in text.partition(":")[0]:  # the library has not named the call
+            text = "%s: %s" % (self.what, text)
+        return Error(text if group == "process group default_pg" else "%s: %s" % (group, text), error.errno)
 
     def _check(self):
         if self._failure is not None:
