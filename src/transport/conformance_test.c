@@ -363,8 +363,9 @@ int main(void)
     for (size_t i = 0; i < sizeof for_tests / sizeof *for_tests; i++)
         failed += run(for_tests[i].name, &for_tests[i]);
     for (size_t i = 0; i < sizeof wrapped / sizeof *wrapped; i++) {
-        const struct ends_medium m = {
-            .name = "fault", .medium = tly_fault_wrap(wrapped[i], &delays, 1), .sockets = wrapped[i] == &tly_tcp};
+        const struct ends_medium m = {.name = "fault",
+                                      .medium = tly_fault_wrap(wrapped[i], &delays, 1),
+                                      .sockets = wrapped[i] == &tly_tcp};
         failed += run(i ? "fault around late" : "fault around tcp", &m);
     }
     return failed;
