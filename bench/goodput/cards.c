@@ -58,9 +58,9 @@ struct rank {
     uint32_t next, landed;
     uint32_t *parts, count; /* owned: in the order in which it sends them */
     uint64_t in_flight, opened;
-    uint64_t news[MOST]; /* accepted, and not told yet, of each service */
-    uint64_t parts_of_news
-        [MOST]; /* the same where each part is a whole one, but for small ones (take() in src/sum/service.c) */
+    uint64_t news[MOST]; /* bytes that each service has accepted and not told yet */
+    /* The same with each part counted as a whole one, but for small ones: tly_window_accept() in src/sum/window.c. */
+    uint64_t parts_of_news[MOST];
 };
 
 static struct card out[MOST], in[MOST];

@@ -1,9 +1,35 @@
-/* internal.h - what the files of the summation service share: service.c (life, sessions, frames), members.c (who
- * takes part), round.c (arrivals to release), redo.c (what is said after a loss) and verdict.c (disagreement, lateness).
- */
+/* internal.h - the structures of the summation service, and what its files offer each other.
+ *
+ * A job has sessions (connections of its ranks) and rounds.  A round is one part in one round of a tensor; it has a slot
+ * and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock only.  The crew reads
+ * slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches meanwhile.
+ *
+ * A file may use the files above it in this list (test/checks/test_circles.py):
+ *
+ *   slot.c      the states of a slot
+ *   session.c   what a rank is told
+ *   members.c   who takes part in a round
+ *   window.c    what a rank may push, and what is kept for its sake
+ *   store.c     the rounds of a job
+ *   memory.c    memory for slots and results; loans
+ *   joined.c    ranks that have joined, in rounds
+ *   verdict.c   ranks that disagree, refuse, leave or are late
+ *   answers.c   results on their way to the ranks
+ *   kinds/      what a part's pushes become
+ *   round.c     arrivals and release
+ *   progress.c  from all pushes to the result
+ *   redo.c      what ranks say after a loss
+ *   joining.c   the word of a rank that it has joined
+ *   facts.c     how the service stands
+ *   frames.c    the frames that come over a session
+ *   peers.c     sessions from the handshake to the end
+ *   service.c   the life of a service
+ *
+ * crew.c, kind.c, pool.c, straggler.c and words.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
+#include "base/check.h"
 #include "base/event.h"
 #include "base/heap.h"
 #include "base/list.h"
@@ -11,6 +37,7 @@
 #include "join/measure.h"
 #include "reduce/reduce.h"
 #include "sum/crew.h"
+#include "sum/kind.h"
 #include "sum/pool.h"
 #include "sum/service.h"
 #include "sum/straggler.h"
@@ -18,7 +45,10 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-/* A push costs its window at least this: bookkeeping is memory too. */
+/* ms for which the news of accepted bytes waits for a result that tells it. */
+enum { TLY_COUNTS_MS = 20 };
+
+/* The least that a push costs its rank's window, for bookkeeping takes memory too. */
 enum { TLY_LEAST_CHARGE = 256 };
 
 static inline uint32_t tly_charge(uint32_t length)
@@ -26,58 +56,60 @@ static inline uint32_t tly_charge(uint32_t length)
     return length < TLY_LEAST_CHARGE ? TLY_LEAST_CHARGE : length;
 }
 
+/* Where a rank's push of a round stands.  slot.c draws which state follows which. */
 enum slot_state {
     SLOT_ABSENT,  /* nothing has come */
     SLOT_COMING,  /* some fragments are there */
-    SLOT_WHOLE,   /* all of it, or a request */
-    SLOT_REFUSED, /* came, but is not kept: mark, mismatch, verdict */
-    SLOT_DROPPED, /* was dropped for want of memory: to be asked for again */
-    SLOT_AGAIN,   /* has been asked for again */
-    SLOT_OFFERED, /* to be asked for once all have come */
-    SLOT_SAID,    /* its rank has said how much of the result it has; no push of it is here */
-    SLOT_BROKEN,  /* its connection ended; what had come by then is here */
+    SLOT_WHOLE,   /* all of it is there, or it was a request */
+    SLOT_REFUSED, /* it came and is not kept: an error mark, a mismatch, or the round has a verdict */
+    SLOT_DROPPED, /* it was dropped for want of memory, and is to be asked for again */
+    SLOT_AGAIN,   /* it has been asked for again */
+    SLOT_OFFERED, /* it is to be asked for once all ranks have come */
+    SLOT_SAID,    /* no push is here: its rank has said how much of the result it has */
+    SLOT_BROKEN,  /* its connection has ended; what had come by then is here */
     SLOT_JOINED,  /* its rank has joined and will not push: zeros stand for it, and it is owed no answer */
+    SLOT_STATES
 };
 
-/* One rank's part of a round. */
+/* One rank's push of a round. */
 struct slot {
-    enum slot_state state;
-    uint8_t *data;          /* owned, from the pool; of a loan: while it is held */
-    struct tly_loan *loan;  /* owned, instead of data: it is read where its rank has it */
-    uint32_t start, filled; /* the push is wanted from start on, and has come up to filled */
-    uint32_t charge;        /* of its window; 0 once given back */
+    enum slot_state state;  /* changed by tly_slot_change() alone */
+    uint8_t *data;          /* owned, from the pool; of a loan: borrowed, while the loan is held */
+    struct tly_loan *loan;  /* owned, instead of data: the push is read in its rank's memory */
+    uint32_t start, filled; /* bytes: the push is wanted from start on, and has come up to filled */
+    uint32_t charge;        /* bytes of its rank's window; 0 once given back */
     bool quiet;             /* its rank does not want the result */
-    bool withdrawn;         /* it does not send the rest: to be forgotten once no piece is being summed */
-    uint32_t have;          /* SAID: so much of the result, */
-    bool whole;             /* or all of it */
-    uint32_t session;       /* in which its rank has last spoken of the round */
-    uint64_t spec;
-    int64_t busy; /* how long its rank's pushes had been under way when the round was opened */
-    char *text;   /* owned: its spec in words, once asked for */
+    bool withdrawn;   /* its rank has taken it back while pieces were being summed: forgotten after them */
+    uint32_t have;    /* SLOT_SAID: bytes of the result that its rank has, */
+    bool whole;       /* or all of them */
+    uint32_t session; /* number of the session over which its rank last spoke of the round */
+    uint64_t spec;    /* hash of what the rank means by the tensor */
+    int64_t busy;     /* ns for which its rank's pushes had been under way when the round was opened */
+    char *text;       /* owned: the spec in words, once its rank was asked for it */
 };
 
 /* What one rank is to be sent of a round. */
 struct answer {
     struct round *round;
-    uint32_t sent;
-    uint32_t on_way; /* fragments of which the kernel does not have all */
+    uint32_t sent;   /* bytes */
+    uint32_t on_way; /* fragments that the kernel does not have whole yet */
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
-    bool received; /* by its rank */
+    bool received; /* its rank has it, or will never ask for it */
     bool owed;     /* counted in its rank's burden */
 };
 
 /* A range of a sum, for a thread of the crew. */
 struct piece {
     struct tly_task task;
-    struct tly_service *service;
+    struct tly_job *job;
     struct round *round;
     uint32_t from, to;
 };
 
 enum { PIECES = 8 };
 
-/* How a sum is nested. */
+/* The nesting of a sum. */
 struct tree {
     int groups;
     int *group_size; /* owned */
@@ -86,7 +118,7 @@ struct tree {
 
 /* The ranks that take part in a round.  One list is one object, which lives as long as the job. */
 struct members {
-    struct tly_list node; /* in service->lists */
+    struct tly_list node; /* in job->lists */
     uint32_t count;
     uint32_t *rank;      /* owned: in the group's order */
     struct tree tree[2]; /* [1] for 16-bit types */
@@ -94,82 +126,87 @@ struct members {
 
 /* One part in one round of a tensor.  Allocated with its slots and answers behind it. */
 struct round {
-    struct tly_list node;      /* in service->incomplete by age while not summed */
-    uint64_t id;               /* key of the store */
-    struct tly_frame head;     /* of the first push: what all must agree on */
-    const struct members *who; /* contributors; where ranks disagree about them, all that anybody names */
-    uint32_t opener;           /* the rank whose burden it is; TLY_NO_PEER once all have come */
-    uint32_t arrived; /* ranks whose push has begun to come, refused ones too; and those that have joined: */
-    uint32_t joined;  /* slots that are SLOT_JOINED */
-    uint32_t summed, length; /* of the result: bytes ready, bytes in all */
-    bool complete;
-    bool refused;                     /* a push of it is not kept: its verdict is on the way */
-    struct piece piece[PIECES];       /* the crew's share of the work */
-    uint32_t pieces_left, summing_to; /* pieces not done: the slots may not be touched; then summed is this */
-    uint8_t *result;                  /* one of the slots' data, or own */
-    uint32_t result_room;             /* what the pool gave for it */
-    bool restored;                    /* a rank had some of it from another service */
-    uint64_t order;                   /* of the first byte summed */
-    uint64_t age;                     /* of its first push, in order */
-    uint32_t received;                /* ranks that have the answer */
-    uint32_t references;              /* deliveries that point here, and the store */
-    int64_t opened;                   /* monotonic; 0: no push_pull */
-    int64_t born, warn_at, mismatch_at; /* awake clock; 0: not */
-    int64_t since;                      /* likewise: a rank waits for the others that minds it; 0: none */
-    bool asked;                         /* for texts */
-    bool said;                          /* some slots are, or were, SLOT_SAID */
-    bool had;                           /* a rank has something of its result, or its verdict */
-    bool resolved;                      /* all has been asked for */
-    uint32_t base;                      /* up to here ranks have the result: it is not summed again */
-    uint32_t holder;                    /* the lowest of them; it sends what others lack */
-    uint32_t told_in;                   /* the epoch in which that was said */
+    struct tly_list node;  /* in job->incomplete, by age, until it is complete */
+    uint64_t id;           /* key of the store */
+    struct tly_frame head; /* of the first push; all ranks must agree on it */
+    const struct tly_kind *kind;
+    const struct members *who;  /* contributors; where ranks disagree about them, all that anybody names */
+    uint32_t opener;            /* the rank whose burden it is; TLY_NO_PEER once all have come */
+    uint32_t arrived;           /* slots of contributors that are not SLOT_ABSENT, */
+    uint32_t joined;            /* and those of them that are SLOT_JOINED */
+    uint32_t summed, length;    /* bytes of the result: ready, in all */
+    bool complete;              /* the result is whole, or there is a verdict */
+    bool waits;                 /* its kind has said that it may not start yet */
+    bool refused;               /* a push of it is not kept: a verdict is on the way */
+    struct piece piece[PIECES]; /* the crew's share of the work */
+    uint32_t
+        pieces_left; /* pieces that the crew has not done; until it has, nobody else touches data or result */
+    uint32_t summing_to;   /* bytes of the result that are ready then */
+    uint8_t *result;       /* one of the slots' data, or owned */
+    uint32_t result_room;  /* bytes for which the pool gave it */
+    bool restored;         /* a rank had some of it from another service */
+    uint64_t order;        /* counts rounds as their results begin; tie-break among answers */
+    uint64_t age;          /* counts rounds as they are opened */
+    uint32_t received;     /* answers that are received */
+    uint32_t references;   /* deliveries and letters that point here, and the store */
+    int64_t opened;        /* monotonic clock, of a round that marks steps; 0: it does not */
+    int64_t born, warn_at; /* awake clock */
+    int64_t mismatch_at;   /* awake clock: specs differed first; 0: they do not */
+    int64_t since;         /* awake clock: a rank that minds has begun to wait for the others; 0: none has */
+    bool asked;            /* the ranks have been asked for their specs in words */
+    bool said;             /* some slots are, or were, SLOT_SAID */
+    bool had;              /* a rank has something of its result, or its verdict */
+    bool resolved;         /* after `said`: what is missing has been asked for */
+    uint32_t base;         /* bytes of the result that some rank has: they are not summed again */
+    uint32_t holder;       /* the lowest rank that has them; it sends them for those who lack them */
+    uint32_t told_in;      /* the epoch in which ranks last said so */
     int verdict_err;
     char *verdict;   /* owned */
-    int64_t decided; /* awake clock: when it got that */
+    int64_t decided; /* awake clock: when it got the verdict */
     struct answer *answers;
     struct slot slots[];
 };
 
-/* What is kept for a rank's sake.  Bounded, for a rank that was admitted may mean ill; outlives its connections, for it
- * may come again and again. */
+/* What the service keeps for a rank's sake.  It is bounded, because an admitted rank may mean ill, and it outlives the rank's
+ * connections, because such a rank may connect again and again. */
 struct burden {
-    uint32_t opened; /* rounds that it has opened, and to which not all have come */
-    uint32_t owed;   /* rounds of which it has not confirmed the answer */
-    uint32_t lists;  /* of groups, which it was the first to tell, */
+    uint32_t opened; /* rounds that it has opened and that not all ranks have pushed */
+    uint32_t owed;   /* rounds whose answer it has not confirmed */
+    uint32_t lists;  /* groups that it was the first to tell, */
     uint32_t named;  /* and the ranks in them */
 };
 
-/* A rank that has joined (tally_join), as it said last.  Outlives its connections. */
+/* What a rank said last about having joined (tally_join).  Outlives its connections. */
 struct joined {
     bool on;
-    struct tly_map rounds; /* of the tensors that it had submitted: key -> how often, as a pointer */
-    bool coming;           /* the list of these is still coming, over this session */
-    uint32_t session;
+    struct tly_map rounds; /* key of a tensor -> how often it had submitted that, as a pointer */
+    bool coming;           /* that list is still coming, */
+    uint32_t session;      /* over this session */
 };
 
 /* One rank's connection. */
 struct session {
     struct tly_list node;
-    struct tly_service *service;
+    struct tly_job *job;
     struct tly_link *link;
     uint32_t rank;
     uint32_t id;                /* counts sessions, from 1 */
-    uint32_t done_epoch;        /* its rank has said all that is in doubt since this epoch began */
-    bool watcher;               /* no rank: asks how the service stands, or measures before the job begins */
-    struct tly_meter_flow flow; /* of one that measures */
+    uint32_t done_epoch;        /* its rank has said what it has in doubt since this epoch began */
+    bool watcher;               /* not a rank: asks for the status, or measures before the job begins */
+    struct tly_meter_flow flow; /* of a watcher that measures */
     bool left;                  /* has said goodbye */
-    struct tly_map groups;      /* number -> struct members, as this rank has told */
-    uint32_t taken;             /* bytes of the push under way that are counted already */
-    uint64_t pushed, accepted, granted, answered; /* in charge bytes */
-    uint32_t lacking;                     /* slots that wait for a push of this rank: absent or asked again */
-    struct tly_heap ready;                /* of answers with bytes to send */
-    struct tly_outbox outbox;             /* tags: rounds whose verdict a letter is (references) */
-    struct round **deliveries;            /* owned ring of those sent whole and not yet stable; references */
+    struct tly_map groups;      /* number -> struct members, as its rank has told */
+    uint32_t taken;             /* bytes of the fragment under way that are counted already */
+    uint64_t pushed, accepted, granted, answered; /* charge bytes */
+    uint32_t lacking;          /* its slots that are SLOT_ABSENT or SLOT_AGAIN: they wait for its push */
+    struct tly_heap ready;     /* answers with bytes to send */
+    struct tly_outbox outbox;  /* a letter's tag: the round whose verdict it is (a reference) */
+    struct round **deliveries; /* owned ring of rounds answered and not yet stable (references) */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint32_t ring_room;
 };
 
-struct tly_service {
+struct tly_job {
     struct tly_loop *loop, own_loop;
     bool own_thread;
     pthread_t thread;
@@ -177,39 +214,38 @@ struct tly_service {
     struct tly_listener *listener;
     struct tly_identity identity;
     uint64_t incarnation;
-    uint32_t fragment_bytes;
+    uint32_t fragment_bytes; /* less of a result is not sent */
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
 
     bool mortal;                    /* may die alone: a tallyd's */
-    bool redo_waits;                /* for memory */
-    bool restore_waits;             /* a result that ranks have from a service that is gone finds no room */
-    uint32_t sessions_seen;         /* of ranks */
+    bool redo_waits;                /* rounds wait for memory for their results */
+    bool restore_waits;             /* so do rounds whose results come from a rank (redo.c) */
+    uint32_t sessions_seen;         /* counts sessions of ranks */
     uint32_t ranks;                 /* 0: no epoch yet */
-    uint32_t left;                  /* ranks that have said goodbye */
+    uint32_t left;                  /* ranks that are gone */
     uint64_t part_bytes, part_most; /* longest part of the newest epoch, and of any */
-    bool window_fixed;
-    uint64_t first_window,
-        window_bytes;   /* of a new connection; and what may be pushed and not answered now */
-    atomic_ullong news; /* part_bytes and services with a share << 32 of an epoch that has begun, from another
-                                        * thread (release); taken by the loop (acquire); 0: none */
-    uint32_t pace_bytes;      /* counts go alone after so much news */
+    bool window_fixed;              /* the user has set the window */
+    uint64_t first_window;          /* charge bytes that a new connection may push */
+    uint64_t window_bytes;          /* charge bytes that may be pushed and not answered now */
+    atomic_ullong news;       /* part_bytes and services with a share << 32 of an epoch that has begun, from
+                                       * another thread (release); taken by the loop (acquire); 0: none */
+    uint32_t pace_bytes;      /* counts go alone after so many bytes of news */
     struct session **by_rank; /* owned array, borrowed sessions */
     bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
-    struct burden *burden;    /* owned array: of each rank */
-    struct joined *joined;    /* owned array: of each rank */
-    uint32_t joined_count;    /* of them are on */
+    struct burden *burden;    /* owned array, of each rank */
+    struct joined *joined;    /* owned array, of each rank */
+    uint32_t joined_count;    /* entries of `joined` that are on */
     uint32_t joins;           /* how often all ranks have joined */
-    const uint8_t *zeros;     /* a part of them, mapped once the first rank has joined; takes no memory */
-    uint32_t *machine;        /* owned array: of each rank, */
-    bool teams;               /* whose ranks may push together */
-    uint32_t most_opened;     /* what that may reach */
-    uint32_t most_owed;       /* past this its window stays shut */
-    uint32_t window_rounds;   /* as many as a window has room for */
-    uint32_t watchers;        /* sessions of such */
-    struct members *all;      /* borrowed from lists */
-    struct tly_list lists;    /* of struct members; owned */
-    struct tly_map pairs;     /* number -> struct members, likewise */
+    const uint8_t *zeros;     /* a part of zeros, mapped once a rank has joined; takes no memory */
+    uint32_t *machine;        /* owned array: of each rank */
+    bool teams;               /* ranks of a machine may push together */
+    uint32_t most_opened, most_owed; /* bounds of a burden; past most_owed the rank's window stays shut */
+    uint32_t window_rounds;          /* least pushes that fill a window */
+    uint32_t watchers;               /* sessions of watchers */
+    struct members *all;             /* borrowed from lists */
+    struct tly_list lists;           /* of struct members; owned */
+    struct tly_map pairs;            /* number -> struct members, borrowed */
     struct tly_meter meter;
     struct tly_straggler straggler;
     char held_up[300];  /* what it found last, in words */
@@ -219,161 +255,262 @@ struct tly_service {
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
-    uint32_t mismatches, dropped_slots, probes;
-    uint32_t restored; /* rounds that hold such a result */
+    uint32_t mismatches;        /* rounds with mismatch_at */
+    uint32_t dropped_slots;     /* slots that are SLOT_DROPPED */
+    uint32_t waiting;           /* rounds with `waits` */
+    uint32_t restored;          /* rounds with `restored` */
     uint64_t next_order, next_age;
     struct tly_pool pool;
     struct tly_service_facts facts;
-    struct tly_event quiet;
+    struct tly_event quiet; /* the last session has ended */
 
     const struct tly_params *params; /* borrowed */
     struct tly_trace *trace;         /* owned; NULL: no timeline is wanted */
     atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
 
-/* What becomes of a part's pushes: all are summed, */
-static inline bool tly_is_sum(const struct tly_frame *f)
+static inline bool tly_round_all_arrived(const struct round *r)
 {
-    return f->kind == TALLY_PUSH_PULL || f->kind == TALLY_REDUCE ||
-           (f->kind == TALLY_REDUCE_SCATTER && f->part > 0);
+    return r->arrived == r->who->count;
 }
-/* or compared: how much each rank gives to each and expects of each, */
-static inline bool tly_is_table(const struct tly_frame *f)
+
+/* Its rank has pushed or said something of the round. */
+static inline bool tly_slot_has_come(const struct slot *slot)
 {
-    return f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER && f->part == 0;
-}
-/* or put one behind the other: the first dimensions of an allgather whose ranks may differ in them, */
-static inline bool tly_is_list(const struct tly_frame *f)
-{
-    return f->kind == TALLY_ALLGATHER && f->part == 0 && f->length > 0;
-}
-/* or one rank's data goes to the others.  What is none of these only meets. */
-static inline bool tly_is_from_root(const struct tly_frame *f)
-{
-    return f->kind == TALLY_BROADCAST || f->kind == TALLY_MESSAGE ||
-           (f->part > 0 &&
-            (f->kind == TALLY_ALLGATHER || (f->kind >= TALLY_ALLTOALL && f->kind <= TALLY_SCATTER)));
+    return slot->state != SLOT_ABSENT && slot->state != SLOT_JOINED;
 }
 
 /* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline.  Parts between
  * two ranks have numbers of their own, which the timeline could not tell apart. */
-static inline void tly_round_stamp(const struct tly_service *s, const struct round *r, enum tly_stage stage,
+static inline void tly_round_stamp(const struct tly_job *job, const struct round *r, enum tly_stage stage,
                                    uint32_t rank)
 {
     if (r->head.group & TLY_PAIR)
         return;
-    tly_stamp(s->trace, stage, rank, r->head.key, r->head.round, r->head.part, r->head.length);
+    tly_stamp(job->trace, stage, rank, r->head.key, r->head.round, r->head.part, r->head.length);
 }
 
-/* members.c */
-/* Those for which a frame's group stands on this connection, or NULL: unknown, or without the rank. */
+/* --- slot.c --- */
+/* The one place where a slot changes its state.  Keeps job->dropped_slots and the sessions' `lacking` true. */
+void tly_slot_change(struct tly_job *job, struct round *r, uint32_t rank, enum slot_state to);
+
+/* The slot begins or ceases to count in its session's `lacking`: its rank takes part, or the round goes. */
+void tly_slot_enter(struct tly_job *job, const struct round *r, uint32_t rank);
+void tly_slot_leave(struct tly_job *job, const struct round *r, uint32_t rank);
+
+/* --- session.c --- */
+/* Send a control frame.  verdict: the round whose answer it is, or NULL. */
+int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
+                     struct round *verdict);
+/* Have the next header tell the counts.  bytes: how much of that is news to the rank. */
+void tly_session_counts(struct session *p, uint32_t bytes);
+
+/* --- members.c --- */
+/* The ranks for which a frame's group stands on this connection; NULL: unknown, or its rank is not among them. */
 const struct members *tly_members_of(struct session *p, uint32_t group);
-/* A list has come.  -EPROTO with *why: it is none, or one too many; -ENOMEM. */
+/* GROUP has come.  -EPROTO with *why: it is no list, or one too many; -ENOMEM. */
 int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
-int tly_members_begin(struct tly_service *s, const struct tly_roster *roster);
-void tly_members_finish(struct tly_service *s);
+int tly_members_begin(struct tly_job *job, const struct tly_roster *roster);
+void tly_members_finish(struct tly_job *job);
 bool tly_members_have(const struct members *m, uint32_t rank);
-/* Those of both, a list of this rank's making; NULL: out of memory, or one too many. */
+/* The ranks of both, as a list that counts among this rank's; NULL: out of memory, or one too many. */
 const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b);
 
-/* joined.c: ranks that have joined take no part in rounds that they had not submitted by then.  Sums and barriers of all
- * ranks go on with zeros for them. */
-/* JOINED has come.  -EPROTO (*why), -ENOMEM. */
-int tly_joined_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
-/* A round has been opened: ranks that take no part are in it as SLOT_JOINED. */
-void tly_joined_mark(struct tly_service *s, struct round *r);
-/* One of them comes all the same, as its machine's ranks do something else than the others. */
-void tly_joined_comes(struct session *p, struct round *r);
-/* Does it lack a rank that has joined, and cannot do without? */
-bool tly_joined_is_missed(const struct tly_service *s, const struct round *r, uint32_t rank);
-void tly_joined_finish(struct tly_service *s);
-
-/* round.c */
-struct round *tly_round_find(struct tly_service *s, const struct tly_frame *f);
+/* --- window.c --- */
 /* Has the rank opened so many rounds to which others have not come that it may open no more? */
-bool tly_round_crowded(const struct session *p);
-/* who: those for which the frame's group stands.  NULL: out of memory. */
-struct round *tly_round_open(struct tly_service *s, const struct tly_frame *f, const struct members *who);
+bool tly_window_crowded(const struct session *p);
+/* One rank more has pushed the round or spoken of it. */
+void tly_window_arrived(struct tly_job *job, struct round *r);
+/* The round is nobody's burden any more. */
+void tly_window_lift(struct tly_job *job, struct round *r);
+/* The round has an answer that this rank has not confirmed; it has. */
+void tly_window_owe(struct tly_job *job, struct round *r, uint32_t rank);
+void tly_window_confirm(struct tly_job *job, struct round *r, uint32_t rank);
+/* Open the rank's window as far as it may be open. */
+void tly_window_grant(struct session *p);
+/* The same for all ranks but this one (NULL: for all): they may have waited behind what only a new round can free. */
+void tly_window_grant_others(struct tly_job *job, const struct session *p);
+/* A push of so many bytes begins and is not wanted: the window is as before. */
+void tly_window_pass(struct session *p, uint32_t length);
+/* The slot's push needs no window any more. */
+void tly_window_give_back(struct tly_job *job, uint32_t rank, struct slot *slot);
+/* `bytes` of a part of `length` have been taken off the connection. */
+void tly_window_accept(struct session *p, uint32_t bytes, uint32_t length);
+
+/* --- store.c --- */
+struct round *tly_store_find(struct tly_job *job, const struct tly_frame *f);
+/* A new round for this push, with a reference for the store; NULL: out of memory, or another one has its id. */
+struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, const struct members *who);
+void tly_store_unref(struct tly_job *job, struct round *r);
+/* The round is complete: it leaves the list of those that are not. */
+void tly_store_complete(struct tly_job *job, struct round *r);
+/* What is ready of the answer for this rank is not sent. */
+void tly_store_unqueue(struct tly_job *job, struct round *r, uint32_t rank);
+/* All ranks have the answer, or none wants it: forget the round. */
+void tly_store_remove(struct tly_job *job, struct round *r);
+/* Look at all rounds; any may go while one looks.  -ENOMEM. */
+int tly_store_each(struct tly_job *job, void (*look)(struct tly_job *job, struct round *r, void *arg),
+                   void *arg);
+/* In checked builds: counts agree with slots. */
+void tly_store_check(const struct tly_job *job);
+
+/* --- memory.c --- */
+/* Memory for a slot of the round, from rounds with a lesser claim if need be; NULL: there is none now. */
+uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes);
+/* The same past the limit, from nobody; NULL: the machine has none. */
+uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes);
+/* Room for a result that some ranks have from a service that is gone.  False: not now, until others have ended. */
+bool tly_memory_take_result(struct tly_job *job, struct round *r);
+/* Forget what is here of a push, with its memory or loan; its state stays. */
+void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank);
+/* There is no memory for this push: it is to come again. */
+void tly_memory_drop(struct tly_job *job, struct round *r, uint32_t rank);
+/* The round fails: no data is kept, but every push counts as arrived. */
+void tly_memory_forget_slots(struct tly_job *job, struct round *r);
+/* The result is whole: inputs are not needed any more. */
+void tly_memory_release_inputs(struct tly_job *job, struct round *r);
+/* The job ends: nothing is kept of the round. */
+void tly_memory_close(struct tly_job *job, struct round *r);
+/* Ask a rank for its push from slot->start on. */
+void tly_memory_ask(struct session *p, struct round *r);
+/* Ask for what was dropped, as far as memory goes. */
+void tly_memory_ask_again(struct tly_job *job);
+/* All ranks have come: what is only offered is wanted now.  False: nothing was. */
+bool tly_memory_want_offers(struct tly_job *job, struct round *r);
+/* Inputs that are read in their ranks' memory must not move meanwhile.  False: a rank is gone, and will be missed. */
+bool tly_memory_hold_loans(struct tly_job *job, struct round *r);
+void tly_memory_drop_loans(struct tly_job *job, struct round *r);
+/* Return the loans of connections that have ended, unless the crew reads them. */
+void tly_memory_break_loans(struct tly_job *job, struct round *r);
+
+/* --- joined.c --- */
+/* Ranks that take no part in the round are in it as SLOT_JOINED. */
+void tly_joined_mark(struct tly_job *job, struct round *r);
+/* One of them comes all the same, because its machine's ranks do something else than the others. */
+void tly_joined_comes(struct session *p, struct round *r);
+/* Does the round lack a rank that has joined, and cannot do without it? */
+bool tly_joined_is_missed(const struct tly_job *job, const struct round *r, uint32_t rank);
+/* Messages wait for a rank that has joined, for it will be there again. */
+bool tly_joined_may_miss(const struct round *r);
+void tly_joined_forget(struct tly_job *job, uint32_t rank);
+void tly_joined_finish(struct tly_job *job);
+
+/* --- verdict.c --- */
+/* The round fails with this sentence, unless it has ended; not before the crew has left it. */
+void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const char *sentence);
+/* Two specs for one round. */
+void tly_verdict_differs(struct tly_job *job, struct round *r);
+/* A push has come for a round that has failed or is about to. */
+void tly_verdict_arrived(struct session *p, struct round *r);
+/* A rank's spec in words; owned. */
+void tly_verdict_text(struct session *p, struct round *r, char *text);
+/* A rank comes to a round that has ended without it: the others' group is another. */
+void tly_verdict_too_late(struct session *p, struct round *r);
+/* A service that is gone has decided it already. */
+void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence);
+void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason);
+/* A rank takes back what it has pushed: nothing happens if all ranks have. */
+void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason);
+/* Rounds that lack this rank, which has left. */
+void tly_verdict_left(struct tly_job *job, uint32_t rank);
+/* The round may lack ranks that have joined, and not go on without them. */
+void tly_verdict_joined(struct tly_job *job, struct round *r);
+/* Say who is late: to all who wait, or to one who asks. */
+void tly_verdict_late(struct tly_job *job, struct round *r, const struct session *asker);
+void tly_verdict_tick(struct tly_job *job);
+/* For how long (ns of the awake clock) the round that waits longest has waited, and for what; 0 and "" if none. */
+int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len);
+void tly_verdict_straggler(struct tly_job *job, const struct tly_finding *f);
+
+/* --- answers.c --- */
+/* Bytes of the result that this rank is sent. */
+uint32_t tly_answers_length(const struct round *r, uint32_t rank);
+/* Queue the answers that have something to send. */
+void tly_answers_queue(struct tly_job *job, struct round *r);
+/* The next fragment of the most urgent one. */
+bool tly_answers_next(struct session *p, struct tly_outgoing *out);
+/* Room for one more delivery; false: out of memory. */
+bool tly_answers_reserve(struct session *p);
+/* The round's answer, a result or a verdict, has gone out whole. */
+void tly_answers_delivered(struct session *p, struct round *r);
+/* The rank has the answer.  True: it was the last, and the round is no more. */
+bool tly_answers_confirmed(struct tly_job *job, struct round *r, uint32_t rank);
+/* The rank has so many of its answers. */
+void tly_answers_received(struct session *p, uint64_t count);
+/* Forget deliveries that have become stable. */
+void tly_answers_settle(struct tly_job *job);
+
+/* --- round.c --- */
+/* who: the ranks for which the frame's group stands.  NULL: out of memory. */
+struct round *tly_round_open(struct tly_job *job, const struct tly_frame *f, const struct members *who);
+/* The rank whose push or word this is waits for the others from now on, unless it is patient. */
+void tly_round_awaited(struct tly_job *job, struct round *r, const struct tly_frame *f);
+/* The rank names other contributors than those before it did.  False: out of memory, and its connection ends. */
+bool tly_round_widen(struct session *p, struct round *r, const struct members *who);
+/* The header of a push: a first fragment takes the rank's slot, all say where their payload belongs. */
 void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
                     struct tly_landing *land);
-void tly_round_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes);
-void tly_round_progress(struct tly_service *s, struct round *r);
+/* A rank's push is none any more; the round goes with the last. */
+void tly_round_withdraw(struct tly_job *job, struct round *r, uint32_t rank);
+/* Contributors' pushes are all there. */
+bool tly_round_is_whole(const struct round *r);
+/* A rank does not want its push summed any more. */
 void tly_round_cancel(struct session *p, struct round *r);
-void tly_round_forget_slots(struct tly_service *s, struct round *r);
-/* Whose push or word this is waits for the others from now on, unless it is patient. */
-void tly_round_awaited(struct tly_service *s, struct round *r, const struct tly_frame *f);
-/* One rank more has pushed it or spoken of it. */
-void tly_round_arrived(struct tly_service *s, struct round *r);
-/* It has an answer, which this rank has not confirmed. */
-void tly_round_owe(struct tly_service *s, struct round *r, uint32_t rank);
-void tly_round_unref(struct tly_service *s, struct round *r);
-bool tly_round_answer(struct session *p, struct tly_outgoing *out);
-void tly_round_received(struct session *p, uint64_t count);
-void tly_round_settle(struct tly_service *s);
-bool tly_round_reserve(struct session *p); /* room for one more delivery; false: out of memory */
-void tly_round_delivered(struct session *p, struct round *r);
-void tly_round_ask_again(struct tly_service *s);
-void tly_round_grant(struct session *p);
-/* Room for a result that some ranks have from a service that is gone.  False: not now, until others have ended. */
-bool tly_round_take_result(struct tly_service *s, struct round *r);
-void tly_round_close_store(struct tly_service *s);
-/* The rank names other contributors than those before it did. */
-void tly_round_widen(struct session *p, struct round *r, const struct members *who);
-/* The result is there up to byte `to`. */
-void tly_round_advance(struct tly_service *s, struct round *r, uint32_t to);
-/* Its answer to this rank is due again, as far as it is ready. */
-void tly_round_queue_answers(struct tly_service *s, struct round *r);
-/* Ask a rank for its push from slot->start on. */
-void tly_round_ask(struct session *p, struct round *r);
-uint32_t tly_round_answer_length(const struct round *r, uint32_t rank);
-/* The rank has the answer.  True: it was the last, and the round is no more. */
-bool tly_round_has_answer(struct tly_service *s, struct round *r, uint32_t rank);
-/* All ranks have it, or none wants it: forget it. */
-void tly_round_remove(struct tly_service *s, struct round *r);
+void tly_round_close_all(struct tly_job *job);
 
-/* redo.c */
+/* --- progress.c --- */
+/* So many more bytes of a push are in its slot; none, for a request. */
+void tly_progress_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes);
+/* Make what can be made of the result, and send it. */
+void tly_progress(struct tly_job *job, struct round *r);
+/* The result is there up to byte `to`. */
+void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to);
+/* An offer has come, for which rounds may wait. */
+void tly_progress_offered(struct tly_job *job);
+/* Memory may be there for rounds that wait for it. */
+void tly_progress_all(struct tly_job *job);
+
+/* --- redo.c --- */
 /* The connection of a rank has ended: what has come of its pushes stays; what it is to be sent waits for its word. */
 void tly_redo_detach(struct session *p);
-/* Loans of connections that have ended are no more; while the crew read them they had to stay. */
-void tly_redo_loans(struct tly_service *s, struct round *r);
-/* HAVE: so much of the result has landed there.  `data`: of a verdict (MARK). */
+/* HAVE: so much of the result has landed there.  data: of a verdict (MARK). */
 int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why);
 /* DONE: that was all. */
 void tly_redo_done(struct session *p, const struct tly_frame *f);
 /* FINAL: what it has of the result. */
 void tly_redo_final(struct session *p, const struct tly_frame *f, const void *data);
 /* A rank has pushed, said something or left: see whether all is known now. */
-void tly_redo_look(struct tly_service *s, struct round *r);
-void tly_redo_look_at_all(struct tly_service *s);
+void tly_redo_look(struct tly_job *job, struct round *r);
+void tly_redo_look_at_all(struct tly_job *job);
+/* A rank has left the job: nothing more comes of it. */
+void tly_redo_left(struct tly_job *job, uint32_t rank);
 /* There may be room for results again. */
-void tly_redo_restore(struct tly_service *s);
+void tly_redo_restore(struct tly_job *job);
 
-/* verdict.c */
-void tly_verdict_differs(struct tly_service *s, struct round *r);
-void tly_verdict_arrived(struct session *p, struct round *r);
-void tly_verdict_text(struct session *p, struct round *r, char *text);
-/* A rank comes to a round that has ended without it: the others' group is another. */
-void tly_verdict_too_late(struct session *p, struct round *r);
-/* All tables have come: does each expect what it is given? */
-void tly_verdict_lengths(struct tly_service *s, struct round *r);
-/* It has been decided already, by a service that is gone. */
-void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence);
-void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason);
-/* It takes back what it has pushed: nothing if all ranks have. */
-void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason);
-void tly_verdict_left(struct tly_service *s, uint32_t rank);
-/* It may lack ranks that have joined, and be none that goes on without. */
-void tly_verdict_joined(struct tly_service *s, struct round *r);
-/* Say who is late: to all who wait, or to one who asks. */
-void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker);
-void tly_verdict_tick(struct tly_service *s);
-/* For how long (ns of the awake clock) the round that waits longest has waited, and for what; 0 and "" if none. */
-int64_t tly_verdict_waits(struct tly_service *s, char *out, size_t len);
-void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f);
+/* --- joining.c --- */
+/* JOINED has come.  -EPROTO (*why), -ENOMEM. */
+int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why);
 
-/* service.c */
-int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
-                     struct round *verdict);
-void tly_session_counts(struct session *p, uint32_t bytes);
+/* --- frames.c --- */
+/* The link's calls for a frame (transport/transport.h); user: a session. */
+int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                      const char **why);
+void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes);
+int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
+
+/* --- peers.c --- */
+/* A connection came to the job's listener: make it a session. */
+int tly_peers_accept(struct tly_job *job, struct tly_link_config *config);
+/* The job has begun, or a rank has come: it is one of the job's from now on. */
+void tly_peers_admit(struct session *p);
+void tly_peers_destroy(struct session *p);
+
+/* --- facts.c --- */
+/* Count what has gone over the session's connection. */
+void tly_facts_add_bytes(struct tly_service_facts *facts, const struct session *p);
+void tly_job_facts(struct tly_job *job, struct tly_service_facts *out);
+
+/* --- service.c --- */
+struct tly_job *tly_service_job(const struct tly_service *s);
 
 #endif

@@ -1,5 +1,8 @@
-/* members.c - who takes part in a round: all ranks, a group's list that a rank has sent on its connection, or two
- * ranks alone.  Equal lists are one object, whoever sent them, so that rounds compare them by address. */
+/* members.c - the ranks that take part in a round: all ranks, a group's list that a rank has sent on its connection, or
+ * two ranks alone.
+ *
+ * Equal lists are one object, whichever rank sent them, so rounds compare them by address.  Each list carries the trees of
+ * its sums.  Lists live as long as the job; a group's number holds on the connection over which its list came. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +10,8 @@
 #include "sum/internal.h"
 #include "wire/pack.h"
 
-/* Of one rank, what it may have us remember: the numbers of groups on one connection; and, as long as the job lives,
- * lists that nobody else has told, and the ranks that these name.  A mesh of many dimensions has a few lists a rank. */
+/* How much one rank may have the service remember: numbers of groups on one connection; and, for as long as the job lives,
+ * lists that no other rank told first, and the ranks in them.  A mesh of many dimensions has a few lists a rank. */
 enum { MOST_GROUPS = 1 << 16, MOST_LISTS = 1 << 12, MOST_NAMED = 1 << 20 };
 
 bool tly_members_have(const struct members *m, uint32_t rank)
@@ -29,7 +32,7 @@ static void destroy(struct members *m)
     free(m);
 }
 
-static struct members *make(struct tly_service *s, const uint32_t *rank, uint32_t count)
+static struct members *make(struct tly_job *job, const uint32_t *rank, uint32_t count)
 {
     struct members *m = calloc(1, sizeof *m);
     if (!m)
@@ -52,28 +55,28 @@ static struct members *make(struct tly_service *s, const uint32_t *rank, uint32_
         m->tree[i].group_size[0] = (int)count;
         memcpy(m->tree[i].order, rank, count * sizeof *rank);
     }
-    tly_list_append(&s->lists, &m->node);
+    tly_list_append(&job->lists, &m->node);
     return m;
 }
 
-/* Of whose making it is if nobody has told it before; NULL: of two ranks' alone, which are few.  NULL with errno: ENOMEM,
- * EPROTO: too many of that. */
-static struct members *find_or_make(struct tly_service *s, const uint32_t *rank, uint32_t count,
-                                    struct burden *of)
+/* `maker`: the burden that is charged for the list if no rank has told it before; NULL: two ranks alone, which are few.
+ * NULL with errno: ENOMEM; EPROTO: too many lists. */
+static struct members *find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
+                                    struct burden *maker)
 {
-    for (struct tly_list *n = s->lists.next; n != &s->lists; n = n->next) {
+    for (struct tly_list *n = job->lists.next; n != &job->lists; n = n->next) {
         struct members *m = tly_list_entry(n, struct members, node);
         if (m->count == count && memcmp(m->rank, rank, count * sizeof *rank) == 0)
             return m;
     }
     errno = EPROTO;
-    if (of && (of->lists >= MOST_LISTS || of->named + count > MOST_NAMED))
+    if (maker && (maker->lists >= MOST_LISTS || maker->named + count > MOST_NAMED))
         return NULL;
-    struct members *m = make(s, rank, count);
+    struct members *m = make(job, rank, count);
     errno = ENOMEM;
-    if (m && of) {
-        of->lists++;
-        of->named += count;
+    if (m && maker) {
+        maker->lists++;
+        maker->named += count;
     }
     return m;
 }
@@ -85,16 +88,16 @@ static uint64_t hash(uint32_t number)
 
 const struct members *tly_members_of(struct session *p, uint32_t group)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     if (!(group & TLY_PAIR))
-        return group ? tly_map_get(&p->groups, hash(group)) : s->all;
+        return group ? tly_map_get(&p->groups, hash(group)) : job->all;
     const uint32_t rank[2] = {tly_pair_from(group), tly_pair_to(group)};
-    if ((rank[0] != p->rank && rank[1] != p->rank) || rank[0] >= s->ranks || rank[1] >= s->ranks)
+    if ((rank[0] != p->rank && rank[1] != p->rank) || rank[0] >= job->ranks || rank[1] >= job->ranks)
         return NULL;
-    struct members *m = tly_map_get(&s->pairs, hash(group));
+    struct members *m = tly_map_get(&job->pairs, hash(group));
     if (!m) {
-        m = find_or_make(s, rank, rank[0] == rank[1] ? 1 : 2, NULL);
-        if (m && tly_map_put(&s->pairs, hash(group), m) != 0)
+        m = find_or_make(job, rank, rank[0] == rank[1] ? 1 : 2, NULL);
+        if (m && tly_map_put(&job->pairs, hash(group), m) != 0)
             return NULL;
     }
     return m;
@@ -102,26 +105,26 @@ const struct members *tly_members_of(struct session *p, uint32_t group)
 
 int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     struct tly_reader r = {data, f->payload, false};
     uint32_t count = tly_read32(&r);
     *why = "no list of a group";
-    if (!f->group || f->group & TLY_PAIR || !count || count > s->ranks || p->groups.count >= MOST_GROUPS ||
+    if (!f->group || f->group & TLY_PAIR || !count || count > job->ranks || p->groups.count >= MOST_GROUPS ||
         tly_map_get(&p->groups, hash(f->group)))
         return -EPROTO;
     uint32_t *rank = malloc(count * sizeof *rank);
-    bool *named = calloc(s->ranks, sizeof *named);
+    bool *named = calloc(job->ranks, sizeof *named);
     int err = rank && named ? 0 : -ENOMEM;
     for (uint32_t i = 0; i < count && !err; i++) {
         rank[i] = tly_read32(&r);
-        if (r.failed || rank[i] >= s->ranks || named[rank[i]])
+        if (r.failed || rank[i] >= job->ranks || named[rank[i]])
             err = -EPROTO;
         else
             named[rank[i]] = true;
     }
     if (!err && !named[p->rank])
         err = -EPROTO;
-    struct members *m = err ? NULL : find_or_make(s, rank, count, &s->burden[p->rank]);
+    struct members *m = err ? NULL : find_or_make(job, rank, count, &job->burden[p->rank]);
     if (!err && !m) {
         err = -errno;
         *why = err == -EPROTO ? "more groups than a rank may have" : "out of memory";
@@ -135,41 +138,41 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
 
 const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     uint32_t *rank = malloc((a->count + (size_t)b->count) * sizeof *rank), count = 0;
     if (!rank)
         return NULL;
-    for (uint32_t i = 0; i < s->ranks; i++)
+    for (uint32_t i = 0; i < job->ranks; i++)
         if (tly_members_have(a, i) || tly_members_have(b, i))
             rank[count++] = i;
-    const struct members *m = find_or_make(s, rank, count, &s->burden[p->rank]);
+    const struct members *m = find_or_make(job, rank, count, &job->burden[p->rank]);
     free(rank);
     return m;
 }
 
 /* All ranks in their order.  A group of all ranks in that order is the same list, and so are its sums' trees: those
  * of the roster, which may go by machines. */
-int tly_members_begin(struct tly_service *s, const struct tly_roster *roster)
+int tly_members_begin(struct tly_job *job, const struct tly_roster *roster)
 {
     uint32_t *rank = malloc(roster->rank_count * sizeof *rank);
     if (!rank)
         return -ENOMEM;
     for (uint32_t i = 0; i < roster->rank_count; i++)
         rank[i] = i;
-    s->all = make(s, rank, roster->rank_count);
+    job->all = make(job, rank, roster->rank_count);
     free(rank);
-    if (!s->all)
+    if (!job->all)
         return -ENOMEM;
     for (int i = 0; i < 2; i++) {
-        struct tree *t = &s->all->tree[i];
+        struct tree *t = &job->all->tree[i];
         tly_roster_tree(roster, i == 1, &t->groups, t->group_size, t->order);
     }
     return 0;
 }
 
-void tly_members_finish(struct tly_service *s)
+void tly_members_finish(struct tly_job *job)
 {
-    while (!tly_list_empty(&s->lists))
-        destroy(tly_list_entry(tly_list_take(&s->lists), struct members, node));
-    tly_map_finish(&s->pairs);
+    while (!tly_list_empty(&job->lists))
+        destroy(tly_list_entry(tly_list_take(&job->lists), struct members, node));
+    tly_map_finish(&job->pairs);
 }

@@ -15,37 +15,20 @@
 
 void tly_redo_detach(struct session *p)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     struct round *r;
-    tly_map_each(&s->store, r)
+    tly_map_each(&job->store, r)
     {
         struct slot *slot = &r->slots[p->rank];
         r->answers[p->rank].on_way = 0;
-        if (slot->state == SLOT_ABSENT || slot->state == SLOT_JOINED)
+        if (!tly_slot_has_come(slot))
             continue;
         if (slot->state == SLOT_COMING || slot->state == SLOT_AGAIN || slot->loan)
-            slot->state = SLOT_BROKEN;
+            tly_slot_change(job, r, p->rank, SLOT_BROKEN);
         slot->charge = 0; /* counts begin at 0 again */
         r->answers[p->rank].held = true;
         r->answers[p->rank].queued = false;
-        tly_redo_loans(s, r);
-    }
-}
-
-/* The rank must push again what has not been read. */
-void tly_redo_loans(struct tly_service *s, struct round *r)
-{
-    for (uint32_t i = 0; i < s->ranks && !r->pieces_left; i++) {
-        struct slot *slot = &r->slots[i];
-        if (slot->state != SLOT_BROKEN || !slot->loan)
-            continue;
-        tly_loan_return(slot->loan);
-        slot->loan = NULL;
-        slot->filled = r->summed > r->base ? r->summed : r->base;
-        if (s->by_rank[i] && slot->session == s->by_rank[i]->id) {
-            slot->start = slot->filled;
-            tly_round_ask(s->by_rank[i], r);
-        }
+        tly_memory_break_loans(job, r);
     }
 }
 
@@ -64,16 +47,15 @@ static bool pushes(const struct round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
-    return r->head.length && wanted && r->head.kind != TLY_PROBE &&
-           (!tly_is_from_root(&r->head) || r->head.root == rank);
+    return r->head.length && wanted && tly_kind_gives(r->kind, &r->head, rank);
 }
 
-/* All ranks have pushed or said what they have. */
-static void resolve(struct tly_service *s, struct round *r)
+/* All ranks have pushed or said what they have: find out who has most, and ask for the rest. */
+static void resolve(struct tly_job *job, struct round *r)
 {
     bool lacked = false;
     r->resolved = true;
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < job->ranks; i++) {
         const struct slot *slot = &r->slots[i];
         uint32_t have = slot->state != SLOT_SAID ? 0 : slot->whole ? r->length : slot->have;
         if (have > r->base) {
@@ -81,155 +63,140 @@ static void resolve(struct tly_service *s, struct round *r)
             r->holder = i;
         }
     }
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < job->ranks; i++) {
         struct answer *a = &r->answers[i];
-        uint32_t length = tly_round_answer_length(r, i);
+        uint32_t length = tly_answers_length(r, i);
         if (r->slots[i].state == SLOT_SAID)
             a->sent = r->slots[i].whole || r->slots[i].have > length ? length : r->slots[i].have;
-        lacked |= r->slots[i].state != SLOT_ABSENT && r->slots[i].state != SLOT_JOINED && a->sent < r->base &&
-                  a->sent < length;
+        lacked |= tly_slot_has_come(&r->slots[i]) && a->sent < r->base && a->sent < length;
     }
     if (r->base) { /* a result of its own, and not over an input that need not be here */
-        if (s->restore_waits ||
-            !tly_round_take_result(s, r)) { /* again with the next tick, the oldest first */
-            s->restore_waits = true;
+        if (job->restore_waits ||
+            !tly_memory_take_result(job, r)) { /* again with the next tick, the oldest first */
+            job->restore_waits = true;
             r->resolved = false;
             r->base = 0;
             return;
         }
-        r->order = s->next_order++;
+        r->order = job->next_order++;
     }
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < job->ranks; i++) {
         struct slot *slot = &r->slots[i];
         if (slot->state != SLOT_SAID)
             continue;
         slot->start = slot->filled = pushes(r, i) ? r->base : r->head.length;
-        slot->state = pushes(r, i) ? SLOT_BROKEN : SLOT_WHOLE;
-        if (pushes(r, i) && s->by_rank[i])
-            tly_round_ask(s->by_rank[i], r);
+        tly_slot_change(job, r, i, pushes(r, i) ? SLOT_BROKEN : SLOT_WHOLE);
+        if (pushes(r, i) && job->by_rank[i])
+            tly_memory_ask(job->by_rank[i], r);
     }
     if (r->base && lacked) {
-        if (s->by_rank[r->holder])
-            post(s->by_rank[r->holder], r, TLY_AGAIN, TLY_MARK);
+        if (job->by_rank[r->holder])
+            post(job->by_rank[r->holder], r, TLY_AGAIN, TLY_MARK);
     } else if (r->base) {
-        tly_round_advance(s, r, r->base);
+        tly_progress_reached(job, r, r->base);
     }
-    tly_round_progress(s, r);
+    tly_progress(job, r);
 }
 
 /* Those who have not spoken of it have nothing more to say. */
-static bool is_stable(const struct tly_service *s, const struct round *r)
+static bool is_stable(const struct tly_job *job, const struct round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
         const struct slot *slot = &r->slots[i];
-        const struct session *p = s->by_rank[i];
+        const struct session *p = job->by_rank[i];
         if (slot->state == SLOT_JOINED)
             continue; /* it has never begun it */
-        if (slot->state == SLOT_ABSENT ? !s->gone[i] && (!p || p->done_epoch < r->told_in)
+        if (slot->state == SLOT_ABSENT ? !job->gone[i] && (!p || p->done_epoch < r->told_in)
                                        : slot->state != SLOT_SAID || !slot->whole)
             return false;
     }
     return true;
 }
 
-static void release(struct tly_service *s, struct round *r)
+static void release(struct tly_job *job, struct round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
-        struct session *p = s->by_rank[i];
-        if (r->slots[i].state == SLOT_JOINED)
-            continue;
-        if (p && r->slots[i].state != SLOT_ABSENT)
+        struct session *p = job->by_rank[i];
+        if (p && tly_slot_has_come(&r->slots[i]))
             post(p, r, TLY_DONE, 0);
-        else if (p)
-            p->lacking--;
     }
-    tly_round_remove(s, r);
+    tly_store_remove(job, r);
 }
 
-void tly_redo_look(struct tly_service *s, struct round *r)
+void tly_redo_look(struct tly_job *job, struct round *r)
 {
     if (!r->said || r->resolved || r->refused || r->verdict || r->complete)
         return;
-    if (r->had && is_stable(s, r))
-        release(s, r);
-    else if (r->arrived == r->who->count)
-        resolve(s, r);
+    if (r->had && is_stable(job, r))
+        release(job, r);
+    else if (tly_round_all_arrived(r))
+        resolve(job, r);
 }
 
-/* The rounds for which `is`, in an array to be freed, for they may go while one walks. */
-static struct round **collect(struct tly_service *s, const struct session *p,
-                              bool (*is)(const struct round *r, const struct session *p), size_t *count)
+static void look(struct tly_job *job, struct round *r, void *arg)
 {
-    struct round *r, **all = malloc((s->store.count + 1) * sizeof *all);
-    *count = 0;
-    if (all)
-        tly_map_each(&s->store, r) if (is(r, p)) all[(*count)++] = r;
-    return all;
+    tly_redo_look(job, r);
 }
 
-static bool is_open(const struct round *r, const struct session *p)
+void tly_redo_look_at_all(struct tly_job *job)
 {
-    return r->said && !r->resolved;
+    if (tly_store_each(job, look, NULL) != 0)
+        job->redo_waits = true;
 }
 
-void tly_redo_look_at_all(struct tly_service *s)
+void tly_redo_left(struct tly_job *job, uint32_t rank)
 {
-    size_t count;
-    struct round **all = collect(s, NULL, is_open, &count);
-    for (size_t i = 0; i < count; i++)
-        tly_redo_look(s, all[i]);
-    if (!all)
-        s->redo_waits = true;
-    free(all);
+    job->left += !job->gone[rank];
+    job->gone[rank] = true;
+    tly_verdict_left(job, rank);
+    tly_redo_look_at_all(job);
 }
 
-void tly_redo_restore(struct tly_service *s)
+void tly_redo_restore(struct tly_job *job)
 {
-    s->restore_waits = false;
-    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete && !s->restore_waits; n = next) {
+    job->restore_waits = false;
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && !job->restore_waits;
+         n = next) {
         next = n->next;
-        tly_redo_look(s, tly_list_entry(n, struct round, node));
+        tly_redo_look(job, tly_list_entry(n, struct round, node));
     }
 }
 
-static bool is_unspoken(const struct round *r, const struct session *p)
+/* A round of which the rank has not spoken since its connection was mended: the rank has its answer, or wants it no
+ * longer.  An error mark comes again as a push. */
+static void settle(struct tly_job *job, struct round *r, void *session)
 {
+    struct session *p = session;
     const struct slot *slot = &r->slots[p->rank];
-    bool mark = r->head.rank == p->rank && (r->head.flags & TLY_MARK); /* comes again as a push */
-    return slot->state != SLOT_ABSENT && slot->state != SLOT_JOINED && slot->session != p->id && !mark;
+    bool mark = r->head.rank == p->rank && (r->head.flags & TLY_MARK);
+    if (!tly_slot_has_come(slot) || slot->session == p->id || mark)
+        return;
+    if (r->complete) {
+        tly_answers_confirmed(job, r, p->rank);
+        return;
+    }
+    r->answers[p->rank].held = false; /* if it is about to be complete it is answered all the same */
+    tly_round_cancel(p, r);
 }
 
 void tly_redo_done(struct session *p, const struct tly_frame *f)
 {
-    struct tly_service *s = p->service;
-    size_t count = 0;
+    struct tly_job *job = p->job;
     p->done_epoch = (uint32_t)f->count;
-    struct round **all = f->flags & TLY_RESUMED ? collect(s, p, is_unspoken, &count) : NULL;
-    if ((f->flags & TLY_RESUMED) && !all)
-        tly_outbox_lose(&p->outbox); /* no memory: over another connection its rank says it again */
-    /* The rank has these, or wants them no longer. */
-    for (size_t i = 0; all && i < count; i++) {
-        if (all[i]->complete)
-            tly_round_has_answer(s, all[i], p->rank);
-        else {
-            all[i]->answers[p->rank].held =
-                false; /* one that is about to be complete is answered all the same */
-            tly_round_cancel(p, all[i]);
-        }
-    }
-    free(all);
-    tly_redo_look_at_all(s);
+    if ((f->flags & TLY_RESUMED) && tly_store_each(job, settle, p) != 0)
+        tly_outbox_lose(&p->outbox); /* over another connection its rank says it again */
+    tly_redo_look_at_all(job);
 }
 
 /* It had pushed or spoken before its connection was lost. */
 static void speaks_again(struct session *p, struct round *r, const struct tly_frame *f)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
     struct answer *a = &r->answers[p->rank];
-    uint32_t length = tly_round_answer_length(r, p->rank);
+    uint32_t length = tly_answers_length(r, p->rank);
     bool whole = f->flags & (TLY_LAST | TLY_MARK);
     slot->session = p->id;
     slot->have = f->offset <= r->length ? f->offset : 0;
@@ -239,7 +206,7 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
     if (a->received) { /* the round stays until the answer that follows is confirmed, too */
         a->received = false;
         r->received--;
-        tly_round_owe(s, r, p->rank);
+        tly_window_owe(job, r, p->rank);
     }
     if (r->verdict)
         tly_verdict_arrived(p, r);
@@ -247,12 +214,12 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
         slot->filled -=
             slot->filled % TLY_ALIGN; /* it may have broken inside a block, of which nothing is summed */
         slot->start = slot->filled;
-        tly_round_ask(p, r);
+        tly_memory_ask(p, r);
     }
     if (!r->verdict && r->resolved && r->holder == p->rank && r->summed < r->base)
         post(p, r, TLY_AGAIN, TLY_MARK);
     if (!r->verdict)
-        tly_round_queue_answers(s, r);
+        tly_answers_queue(job, r);
 }
 
 static int read_verdict(const struct tly_frame *f, const void *data, char *sentence)
@@ -263,85 +230,113 @@ static int read_verdict(const struct tly_frame *f, const void *data, char *sente
     return err > 0 && err < 4096 ? err : EINVAL;
 }
 
-int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+/* The first word of its rank about the round. */
+static void take_slot(struct session *p, struct round *r, const struct tly_frame *f)
 {
-    struct tly_service *s = p->service;
-    const struct members *who = tly_members_of(p, f->group);
-    struct round *r = tly_round_find(s, f);
-    char sentence[TLY_SENTENCE];
-    bool whole = f->flags & (TLY_LAST | TLY_MARK);
-    if (!r && whole && (f->flags & TLY_RESUMED)) { /* summed here, so stable, or it would be here */
-        struct tly_frame done = *f;
-        done.type = TLY_DONE;
-        done.flags = 0;
-        tly_session_post(p, &done, NULL, 0, NULL);
-        return 0;
-    }
-    if (!r && tly_round_crowded(p)) {
-        *why = "more rounds opened than a rank may";
-        return -EPROTO;
-    }
-    if (!r) {
-        r = tly_round_open(s, f, who);
-        if (!r) {
-            *why = "out of memory";
-            return -ENOMEM;
-        }
-        r->head.offset = r->head.payload = 0;
-    }
-    bool marked = (f->flags | r->head.flags) & TLY_MARK;
-    if ((!marked && f->spec == r->head.spec && (f->length != r->head.length || f->kind != r->head.kind)) ||
-        (f->offset % TLY_ALIGN && f->offset != f->length)) {
-        *why = "a HAVE that does not fit its part";
-        return -EPROTO;
-    }
+    struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
-    tly_joined_comes(p, r);
-    if (slot->state != SLOT_ABSENT) {
-        if (!r->answers[p->rank].held) {
-            *why = "a HAVE of what it has pushed over this connection";
-            return -EPROTO;
-        }
-        speaks_again(p, r, f);
-        return 0;
-    }
-    if (who != r->who)
-        tly_round_widen(p, r, who);
-    slot->state = SLOT_SAID;
+    tly_slot_change(job, r, p->rank, SLOT_SAID);
     slot->session = p->id;
     slot->spec = f->spec;
     slot->quiet = f->flags & TLY_QUIET;
     slot->have = f->offset;
     slot->whole = f->flags & TLY_LAST;
     r->said = true;
-    r->had |= slot->have || whole;
+    r->had |= slot->have || (f->flags & (TLY_LAST | TLY_MARK));
     r->told_in = (uint32_t)f->count > r->told_in ? (uint32_t)f->count : r->told_in;
-    tly_round_awaited(s, r, f);
-    tly_round_arrived(s, r);
-    p->lacking--;
-    for (uint32_t i = 0; i < r->who->count && r->arrived - r->joined == 1; i++)
-        if (s->by_rank[r->who->rank[i]])
-            tly_round_grant(s->by_rank[r->who->rank[i]]);
-    bool mark = (f->flags | r->head.flags) & TLY_MARK;
-    if (mark || r->verdict || r->mismatch_at || f->spec != r->head.spec) {
-        slot->state = SLOT_REFUSED;
-        r->refused = true;
-        if (f->flags & TLY_MARK)
-            tly_verdict_known(p, r, read_verdict(f, data, sentence), sentence);
-        else if (!mark && !r->verdict && !r->mismatch_at)
-            tly_verdict_differs(s, r);
-        if (!(f->flags & TLY_MARK))
-            tly_verdict_arrived(p, r);
+    tly_round_awaited(job, r, f);
+    tly_window_arrived(job, r);
+    if (r->arrived - r->joined == 1)
+        tly_window_grant_others(job, NULL);
+}
+
+/* It tells of a verdict, means something else than others, or the round has a verdict. */
+static void refuse(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+{
+    char sentence[TLY_SENTENCE];
+    tly_slot_change(p->job, r, p->rank, SLOT_REFUSED);
+    r->refused = true;
+    if (f->flags & TLY_MARK) {
+        int err = read_verdict(f, data, sentence);
+        tly_verdict_known(p, r, err, sentence);
+        return;
+    }
+    if (!(r->head.flags & TLY_MARK) && !r->verdict && !r->mismatch_at)
+        tly_verdict_differs(p->job, r);
+    tly_verdict_arrived(p, r);
+}
+
+/* The round of which a rank speaks, opened if need be; NULL: *err, *why. */
+static struct round *find_or_open(struct session *p, const struct tly_frame *f, const struct members *who,
+                                  int *err, const char **why)
+{
+    struct round *r = tly_store_find(p->job, f);
+    if (r)
+        return r;
+    *err = -EPROTO;
+    *why = "more rounds opened than a rank may";
+    if (tly_window_crowded(p))
+        return NULL;
+    r = tly_round_open(p->job, f, who);
+    if (r) {
+        r->head.offset = r->head.payload = 0;
+        return r;
+    }
+    *err = -ENOMEM;
+    *why = "out of memory";
+    return NULL;
+}
+
+static bool fits(const struct round *r, const struct tly_frame *f)
+{
+    bool marked = (f->flags | r->head.flags) & TLY_MARK, same = f->spec == r->head.spec;
+    if (!marked && same && (f->length != r->head.length || f->kind != r->head.kind))
+        return false;
+    return f->offset % TLY_ALIGN == 0 || f->offset == f->length;
+}
+
+int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+{
+    struct tly_job *job = p->job;
+    const struct members *who = tly_members_of(p, f->group);
+    bool whole = f->flags & (TLY_LAST | TLY_MARK);
+    if (whole && (f->flags & TLY_RESUMED) && !tly_store_find(job, f)) {
+        struct tly_frame done = *f; /* it was summed here, so it is stable, or it would be here */
+        done.type = TLY_DONE;
+        done.flags = 0;
+        tly_session_post(p, &done, NULL, 0, NULL);
         return 0;
     }
-    tly_redo_look(s, r);
+    int err;
+    struct round *r = find_or_open(p, f, who, &err, why);
+    if (!r)
+        return err;
+    *why = "a HAVE that does not fit its part";
+    if (!fits(r, f))
+        return -EPROTO;
+    tly_joined_comes(p, r);
+    if (r->slots[p->rank].state != SLOT_ABSENT) {
+        *why = "a HAVE of what it has pushed over this connection";
+        if (!r->answers[p->rank].held)
+            return -EPROTO;
+        speaks_again(p, r, f);
+        return 0;
+    }
+    if (who != r->who && !tly_round_widen(p, r, who))
+        return 0;
+    take_slot(p, r, f);
+    bool mark = (f->flags | r->head.flags) & TLY_MARK;
+    if (mark || r->verdict || r->mismatch_at || f->spec != r->head.spec)
+        refuse(p, r, f, data);
+    else
+        tly_redo_look(job, r);
     return 0;
 }
 
 void tly_redo_final(struct session *p, const struct tly_frame *f, const void *data)
 {
-    struct tly_service *s = p->service;
-    struct round *r = tly_round_find(s, f);
+    struct tly_job *job = p->job;
+    struct round *r = tly_store_find(job, f);
     if (!r || !r->resolved || r->holder != p->rank || r->summed >= r->base || r->complete ||
         f->offset > r->base || f->payload > r->base - f->offset)
         return;
@@ -349,6 +344,6 @@ void tly_redo_final(struct session *p, const struct tly_frame *f, const void *da
         memcpy(r->result + f->offset, data, f->payload);
     if (!(f->flags & TLY_LAST) || f->offset + f->payload != r->base)
         return;
-    tly_round_advance(s, r, r->base);
-    tly_round_progress(s, r);
+    tly_progress_reached(job, r, r->base);
+    tly_progress(job, r);
 }

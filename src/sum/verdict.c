@@ -1,5 +1,10 @@
-/* verdict.c - what the home of a tensor (the service of its part 0) decides: ranks that disagree, that refuse,
- * that have left, that are late.  One sentence, the same for every rank. */
+/* verdict.c - what the home of a tensor (the service of its part 0) decides: ranks disagree, refuse, have left, or are
+ * late.
+ *
+ * A verdict is one sentence, the same for every rank.  It ends the round in place of a result: its slots are emptied, ranks
+ * that have pushed are told at once, and the others when they push.  Home asks the ranks for their specs in words when two
+ * hashes differ, and decides when it has all texts or a second has passed.  Another service only waits: the ranks cancel
+ * what it has once they hear from home.  STATUS tells ranks that wait whom they wait for. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,18 +30,18 @@ static struct tly_frame about(const struct round *r, int type)
 
 /* "2, 4-6" of the ranks for which `is` holds.  Returns how many there are. */
 static uint32_t ranks_text(
-    struct tly_service *s, const struct round *r,
-    bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text),
-    const char *text, char *out, size_t len)
+    struct tly_job *job, const struct round *r,
+    bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text), const char *text,
+    char *out, size_t len)
 {
     uint32_t count = 0;
     size_t at = 0;
     out[0] = '\0';
-    for (uint32_t i = 0; i < s->ranks; i++) {
-        if (!is(s, r, i, text))
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        if (!is(job, r, i, text))
             continue;
         uint32_t end = i;
-        while (end + 1 < s->ranks && is(s, r, end + 1, text))
+        while (end + 1 < job->ranks && is(job, r, end + 1, text))
             end++;
         count += end - i + 1;
         if (at + 32 < len)
@@ -47,34 +52,34 @@ static uint32_t ranks_text(
     return count;
 }
 
-static bool has_text(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool has_text(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].text && strcmp(r->slots[rank].text, text) == 0;
 }
 
-static bool is_absent(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool is_absent(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank);
 }
 
-static bool is_member(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool is_member(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return tly_members_have(r->who, rank);
 }
 
-static bool is_coming(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool is_coming(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_COMING;
 }
 
-static bool is_dropped(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool is_dropped(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_DROPPED || r->slots[rank].state == SLOT_AGAIN;
 }
 
 static void tell(struct session *p, struct round *r)
 {
-    tly_round_owe(p->service, r, p->rank);
+    tly_window_owe(p->job, r, p->rank);
     struct tly_frame f = about(r, TLY_VERDICT);
     struct tly_writer w = {0};
     tly_write32(&w, (uint32_t)r->verdict_err);
@@ -86,68 +91,63 @@ static void tell(struct session *p, struct round *r)
     free(w.data);
 }
 
-static void decide(struct tly_service *s, struct round *r, int err, const char *sentence)
+void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const char *sentence)
 {
     if (r->verdict || r->complete)
         return;
     if (r->pieces_left) { /* the crew reads the slots: again with the tick */
         if (!r->mismatch_at) {
-            r->mismatch_at = s->loop->awake;
-            s->mismatches++;
+            r->mismatch_at = job->loop->awake;
+            job->mismatches++;
         }
         return;
     }
     r->verdict = strdup(sentence);
-    for (uint32_t i = 0; i < s->ranks && !r->verdict; i++)
-        if (s->by_rank[i])
-            tly_outbox_lose(&s->by_rank[i]->outbox);
+    for (uint32_t i = 0; i < job->ranks && !r->verdict; i++)
+        if (job->by_rank[i])
+            tly_outbox_lose(&job->by_rank[i]->outbox);
     if (!r->verdict)
         return;
     r->verdict_err = err;
-    r->decided = s->loop->awake;
-    if (r->mismatch_at)
-        s->mismatches--;
-    r->mismatch_at = 0;
-    r->complete = true;
-    s->probes -= r->head.kind == TLY_PROBE;
-    tly_list_remove(&r->node);
-    tly_round_forget_slots(s, r);
-    for (uint32_t i = 0; i < s->ranks; i++) {
-        struct session *p = s->by_rank[i];
+    r->decided = job->loop->awake;
+    tly_store_complete(job, r);
+    tly_memory_forget_slots(job, r);
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        struct session *p = job->by_rank[i];
         if (r->slots[i].state == SLOT_JOINED)
             continue;
         if (r->slots[i].state != SLOT_ABSENT && p)
             tell(p, r);
-        else if ((p ? p->left : s->gone[i]) && tly_members_have(r->who, i)) { /* will never ask */
+        else if ((p ? p->left : job->gone[i]) && tly_members_have(r->who, i)) { /* will never ask */
             r->answers[i].received = true;
             r->received++;
         }
     }
-    if (s->joined_count)
-        tly_joined_mark(s, r);
-    if (s->dropped_slots)
-        tly_round_ask_again(s);
+    if (job->joined_count)
+        tly_joined_mark(job, r);
+    if (job->dropped_slots)
+        tly_memory_ask_again(job);
 }
 
-static void ask(struct tly_service *s, struct round *r, uint32_t rank)
+static void ask(struct tly_job *job, struct round *r, uint32_t rank)
 {
     struct tly_frame f = about(r, TLY_SPEC);
     f.flags = TLY_REQUEST;
-    if (s->by_rank[rank])
-        tly_session_post(s->by_rank[rank], &f, NULL, 0, NULL);
+    if (job->by_rank[rank])
+        tly_session_post(job->by_rank[rank], &f, NULL, 0, NULL);
 }
 
 /* Two specs for one round.  Home asks all for theirs; another service just waits to be told to forget it. */
-void tly_verdict_differs(struct tly_service *s, struct round *r)
+void tly_verdict_differs(struct tly_job *job, struct round *r)
 {
-    r->mismatch_at = s->loop->awake;
-    s->mismatches++;
+    r->mismatch_at = job->loop->awake;
+    job->mismatches++;
     if (r->head.part != 0)
         return;
     r->asked = true;
-    for (uint32_t i = 0; i < s->ranks; i++)
-        if (r->slots[i].state != SLOT_ABSENT && r->slots[i].state != SLOT_JOINED)
-            ask(s, r, i);
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (tly_slot_has_come(&r->slots[i]))
+            ask(job, r, i);
 }
 
 /* A push has come for a round that has failed or is about to. */
@@ -156,39 +156,39 @@ void tly_verdict_arrived(struct session *p, struct round *r)
     if (r->verdict)
         tell(p, r);
     else if (r->asked)
-        ask(p->service, r, p->rank);
+        ask(p->job, r, p->rank);
 }
 
-static void compose(struct tly_service *s, struct round *r)
+static void compose(struct tly_job *job, struct round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200], who[210];
     size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
     const char *first = NULL;
     bool whole = false; /* their titles differ */
-    for (uint32_t i = 0; i < s->ranks; i++) {
+    for (uint32_t i = 0; i < job->ranks; i++) {
         const char *text = r->slots[i].text;
         whole |= text && first && !tly_words_same_title(first, text);
         first = first ? first : text;
     }
     const char *before = NULL;
-    for (uint32_t i = 0; i < s->ranks && at < sizeof sentence; i++) {
+    for (uint32_t i = 0; i < job->ranks && at < sizeof sentence; i++) {
         const char *text = r->slots[i].text;
         bool seen = !text;
         for (uint32_t j = 0; j < i && !seen; j++)
-            seen = has_text(s, r, j, text);
+            seen = has_text(job, r, j, text);
         if (seen)
             continue;
-        uint32_t n = ranks_text(s, r, has_text, text, ranks, sizeof ranks);
+        uint32_t n = ranks_text(job, r, has_text, text, ranks, sizeof ranks);
         snprintf(who, sizeof who, "%s %s", n > 1 ? "ranks" : "rank", ranks);
         at = tly_words_append(sentence, sizeof sentence, at, before, text, who, whole);
         before = first;
     }
-    decide(s, r, EINVAL, sentence);
+    tly_verdict_decide(job, r, EINVAL, sentence);
 }
 
 void tly_verdict_text(struct session *p, struct round *r, char *text)
 {
-    struct tly_service *s = p->service;
+    struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
     if (!r->asked || r->verdict) {
         free(text);
@@ -199,13 +199,13 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
     for (uint32_t i = 0; i < r->who->count; i++)
         if (!r->slots[r->who->rank[i]].text && r->slots[r->who->rank[i]].state != SLOT_JOINED)
             return;
-    compose(s, r);
+    compose(job, r);
 }
 
 void tly_verdict_too_late(struct session *p, struct round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200];
-    ranks_text(p->service, r, is_member, NULL, ranks, sizeof ranks);
+    ranks_text(p->job, r, is_member, NULL, ranks, sizeof ranks);
     snprintf(sentence, sizeof sentence, "the ranks disagree: the group of ranks %s has none of rank %u",
              ranks, p->rank);
     r->verdict = strdup(sentence);
@@ -214,33 +214,12 @@ void tly_verdict_too_late(struct session *p, struct round *r)
         tly_outbox_lose(&p->outbox);
 }
 
-void tly_verdict_lengths(struct tly_service *s, struct round *r)
-{
-    char sentence[TLY_SENTENCE];
-    uint32_t n = r->who->count;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < n; j++) {
-            /* A rank's table: elements for each of the group, then from each. */
-            uint32_t from = r->who->rank[i], to = r->who->rank[j];
-            uint64_t given, taken;
-            memcpy(&given, r->slots[from].data + 8 * (size_t)j, 8);
-            memcpy(&taken, r->slots[to].data + 8 * ((size_t)n + i), 8);
-            if (given == taken)
-                continue;
-            snprintf(sentence, sizeof sentence,
-                     "the ranks disagree: rank %u gives rank %u %llu elements, and %llu are expected", from,
-                     to, (unsigned long long)given, (unsigned long long)taken);
-            decide(s, r, EINVAL, sentence);
-            return;
-        }
-}
-
 void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence)
 {
     if (r->verdict)
         tell(p, r);
     else
-        decide(p->service, r, err, sentence);
+        tly_verdict_decide(p->job, r, err, sentence);
 }
 
 void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason)
@@ -248,7 +227,7 @@ void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, con
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "rank %u %s: %s", p->rank, cancelled ? "has cancelled it" : "refuses",
              reason);
-    decide(p->service, r, cancelled ? ECANCELED : EINVAL, sentence);
+    tly_verdict_decide(p->job, r, cancelled ? ECANCELED : EINVAL, sentence);
 }
 
 void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason)
@@ -259,74 +238,73 @@ void tly_verdict_cancelled(struct session *p, struct round *r, const char *reaso
 }
 
 /* A rank has left: rounds that lack it will never be complete. */
-void tly_verdict_left(struct tly_service *s, uint32_t rank)
+void tly_verdict_left(struct tly_job *job, uint32_t rank)
 {
     char sentence[64];
     snprintf(sentence, sizeof sentence, "rank %u has left the job", rank);
-    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
         if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && !r->had &&
             tly_members_have(r->who, rank))
-            decide(s, r, ESHUTDOWN, sentence);
+            tly_verdict_decide(job, r, ESHUTDOWN, sentence);
     }
 }
 
-static bool is_missed(struct tly_service *s, const struct round *r, uint32_t rank, const char *text)
+static bool is_missed(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
-    return tly_joined_is_missed(s, r, rank);
+    return tly_joined_is_missed(job, r, rank);
 }
 
-void tly_verdict_joined(struct tly_service *s, struct round *r)
+void tly_verdict_joined(struct tly_job *job, struct round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200];
     if (r->head.part != 0 || r->had || r->verdict)
         return;
-    uint32_t count = ranks_text(s, r, is_missed, NULL, ranks, sizeof ranks);
+    uint32_t count = ranks_text(job, r, is_missed, NULL, ranks, sizeof ranks);
     if (!count)
         return;
     snprintf(sentence, sizeof sentence,
              "rank%s %s %s joined: until all ranks have, only all-reduces and barriers of all ranks go on",
              count > 1 ? "s" : "", ranks, count > 1 ? "have" : "has");
-    decide(s, r, EINVAL, sentence);
+    tly_verdict_decide(job, r, EINVAL, sentence);
 }
 
-void tly_verdict_late(struct tly_service *s, struct round *r, const struct session *asker)
+void tly_verdict_late(struct tly_job *job, struct round *r, const struct session *asker)
 {
     char late[200];
     struct tly_frame f = about(r, TLY_STATUS);
     struct tly_writer w = {0};
     bool named = false;
-    ranks_text(s, r, is_absent, NULL, late, sizeof late);
+    ranks_text(job, r, is_absent, NULL, late, sizeof late);
     if (!late[0])
         return;
-    tly_write64(&w, (uint64_t)(s->loop->awake - (r->since ? r->since : r->born)));
+    tly_write64(&w, (uint64_t)(job->loop->awake - (r->since ? r->since : r->born)));
     tly_write_text(&w, late);
     /* All who wait learn for whom; the lowest of them says it aloud.  Who asks learns it alone. */
-    for (uint32_t i = 0; i < s->ranks && !w.failed; i++) {
-        if (r->slots[i].state == SLOT_ABSENT || r->slots[i].state == SLOT_JOINED || !s->by_rank[i] ||
-            (asker && s->by_rank[i] != asker))
+    for (uint32_t i = 0; i < job->ranks && !w.failed; i++) {
+        if (!tly_slot_has_come(&r->slots[i]) || !job->by_rank[i] || (asker && job->by_rank[i] != asker))
             continue;
         f.flags = named || asker ? 0 : TLY_MARK;
         named = true;
-        tly_session_post(s->by_rank[i], &f, w.data, w.len, NULL);
+        tly_session_post(job->by_rank[i], &f, w.data, w.len, NULL);
     }
     free(w.data);
 }
 
 /* To the lowest rank alone, which hears of it from most services (src/comm/blame.c). */
-void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
+void tly_verdict_straggler(struct tly_job *job, const struct tly_finding *f)
 {
-    char *text = s->held_up;
+    char *text = job->held_up;
     struct tly_frame status = {.type = TLY_STATUS, .flags = TLY_MARK};
     struct tly_writer w = {0};
     uint32_t to = 0;
-    while (to < s->ranks && !s->by_rank[to])
+    while (to < job->ranks && !job->by_rank[to])
         to++;
-    if (to == s->ranks)
+    if (to == job->ranks)
         return;
-    s->held_up_at = s->loop->awake;
-    snprintf(text, sizeof s->held_up,
+    job->held_up_at = job->loop->awake;
+    snprintf(text, sizeof job->held_up,
              "rank %u was the others' delay in %u of %u steps of %.3g s, by %.0f%% of the step: %s", f->rank,
              f->count, f->steps, f->step_s, 100 * f->share,
              f->network ? "its network is slow (its pushes begin in time, but their bytes come slowly)"
@@ -336,49 +314,49 @@ void tly_verdict_straggler(struct tly_service *s, const struct tly_finding *f)
     tly_write64(&w, (uint64_t)(f->steps * f->step_s * TLY_SEC));
     tly_write_text(&w, text);
     if (!w.failed)
-        tly_session_post(s->by_rank[to], &status, w.data, w.len, NULL);
+        tly_session_post(job->by_rank[to], &status, w.data, w.len, NULL);
     free(w.data);
 }
 
-int64_t tly_verdict_waits(struct tly_service *s, char *out, size_t len)
+int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
 {
     out[0] = '\0';
-    if (tly_list_empty(&s->incomplete))
+    if (tly_list_empty(&job->incomplete))
         return 0;
-    struct round *r = tly_list_entry(s->incomplete.next, struct round, node);
+    struct round *r = tly_list_entry(job->incomplete.next, struct round, node);
     static const struct {
-        bool (*is)(struct tly_service *s, const struct round *r, uint32_t rank, const char *text);
+        bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text);
         const char *why;
     } reasons[] = {{is_absent, "did not push yet"},
                    {is_coming, "did not send all of it yet"},
                    {is_dropped, "must send it again, for want of memory here"}};
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         char ranks[120];
-        uint32_t count = ranks_text(s, r, reasons[i].is, NULL, ranks, sizeof ranks);
+        uint32_t count = ranks_text(job, r, reasons[i].is, NULL, ranks, sizeof ranks);
         if (count) {
             snprintf(out, len, "rank%s %s, which %s", count > 1 ? "s" : "", ranks, reasons[i].why);
-            return s->loop->awake - r->born;
+            return job->loop->awake - r->born;
         }
     }
     snprintf(out, len, "the sum");
-    return s->loop->awake - r->born;
+    return job->loop->awake - r->born;
 }
 
-void tly_verdict_tick(struct tly_service *s)
+void tly_verdict_tick(struct tly_job *job)
 {
-    int64_t now = s->loop->awake;
-    for (struct tly_list *n = s->incomplete.next, *next; n != &s->incomplete; n = next) {
+    int64_t now = job->loop->awake;
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
         struct round *r = tly_list_entry(n, struct round, node);
         next = n->next;
         if (r->head.part != 0)
             continue;
         if (r->since && now >= r->warn_at) {
             r->warn_at += r->warn_at - r->since; /* at each doubling */
-            tly_verdict_late(s, r, NULL);
+            tly_verdict_late(job, r, NULL);
         }
         if (r->mismatch_at && now - r->mismatch_at >= WAIT_FOR_TEXTS_MS * TLY_MS)
-            compose(s, r);
-        else if (now - r->born < s->late_ns && !s->mismatches)
+            compose(job, r);
+        else if (now - r->born < job->late_ns && !job->mismatches)
             break; /* all behind are younger */
     }
 }

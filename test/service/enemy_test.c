@@ -403,9 +403,10 @@ static void test_confirmed_too_early(void **state)
         }
         for (uint64_t summed = 0; summed <= (uint64_t)i;) { /* his window is open again then */
             tly_loop_turn(&raw.loop, 2);
-            tly_loop_lock(raw.service->loop);
-            summed = raw.service->facts.parts_summed;
-            tly_loop_unlock(raw.service->loop);
+            struct tly_job *job = tly_service_job(raw.service);
+            tly_loop_lock(job->loop);
+            summed = job->facts.parts_summed;
+            tly_loop_unlock(job->loop);
         }
         assert_int_equal(raw.rank[0].closed + raw.rank[1].closed, 0);
     }

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,6 +19,8 @@ enum {
     /* What the kernel has cannot be overtaken: keep little there that is not yet on the wire. */
     NOT_SENT_LOW_WATER = 256 << 10,
     BACKLOG = 4096,
+    LISTEN_TRIES = 8,
+    LISTEN_PAUSE_US = 50, /* before the second try; doubles */
 };
 
 static void set(int fd, int level, int name, int value)
@@ -86,31 +89,56 @@ static int bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_
     return -1;
 }
 
+/* 0 with *out listening at *a, of which a port of 0 is chosen; else what went wrong.  EAGAIN: bind() let it, listen() not. */
+static int listen_at(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
+{
+    int fd = tly_socket_open(a->ss_family);
+    if (fd < 0)
+        return errno;
+    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (a->ss_family == AF_INET6)
+        set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(a));
+    size_buffers(fd);
+    int err = bind_port(fd, a, c->first_port, c->last_port) ? errno : 0;
+    if (err) {
+        tly_fd_close(fd);
+        return err;
+    }
+    if (listen(fd, BACKLOG) < 0) {
+        err = errno == EADDRINUSE ? EAGAIN : errno;
+        tly_fd_close(fd);
+        return err;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* Linux refuses both of two sockets that begin to listen on one port at the same moment.  So who was let bind, but not
+ * listen, tries again after a time of its own: bind() refuses then if the other one listens. */
+static int listen_alone(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
+{
+    int err = EAGAIN;
+    for (int i = 0; i < LISTEN_TRIES && err == EAGAIN; i++) {
+        if (i > 0)
+            usleep(1 + randombytes_uniform(LISTEN_PAUSE_US << i));
+        *a = *c->address;
+        err = listen_at(c, a, out);
+    }
+    return err == EAGAIN ? EADDRINUSE : err;
+}
+
 int tly_tcp_bind(const struct tly_door_config *c, int *out)
 {
     char text[80], holder[TLY_HOLDER];
-    struct sockaddr_storage a = *c->address;
-    int fd = tly_socket_open(a.ss_family);
-    if (fd < 0)
-        return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
-    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (a.ss_family == AF_INET6)
-        set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(&a));
-    size_buffers(fd);
-    if (bind_port(fd, &a, c->first_port, c->last_port) == 0 && listen(fd, BACKLOG) == 0) {
-        *out = fd;
+    struct sockaddr_storage a;
+    int why = listen_alone(c, &a, out);
+    if (!why)
         return 0;
-    }
-    int err, why = errno;
     tly_address_host(c->address, text, sizeof text);
-    tly_fd_close(fd);
-    if (why == EADDRINUSE && c->first_port && !tly_address_port(c->address)) {
-        err = tly_fail(why, "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
-                       c->first_port, c->last_port, text);
-    } else {
-        tly_address_holder(why == EADDRINUSE ? tly_address_port(c->address) : 0, holder);
-        err = tly_fail(why, "cannot listen on %s port %u: %s%s", text, tly_address_port(c->address),
-                       strerror(why), holder);
-    }
-    return err;
+    if (why == EADDRINUSE && c->first_port && !tly_address_port(c->address))
+        return tly_fail(why, "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
+                        c->first_port, c->last_port, text);
+    tly_address_holder(why == EADDRINUSE ? tly_address_port(c->address) : 0, holder);
+    return tly_fail(why, "cannot listen on %s port %u: %s%s", text, tly_address_port(c->address),
+                    strerror(why), holder);
 }

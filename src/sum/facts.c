@@ -1,0 +1,62 @@
+/* facts.c - how a service stands, as it is told to those who ask (STATUS): from the job's counts to bytes, and back. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "sum/internal.h"
+
+enum { HELD_UP_S = 120 }; /* for so long it is told that a rank held the others up */
+
+void tly_facts_add_bytes(struct tly_service_facts *f, const struct session *p)
+{
+    if (!p->link || p->watcher)
+        return;
+    f->bytes_received += tly_link_bytes(p->link, false);
+    f->bytes_sent += tly_link_bytes(p->link, true);
+}
+
+void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
+{
+    *out = job->facts;
+    out->rounds_open = job->store.count;
+    out->bytes_in_use = job->pool.in_use;
+    out->bytes_peak = job->pool.peak;
+    out->memory_limit = job->pool.limit;
+    for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
+        tly_facts_add_bytes(out, tly_list_entry(n, struct session, node));
+    out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);
+    bool fresh = job->held_up_at && job->loop->awake - job->held_up_at < HELD_UP_S * TLY_SEC;
+    snprintf(out->held_up, sizeof out->held_up, "%s", fresh ? job->held_up : "");
+}
+
+/* The numbers first; a new one goes to their end. */
+void tly_service_facts_write(struct tly_writer *w, const struct tly_service_facts *f)
+{
+    const uint64_t values[] = {f->bytes_summed, f->parts_summed, f->rounds_open,   f->bytes_in_use,
+                               f->bytes_peak,   f->memory_limit, f->slots_dropped, f->bytes_received,
+                               f->bytes_sent,   f->waiting_ms};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        tly_write64(w, values[i]);
+    tly_write_text(w, f->waits_for);
+    tly_write_text(w, f->held_up);
+}
+
+int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
+{
+    struct tly_service_facts f;
+    f.bytes_summed = tly_read64(r);
+    f.parts_summed = tly_read64(r);
+    f.rounds_open = tly_read64(r);
+    f.bytes_in_use = tly_read64(r);
+    f.bytes_peak = tly_read64(r);
+    f.memory_limit = tly_read64(r);
+    f.slots_dropped = tly_read64(r);
+    f.bytes_received = tly_read64(r);
+    f.bytes_sent = tly_read64(r);
+    f.waiting_ms = tly_read64(r);
+    tly_read_text(r, f.waits_for, sizeof f.waits_for);
+    tly_read_text(r, f.held_up, sizeof f.held_up);
+    if (r->failed)
+        return -EPROTO;
+    *out = f;
+    return 0;
+}

@@ -1,0 +1,39 @@
+/* list.c - the kind that puts what all ranks bring one behind the other, in the group's order: the first dimensions of
+ * an allgather's pieces, one number from each rank.  Where all pieces are equal the part is empty, and the ranks only
+ * meet. */
+#include <stddef.h>
+#include <string.h>
+
+#include "sum/internal.h"
+
+static const char *check(const struct tly_frame *f, const struct members *who)
+{
+    bool fits = f->length == 0 || (f->dtype == TALLY_INT64 && f->length == sizeof(int64_t));
+    return fits ? NULL : "a list of another size";
+}
+
+static uint32_t length(const struct tly_frame *f, const struct members *who, uint32_t rank)
+{
+    return f->length * who->count;
+}
+
+/* The ranks say with the root that they can do with zeros for a rank that has joined. */
+static bool spares(const struct tly_frame *f)
+{
+    return f->root;
+}
+
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        const struct slot *slot = &r->slots[r->who->rank[i]];
+        uint8_t *at = r->result + (size_t)i * r->head.length;
+        if (slot->state == SLOT_JOINED)
+            memset(at, 0, r->head.length);
+        else
+            memcpy(at, slot->data, r->head.length);
+    }
+}
+
+const struct tly_kind tly_kind_list = {
+    .name = "list", .check = check, .length = length, .spares = spares, .advance = advance};

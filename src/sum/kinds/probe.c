@@ -1,0 +1,48 @@
+/* probe.c - the kind by which one rank learns who has a message for it.  The round has that rank alone, and its result is
+ * the number of the rank whose message has waited longest and has not been asked for.  Until there is one, the round
+ * waits for the next offer.
+ *
+ * One rank's messages are offered in order, so that message is the next of that rank's. */
+#include <stddef.h>
+#include <string.h>
+
+#include "sum/internal.h"
+
+static const char *check(const struct tly_frame *f, const struct members *who)
+{
+    return f->dtype == TALLY_INT64 && f->length == sizeof(int64_t) ? NULL : "a list of another size";
+}
+
+/* The oldest message for the rank in the probe's name space. */
+static const struct round *find_message(const struct tly_job *job, const struct round *r)
+{
+    uint32_t to = r->head.rank;
+    for (const struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
+        const struct round *m = tly_list_entry(n, struct round, node);
+        if (m->kind->offers && m->head.part == 0 && m->head.count == r->head.count &&
+            tly_pair_to(m->head.group) == to && m->slots[to].state == SLOT_ABSENT)
+            return m;
+    }
+    return NULL;
+}
+
+static bool may_start(struct tly_job *job, const struct round *r)
+{
+    return find_message(job, r) != NULL;
+}
+
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+{
+    int64_t rank = tly_pair_from(find_message(job, r)->head.group);
+    memcpy(r->result, &rank, sizeof rank);
+}
+
+const struct tly_kind tly_kind_probe = {
+    .name = "probe",
+    .givers = TLY_NONE_GIVE,
+    .groups = TLY_PAIRS,
+    .check = check,
+    .length = tly_kind_part_length,
+    .may_start = may_start,
+    .advance = advance,
+};

@@ -1,0 +1,86 @@
+/* sum.c - the kind whose result is the reduction of all ranks' data, along the tree of the ranks that take part.
+ *
+ * The result grows as far as all inputs have come, and takes the memory of one of them.  Inputs that lie in their ranks'
+ * memory are read there; if all do, the result has memory of its own.  Ranges are independent of each other, so the
+ * crew may share them. */
+#include <stddef.h>
+
+#include "sum/internal.h"
+
+static const char *check(const struct tly_frame *f, const struct members *who)
+{
+    struct tly_reduction how = {f->dtype, f->op, who->count, f->prescale, f->postscale};
+    const char *why = "unknown reduction";
+    return tly_reduce_check(&how, &why) != 0 ? why : NULL;
+}
+
+/* An all-reduce goes on with zeros for ranks that have joined. */
+static bool spares(const struct tly_frame *f)
+{
+    return true;
+}
+
+static uint8_t *place(const struct round *r)
+{
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        const struct slot *slot = &r->slots[r->who->rank[i]];
+        if (!slot->loan && slot->data)
+            return slot->data;
+    }
+    return NULL;
+}
+
+/* Ranks in the sum.  Where carriers push for their machines, the frame says how many ranks those are, less one. */
+static uint32_t divisor(const struct round *r)
+{
+    return r->kind->carried && r->head.root ? r->head.root + 1 : r->who->count;
+}
+
+static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+{
+    const struct tly_frame *h = &r->head;
+    size_t element = tly_reduce_element_size(h->dtype);
+    const struct members *who = r->who;
+    const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
+    struct tly_reduction how = {.dtype = h->dtype,
+                                .op = h->op,
+                                .divisor = divisor(r),
+                                .prescale = h->prescale,
+                                .postscale = h->postscale};
+    static _Thread_local const void *inputs[TLY_MAX_RANKS];
+    for (uint32_t i = 0; i < who->count; i++) {
+        /* A slot without data belongs to a rank that has joined.  Its state is not looked at: the loop's thread
+         * changes states while a crew sums. */
+        const uint8_t *data = r->slots[t->order[i]].data;
+        inputs[i] = (data ? data : job->zeros) + from;
+    }
+    if (t->groups == 1)
+        tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
+    else
+        tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
+}
+
+const struct tly_kind tly_kind_all_reduce = {
+    .name = "all-reduce",
+    .streams = true,
+    .divides = true,
+    .borrows = true,
+    .marks = true,
+    .carried = true,
+    .check = check,
+    .length = tly_kind_part_length,
+    .spares = spares,
+    .place = place,
+    .advance = advance,
+};
+
+const struct tly_kind tly_kind_sum = {
+    .name = "sum",
+    .streams = true,
+    .divides = true,
+    .borrows = true,
+    .check = check,
+    .length = tly_kind_part_length,
+    .place = place,
+    .advance = advance,
+};

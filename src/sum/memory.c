@@ -1,0 +1,248 @@
+/* memory.c - memory for slots and results, and inputs that are read in their ranks' memory.
+ *
+ * A slot takes memory when its first fragment arrives, and gives it back when the round has its result.  At the limit
+ * rounds with a lesser claim give theirs up: their slots are dropped and asked for again (AGAIN), for the ranks still have
+ * their inputs.  The round with the best claim always finds room: a job reserves a part for each rank and one more.
+ *
+ * A push from a process of this machine may come as a loan instead: the sum reads it where it lies, and holds it
+ * meanwhile.  It ends with its connection. */
+#include "sum/internal.h"
+
+/* --- slots --------------------------------------------------------------------------------------- */
+
+void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank)
+{
+    struct slot *slot = &r->slots[rank];
+    if (slot->state == SLOT_COMING && job->by_rank[rank])
+        tly_link_sink(job->by_rank[rank]->link, slot);
+    if (!slot->loan && slot->data != r->result) /* else it is the round's now */
+        tly_pool_give(&job->pool, slot->data, r->head.length);
+    tly_loan_return(slot->loan);
+    slot->loan = NULL;
+    slot->data = NULL;
+    slot->filled = slot->start = r->base;
+}
+
+void tly_memory_forget_slots(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        tly_store_unqueue(job, r, i); /* what is ready of the result is not sent after the verdict */
+        tly_memory_empty(job, r, i);
+        tly_window_give_back(job, i, slot);
+        if (tly_slot_has_come(slot))
+            tly_slot_change(job, r, i, SLOT_REFUSED);
+    }
+}
+
+void tly_memory_release_inputs(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (slot->data != r->result)
+            tly_pool_give(&job->pool, slot->data, r->head.length);
+        tly_loan_return(slot->loan);
+        slot->loan = NULL;
+        slot->data = NULL;
+        tly_window_give_back(job, i, slot);
+    }
+}
+
+void tly_memory_close(struct tly_job *job, struct round *r)
+{
+    tly_memory_drop_loans(job, r); /* pieces of it may have been left undone */
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (slot->data != r->result)
+            tly_pool_give(&job->pool, slot->data, r->head.length);
+        tly_loan_return(slot->loan);
+        slot->loan = NULL;
+        slot->data = NULL;
+    }
+    tly_pool_give(&job->pool, r->result, r->result_room);
+    r->result = NULL;
+}
+
+/* --- the limit ----------------------------------------------------------------------------------- */
+
+void tly_memory_drop(struct tly_job *job, struct round *r, uint32_t rank)
+{
+    tly_memory_empty(job, r, rank);
+    tly_slot_change(job, r, rank, SLOT_DROPPED);
+    job->facts.slots_dropped++;
+    tly_window_give_back(job, rank, &r->slots[rank]);
+}
+
+/* Which round has the better claim to memory.  A round that all ranks have pushed needs nothing but memory to end;
+ * another may wait for a rank that waits for the first.  Among equals the older one has it. */
+static bool comes_before(const struct round *a, const struct round *b)
+{
+    bool all_a = tly_round_all_arrived(a), all_b = tly_round_all_arrived(b);
+    return all_a != all_b ? all_a : a->age < b->age;
+}
+
+static bool has_data(const struct tly_job *job, const struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (r->slots[i].data)
+            return true;
+    return false;
+}
+
+/* The round with the least claim, among those that hold memory and have less of a claim than r (NULL: among all).  NULL:
+ * there is none.  A round whose sum has begun needs no more memory to end, and is none. */
+static struct round *find_victim(struct tly_job *job, const struct round *r)
+{
+    struct round *victim = NULL;
+    for (struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
+        struct round *other = tly_list_entry(n, struct round, node);
+        if (other->summed > other->base || other->pieces_left)
+            continue;
+        if ((!r || comes_before(r, other)) && (!victim || comes_before(victim, other)) &&
+            has_data(job, other))
+            victim = other;
+    }
+    return victim;
+}
+
+static void drop_all(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (r->slots[i].data)
+            tly_memory_drop(job, r, i);
+}
+
+uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
+{
+    for (;;) {
+        uint8_t *data = tly_pool_take(&job->pool, bytes);
+        struct round *victim = data ? NULL : find_victim(job, r);
+        if (!victim)
+            return data;
+        drop_all(job, victim);
+    }
+}
+
+uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
+{
+    uint64_t limit = job->pool.limit;
+    job->pool.limit = UINT64_MAX;
+    uint8_t *data = tly_pool_take(&job->pool, bytes);
+    job->pool.limit = limit;
+    return data;
+}
+
+bool tly_memory_take_result(struct tly_job *job, struct round *r)
+{
+    /* Beside all such results there must be room for one round's slots, or they would wait for each other. */
+    uint64_t most = (job->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)job->part_most);
+    if (!job->restored || most <= job->pool.limit)
+        r->result = tly_memory_take(job, r, r->length);
+    if (!r->result && !job->restored)
+        r->result = tly_memory_take_always(job, r->length); /* one always, whatever holds the memory */
+    r->result_room = r->length;
+    r->restored = r->result != NULL;
+    job->restored += r->restored;
+    return r->restored;
+}
+
+/* --- asking again -------------------------------------------------------------------------------- */
+
+void tly_memory_ask(struct session *p, struct round *r)
+{
+    struct tly_frame f = r->head;
+    f.type = TLY_AGAIN;
+    f.flags = 0;
+    f.payload = 0;
+    f.offset = r->slots[p->rank].start;
+    tly_slot_change(p->job, r, p->rank, SLOT_AGAIN);
+    tly_session_post(p, &f, NULL, 0, NULL);
+    tly_window_grant(p);
+}
+
+/* Ask for what was dropped of a round.  False: memory does not reach. */
+static bool ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool always)
+{
+    uint64_t need = tly_pool_size(r->head.length);
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        if (r->slots[i].state != SLOT_DROPPED || !job->by_rank[i])
+            continue;
+        if (need > *room && !always)
+            return false;
+        *room = need > *room ? 0 : *room - need;
+        tly_memory_ask(job->by_rank[i], r);
+    }
+    return true;
+}
+
+/* In the order of claims.  The first in that order may always ask, for the others make room for it. */
+void tly_memory_ask_again(struct tly_job *job)
+{
+    uint64_t room = job->pool.limit > job->pool.in_use ? job->pool.limit - job->pool.in_use : 0;
+    bool first = true;
+    for (int all = 1; all >= 0; all--)
+        for (struct tly_list *n = job->incomplete.next; n != &job->incomplete && job->dropped_slots;
+             n = n->next) {
+            struct round *r = tly_list_entry(n, struct round, node);
+            if (tly_round_all_arrived(r) != all)
+                continue;
+            if (!ask_for(job, r, &room, first))
+                return;
+            first = false;
+        }
+}
+
+bool tly_memory_want_offers(struct tly_job *job, struct round *r)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        if (r->slots[r->who->rank[i]].state != SLOT_OFFERED)
+            continue;
+        tly_slot_change(job, r, r->who->rank[i], SLOT_DROPPED);
+        any = true;
+    }
+    return any;
+}
+
+/* --- loans --------------------------------------------------------------------------------------- */
+
+void tly_memory_drop_loans(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (r->slots[i].loan && r->slots[i].data) {
+            tly_loan_drop(r->slots[i].loan);
+            r->slots[i].data = NULL;
+        }
+}
+
+bool tly_memory_hold_loans(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        struct slot *slot = &r->slots[i];
+        if (!slot->loan)
+            continue;
+        slot->data = (uint8_t *)tly_loan_hold(slot->loan); /* read only: the result never takes its place */
+        if (!slot->data) {
+            tly_memory_drop_loans(job, r);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The rank must push again what has not been read. */
+void tly_memory_break_loans(struct tly_job *job, struct round *r)
+{
+    for (uint32_t i = 0; i < job->ranks && !r->pieces_left; i++) {
+        struct slot *slot = &r->slots[i];
+        if (slot->state != SLOT_BROKEN || !slot->loan)
+            continue;
+        tly_loan_return(slot->loan);
+        slot->loan = NULL;
+        slot->filled = r->summed > r->base ? r->summed : r->base;
+        if (job->by_rank[i] && slot->session == job->by_rank[i]->id) {
+            slot->start = slot->filled;
+            tly_memory_ask(job->by_rank[i], r);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+/* peers.c - sessions: the job's end of each connection, from the handshake to the end.
+ *
+ * A connection becomes a session when the listener accepts it, and a rank's session once it has proved the secret: then it
+ * is job->by_rank[rank].  Before the job has begun the newest connection of each rank waits for that.  A session's end
+ * leaves the rank's rounds as they are (redo.c), for the rank may come again.  Watchers have no rank: they ask for the
+ * status, or measure network cards. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "sum/internal.h"
+
+enum { MOST_WATCHERS = 64 }; /* at a time */
+
+static void drop_letter(void *service, void *verdict)
+{
+    tly_store_unref(service, verdict);
+}
+
+static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+{
+    struct session *p = user;
+    void *verdict;
+    if (!tly_answers_reserve(p))
+        tly_outbox_lose(&p->outbox);
+    if (!tly_outbox_next(&p->outbox, out, &verdict))
+        return tly_answers_next(p, out);
+    if (verdict) {
+        tly_answers_delivered(p, verdict);
+        tly_store_unref(p->job, verdict);
+    }
+    return true;
+}
+
+void tly_peers_destroy(struct session *p)
+{
+    struct tly_job *job = p->job;
+    tly_facts_add_bytes(&job->facts, p);
+    tly_link_destroy(p->link);
+    tly_list_remove(&p->node);
+    job->watchers -= p->watcher;
+    if (p->rank < job->ranks && job->by_rank[p->rank] == p) {
+        job->by_rank[p->rank] = NULL;
+        tly_redo_detach(p);
+    }
+    tly_outbox_finish(&p->outbox, drop_letter, job);
+    for (; p->stable < p->delivered; p->stable++)
+        tly_store_unref(job, p->deliveries[p->stable % p->ring_room]);
+    free(p->deliveries);
+    tly_heap_finish(&p->ready);
+    tly_map_finish(&p->groups);
+    free(p);
+    if (tly_list_empty(&job->sessions))
+        tly_event_set(&job->quiet);
+}
+
+void tly_peers_admit(struct session *p)
+{
+    struct tly_job *job = p->job;
+    if (p->rank >= job->ranks) {
+        tly_warn("sum", "rank %u does not belong to the job: turned away", p->rank);
+        tly_peers_destroy(p);
+        return;
+    }
+    if (job->by_rank[p->rank])
+        tly_peers_destroy(
+            job->by_rank[p->rank]); /* it has noticed before us that the connection is no more */
+    p->id = ++job->sessions_seen;
+    job->by_rank[p->rank] = p;
+    p->granted = job->first_window; /* both ends know it from the roster */
+    tly_link_set_pace(p->link, job->pace_bytes, TLY_COUNTS_MS);
+    /* Its end was open a message earlier than ours: the others may have pushed already. */
+    struct round *r;
+    tly_map_each(&job->store, r) if (tly_members_have(r->who, p->rank)) tly_slot_enter(job, r, p->rank);
+}
+
+/* The job has not begun: the newest connection of each rank will be its own. */
+static void drop_earlier(struct tly_job *job, uint32_t rank)
+{
+    for (struct tly_list *n = job->sessions.next; n != &job->sessions && rank != TLY_NO_RANK; n = n->next) {
+        struct session *p = tly_list_entry(n, struct session, node);
+        if (p->rank == rank) {
+            tly_peers_destroy(p);
+            return;
+        }
+    }
+}
+
+static void opened(void *user, struct tly_link *l)
+{
+    struct session *p = user;
+    const struct tly_identity *peer = tly_link_peer(l);
+    char name[64];
+    tly_link_set_silence(l, p->job->dead_ns);
+    p->watcher = peer->role == TLY_ROLE_WATCHER;
+    if (p->watcher) {
+        if (++p->job->watchers > MOST_WATCHERS)
+            tly_peers_destroy(p); /* it asks again */
+        return;
+    }
+    if (peer->rank >= TLY_MAX_RANKS) {
+        tly_peers_destroy(p);
+        return;
+    }
+    if (!p->job->ranks)
+        drop_earlier(p->job, peer->rank);
+    p->rank = peer->rank;
+    snprintf(name, sizeof name, "rank %u", p->rank);
+    tly_link_rename(l, name);
+    if (p->job->ranks)
+        tly_peers_admit(p);
+}
+
+static void closed(void *user, struct tly_link *l, int err, const char *why)
+{
+    struct session *p = user;
+    if (p->left)
+        tly_answers_received(p, p->delivered);
+    /* A rank that goes without a word is for the coordinator to judge. */
+    tly_peers_destroy(p);
+}
+
+static void sent(void *user, struct tly_link *l, void *token)
+{
+    struct session *p = user;
+    struct answer *a = token;
+    if (--a->on_way == 0 && a->done)
+        tly_round_stamp(p->job, a->round, TLY_AT_ANSWERED, p->rank);
+}
+
+static void remember(void *user, struct tly_link *l)
+{
+    struct session *p = user;
+    p->link = l;
+}
+
+static const struct tly_link_user calls = {
+    .opened = opened,
+    .header = tly_frames_header,
+    .landed = tly_frames_landed,
+    .frame = tly_frames_frame,
+    .next = next,
+    .sent = sent,
+    .closed = closed};
+
+int tly_peers_accept(struct tly_job *job, struct tly_link_config *config)
+{
+    struct session *p = calloc(1, sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    p->job = job;
+    p->rank = TLY_NO_RANK;
+    tly_outbox_init(&p->outbox);
+    tly_list_append(&job->sessions, &p->node);
+    config->user_calls = &calls;
+    config->user = p;
+    config->identity = job->identity;
+    config->created = remember;
+    return 0;
+}

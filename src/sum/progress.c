@@ -1,0 +1,205 @@
+/* progress.c - from the pushes of all ranks to the result.
+ *
+ * A round begins its result once all contributors have come, with data, a request or zeros (SLOT_JOINED).  It goes as far
+ * as all inputs have come, in steps of at least a fragment, so that results flow while inputs still arrive.  A step is made
+ * in the loop, or by the crew in pieces; while the crew has pieces of a round nobody else touches its data.  What a step
+ * does is the kind's business (kind.h): here are the conditions, the memory and the order.
+ *
+ * A step leads to answers (answers.c); the last one ends the round's need for its inputs. */
+#include "base/clock.h"
+#include "sum/internal.h"
+
+enum {
+    WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */
+    LEAST_PIECE = 64 << 10,     /* bytes of output */
+};
+
+/* --- the result ---------------------------------------------------------------------------------- */
+
+/* Bytes of the result that can be made of what is there. */
+static uint32_t reach(const struct round *r)
+{
+    uint32_t least = r->head.length;
+    bool all = r->kind->givers == TLY_ALL_GIVE;
+    for (uint32_t i = 0; i < r->who->count; i++) {
+        uint32_t rank = r->who->rank[i];
+        if (r->slots[rank].filled < least && (all || tly_kind_gives(r->kind, &r->head, rank)))
+            least = r->slots[rank].filled;
+    }
+    if (!r->kind->streams)
+        return least == r->head.length ? r->length : 0;
+    return least == r->length ? least : least - least % TLY_ALIGN;
+}
+
+/* The result takes the memory of one of the inputs, or has its own.  Its own is at most what inputs on loan have spared, so
+ * the limit does not hold for it.  What one rank gives is its input, or is not there yet. */
+static bool place_result(struct tly_job *job, struct round *r)
+{
+    if (r->result || r->length == 0)
+        return true;
+    r->result = r->kind->place ? r->kind->place(r) : NULL;
+    r->result_room = r->result ? r->head.length : r->length;
+    if (!r->result && r->kind->givers != TLY_ROOT_GIVES)
+        r->result = tly_memory_take_always(job, r->length);
+    return r->result != NULL;
+}
+
+static void finish(struct tly_job *job, struct round *r)
+{
+    tly_store_complete(job, r);
+    tly_memory_release_inputs(job, r);
+    for (uint32_t i = 0; i < r->who->count; i++)
+        tly_window_owe(job, r, r->who->rank[i]);
+    tly_round_stamp(job, r, TLY_AT_SUMMED, TLY_NO_PEER);
+    job->facts.bytes_summed += r->length;
+    job->facts.parts_summed++;
+}
+
+void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to)
+{
+    r->summed = to;
+    bool whole = to == r->length;
+    if (whole)
+        finish(job, r);
+    tly_answers_queue(job, r);
+    if (whole && job->dropped_slots)
+        tly_memory_ask_again(job);
+}
+
+/* Its kind may have the round wait for an offer; such rounds are counted. */
+static bool must_wait(struct tly_job *job, struct round *r)
+{
+    bool waits = r->kind->may_start && !r->kind->may_start(job, r);
+    job->waiting += (uint32_t)waits - r->waits;
+    r->waits = waits;
+    return waits;
+}
+
+/* --- the crew ------------------------------------------------------------------------------------ */
+
+static void forget_withdrawn(struct tly_job *job, struct round *r)
+{
+    r->references++;
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (r->slots[i].withdrawn)
+            tly_round_withdraw(job, r, i);
+    tly_store_unref(job, r);
+}
+
+/* In a thread of the crew. */
+static void sum_piece(struct tly_task *t)
+{
+    struct piece *p = tly_list_entry(t, struct piece, task);
+    p->round->kind->advance(p->job, p->round, p->from, p->to);
+}
+
+static void piece_done(struct tly_task *t)
+{
+    struct piece *p = tly_list_entry(t, struct piece, task);
+    struct round *r = p->round;
+    if (--r->pieces_left == 0) {
+        tly_memory_drop_loans(p->job, r);
+        if (r->refused) { /* a rank disagrees or has taken its push back */
+            tly_memory_break_loans(p->job, r);
+            forget_withdrawn(p->job, r);
+            return;
+        }
+        tly_progress_reached(p->job, r, r->summing_to);
+        tly_memory_break_loans(p->job, r);
+        tly_progress(p->job, r);
+    }
+}
+
+/* Give [summed, to) to the crew.  False: there is none, or it is not worth it. */
+static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
+{
+    uint32_t length = to - r->summed, count = (uint32_t)job->crew.threads;
+    if (!count || !r->kind->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
+        return false;
+    if (count > length / LEAST_PIECE)
+        count = length / LEAST_PIECE;
+    if (count > PIECES)
+        count = PIECES;
+    if (count < 1)
+        count = 1;
+    uint32_t share = (length / count + TLY_ALIGN - 1) / TLY_ALIGN * TLY_ALIGN, from = r->summed;
+    r->summing_to = to;
+    r->pieces_left = (length + share - 1) / share;
+    for (uint32_t i = 0; from < to; i++, from += share) {
+        struct piece *p = &r->piece[i];
+        *p = (struct piece){.task = {.work = sum_piece, .done = piece_done},
+                            .job = job,
+                            .round = r,
+                            .from = from,
+                            .to = to - from < share ? to : from + share};
+        tly_list_init(&p->task.node);
+        tly_crew_post(&job->crew, &p->task);
+    }
+    return true;
+}
+
+/* --- steps --------------------------------------------------------------------------------------- */
+
+void tly_progress(struct tly_job *job, struct round *r)
+{
+    if (r->complete || r->pieces_left || r->refused || !tly_round_all_arrived(r) || r->said != r->resolved ||
+        r->summed < r->base || must_wait(job, r))
+        return;
+    uint32_t to = reach(r);
+    bool whole = to == r->length && tly_round_is_whole(r);
+    if (whole)
+        tly_round_stamp(job, r, TLY_AT_GATHERED, TLY_NO_PEER);
+    /* Less than a fragment is not worth a frame. */
+    if (!whole && to - r->summed < job->fragment_bytes)
+        return;
+    if (whole && r->kind->tell && !r->had)
+        r->kind->tell(job, r);
+    if (r->complete)
+        return;
+    if (!place_result(job, r)) {
+        job->redo_waits = true;
+        return;
+    }
+    if (r->summed == 0)
+        r->order = job->next_order++;
+    if (to > r->summed && r->kind->advance) {
+        if ((r->kind->borrows && !tly_memory_hold_loans(job, r)) || hand_to_crew(job, r, to))
+            return;
+        r->kind->advance(job, r, r->summed, to);
+        if (r->kind->borrows)
+            tly_memory_drop_loans(job, r);
+    }
+    tly_progress_reached(job, r, to);
+}
+
+void tly_progress_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes)
+{
+    struct slot *slot = &r->slots[p->rank];
+    if (slot->state != SLOT_COMING || (bytes && !slot->data && !slot->loan))
+        return;
+    slot->filled += bytes;
+    if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
+        tly_slot_change(p->job, r, p->rank, SLOT_WHOLE);
+        tly_round_stamp(p->job, r, TLY_AT_ARRIVED, p->rank);
+        tly_straggler_ended(&p->job->straggler, p->rank, tly_now());
+    }
+    tly_progress(p->job, r);
+}
+
+void tly_progress_offered(struct tly_job *job)
+{
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
+        struct round *r = tly_list_entry(n, struct round, node);
+        next = n->next;
+        if (r->waits)
+            tly_progress(job, r);
+    }
+}
+
+void tly_progress_all(struct tly_job *job)
+{
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
+        next = n->next;
+        tly_progress(job, tly_list_entry(n, struct round, node));
+    }
+}

@@ -1,0 +1,17 @@
+/* session.c - what a rank is told over its session: control frames, and the counts that ride in every header. */
+#include "sum/internal.h"
+
+int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
+                     struct round *verdict)
+{
+    int err = tly_outbox_post(&p->outbox, f, data, len, verdict);
+    if (!err && verdict)
+        verdict->references++;
+    return err;
+}
+
+void tly_session_counts(struct session *p, uint32_t bytes)
+{
+    struct tly_counts c = {.accepted = p->accepted, .granted = p->granted, .stable = p->stable};
+    tly_link_set_counts(p->link, &c, bytes);
+}
