@@ -142,6 +142,7 @@ struct tensor {
     uint64_t group; /* id */
     uint8_t kind, space;
     bool unnamed;     /* used once */
+    uint8_t called;   /* kind of the operation, if it has no name: 0: it has one */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
     struct spec {     /* what the ranks compare, but for the name */
@@ -459,7 +460,13 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);
 uint64_t tly_spec_hash(const struct tally_op *op);
-/* "'w' push_pull float32 [10, 3] sum" */
+/* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names_lock held or its
+ * operation in flight. */
+void tly_tensor_title(const struct tensor *t, char *out, size_t len);
+enum { TLY_TITLE = 256 };
+/* The same with the ranks of a group that has not all: "all_reduce no. 16 of ranks 0-1". */
+const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE]);
+/* Its title, a bar and what else ranks compare: "'w'|push_pull float32 [10, 3] sum" (sum/words.h). */
 void tly_spec_text(const struct tally_op *op, char *out, size_t len);
 
 /* group.c */

@@ -2,7 +2,13 @@
  *
  * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
  * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.  The
- * coordinator says who holds the job up (src/join/slow.c). */
+ * coordinator says who holds the job up (src/join/slow.c).
+ *
+ * A pause is no sample.  A rank that was stopped for 3 s made the pace of 0.5 s of traffic look like a slow card.  So a
+ * flight that takes PAUSE_TIMES as long as usual, and PAUSE_MS more, is left out, but not two in a row: a card that is slow
+ * is slow in the second, too.  pace_test.c shows it (commit 54c0b93).  Rejected: each rank tells the others of its pauses (a
+ * rank beside a machine's first is behind no connection that others see); medians over several flights (large models have
+ * too few). */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

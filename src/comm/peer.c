@@ -289,8 +289,9 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
     if (!op)
         return;
     tly_read_text(&r, op->late, sizeof op->late);
+    char title[TLY_TITLE];
     if (f->flags & TLY_MARK)
-        tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
+        tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, op->late);
 }
 
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op)

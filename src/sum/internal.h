@@ -25,7 +25,7 @@
  *   peers.c     sessions from the handshake to the end
  *   service.c   the life of a service
  *
- * crew.c, kind.c and pool.c use none of them. */
+ * crew.c, kind.c, pool.c and words.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 

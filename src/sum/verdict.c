@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "sum/internal.h"
+#include "sum/words.h"
 
 enum { WAIT_FOR_TEXTS_MS = 1000 };
 
@@ -160,9 +161,16 @@ void tly_verdict_arrived(struct session *p, struct round *r)
 
 static void compose(struct tly_job *job, struct round *r)
 {
-    char sentence[TLY_SENTENCE], ranks[200];
+    char sentence[TLY_SENTENCE], ranks[200], who[210];
     size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
-    bool first = true;
+    const char *first = NULL;
+    bool whole = false; /* their titles differ */
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        const char *text = r->slots[i].text;
+        whole |= text && first && !tly_words_same_title(first, text);
+        first = first ? first : text;
+    }
+    const char *before = NULL;
     for (uint32_t i = 0; i < job->ranks && at < sizeof sentence; i++) {
         const char *text = r->slots[i].text;
         bool seen = !text;
@@ -171,9 +179,9 @@ static void compose(struct tly_job *job, struct round *r)
         if (seen)
             continue;
         uint32_t n = ranks_text(job, r, has_text, text, ranks, sizeof ranks);
-        at += (size_t)snprintf(sentence + at, sizeof sentence - at, "%s%s %s: %s", first ? "" : "; ",
-                               n > 1 ? "ranks" : "rank", ranks, text);
-        first = false;
+        snprintf(who, sizeof who, "%s %s", n > 1 ? "ranks" : "rank", ranks);
+        at = tly_words_append(sentence, sizeof sentence, at, before, text, who, whole);
+        before = first;
     }
     tly_verdict_decide(job, r, EINVAL, sentence);
 }

@@ -68,6 +68,9 @@ enum tly_frame_type {
     TLY_FRAME_TYPES
 };
 
+/* Ends the title of a spec in words (SPEC's payload): "all_reduce no. 16|float32 [3] sum". */
+enum { TLY_TITLE_END = '|' };
+
 enum tly_frame_flag {
     TLY_LAST = 1,    /* last fragment of its part */
     TLY_REQUEST = 2, /* asks for data and brings none */
