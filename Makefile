@@ -7,7 +7,7 @@
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make clean      remove what was built; build/venv stays
 #   make asan, make ubsan, make tsan    the C tests under a sanitizer
-#   make lint       formatting and static checks;  make format mends the formatting
+#   make lint       formatting, static checks, spelling;  make format mends the formatting
 #   make fuzz       each fuzzer for SECONDS (60)
 #   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults and of cards that change
 #

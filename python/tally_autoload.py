@@ -1,6 +1,8 @@
-"""What PyTorch calls by itself, so that init_process_group("tally") needs no import of tally.torch: when a backend of
-that name is asked for (entry point "torch.distributed.backends", PyTorch 2.14 and later), or at its import
-("torch.backends", 2.5 and later).  It imports nothing of Tally until a group is made.
+"""Registers the backend "tally", so that init_process_group("tally") needs no import of tally.torch.
+
+PyTorch calls this by itself: when a backend of that name is asked for (entry point "torch.distributed.backends", PyTorch
+2.14 and later), or when PyTorch is imported ("torch.backends", 2.5 and later).  It imports nothing of Tally until a group
+is made.
 
 SPDX-License-Identifier: Apache-2.0
 """

@@ -1,8 +1,8 @@
 #!/bin/sh
-# lint.sh - clang-format and clang-tidy over the C sources.
+# lint.sh - clang-format and clang-tidy over the C sources, ruff over the Python files, codespell over all.
 #
-#   scripts/lint.sh          say what differs and what clang-tidy finds; fails if anything does
-#   scripts/lint.sh --fix    mend the formatting
+#   scripts/lint.sh          print what they find; fails if they find anything
+#   scripts/lint.sh --fix    mend the formatting of the C sources
 set -eu
 cd "$(dirname "$0")/.."
 sources() { git ls-files --cached --others --exclude-standard "$@"; }
@@ -12,6 +12,8 @@ if [ "${1:-}" = --fix ]; then
     exit
 fi
 status=0
+build/lint/bin/ruff check --quiet --no-cache . || status=1
+build/lint/bin/codespell || status=1
 sources '*.c' '*.h' | xargs clang-format --dry-run --Werror --style=file || status=1
 # clang-tidy reads what Meson wrote, less the option that clang rejects; GCC's others that it lacks are no finding.
 commands=$(mktemp -d)

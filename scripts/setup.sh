@@ -10,6 +10,8 @@
 # PyTorch 2.1 or later, then build/venv only looks into that environment, which itself is never changed, and
 # adds what it lacks; else PyTorch is installed into build/venv at the version of requirements-torch.txt.  `test` adds
 # the frameworks of requirements-frameworks.txt.
+#
+# build/lint is a small environment with ruff and codespell (requirements-lint.txt), for `lint` and `test`.
 set -eu
 cd "$(dirname "$0")/.."
 venv=$PWD/build/venv
@@ -36,8 +38,8 @@ esac
 # A build/venv that is in PATH is ours, not the environment to look into.
 PATH=$(printf '%s' "$PATH" | tr ':' '\n' | grep -vxF "$venv/bin" | paste -sd:)
 base=${PYTHON:-python3}
-[ "$python" = no ] || "$base" -c '' || fail "cannot run '$base'; set PYTHON to a Python 3 interpreter"
-if [ "$python" = yes ] && ! "$base" -c 'import ensurepip' 2>/dev/null; then
+{ [ "$python" = no ] && [ "$target" != lint ]; } || "$base" -c '' || fail "cannot run '$base'; set PYTHON to a Python 3 interpreter"
+if { [ "$python" = yes ] || [ "$target" = lint ]; } && ! "$base" -c 'import ensurepip' 2>/dev/null; then
     packages="$packages python3-venv"
 fi
 
@@ -195,7 +197,26 @@ install_frameworks() {
     printf '%s\n' "$wanted" >"$venv/frameworks"
 }
 
+# $1: what to do where they cannot be had.
+make_lint() {
+    wanted=$({ "$base" -c 'import sys; print(sys.version, sys.prefix)'; cat requirements-lint.txt; } | cksum)
+    [ "$(cat build/lint/stamp 2>/dev/null)" != "$wanted" ] || return 0
+    rm -rf build/lint
+    say "installing into build/lint: $(sed '/^#/d' requirements-lint.txt | paste -sd' ')"
+    if "$base" -m venv build/lint >>build/setup.log 2>&1 &&
+        build/lint/bin/python -m pip --disable-pip-version-check --no-input install -r requirements-lint.txt \
+            >>build/setup.log 2>&1; then
+        printf '%s\n' "$wanted" >build/lint/stamp
+    else
+        "$1" "no ruff and codespell in build/lint (see build/setup.log)"
+    fi
+}
+
 mkdir -p build
 install_packages
 [ "$python" = no ] || make_venv
 [ "$target" != test ] || install_frameworks
+case $target in
+lint) make_lint fail ;;
+test) make_lint say ;; # their checks are skipped then
+esac

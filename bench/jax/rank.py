@@ -96,7 +96,7 @@ def training(jax, mesh, work):
     """A step of data-parallel training: a network of three layers, 4 `width`^2 parameters in all, float32."""
     import numpy as np
     jnp, P = jax.numpy, jax.sharding.PartitionSpec
-    n, rank, width = jax.process_count(), jax.process_index(), work["width"]
+    rank, width = jax.process_index(), work["width"]
     random = np.random.default_rng(0)
     weights = [random.standard_normal((width, 2 * width), np.float32) / width,
                random.standard_normal((2 * width, width), np.float32) / width]

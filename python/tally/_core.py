@@ -51,6 +51,8 @@ class Reduction(enum.IntEnum):
 class Error(RuntimeError):
     """An operation or the communicator failed.  `errno` is the C library's error number (positive)."""
 
+    __module__ = "tally"  # the public name, for tracebacks
+
     def __init__(self, sentence="", number=0):
         super().__init__(sentence)
         self.errno = number
@@ -70,6 +72,8 @@ def again(failure):
 
 class NotInitializedError(RuntimeError, ValueError):
     """A call before init(), after shutdown(), or in a forked child of the process that called init()."""
+
+    __module__ = "tally"
 
 
 _lock = threading.RLock()  # guards opening and closing

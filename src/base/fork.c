@@ -1,4 +1,9 @@
-/* fork.c - closing our descriptors in forked children. */
+/* fork.c - closing our descriptors in forked children.
+ *
+ * Every DataLoader with workers forks.  After fork() a child of a threaded process may take no lock and allocate nothing.
+ * A bitmap of our descriptors, set and cleared with atomics, can be read there.  Only close() is called: shutdown() and
+ * epoll_ctl() would reach the parent's sockets.  Handles remember the count of forks under which they were made, and
+ * refuse in another process. */
 #include "base/fork.h"
 
 #include <pthread.h>

@@ -13,6 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tally_log_sink *application, *diverted;
 static void *application_user, *diverted_user;
+static atomic_int own_rank = -1;              /* read without the lock, as the next */
 static atomic_int threshold = TALLY_LOG_INFO; /* read without the lock: a level late is no harm */
 
 static const char *const level_names[] = {"off", "error", "warning", "info", "debug"};
@@ -25,6 +26,11 @@ int tly_log_set_level(const char *name)
             return 0;
         }
     return -EINVAL;
+}
+
+void tly_log_set_rank(int rank)
+{
+    atomic_store_explicit(&own_rank, rank, memory_order_relaxed);
 }
 
 void tally_log_redirect(tally_log_sink *sink, void *user)
@@ -48,7 +54,10 @@ void tly_log(enum tally_log_level level, const char *topic, const char *format, 
     if ((int)level > atomic_load_explicit(&threshold, memory_order_relaxed))
         return;
     char line[1024];
-    int n = snprintf(line, sizeof line, "%s: ", topic);
+    int rank = atomic_load_explicit(&own_rank, memory_order_relaxed), n = 0;
+    if (rank >= 0)
+        n = snprintf(line, sizeof line, "rank %d ", rank);
+    n += snprintf(line + n, sizeof line - (size_t)n, "%s: ", topic);
     va_list args;
     va_start(args, format);
     vsnprintf(line + n, sizeof line - (size_t)n, format, args);

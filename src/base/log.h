@@ -1,4 +1,8 @@
-/* log.h - log lines: level, topic (the folder that speaks), text; one sink for the process. */
+/* log.h - log lines: level, rank, topic (the folder that speaks), text; one sink for the process.
+ *
+ *   tally warning rank 1 comm: 'w' has waited 60 s for rank 0
+ *
+ * Standard error gets the whole line, a sink the level and what follows it. */
 #ifndef TLY_LOG_H
 #define TLY_LOG_H
 
@@ -6,6 +10,9 @@
 
 /* Lines above this level are dropped.  Names: off, error, warning, info, debug; -EINVAL for another. */
 int tly_log_set_level(const char *name);
+
+/* The rank that this process is in its job; -1: none, as at first. */
+void tly_log_set_rank(int rank);
 
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -37,8 +37,11 @@ double tly_cli_size(const char *text);
 /* A rate in bit/s from 1k on, in powers of 1000 with k, M, G, T, as TALLY_BANDWIDTH has it; -1: none. */
 double tly_cli_rate(const char *text);
 
-/* As people write it: 25G. */
+/* "25 Gbit/s". */
 const char *tly_cli_rate_text(double rate, char text[32]);
+
+/* "7.895 MB", in powers of 1024. */
+const char *tly_cli_bytes_text(double bytes, char text[32]);
 
 /* "NAME": x and `end`, or null for what is not finite. */
 void tly_cli_json_number(const char *name, double x, const char *end);

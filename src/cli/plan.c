@@ -315,13 +315,13 @@ static double each_way(const struct plan *p, int i)
 
 static void print_row(const struct plan *p, const struct row *r)
 {
-    char what[96], rate[32];
+    char what[96], rate[32], sums[32], moves[32];
     int i = r->first;
     snprintf(what, sizeof what, "%d %s%s, %s%s%s", r->count, r->worker ? "worker machine" : "CPU machine",
              r->count == 1 ? "" : "s", tly_cli_rate_text(r->rate, rate), r->card[0] ? ", card " : "",
              r->card);
-    printf("%-30s %16llu %8.2f%% %18.0f\n", what, (unsigned long long)p->share[i],
-           100.0 * (double)p->share[i] / (double)p->bytes, each_way(p, i));
+    printf("%-36s %12s %8.2f%% %16s\n", what, tly_cli_bytes_text((double)p->share[i], sums),
+           100.0 * (double)p->share[i] / (double)p->bytes, tly_cli_bytes_text(each_way(p, i), moves));
 }
 
 static void print_inside(const struct plan *p, const struct times *t, const struct inside *in)
@@ -341,9 +341,9 @@ static void print_inside(const struct plan *p, const struct times *t, const stru
 
 static void print_text(const struct plan *p, const struct times *t)
 {
-    char rate[32];
-    printf("%llu bytes\n\n", (unsigned long long)p->bytes);
-    printf("%-30s %16s %9s %18s\n", "bit/s each way", "each sums, bytes", "share", "each way, bytes");
+    char rate[32], bytes[32];
+    printf("gradients: %s\n\n", tly_cli_bytes_text((double)p->bytes, bytes));
+    printf("%-36s %12s %9s %16s\n", "machines, rate each way", "each sums", "share", "moves each way");
     for (int worker = 1; worker >= 0; worker--)
         for (int i = 0; i < p->rows; i++)
             if (p->row[i].worker == worker)

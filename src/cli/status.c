@@ -328,8 +328,6 @@ static void print_late(const struct query *q, const char *name)
     if (!q->err && q->facts.waiting_ms >= LATE_MS)
         printf("late: a round at %s has waited %.1f s for %s\n", name, (double)q->facts.waiting_ms / 1e3,
                q->facts.waits_for);
-    if (!q->err && q->facts.held_up[0])
-        printf("late: %s (seen by %s)\n", q->facts.held_up, name);
 }
 
 /* Whether the card does what was said of it: 5% and less is what a measurement errs by. */
@@ -349,7 +347,7 @@ static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
-    char size[32], network[64], in[32], out[32];
+    char size[32], network[64], in[32], out[32], slow[TLY_SENTENCE];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
@@ -360,8 +358,9 @@ static void print_job(const struct job *j, const struct asker *a)
         printf("%u ranks are expected\n", s->size);
     else
         printf("no rank has joined yet\n");
-    if (s->held_up[0])
-        printf("held up by %s\n", s->held_up);
+    tly_slow_text(&s->slow, slow, sizeof slow);
+    if (slow[0])
+        printf("held up by %s\n", slow);
     if (s->changed[0])
         printf("the split last changed: %s\n", s->changed);
     if (s->state < TLY_JOB_RUNNING)
@@ -427,8 +426,7 @@ static void json_facts(const struct tly_service_facts *f)
            ", \"waiting_s\": %.3f, ",
            f->bytes_summed, f->parts_summed, f->rounds_open, f->bytes_in_use, f->bytes_peak, f->memory_limit,
            f->slots_dropped, f->bytes_received, f->bytes_sent, (double)f->waiting_ms / 1e3);
-    json_text("waits_for", f->waits_for, ", ");
-    json_text("held_up", f->held_up, "");
+    json_text("waits_for", f->waits_for, "");
 }
 
 static void json_start(const struct query *q, const char *kind, const char *at)
@@ -469,13 +467,16 @@ static void json_ranks(const struct tly_status *s)
 static void json_job(const struct job *j, const struct asker *a)
 {
     const struct tly_status *s = &j->coordinator->status;
+    char slow[TLY_SENTENCE];
+    tly_slow_text(&s->slow, slow, sizeof slow);
     json_start(j->coordinator, "coordinator", a->at);
     json_text("state", state_of(s), ", ");
     printf("\"age_s\": %.3f,\n\"size\": %u, ", (double)s->age_ms / 1e3, s->size);
     if (s->has_roster)
         printf("\"machines\": %u, \"epoch\": %u, \"part_bytes\": %" PRIu64 ", ", s->roster.machine_count,
                s->roster.epoch, s->roster.part_bytes);
-    json_text("held_up_by", s->held_up, ", ");
+    json_text("held_up_by", slow, ", ");
+    json_text("held_up_why", tly_slow_why(&s->slow), ", ");
     json_text("split_changed", s->changed, ", ");
     printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
     json_ranks(s);

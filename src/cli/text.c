@@ -38,11 +38,21 @@ double tly_cli_rate(const char *text)
 
 const char *tly_cli_rate_text(double rate, char text[32])
 {
-    static const char unit[] = " kMGT";
+    static const char *const units[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"};
     int u = 0;
     for (; rate >= 1000 && u < 4; u++)
         rate /= 1000;
-    snprintf(text, 32, u ? "%.6g%c" : "%.6g", rate, unit[u]);
+    snprintf(text, 32, "%.6g %s", rate, units[u]);
+    return text;
+}
+
+const char *tly_cli_bytes_text(double bytes, char text[32])
+{
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
+    int u = 0;
+    for (; bytes >= 1024 && u < 4; u++)
+        bytes /= 1024;
+    snprintf(text, 32, u ? "%.4g %s" : "%.0f %s", bytes, units[u]);
     return text;
 }
 

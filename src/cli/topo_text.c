@@ -23,16 +23,6 @@ const char *tly_cli_time_text(double seconds, char text[32])
     return text;
 }
 
-static const char *bytes_text(double bytes, char text[32])
-{
-    static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
-    int u = 0;
-    for (; bytes >= 1024 && u < 4; u++)
-        bytes /= 1024;
-    snprintf(text, 32, u ? "%.4g %s" : "%.0f %s", bytes, units[u]);
-    return text;
-}
-
 static const char *gbits(struct tly_rate r, char text[32])
 {
     if (r.bytes <= 0)
@@ -391,7 +381,7 @@ static void print_links(const struct tly_cli_topo *t, bool wide)
         if (l->bytes <= 0 || printed_before(t, i))
             continue;
         name_alike(t, i, name);
-        printf("%-44s %10s", name, bytes_text(l->bytes, bytes));
+        printf("%-44s %10s", name, tly_cli_bytes_text(l->bytes, bytes));
         if (l->rate.bytes <= 0) {
             printf(l->kind <= TLY_LINK_GPU_DOWN ? "\n" : "   rate not known\n");
             continue;
@@ -431,8 +421,8 @@ static void print_strategy(const struct tly_cli_topo *t, bool wide)
         printf("%s\n", text);
     printf("%s of gradients on each GPU, %d worker and %d CPU machine%s: %.3g of them each way over the "
            "network\n",
-           bytes_text((double)p->job.bytes, bytes), t->workers, t->servers, t->servers == 1 ? "" : "s",
-           p->job.traffic);
+           tly_cli_bytes_text((double)p->job.bytes, bytes), t->workers, t->servers,
+           t->servers == 1 ? "" : "s", p->job.traffic);
     print_links(t, wide);
     if (p->bottleneck >= 0)
         printf("\npredicted: %s; bottleneck: %s\n", tly_cli_time_text(p->seconds, time),
@@ -454,7 +444,7 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
            m->nodes == 1 ? "" : "s", m->cards, m->cards == 1 ? "" : "s");
     for (int i = 0; i < m->nodes; i++) {
         printf("\nnode %d: %d cores, %s", m->node[i].number, m->node[i].cores,
-               bytes_text((double)m->node[i].memory, memory));
+               tly_cli_bytes_text((double)m->node[i].memory, memory));
         if (m->node[i].bandwidth.bytes > 0)
             printf(" at %s", gbits(m->node[i].bandwidth, rate));
         putchar('\n');

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "comm/internal.h"
 #include "topo/topo.h"
@@ -186,7 +187,6 @@ static void tick(struct tly_hook *h)
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
     tly_comm_tick_local(c);
-    tly_blame_tick(c);
     tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
@@ -210,10 +210,10 @@ static void tick(struct tly_hook *h)
     }
     if (waited >= c->params.timeout && !c->doom_at) {
         const char *late = oldest->late;
-        char stage[300];
+        char stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(c->doom, sizeof c->doom, "'%.100s' has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
-                 oldest->tensor->name, waited, late[0] ? " for rank " : "", late, stage);
+        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
+                 tly_op_title(oldest, title), waited, late[0] ? " for rank " : "", late, stage);
         tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
         c->doom_at = now + TLY_SEC;
@@ -511,7 +511,6 @@ static int join(tally_comm *c)
         return err;
     c->member.over = on_over;
     c->member.goodbye = on_goodbye;
-    c->member.judged = tly_pace_judged;
     c->member.placed = tly_joining_placed;
     c->member.joined = tly_joining_over;
     c->member.invited = tly_epoch_invited;
@@ -552,8 +551,10 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         err = tly_log_set_level(c->params.log);
     if (!err)
         err = tly_place_find(&c->place, &c->params, true);
-    if (!err)
+    if (!err) {
+        tly_log_set_rank((int)c->place.rank);
         err = tly_loop_init(&c->loop);
+    }
     if (!err) {
         tly_loop_lock(&c->loop);
         tly_loop_hook(&c->loop, &c->hook); /* before the links': what it admits, they send in the same turn */
@@ -632,8 +633,7 @@ int tally_comm_close(tally_comm *c)
     bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
-    char pace[400];
-    tly_blame_settle(c);
+    char pace[TLY_SENTENCE + 200], moved[TLY_BYTES_TEXT];
     tly_pace_sum_up(c, pace, sizeof pace);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
@@ -642,8 +642,9 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
-            "rank %d of %d leaves after %.1f s: %" PRIu64 " operations, %.3f GB%s", c->rank, c->size,
-            (double)(tly_now() - c->opened_at) / TLY_SEC, ops, (double)bytes / 1e9, pace);
+            "rank %d of %d %s after %.1f s: %" PRIu64 " operations, %s%s", c->rank, c->size,
+            failed ? "has failed" : "is done", (double)(tly_now() - c->opened_at) / TLY_SEC, ops,
+            tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;

@@ -11,7 +11,6 @@
  *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
  *   traffic.c what is seen of the connections, for the coordinator
- *   blame.c   whom the services find to keep the others waiting
  *   joining.c this rank has no more input, and waits for the others
  */
 #ifndef TLY_COMM_INTERNAL_H
@@ -143,6 +142,7 @@ struct tensor {
     uint64_t group; /* id */
     uint8_t kind, space;
     bool unnamed;     /* used once */
+    uint8_t called;   /* kind of the operation, if it has no name: 0: it has one */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
     struct spec {     /* what the ranks compare, but for the name */
@@ -244,14 +244,6 @@ struct glance {
     uint64_t held_us;             /* something was handed over and not accepted */
 };
 
-/* A service has found that a rank keeps the others waiting. */
-struct word {
-    uint32_t rank;
-    bool network;       /* is slow; else it computes longer */
-    int64_t at, window; /* awake clock; how long it had looked, 0: nothing has been said */
-    char text[300];
-};
-
 /* The connection to one summation service.  Owner: the loop. */
 struct peer {
     tally_comm *comm;
@@ -283,9 +275,7 @@ struct peer {
     int losses;                            /* of the connection, lately */
     int64_t dialled_at, lost_at, retry_at; /* awake clock */
     uint64_t incarnation;
-    struct word word;
-    int64_t watched_at; /* awake clock: when it last had to do with what it judges ranks by; 0: never */
-    bool reported;      /* answer to tally_comm_report */
+    bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
     uint64_t held_us, held_since; /* monotonic, us; 0: nothing is in flight there */
     struct glance seen, before;   /* the last glance and the one before */
@@ -303,8 +293,6 @@ struct pace {
     uint64_t bytes;                   /* of all flights that count, and so on */
     int64_t ns;
     int pauses; /* flights in a row that took several times as long as usual */
-    int slow;   /* the machine that holds the job up, as the coordinator says; -1: none */
-    bool half;  /* it says that all cards carry about half of what was said */
 };
 
 /* What is told to the coordinator.  Owner: the loop; times are monotonic. */
@@ -315,13 +303,11 @@ struct traffic {
     uint64_t seen_at, before_at;                                   /* when these were, us */
     int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
     bool begun;                  /* there are two glances of this epoch */
-};
-
-/* Services' words about who keeps the others waiting are counted.  Owner: the loop; awake clock. */
-struct blame {
-    int64_t since, until; /* 0: there is nothing to count */
-    int64_t repeat_s;     /* so long the same rank is not named again for the same cause */
-    bool network;         /* the cause that was named last: the rank's network, or it computes longer */
+    uint64_t submitted,
+        over;     /* us: the newest operation; the end of the last flight, 0: of one that does not count */
+    bool patient; /* the flight has an operation whose rank minds no wait */
+    struct tly_steps steps; /* since the coordinator was told last, */
+    int64_t told_at;
 };
 
 /* tally_join().  Owner: the loop, unless it says otherwise. */
@@ -429,9 +415,6 @@ struct tally_comm {
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
-    struct blame blame;
-    uint32_t straggler; /* who was named last, */
-    int64_t named_at;   /* and when, on the awake clock; 0: nobody */
     uint32_t reports_missing;
     struct tly_event *report_done;
     _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
@@ -477,7 +460,13 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);
 uint64_t tly_spec_hash(const struct tally_op *op);
-/* "'w' push_pull float32 [10, 3] sum" */
+/* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names_lock held or its
+ * operation in flight. */
+void tly_tensor_title(const struct tensor *t, char *out, size_t len);
+enum { TLY_TITLE = 256 };
+/* The same with the ranks of a group that has not all: "all_reduce no. 16 of ranks 0-1". */
+const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE]);
+/* Its title, a bar and what else ranks compare: "'w'|push_pull float32 [10, 3] sum" (sum/words.h). */
 void tly_spec_text(const struct tally_op *op, char *out, size_t len);
 
 /* group.c */
@@ -654,18 +643,9 @@ void tly_events_finish(tally_comm *c);
 void tly_events_close(tally_comm *c);
 void tly_events_op(tally_comm *c, struct tally_op *op);
 
-/* blame.c */
-/* A service says which rank the others wait for, and after how many ns of looking. */
-void tly_blame_heard(struct peer *peer, uint32_t rank, bool network, int64_t window, const char *text);
-/* Nothing more is waited for. */
-void tly_blame_settle(tally_comm *c);
-void tly_blame_tick(tally_comm *c);
-
 /* pace.c */
 int tly_pace_init(tally_comm *c); /* of each epoch, once its weights are known; -ENOMEM, sentence set */
 void tly_pace_finish(tally_comm *c);
-/* The coordinator says which machine holds the job up, or TLY_NO_SERVICE. */
-void tly_pace_judged(void *user, uint32_t machine);
 /* An operation has been put into active_ops, has been taken out. */
 void tly_pace_enters(tally_comm *c, const struct tally_op *op);
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
@@ -678,8 +658,8 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len);
 /* traffic.c */
 /* Another epoch holds: what is seen from now on is compared with nothing before. */
 void tly_traffic_begin(tally_comm *c);
-/* The first operation has been put into active_ops; the last has been taken out. */
-void tly_traffic_enters(tally_comm *c);
+/* An operation has been put into active_ops; the last has been taken out. */
+void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
 void tly_traffic_leaves(tally_comm *c);
 /* Something is in flight to this service; something is so no longer. */
 void tly_traffic_admitted(struct peer *p);

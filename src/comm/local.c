@@ -36,8 +36,8 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
         return;
     }
     if (err) {
-        char text[TLY_SENTENCE];
-        snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
+        char text[TLY_SENTENCE], title[TLY_TITLE];
+        snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
         op->status = -err;
         op->sentence = strdup(text);
     }
@@ -219,19 +219,19 @@ static void watch_oldest(tally_comm *c)
     bool over = c->params.timeout > 0 && seconds >= c->params.timeout;
     if (!warn && !over)
         return;
-    char name[100] = "an operation";
+    char title[TLY_TITLE] = "an operation";
     pthread_mutex_lock(&c->names_lock);
     const struct tensor *t = tly_map_get(&c->names, l.key);
     if (t)
-        snprintf(name, sizeof name, "%s", t->name);
+        tly_tensor_title(t, title, sizeof title);
     pthread_mutex_unlock(&c->names_lock);
     if (warn) {
         w->warn_after *= 2;
         if (l.lowest == (uint32_t)c->rank && l.ranks[0])
-            tly_warn("comm", "'%s' has waited %.0f s for rank %s", name, seconds, l.ranks);
+            tly_warn("comm", "%s has waited %.0f s for rank %s", title, seconds, l.ranks);
     }
     if (over) {
-        snprintf(c->doom, sizeof c->doom, "'%s' has waited %.0f s%s%s (TALLY_TIMEOUT)", name, seconds,
+        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT)", title, seconds,
                  l.ranks[0] ? " for rank " : "", l.ranks);
         tly_member_complain(&c->member, ETIME, c->doom);
         c->doom_at = now + TLY_SEC;

@@ -188,7 +188,8 @@ static void complete(tally_comm *c, struct tally_op *op)
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence)
 {
     char text[TLY_SENTENCE];
-    snprintf(text, sizeof text, "'%.100s': %s", op->tensor->name, sentence);
+    char title[TLY_TITLE];
+    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
     op->status = -err;
     op->sentence = strdup(text);
     if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
@@ -246,9 +247,9 @@ void tly_op_landed(tally_comm *c, struct part *p)
         int err = tly_parts_gather(c, op);
         err = err ? err : queue_parts(c, op);
         if (err) {
-            char text[200];
-            snprintf(text, sizeof text, "rank %d cannot take the result of allgather '%.80s': %s", c->rank,
-                     op->tensor->name, strerror(-err));
+            char text[TLY_TITLE + 100], title[TLY_TITLE];
+            snprintf(text, sizeof text, "rank %d cannot take the result of %s: %s", c->rank,
+                     tly_op_title(op, title), strerror(-err));
             tly_member_complain(&c->member, -err, text);
             tly_comm_fail(c, -err, text);
             return;
@@ -418,8 +419,9 @@ static int check_reduction(const struct tally_op *op)
     const char *why = "unknown";
     struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size, op->prescale,
                               op->postscale};
+    char title[TLY_TITLE];
     if (tly_op_is_sum(op) && tly_reduce_check(&r, &why) != 0)
-        return tly_fail(EINVAL, "'%s': %s", op->tensor ? op->tensor->name : "?", why);
+        return tly_fail(EINVAL, "%s: %s", op->tensor ? tly_op_title(op, title) : "?", why);
     return 0;
 }
 
@@ -535,10 +537,10 @@ static int number_message(const struct request *r, struct tally_op *op, char *na
     uintptr_t n = (uintptr_t)tly_map_get(&g->messages, key);
     op->mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
     if (r->kind == TLY_PROBE)
-        snprintf(name, len, "probe %llu of rank %u, tag %u", (unsigned long long)n, r->to, r->tag);
+        snprintf(name, len, "probe no. %llu of rank %u, tag %u", (unsigned long long)n + 1, r->to, r->tag);
     else
-        snprintf(name, len, "message %llu from rank %u to rank %u, tag %u", (unsigned long long)n, r->from,
-                 r->to, r->tag);
+        snprintf(name, len, "message no. %llu from rank %u to rank %u, tag %u", (unsigned long long)n + 1,
+                 r->from, r->to, r->tag);
     return tly_map_put(&g->messages, key, (void *)(n + 1)) ? tly_fail(ENOMEM, "out of memory") : 0;
 }
 
@@ -564,7 +566,7 @@ static char *prepend(char *to, const char *text)
     return memcpy(to - length, text, length);
 }
 
-/* "unnamed barrier 17", to be read before `end`.  A formatter takes as long as a small operation. */
+/* "barrier no. 17", or without a kind "no. 17", to be read before `end`.  A formatter takes as long as a small operation. */
 static const char *make_name(char *end, const char *kind, uint64_t number)
 {
     char *at = end;
@@ -572,8 +574,8 @@ static const char *make_name(char *end, const char *kind, uint64_t number)
     do
         *--at = (char)('0' + number % 10);
     while (number /= 10);
-    *--at = ' ';
-    return prepend(prepend(at, kind), "unnamed ");
+    at = prepend(at, "no. ");
+    return kind ? prepend(prepend(at, " "), kind) : at;
 }
 
 /* Give the operation its name and round.  names_lock held. */
@@ -599,7 +601,7 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
         name = made;
     } else if (!name) {
         number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-        name = make_name(made + sizeof made, ordered ? "call" : kinds[r->kind], *number);
+        name = make_name(made + sizeof made, ordered ? NULL : kinds[r->kind], *number + 1);
     }
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)
@@ -608,6 +610,8 @@ static int name_op(tally_comm *c, const struct request *r, struct tally_op *op)
     if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
+    if (!r->name)
+        t->called = (uint8_t)r->kind;
     int err = check_reduction(op);
     if (err)
         return err;

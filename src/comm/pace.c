@@ -1,8 +1,14 @@
 /* pace.c - how fast the job goes beside what the plan predicts.
  *
  * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
- * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.  Who holds
- * the job up is the coordinator's to say, of what all ranks see of their traffic (traffic.c, src/join/adapt.c). */
+ * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.  The
+ * coordinator says who holds the job up (src/join/slow.c).
+ *
+ * A pause is no sample.  A rank that was stopped for 3 s made the pace of 0.5 s of traffic look like a slow card.  So a
+ * flight that takes PAUSE_TIMES as long as usual, and PAUSE_MS more, is left out, but not two in a row: a card that is slow
+ * is slow in the second, too.  pace_test.c shows it (commit 54c0b93).  Rejected: each rank tells the others of its pauses (a
+ * rank beside a machine's first is behind no connection that others see); medians over several flights (large models have
+ * too few). */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +35,7 @@ int tly_pace_init(tally_comm *c)
 {
     struct pace *p = &c->pace;
     free(p->machine); /* figures are of one epoch */
-    *p = (struct pace){.slow = -1, .machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
+    *p = (struct pace){.machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
     if (!p->machine)
         return tly_fail(ENOMEM, "out of memory");
     tly_roster_machines(&c->member.roster, p->machine);
@@ -61,28 +67,11 @@ double tly_pace_reached(const tally_comm *c)
     return enough ? (double)p->ns / (double)TLY_SEC / (double)p->bytes : 0;
 }
 
-static void machine_name(const tally_comm *c, int i, char *out, size_t len)
-{
-    const struct tly_roster_service *s = &c->member.roster.services[i];
-    if (s->role == TLY_ROLE_RANK)
-        snprintf(out, len, "the machine of rank %u (%s)", s->rank, s->host);
-    else
-        snprintf(out, len, "tallyd %d on %s", i - c->machines, s->host);
-}
-
-void tly_pace_judged(void *user, uint32_t machine)
-{
-    tally_comm *c = user;
-    c->pace.slow = machine < (uint32_t)c->services ? (int)machine : -1;
-    c->pace.half = machine == TLY_ALL_SERVICES;
-}
-
 void tly_pace_enters(tally_comm *c, const struct tally_op *op)
 {
     struct pace *p = &c->pace;
     bool first = c->active_ops.next->next == &c->active_ops;
-    if (first)
-        tly_traffic_enters(c);
+    tly_traffic_enters(c, op);
     if (p->predicted == 0)
         return;
     if (first) {
@@ -133,21 +122,17 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
 {
     const struct pace *p = &c->pace;
     double reached = tly_pace_reached(c);
-    char who[240] = "";
+    char who[TLY_SENTENCE] = "", slow[TLY_SENTENCE - 32];
     out[0] = '\0';
     if (!(reached > 0))
         return;
     double ratio = p->predicted / reached;
     if (ratio > FAST)
         snprintf(who, sizeof who, ", cards are faster than was said or measured");
-    else if (ratio < SLOW && p->slow >= 0) {
-        snprintf(who, sizeof who, ", held up by ");
-        machine_name(c, p->slow, who + strlen(who), sizeof who - strlen(who));
-    } else if (ratio < SLOW && c->named_at)
-        snprintf(who, sizeof who, ", held up by rank %u", c->straggler); /* a warning has said why */
-    else if (ratio < SLOW && p->half)
-        snprintf(who, sizeof who, ", all cards carry about half");
-    else if (ratio < SLOW)
+    else if (ratio < SLOW && c->member.slow.why) {
+        tly_slow_text(&c->member.slow, slow, sizeof slow);
+        snprintf(who, sizeof who, ", held up by %s", slow);
+    } else if (ratio < SLOW)
         snprintf(who, sizeof who, ", by which machine is not known");
     snprintf(out, len, "; large tensors at %.3g s for 1 GB, %.3g Gbit/s (predicted %.3g s, %.3g Gbit/s)%s",
              reached * 1e9, gbits(reached), p->predicted * 1e9, gbits(p->predicted), who);

@@ -15,8 +15,7 @@ static const char *line(double seconds)
     static char text[400];
     tally_comm *c = calloc(1, sizeof *c);
     assert_non_null(c);
-    c->pace =
-        (struct pace){.predicted = 8e-9, .bytes = 1000000000, .ns = (int64_t)(seconds * 1e9), .slow = -1};
+    c->pace = (struct pace){.predicted = 8e-9, .bytes = 1000000000, .ns = (int64_t)(seconds * 1e9)};
     tly_pace_sum_up(c, text, sizeof text);
     free(c);
     return text;
@@ -59,7 +58,7 @@ static tally_comm *on_plan(void)
     tly_list_init(&c->active_ops);
     c->epoch = e;
     c->credit_bytes = 1;
-    c->pace = (struct pace){.predicted = 1e-9, .slow = -1};
+    c->pace = (struct pace){.predicted = 1e-9};
     return c;
 }
 
@@ -91,28 +90,70 @@ static void test_what_is_always_slow_counts(void **state)
 }
 
 /* The last word of the coordinator counts, also at the end. */
-static void test_all_cards_carry_half(void **state)
+static void test_the_last_word_counts(void **state)
 {
-    char text[400];
+    char text[TLY_SENTENCE];
     tally_comm *c = on_plan();
     c->pace.predicted = .8e-9;
     c->pace.bytes = 1000000000;
     c->pace.ns = 1600000000;
-    tly_pace_judged(c, TLY_ALL_SERVICES);
+    c->member.slow =
+        (struct tly_slow){TLY_WHY_CARD, "tallyd 1 (c1)", "carries 0.1 of 0.48 Gbit/s since 12:03:11"};
     tly_pace_sum_up(c, text, sizeof text);
-    assert_non_null(strstr(text, ", all cards carry about half"));
-    tly_pace_judged(c, TLY_NO_SERVICE);
+    assert_non_null(
+        strstr(text, ", held up by tallyd 1 (c1), which carries 0.1 of 0.48 Gbit/s since 12:03:11"));
+    c->pace.ns = 800000000; /* it goes as predicted: the line has nobody to name */
+    tly_pace_sum_up(c, text, sizeof text);
+    assert_null(strstr(text, "held up"));
+    c->pace.ns = 1600000000;
+    c->member.slow.why = TLY_WHY_NOBODY;
     tly_pace_sum_up(c, text, sizeof text);
     assert_non_null(strstr(text, ", by which machine is not known"));
+    forget(c);
+}
+
+/* A flight ends now; the one before ended so long ago, and the newest operation was submitted so long ago. */
+static void end_flight(tally_comm *c, int before_ms, int submitted_ms, bool patient)
+{
+    struct tally_op op = {.submitted = tly_now() - submitted_ms * TLY_MS, .patient = patient};
+    struct tally_op first = {.submitted = tly_now() - (before_ms + submitted_ms) / 2 * TLY_MS};
+    c->traffic.over = (uint64_t)(tly_now() - before_ms * TLY_MS) / 1000;
+    tly_traffic_enters(c, &first);
+    tly_traffic_enters(c, &op);
+    tly_traffic_leaves(c);
+}
+
+/* A rank computes until it has submitted the last operation of a flight, also where the first is under way long before. */
+static void test_what_a_rank_computes_of_a_step(void **state)
+{
+    tally_comm *c = on_plan();
+    const struct tly_steps *s = &c->traffic.steps;
+    end_flight(c, 100, 20, false);
+    assert_int_equal(s->count, 1);
+    assert_in_range(s->own_us, 79000, 81000);
+    assert_true(s->us >= 99000 && s->us >= s->own_us + 19000);
+    struct tly_steps before = *s;
+    end_flight(c, 100, 20,
+               true); /* it minded no wait: the flight, and the time before the next, are no step */
+    assert_true(s->count == 1 && s->us == before.us);
+    assert_int_equal(c->traffic.over, 0);
+    struct tally_op op = {.submitted = tly_now()};
+    tly_traffic_enters(c, &op);
+    tly_traffic_leaves(c);
+    assert_int_equal(s->count, 1);
+    assert_true(c->traffic.over > 0);
     forget(c);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_cards_carry_half),       cmocka_unit_test(test_pauses_do_not_count),
-        cmocka_unit_test(test_what_is_always_slow_counts), cmocka_unit_test(test_the_last_line),
+        cmocka_unit_test(test_the_last_word_counts),
+        cmocka_unit_test(test_pauses_do_not_count),
+        cmocka_unit_test(test_what_is_always_slow_counts),
+        cmocka_unit_test(test_the_last_line),
         cmocka_unit_test(test_where_it_is_much),
+        cmocka_unit_test(test_what_a_rank_computes_of_a_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,8 +94,9 @@ static uint32_t part_at(uint64_t at, uint64_t bytes, uint32_t part)
 /* Room for `more` parts behind the first. */
 static int more_parts(struct tally_op *op, uint64_t more)
 {
+    char title[TLY_TITLE];
     if (more > UINT32_MAX / 2)
-        return tly_fail(EINVAL, "'%s': too many parts", op->tensor->name);
+        return tly_fail(EINVAL, "%s: too many parts", tly_op_title(op, title));
     struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
     if (!all)
         return tly_fail(ENOMEM, "out of memory");

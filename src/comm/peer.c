@@ -11,7 +11,6 @@
 
 enum {
     EXPLAIN_MS = 1500,
-    PROMPT_MS = 1,
     NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
     NEWS_MS = 5,
     NEWS_PUSH_MS = 50,           /* the same where a push will tell */
@@ -90,8 +89,6 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     if (p->sent == p->start)
         tly_part_stamp(p, TLY_AT_FIRST);
     tly_peer_head(p, &out->frame);
-    if (p->op->kind == TALLY_PUSH_PULL && p->op->group->size == peer->comm->size && !p->op->patient)
-        peer->watched_at = peer->comm->loop.awake;
     uint32_t done = p->length;
     if (p->mark) {
         send_mark(p, out);
@@ -106,8 +103,6 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         out->frame.flags = (n == left ? TLY_LAST : 0) | (p->quiet ? TLY_QUIET : 0);
         if (p->start && p->sent == p->start)
             out->frame.flags |= TLY_RESUMED;
-        if (p->sent == 0 && tly_now() - p->op->submitted < PROMPT_MS * TLY_MS)
-            out->frame.flags |= TLY_PROMPT;
         out->payload = p->input + p->sent;
         out->token = p;
         out->stays = out->whole = true;
@@ -294,20 +289,9 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
     if (!op)
         return;
     tly_read_text(&r, op->late, sizeof op->late);
+    char title[TLY_TITLE];
     if (f->flags & TLY_MARK)
-        tly_warn("comm", "'%s' has waited %.0f s for rank %s", op->tensor->name, seconds, op->late);
-}
-
-static void on_straggler(struct peer *peer, const struct tly_frame *f, const void *data)
-{
-    struct tly_reader r = {data, f->payload, false};
-    char text[TLY_SENTENCE];
-    uint32_t rank = tly_read32(&r);
-    bool network = tly_read32(&r);
-    uint64_t window = tly_read64(&r);
-    tly_read_text(&r, text, sizeof text);
-    if (!r.failed && window > 0 && window < INT64_MAX / 2)
-        tly_blame_heard(peer, rank, network, (int64_t)window, text);
+        tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, op->late);
 }
 
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
@@ -390,8 +374,6 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     case TLY_STATUS:
         if (f->key)
             on_late(peer, f, data);
-        else if (f->flags & TLY_MARK)
-            on_straggler(peer, f, data);
         else
             on_report(peer, f, data);
         break;

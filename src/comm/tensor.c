@@ -328,6 +328,34 @@ uint64_t tly_spec_hash(const struct tally_op *op)
     return is_as_before(op) ? op->tensor->spec_hash : hash_spec(op);
 }
 
+/* torch's words, and nearly MPI's: their calls are those of ordered spaces. */
+static const char *const collectives[] = {"?",      "all_reduce",     "broadcast",  "all_gather", "barrier",
+                                          "reduce", "reduce_scatter", "all_to_all", "gather",     "scatter"};
+
+void tly_tensor_title(const struct tensor *t, char *out, size_t len)
+{
+    if (!*t->name)
+        snprintf(out, len, "an operation");
+    else if (!t->called)
+        snprintf(out, len, "'%.100s'", t->name);
+    else if (t->kind == 0)
+        snprintf(out, len, "%s %.80s", collectives[t->called], t->name);
+    else
+        snprintf(out, len, "%.100s", t->name);
+}
+
+const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
+{
+    tly_tensor_title(op->tensor, out, TLY_TITLE);
+    if (op->tensor->called && op->group->size < op->comm->size && !tly_kind_is_message(op->kind)) {
+        char ranks[100];
+        size_t at = strlen(out);
+        tly_group_text(op->group, ranks, sizeof ranks);
+        snprintf(out + at, TLY_TITLE - at, " of ranks %s", ranks);
+    }
+    return out;
+}
+
 /* Of its data; where the text ends, or would. */
 static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t at)
 {
@@ -356,16 +384,29 @@ static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t
 
 void tly_spec_text(const struct tally_op *op, char *out, size_t len)
 {
-    size_t at = (size_t)snprintf(out, len, "'%.100s' %s", op->tensor->name, kinds[op->kind]);
-    if (op->group->name && at < len) {
+    char title[TLY_TITLE], *separator;
+    bool named = !op->tensor->called;
+    size_t at = (size_t)snprintf(out, len, "%s", tly_op_title(op, title));
+    if (named && op->group->name && at < len) {
         char ranks[100];
         tly_group_text(op->group, ranks, sizeof ranks);
         at += (size_t)snprintf(out + at, len - at, " in group '%.60s' of ranks %s", op->group->name, ranks);
     }
+    separator = at < len ? out + at : NULL;
+    if (named && at < len)
+        at += (size_t)snprintf(out + at, len - at, " %s", kinds[op->kind]);
     if (op->kind != TALLY_BARRIER)
         at = data_text(op, out, len, at);
     else if (op->digest && at < len)
         at += (size_t)snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
     if (op->note && at < len)
-        snprintf(out + at, len - at, " (%.80s)", op->note);
+        at += (size_t)snprintf(out + at, len - at, " (%.80s)", op->note);
+    if (separator && *separator) {
+        *separator = TLY_TITLE_END;
+        while ((separator = strchr(separator + 1, TLY_TITLE_END)))
+            *separator = '/';
+    } else if (at + 1 < len) {
+        out[at] = TLY_TITLE_END;
+        out[at + 1] = '\0';
+    }
 }

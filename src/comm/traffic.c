@@ -5,6 +5,11 @@
  * results.  When all have answered, the difference to the glance before goes to the coordinator.  A glance costs a system
  * call and two small frames for each connection.
  *
+ * Every 400 ms it also says for how long it has computed in its steps.  A step is a flight (pace.c) and the time before it.
+ * The rank's own time is that from the end of the flight before to the last submission of this one.  All ranks' steps take
+ * equally long, so own times compare without a common clock.  A slow network delays a rank's results and its next
+ * submissions alike, and does not count as its own time.
+ *
  * All of it belongs to the rank's loop. */
 #include <stdlib.h>
 
@@ -23,18 +28,37 @@ static uint64_t us_now(void)
     return (uint64_t)tly_now() / 1000;
 }
 
-void tly_traffic_enters(tally_comm *c)
+void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 {
-    if (!c->traffic.active_since)
-        c->traffic.active_since = us_now();
+    struct traffic *t = &c->traffic;
+    uint64_t submitted = (uint64_t)op->submitted / 1000;
+    if (!t->active_since)
+        t->active_since = us_now();
+    if (submitted > t->submitted)
+        t->submitted = submitted;
+    t->patient |= op->patient;
+}
+
+/* The flight is over: with the time before it, it is a step. */
+static void count_step(struct traffic *t, uint64_t now)
+{
+    if (t->over && !t->patient) {
+        t->steps.count++;
+        t->steps.own_us += t->submitted > t->over ? t->submitted - t->over : 0;
+        t->steps.us += now - t->over;
+    }
+    t->over = t->patient ? 0 : now;
+    t->patient = false;
 }
 
 void tly_traffic_leaves(tally_comm *c)
 {
     struct traffic *t = &c->traffic;
+    uint64_t now = us_now();
     if (t->active_since)
-        t->active_us += us_now() - t->active_since;
+        t->active_us += now - t->active_since;
     t->active_since = 0;
+    count_step(t, now);
 }
 
 void tly_traffic_admitted(struct peer *p)
@@ -153,7 +177,14 @@ void tly_traffic_tick(tally_comm *c)
     struct traffic *t = &c->traffic;
     int64_t now = tly_now();
     uint64_t active = t->active_us + (t->active_since ? (uint64_t)now / 1000 - t->active_since : 0);
-    if (c->machines < 2 || atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return;
+    if (t->steps.count && now - t->told_at >= EVERY_MS * TLY_MS) {
+        tly_member_tell_steps(&c->member, &t->steps);
+        t->steps = (struct tly_steps){0};
+        t->told_at = now;
+    }
+    if (c->machines < 2)
         return;
     if (t->asked_at) {
         if (!all_answered(c) && now - t->asked_at < PATIENCE_MS * TLY_MS)

@@ -24,8 +24,6 @@ enum {
     WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
     MOST_EPOCHS = 5, /* the newest and four older ones: with more alive at some rank nothing changes */
 };
-/* A card that carries more or less than was said by this fraction is news. */
-#define NEWS .15
 
 /* --- samples ---------------------------------------------------------------------------------------- */
 
@@ -100,7 +98,7 @@ static int describe(const struct tly_coordinator *c, struct tly_replan_service *
 
 /* --- words ------------------------------------------------------------------------------------------ */
 
-static void name(const struct tly_roster *r, uint32_t i, char *out, size_t len)
+void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len)
 {
     const struct tly_roster_service *s = &r->services[i];
     if (s->role == TLY_ROLE_RANK)
@@ -133,28 +131,33 @@ static double cost(const struct tly_roster *r)
     return takes;
 }
 
-/* "carries 0.1 of 0.48 Gbit/s since 12:03:11" */
-static void describe_speed(const struct tly_roster_service *s, char *out, size_t len)
+void tly_adapt_time(char out[16])
 {
-    char at[16] = "";
     time_t now = time(NULL);
     struct tm local;
+    out[0] = '\0';
     if (localtime_r(&now, &local))
-        strftime(at, sizeof at, "%H:%M:%S", &local);
+        strftime(out, 16, "%H:%M:%S", &local);
+}
+
+void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len)
+{
+    char at[16];
+    tly_adapt_time(at);
     double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
-    else if (said > 0 && is < said * (1 - NEWS))
+    else if (said > 0 && is < said * (1 - TLY_ADAPT_NEWS))
         snprintf(out, len, "carries %.3g of %.3g Gbit/s since %s", is, said, at);
     else
         snprintf(out, len, "carries %.3g Gbit/s since %s", is, at);
 }
 
-/* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by NEWS. */
+/* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by TLY_ADAPT_NEWS. */
 static uint32_t find_news(const struct tly_coordinator *c)
 {
     uint32_t found = TLY_NO_SERVICE;
-    double most = NEWS;
+    double most = TLY_ADAPT_NEWS;
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
         double was = (double)c->adapt.place[i].bandwidth, is = (double)s->bandwidth;
@@ -171,9 +174,9 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
 {
     const struct tly_roster_service *s = &c->roster.services[i];
     char who[200], speed[160];
-    name(&c->roster, i, who, sizeof who);
-    describe_speed(s, speed, sizeof speed);
-    bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - NEWS);
+    tly_adapt_name(&c->roster, i, who, sizeof who);
+    tly_adapt_speed(s, speed, sizeof speed);
+    bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
     snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
 }
@@ -247,7 +250,7 @@ void tly_adapt_begin(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
     drop_reports(c);
-    a->standout = TLY_NO_SERVICE;
+    tly_slow_forget(c);
     if (!tly_start_find_cards(c, &c->roster) || !tly_start_crosses_cards(&c->roster)) {
         tly_adapt_finish(c);
         return;
@@ -265,6 +268,15 @@ static uint64_t bits(double bytes)
 {
     double x = 8 * bytes;
     return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
+}
+
+void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
+{
+    *out = c->roster.services[i];
+    if (!c->adapt.replan || out->card >= c->adapt.places)
+        return;
+    out->bandwidth = bits(tly_replan_bandwidth(c->adapt.replan, (int)out->card));
+    out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
 }
 
 /* What the replanner knows, into the roster.  A service that has just come has the values that it said. */
@@ -298,89 +310,6 @@ void tly_adapt_apply(struct tly_coordinator *c)
     c->adapt.takes = cost(&c->roster); /* by the split that was, and what is known now */
 }
 
-/* Nobody stands out, and each card carries far less than was said. */
-static bool all_carry_half(const struct tly_coordinator *c)
-{
-    bool any = false;
-    for (uint32_t i = 0; i < c->roster.service_count; i++) {
-        const struct tly_roster_service *s = &c->roster.services[i];
-        if (s->state != TLY_SERVICE_ACTIVE || s->card != i)
-            continue;
-        double ratio = s->said ? 8 * tly_replan_bandwidth(c->adapt.replan, (int)i) / (double)s->said : 1;
-        if (ratio < .4 || ratio > .7)
-            return false;
-        any = true;
-    }
-    return any;
-}
-
-static void warn_of_all(const struct tly_coordinator *c)
-{
-    tly_warn(
-        "join",
-        "all network cards carry about half of what was said or measured: %.3g Gbit/s each way instead of "
-        "%.3g, and no machine holds the others up; is TALLY_BANDWIDTH right, and does anything else use the "
-        "network?",
-        8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
-}
-
-/* It still carries less than was said, though nobody waits for it at this moment. */
-static bool is_slow_still(const struct tly_coordinator *c, uint32_t service)
-{
-    return service < c->roster.service_count && service < c->adapt.places &&
-           c->roster.services[service].said &&
-           8 * tly_replan_bandwidth(c->adapt.replan, (int)service) <
-               (1 - NEWS) * (double)c->roster.services[service].said;
-}
-
-/* Tell all ranks who holds them up; their last line says so. */
-static void tell_standout(struct tly_coordinator *c, int who)
-{
-    struct tly_writer w = {0};
-    if (who < 0 && is_slow_still(c, c->adapt.standout))
-        return;
-    uint32_t service = who >= 0 ? (uint32_t)who : all_carry_half(c) ? TLY_ALL_SERVICES : TLY_NO_SERVICE;
-    if (service == c->adapt.standout)
-        return;
-    c->adapt.standout = service;
-    if (service == TLY_ALL_SERVICES)
-        warn_of_all(c);
-    tly_write32(&w, service);
-    if (!w.failed)
-        tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
-    free(w.data);
-}
-
-void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len)
-{
-    uint32_t service = c->adapt.standout;
-    out[0] = '\0';
-    if (c->state != RUNNING || !c->adapt.replan)
-        return;
-    if (service == TLY_ALL_SERVICES)
-        snprintf(out, len, "all network cards, which carry about half of what was said or measured");
-    else if (service < c->roster.service_count)
-        name(&c->roster, service, out, len);
-}
-
-/* With TALLY_REPLAN=0: say what has changed, and keep the split. */
-static void tell_only(struct tly_coordinator *c)
-{
-    struct tly_roster *r = &c->roster;
-    struct tly_roster_service *then = c->fixed ? malloc(r->service_count * sizeof *then) : NULL;
-    if (!then)
-        return;
-    memcpy(then, r->services, r->service_count * sizeof *then);
-    apply(c);
-    uint32_t i = find_news(c);
-    if (i != TLY_NO_SERVICE) {
-        say(c, i, "the split stays as it is (TALLY_REPLAN=0)");
-        remember(c);
-    }
-    memcpy(r->services, then, r->service_count * sizeof *then);
-    free(then);
-}
-
 void tly_adapt_tick(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
@@ -402,7 +331,8 @@ void tly_adapt_tick(struct tly_coordinator *c)
     if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0) {
         tly_traffic_sum(r, of, s, &goodput);
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
-        tell_standout(c, tly_replan_standout(a->replan, (int)r->service_count, s));
+        a->standout = tly_replan_standout(a->replan, (int)r->service_count, s, a->standout);
+        c->slow.fresh = true;
         for (uint32_t i = 0; i < r->service_count; i++)
             tly_log(TALLY_LOG_DEBUG, "join",
                     "service %u: %.3g Gbit/s, busy %.2f (%.2f), sums %.2f; taken for %.3g Gbit/s", i,
@@ -412,7 +342,6 @@ void tly_adapt_tick(struct tly_coordinator *c)
     free(of);
     free(s);
     drop_reports(c);
-    tell_only(c);
     if (!change)
         return;
     a->pending = c->wanted = true;
@@ -423,5 +352,5 @@ void tly_adapt_finish(struct tly_coordinator *c)
 {
     tly_replan_destroy(c->adapt.replan);
     free(c->adapt.place);
-    c->adapt = (struct adapt){.standout = TLY_NO_SERVICE};
+    c->adapt = (struct adapt){.standout = -1};
 }

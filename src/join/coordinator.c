@@ -307,7 +307,8 @@ static void answer(struct member *watcher)
                                           .stand = stand(m)};
         memcpy(out->host, info->host, sizeof out->host);
     }
-    tly_adapt_held_up(c, s.held_up, sizeof s.held_up);
+    if (c->state == RUNNING)
+        s.slow = c->slow.told;
     snprintf(s.changed, sizeof s.changed, "%s", c->adapt.changed);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
@@ -384,7 +385,11 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        if (m->joined && m->info.role == TLY_ROLE_RANK)
+        if (!m->joined || m->info.role != TLY_ROLE_RANK)
+            break;
+        if (f->flags & TLY_MARK)
+            tly_slow_heard(m, &r);
+        else
             tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {
@@ -547,6 +552,7 @@ static void tick(struct tly_hook *h)
     if (c->state == RUNNING && c->setback_count)
         tly_coordinator_advance(c); /* somebody's time to be invited again may have come */
     tly_adapt_tick(c);
+    tly_slow_tick(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
         tly_coordinator_advance(c);

@@ -1,5 +1,5 @@
 /* internal.h - what the coordinator's files share: start.c up to the first epoch, change.c from one to the next,
- * judge.c for who holds the job up, coordinator.c for what members say, and for time. */
+ * judge.c for whom the job cannot go on with, slow.c for who holds it up, coordinator.c for what members say, and for time. */
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
@@ -10,6 +10,7 @@
 #include "join/measure.h"
 #include "join/status.h"
 #include "join/traffic.h"
+#include "plan/late.h"
 #include "plan/replan.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
@@ -58,6 +59,7 @@ struct member {
     bool measured;        /* what is known of its card was measured here */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
+    struct tly_own own;   /* a rank: how much of its steps it computes */
     uint32_t card;        /* MEASURING: its card's place in the survey, */
     bool stands, awaited; /* whether it streams for it, and is about to answer, */
     bool silent;          /* and has said nothing in this round */
@@ -111,12 +113,23 @@ struct tly_coordinator {
             uint32_t weight;      /* before the change that is under way */
         } * place;                /* owned */
         uint32_t places;
-        bool pending;      /* a change of its making is under way */
-        double takes;      /* seconds for a byte before that */
-        int64_t since;     /* awake clock: first report of the sample; 0: none */
-        uint32_t standout; /* the service that ranks were told holds all up, or TLY_NO_SERVICE */
+        bool pending;  /* a change of its making is under way */
+        double takes;  /* seconds for a byte before that */
+        int64_t since; /* awake clock: first report of the sample; 0: none */
+        int standout; /* the service whose card or sums were busy all the time in the last sample; -1: none */
         char changed[400]; /* what was said of the last change */
     } adapt;
+    struct slow {
+        struct tly_slow told; /* to all members */
+        uint32_t who;         /* a service; of TLY_WHY_COMPUTES a rank */
+        double figure;        /* bit/s that it carried or added then; 0: it is not about that */
+        bool fresh;           /* there is a sample that has not been looked at */
+        bool is_logged;       /* what was told is in the log */
+        enum tly_why logged;  /* the last line there, */
+        uint32_t logged_who;
+        int64_t logged_at; /* awake clock, */
+        int64_t pause_s;   /* and for how long the same is not said again */
+    } slow;
     uint32_t watchers, known;
     struct setback *setbacks; /* owned: machines whose tallyd a rank could not reach; src/join/setback.c */
     uint32_t setback_count;
@@ -201,9 +214,24 @@ void tly_adapt_apply(struct tly_coordinator *c);
 /* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
-/* Who holds all up now, for `tally status`; "": nobody. */
-void tly_adapt_held_up(const struct tly_coordinator *c, char *out, size_t len);
 void tly_adapt_finish(struct tly_coordinator *c);
+/* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
+ * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11". */
+void tly_adapt_time(char out[16]);
+void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len);
+void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out);
+void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len);
+/* A card that carries more or less than was said by this fraction is news. */
+#define TLY_ADAPT_NEWS .15
+
+/* --- slow.c --------------------------------------------------------------------------------------- */
+
+/* A rank's report of its steps.  One that cannot be is dropped. */
+void tly_slow_heard(struct member *m, struct tly_reader *r);
+/* Judge by what has come, and tell all members and the log if that is news. */
+void tly_slow_tick(struct tly_coordinator *c);
+/* Another epoch holds. */
+void tly_slow_forget(struct tly_coordinator *c);
 
 /* --- setback.c ----------------------------------------------------------------------------------- */
 

@@ -88,6 +88,7 @@ static void resume(struct tly_member *m)
 {
     struct tly_writer w = {0};
     m->away = false;
+    m->slow = (struct tly_slow){0};
     tly_member_write(&w, &m->info);
     tly_write64(&w, m->identity.incarnation);
     tly_write32(&w, m->committed);
@@ -261,12 +262,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_JOINED:
         on_joined(m, f, &r);
         return 0;
-    case TLY_PACE: {
-        uint32_t machine = tly_read32(&r);
-        if (!r.failed && m->judged)
-            m->judged(m->user, machine);
+    case TLY_PACE:
+        (void)tly_slow_read(&r, &m->slow); /* it is for words alone */
         return 0;
-    }
     default:
         return 0;
     }
@@ -677,6 +675,15 @@ void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
     tly_traffic_write(&w, t);
     if (m->link && !m->away && w.len <= TLY_MAX_CONTROL)
         post(m, TLY_PACE, 0, &w);
+    free(w.data);
+}
+
+void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t)
+{
+    struct tly_writer w = {0};
+    tly_steps_write(&w, t);
+    if (m->link && !m->away)
+        post(m, TLY_PACE, TLY_MARK, &w);
     free(w.data);
 }
 

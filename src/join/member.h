@@ -14,6 +14,7 @@
 #include "join/measure.h"
 #include "join/place.h"
 #include "join/roster.h"
+#include "join/status.h"
 #include "join/traffic.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
@@ -55,6 +56,7 @@ struct tly_member {
     int error;       /* errno of what ended it */
     int64_t unheard; /* ns without news from the coordinator shortly before that; 0: nothing unusual */
     char sentence[TLY_SENTENCE];
+    struct tly_slow slow; /* who holds the job up now, as the coordinator says */
     struct tly_outbox outbox;
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */
@@ -62,8 +64,6 @@ struct tly_member {
     /* All ranks have joined for the `joins`-th time, `last` the last; or err: it will never be, for `sentence`. */
     void (*placed)(void *user); /* this rank has its place among those that join */
     void (*joined)(void *user, uint32_t joins, uint32_t last, int err, const char *sentence);
-    void (*judged)(void *user, uint32_t machine); /* who holds the job up: a service's index,
-                                                   * TLY_NO_SERVICE or TLY_ALL_SERVICES; may be NULL */
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
      * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
      * elsewhere, in that epoch; changed: `roster`, ours, holds for all other rounds. */
@@ -104,6 +104,8 @@ void tly_member_join(struct tly_member *m, bool drained);
 void tly_member_goodbye(struct tly_member *m);
 /* What this rank has seen of its traffic. */
 void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t);
+/* How much of its steps it has computed. */
+void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */
 void tly_member_complain(struct tly_member *m, int err, const char *sentence);
 /* This rank leaves because of an error of its own. */

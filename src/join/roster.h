@@ -16,7 +16,6 @@ enum {
     TLY_BEGUN_ROUNDS = 40000, /* in one frame of BEGUN or COMMIT */
 };
 #define TLY_NO_SERVICE UINT32_MAX
-#define TLY_ALL_SERVICES (UINT32_MAX - 1)
 /* bit/s */
 #define TLY_MAX_RATE 1000000000000000ull
 
@@ -127,7 +126,7 @@ double tly_roster_usual(const struct tly_roster *r);
 /* May this service have a share?  Not one that rests, is not active, or has no memory for a part of each rank. */
 bool tly_roster_shares(const struct tly_roster *r, uint32_t service);
 
-/* How sums are nested (RATIONALE, "Sums follow a balanced tree"): sizes of the groups of leaves, and order[] the ranks in the order
+/* How sums are nested (docs/why/reduce.md): sizes of the groups of leaves, and order[] the ranks in the order
  * of leaves.  If each machine's ranks are a node of the balanced tree over ranks: one group of all ranks in
  * their order ("flat", return true); else a group for each machine.  16-bit types, which are rounded once, are flat
  * only with one rank a machine.  group_size and order have room for rank_count; *groups is set. */

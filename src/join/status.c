@@ -3,15 +3,48 @@
  *   state, size, servers   32 each
  *   age_ms                 64
  *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
- *   held_up, changed       texts
+ *   why, who, what         32, texts: who holds the job up
+ *   changed                text
  *   has_roster             32; if 1: the roster */
 #include "join/status.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { LEAST_MEMBER_BYTES = 7 * 4 };
+
+void tly_slow_write(struct tly_writer *w, const struct tly_slow *s)
+{
+    tly_write32(w, s->why);
+    tly_write_text(w, s->who);
+    tly_write_text(w, s->what);
+}
+
+int tly_slow_read(struct tly_reader *r, struct tly_slow *out)
+{
+    struct tly_slow s = {.why = tly_read32(r)};
+    tly_read_text(r, s.who, sizeof s.who);
+    tly_read_text(r, s.what, sizeof s.what);
+    if (r->failed || s.why >= TLY_WHYS)
+        return -EPROTO;
+    *out = s;
+    return 0;
+}
+
+void tly_slow_text(const struct tly_slow *s, char *out, size_t len)
+{
+    out[0] = '\0';
+    if (s->why != TLY_WHY_NOBODY)
+        snprintf(out, len, "%s, which %s", s->who, s->what);
+}
+
+const char *tly_slow_why(const struct tly_slow *s)
+{
+    static const char *const word[TLY_WHYS] = {"", "card", "processor", "computing", "all cards"};
+    return s->why < TLY_WHYS ? word[s->why] : "";
+}
 
 void tly_status_finish(struct tly_status *s)
 {
@@ -38,7 +71,7 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
         tly_endpoints_write(w, &m->at);
         tly_write_text(w, m->host);
     }
-    tly_write_text(w, s->held_up);
+    tly_slow_write(w, &s->slow);
     tly_write_text(w, s->changed);
     tly_write32(w, s->has_roster);
     if (s->has_roster)
@@ -76,7 +109,8 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
     }
     for (; !err && s.member_count < count; s.member_count++)
         err = read_member(r, &s, &s.members[s.member_count]);
-    tly_read_text(r, s.held_up, sizeof s.held_up);
+    if (!err)
+        err = tly_slow_read(r, &s.slow);
     tly_read_text(r, s.changed, sizeof s.changed);
     uint32_t has_roster = tly_read32(r);
     if (!err && (r->failed || has_roster > 1))

@@ -1,4 +1,5 @@
-/* status.h - what a coordinator answers to who asks how its job stands (`tally status`).  Encoding; no I/O. */
+/* status.h - what a coordinator says of its job: to `tally status` how it stands, to all members who holds it up.
+ * Encoding; no I/O. */
 #ifndef TLY_STATUS_H
 #define TLY_STATUS_H
 
@@ -21,6 +22,21 @@ enum tly_job_state {
 /* How far a member has come. */
 enum tly_stand { TLY_STAND_JOINED, TLY_STAND_PROVED, TLY_STAND_CONNECTED, TLY_STAND_LEFT };
 
+/* Who holds the job up, and by what. */
+enum tly_why { TLY_WHY_NOBODY, TLY_WHY_CARD, TLY_WHY_SUMS, TLY_WHY_COMPUTES, TLY_WHY_ALL_CARDS, TLY_WHYS };
+struct tly_slow {
+    uint32_t why;   /* enum tly_why */
+    char who[120];  /* "tallyd 1 (c1)"; "" nobody */
+    char what[200]; /* "carries 0.1 of 0.48 Gbit/s since 12:03:11" */
+};
+
+void tly_slow_write(struct tly_writer *w, const struct tly_slow *s);
+int tly_slow_read(struct tly_reader *r, struct tly_slow *s); /* -EPROTO; *s untouched then */
+/* "tallyd 1 (c1), which carries ..."; "": nobody. */
+void tly_slow_text(const struct tly_slow *s, char *out, size_t len);
+/* One word for programs: "card", "processor", "computing", "all cards"; "": nobody. */
+const char *tly_slow_why(const struct tly_slow *s);
+
 struct tly_status_member {
     uint32_t role; /* TLY_ROLE_RANK or TLY_ROLE_TALLYD */
     uint32_t rank; /* TLY_NO_RANK of a tallyd */
@@ -37,7 +53,7 @@ struct tly_status {
     uint64_t age_ms;  /* of the coordinator */
     uint32_t member_count;
     struct tly_status_member *members; /* owned */
-    char held_up[200];                 /* who holds all up by its card or its sums; "" nobody */
+    struct tly_slow slow;              /* who holds the job up */
     char changed[400];                 /* the last change of the split, what for and when; "" none */
     bool has_roster;                   /* from INVITING on */
     struct tly_roster roster;

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/error.h"
 #include "join/status.h"
 
 static struct tly_status_member members[] = {
@@ -44,7 +45,7 @@ static struct tly_status example(void)
                            .age_ms = 1ull << 40,
                            .member_count = 2,
                            .members = members,
-                           .held_up = "tallyd 0 (two)",
+                           .slow = {TLY_WHY_CARD, "tallyd 0 (two)", "carries 0.1 Gbit/s"},
                            .changed = "its share is now 6%"};
     s.has_roster = true;
     s.roster = (struct tly_roster){
@@ -81,7 +82,10 @@ static void there_and_back(void **state)
     assert_int_equal(t.members[0].stand, TLY_STAND_PROVED);
     assert_string_equal(t.members[1].at.at[0].text, "tcp:[::]:4001");
     assert_string_equal(t.members[1].host, "two");
-    assert_string_equal(t.held_up, "tallyd 0 (two)");
+    char slow[TLY_SENTENCE];
+    tly_slow_text(&t.slow, slow, sizeof slow);
+    assert_string_equal(slow, "tallyd 0 (two), which carries 0.1 Gbit/s");
+    assert_string_equal(tly_slow_why(&t.slow), "card");
     assert_string_equal(t.changed, "its share is now 6%");
     assert_true(t.has_roster);
     assert_int_equal(t.roster.ranks[1].local_rank, 1);
@@ -114,6 +118,9 @@ static void nonsense_is_refused(void **state)
     refused(&s);
     s = example();
     s.size = TLY_MAX_RANKS + 1;
+    refused(&s);
+    s = example();
+    s.slow.why = TLY_WHYS;
     refused(&s);
     uint8_t many[28] = {0}; /* four thousand million members in no bytes */
     memset(many + 20, 0xff, 4);

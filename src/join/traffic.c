@@ -77,6 +77,24 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
     return 0;
 }
 
+void tly_steps_write(struct tly_writer *w, const struct tly_steps *s)
+{
+    tly_write32(w, s->count);
+    tly_write64(w, s->own_us);
+    tly_write64(w, s->us);
+}
+
+int tly_steps_read(struct tly_reader *r, struct tly_steps *out)
+{
+    struct tly_steps s = {.count = tly_read32(r)};
+    s.own_us = tly_read64(r);
+    s.us = tly_read64(r);
+    if (r->failed || !s.count || !s.us || s.own_us > s.us)
+        return -EPROTO;
+    *out = s;
+    return 0;
+}
+
 /* --- sums ------------------------------------------------------------------------------------------- */
 
 /* Connections in one direction: the sum of rates, and the mean of the fractions of time, weighted by what the plan has go

@@ -40,10 +40,21 @@ struct tly_traffic {
 #define TLY_TRAFFIC_LONGEST_US 600000000u
 #define TLY_TRAFFIC_UNKNOWN UINT32_MAX
 
+/* A rank's steps in one period: from the end of a flight to that of the next one. */
+struct tly_steps {
+    uint32_t count;
+    uint64_t own_us; /* of them: from the end of a flight to the last submission of the next one */
+    uint64_t us;
+};
+
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
 /* -EPROTO: it cannot be read, or claims more than a network carries or a period has; -ENOMEM.  *t untouched then. */
 int tly_traffic_read(struct tly_reader *r, struct tly_traffic *t);
 void tly_traffic_finish(struct tly_traffic *t);
+
+void tly_steps_write(struct tly_writer *w, const struct tly_steps *s);
+/* -EPROTO: it cannot be read, or cannot be; *s untouched then. */
+int tly_steps_read(struct tly_reader *r, struct tly_steps *s);
 
 /* What the ranks have seen in one period: `of` has an entry for each rank, with count 0 of those that have said nothing,
  * else the roster's.  Sets card and sums of out[], one for each service, and *goodput, bytes/s of a rank. */

@@ -3,7 +3,7 @@
  * The lists are the whole of it: constants.c makes a symbol MPIABI_NAME of each constant and of each absent
  * function; world.c, collective.c and message.c have the present ones.  A handle is the address of what describes
  * it (mpi.h), and MPItrampoline hands back the value that it found in the constant.  A name that is in none of the
- * lists ends every process that loads us, before main(): abi_test.c compares them with what jaxlib asks for. */
+ * lists ends every process that loads us, before main(): test/jax/test_jax.py compares them with those that jaxlib asks for. */
 #ifndef TLY_MPI_ABI_H
 #define TLY_MPI_ABI_H
 

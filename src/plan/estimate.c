@@ -80,19 +80,31 @@ static bool is_full(const struct tly_gauge *g, uint32_t n)
     return g->count >= n && median(g, n, busy_of) > FULL;
 }
 
+double tly_gauge_busy(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, busy_of) : 0;
+}
+
 bool tly_gauge_is_full(const struct tly_gauge *g)
 {
     return is_full(g, TLY_GAUGE_SHORT);
 }
 
+/* In most of the last n samples, and in the newest two: what was before another card changed says nothing. */
+static bool is_below(const struct tly_gauge *g, uint32_t n, double limit)
+{
+    return g->count >= n && median(g, n, both_of) < limit && both_of(last(g, 0)) < limit &&
+           both_of(last(g, 1)) < limit;
+}
+
 bool tly_gauge_has_slack(const struct tly_gauge *g)
 {
-    return g->count >= TLY_GAUGE_SHORT && median(g, TLY_GAUGE_SHORT, both_of) < SPARE;
+    return is_below(g, TLY_GAUGE_SHORT, SPARE);
 }
 
 bool tly_gauge_is_idle(const struct tly_gauge *g)
 {
-    return g->count >= TLY_GAUGE_LONG / 2 && median(g, TLY_GAUGE_LONG / 2, both_of) < IDLE;
+    return is_below(g, TLY_GAUGE_LONG / 2, IDLE);
 }
 
 double tly_gauge_while_busy(const struct tly_gauge *g)
@@ -116,17 +128,32 @@ static double bound(const struct tly_gauge *g, double value)
     return g->most > 0 && value > g->most ? g->most : value;
 }
 
+/* By the last n samples, if it was full in them.  It has carried `low` at least, and `high` at most, for backlogs do not all
+ * show: a value above both is lowered to `high`, and one that is below the middle is raised to that. */
+static double while_full(const struct tly_gauge *g, uint32_t n)
+{
+    double low = median(g, n, rate_of), high = median(g, n, while_busy);
+    if (high < g->value)
+        return high > 0 ? high : g->value; /* nothing at all is no estimate */
+    return fmax(g->value, g->guess ? high : (low + high) / 2);
+}
+
+bool tly_gauge_confirms(const struct tly_gauge *g, double near)
+{
+    return is_full(g, TLY_GAUGE_LONG) && off(median(g, TLY_GAUGE_LONG, while_busy), g->value) < near;
+}
+
 double tly_gauge_estimate(const struct tly_gauge *g, double near)
 {
     if (g->count < TLY_GAUGE_SHORT)
         return g->value;
-    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = median(g, TLY_GAUGE_SHORT, while_busy);
+    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT);
     if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
         return bound(g, quick);
     if (carried > g->value * (1 + MORE))
         return bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {
-        double slow = median(g, TLY_GAUGE_LONG, while_busy);
+        double slow = while_full(g, TLY_GAUGE_LONG);
         if (off(slow, g->value) > near)
             return bound(g, slow);
     }

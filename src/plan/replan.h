@@ -1,8 +1,9 @@
 /* replan.h - what network cards and services carry, found from the job's own traffic, and when another split pays.
  *
  * A sample is what all ranks have seen in one period.  The caller gives one after the other; nothing here knows the time.
- * A gauge (estimate.c) makes an estimate of the samples of one card, or of one service's sums.  A replanner (replan.c)
- * has a gauge for each, and decides which estimates hold and whether the split changes.  Pure functions, no I/O. */
+ * A gauge (estimate.c) makes an estimate of the samples of one card, or of one service's sums.  A replanner has a gauge
+ * for each, makes candidates of the estimates (candidates.c), and decides which of them hold and whether the split changes
+ * (replan.c).  Pure functions, no I/O. */
 #ifndef TLY_REPLAN_H
 #define TLY_REPLAN_H
 
@@ -26,9 +27,10 @@ struct tly_sight {
 };
 
 struct tly_gauge {
-    double value;                           /* bytes/s; 0: not known (a card), no limit (sums) */
-    double most;                            /* never above this, which somebody has declared; 0: no bound */
-    uint32_t count;                         /* samples so far */
+    double value;   /* bytes/s; 0: not known (a card), no limit (sums) */
+    double most;    /* never above this, which somebody has declared; 0: no bound */
+    bool guess;     /* it carries the value at least; nothing says that it is no more */
+    uint32_t count; /* samples so far */
     struct tly_sight sight[TLY_GAUGE_LONG]; /* ring */
 };
 
@@ -39,9 +41,14 @@ void tly_gauge_clear(struct tly_gauge *g);
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 /* The value by the samples so far; g->value unless they clearly say otherwise:
  *   - it has carried more than that in most of the last TLY_GAUGE_SHORT samples;
- *   - it was backlogged nearly all the time, and what it carried in that time differs by a quarter in the last
- *     TLY_GAUGE_SHORT samples, or by `near` (a fraction) in the last TLY_GAUGE_LONG. */
+ *   - it was backlogged nearly all the time, and what it carries by that differs by a quarter in the last
+ *     TLY_GAUGE_SHORT samples, or by `near` (a fraction) in the last TLY_GAUGE_LONG.  What it carried in the backlogged
+ *     time is the most that it carries, for backlogs do not all show. */
 double tly_gauge_estimate(const struct tly_gauge *g, double near);
+/* Was it backlogged nearly all the time in the last TLY_GAUGE_LONG samples, and is the value what it carried then? */
+bool tly_gauge_confirms(const struct tly_gauge *g, double near);
+/* For what part of the time it was backlogged; 0 before TLY_GAUGE_SHORT samples. */
+double tly_gauge_busy(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
@@ -61,8 +68,9 @@ enum {
 
 /* One service of the roster. */
 struct tly_replan_service {
-    struct tly_plan_machine machine; /* its bandwidth is not looked at; sum_rate: what
-                                      * was declared and what its memory allows */
+    struct tly_plan_machine machine; /* bandwidth: what the split there is goes by, for
+                                      * tly_replan_standout() alone; sum_rate: what was declared and what its memory
+                                      * allows */
     bool active;                     /* it may have a share */
     bool spare;                      /* a tallyd: it may be left without one */
     uint32_t weight;                 /* its share now */
@@ -84,8 +92,10 @@ void tly_replan_begin(struct tly_replan *r);
  * tly_replan_bandwidth() and the two below.  At most TLY_MAX_SERVICES services. */
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput);
 
-/* The one that holds all others up: its card, or its sums, are all that is busy all the time.  -1: there is none. */
-int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* The one that holds all others up: its card, or its sums, are all that is busy all the time; or, of several such, the
+ * one that carries least of what the split goes by, and clearly less than others.  named: the one that was found before,
+ * which gives way only to one that is clearly worse.  -1: there is none. */
+int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named);
 
 /* What the plan is to go by: bytes/s; 0: not known. */
 double tly_replan_bandwidth(const struct tly_replan *r, int place);

@@ -123,8 +123,6 @@ void tly_answers_received(struct session *p, uint64_t count)
         if (r->answers[p->rank].on_way && tly_link_is_open(p->link))
             break; /* it cannot have what is not sent yet */
         p->received++;
-        if (r->opened)
-            tly_straggler_answered(&job->straggler, p->rank, r->opened, tly_now());
         any |= tly_answers_confirmed(job, r, p->rank);
     }
     if (any)

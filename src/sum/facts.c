@@ -4,8 +4,6 @@
 
 #include "sum/internal.h"
 
-enum { HELD_UP_S = 120 }; /* for so long it is told that a rank held the others up */
-
 void tly_facts_add_bytes(struct tly_service_facts *f, const struct session *p)
 {
     if (!p->link || p->watcher)
@@ -24,8 +22,6 @@ void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
     for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
         tly_facts_add_bytes(out, tly_list_entry(n, struct session, node));
     out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);
-    bool fresh = job->held_up_at && job->loop->awake - job->held_up_at < HELD_UP_S * TLY_SEC;
-    snprintf(out->held_up, sizeof out->held_up, "%s", fresh ? job->held_up : "");
 }
 
 /* The numbers first; a new one goes to their end. */
@@ -37,7 +33,6 @@ void tly_service_facts_write(struct tly_writer *w, const struct tly_service_fact
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         tly_write64(w, values[i]);
     tly_write_text(w, f->waits_for);
-    tly_write_text(w, f->held_up);
 }
 
 int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
@@ -54,7 +49,6 @@ int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
     f.bytes_sent = tly_read64(r);
     f.waiting_ms = tly_read64(r);
     tly_read_text(r, f.waits_for, sizeof f.waits_for);
-    tly_read_text(r, f.held_up, sizeof f.held_up);
     if (r->failed)
         return -EPROTO;
     *out = f;

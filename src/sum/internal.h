@@ -28,7 +28,7 @@
  *   job.c       a job from the first connection to the end
  *   service.c   a house of one job, for a rank and tallyd
  *
- * crew.c, kind.c, pool.c, quota.c and straggler.c use none of them. */
+ * crew.c, kind.c, pool.c, quota.c and words.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
@@ -45,7 +45,6 @@
 #include "sum/kind.h"
 #include "sum/quota.h"
 #include "sum/service.h"
-#include "sum/straggler.h"
 #include "trace/trace.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
@@ -89,7 +88,6 @@ struct slot {
     bool whole;       /* or all of them */
     uint32_t session; /* number of the session over which its rank last spoke of the round */
     uint64_t spec;    /* hash of what the rank means by the tensor */
-    int64_t busy;     /* ns for which its rank's pushes had been under way when the round was opened */
     char *text;       /* owned: the spec in words, once its rank was asked for it */
 };
 
@@ -154,7 +152,6 @@ struct round {
     uint64_t age;          /* counts rounds as they are opened */
     uint32_t received;     /* answers that are received */
     uint32_t references;   /* deliveries and letters that point here, and the store */
-    int64_t opened;        /* monotonic clock, of a round that marks steps; 0: it does not */
     int64_t born, warn_at; /* awake clock */
     int64_t mismatch_at;   /* awake clock: specs differed first; 0: they do not */
     int64_t since;         /* awake clock: a rank that minds has begun to wait for the others; 0: none has */
@@ -270,9 +267,6 @@ struct tly_job {
     struct tly_list lists;           /* of struct members; owned */
     struct tly_map pairs;            /* number -> struct members, borrowed */
     struct tly_meter meter;
-    struct tly_straggler straggler;
-    char held_up[300];  /* what it found last, in words */
-    int64_t held_up_at; /* awake clock; 0: nothing yet */
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
@@ -443,7 +437,6 @@ void tly_verdict_late(struct tly_job *job, struct round *r, const struct session
 void tly_verdict_tick(struct tly_job *job);
 /* For how long (ns of the awake clock) the round that waits longest has waited, and for what; 0 and "" if none. */
 int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len);
-void tly_verdict_straggler(struct tly_job *job, const struct tly_finding *f);
 
 /* --- answers.c --- */
 /* Bytes of the result that this rank is sent. */

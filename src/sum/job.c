@@ -88,7 +88,6 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
      * this service are back.  That credit is half a window: two parts for each service, unless the user sets it. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
-    tly_straggler_begin_anew(&job->straggler);
     for (uint32_t i = 0; i < job->ranks; i++) {
         struct session *p = job->by_rank[i];
         if (!p)
@@ -160,14 +159,10 @@ static int make_room(struct tly_job *job, const struct tly_roster *roster)
     job->joined = calloc(ranks, sizeof *job->joined);
     job->machine = calloc(ranks, sizeof *job->machine);
     if (!job->by_rank || !job->gone || !job->burden || !job->joined || !job->machine ||
-        tly_members_begin(job, roster) != 0 || tly_straggler_init(&job->straggler, ranks) != 0)
+        tly_members_begin(job, roster) != 0)
         return -ENOMEM;
-    /* The first services are the machines' own, in their order. */
-    uint32_t own = find_own(job, roster);
-    for (uint32_t i = 0; i < ranks; i++) {
+    for (uint32_t i = 0; i < ranks; i++)
         job->machine[i] = roster->ranks[i].machine;
-        job->straggler.pace[i].here = roster->ranks[i].machine == own;
-    }
     return 0;
 }
 
@@ -306,7 +301,6 @@ void tly_job_destroy(struct tly_job *job)
     tly_trace_write(job->trace, NULL, NULL);
     tly_trace_destroy(job->trace);
     tly_members_finish(job);
-    tly_straggler_finish(&job->straggler);
     tly_joined_finish(job);
     free(job->by_rank);
     free(job->gone);

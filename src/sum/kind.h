@@ -40,7 +40,6 @@ struct tly_kind {
     bool divides; /* advance() may run for several ranges at once, in threads of the crew */
     bool borrows; /* inputs may be read in their ranks' memory: nothing of them outlives the sum */
     bool offers;  /* a push may be an offer, which is fetched once all have come, and may answer a probe */
-    bool marks;   /* its rounds mark the steps of a training, by which stragglers are found */
     bool carried; /* one rank of a machine may push for all of them */
 
     /* What is wrong with the frame's type and size among these ranks, as a static text; NULL: nothing. */

@@ -6,7 +6,6 @@
  * does is the kind's business (kind.h): here are the conditions, the memory and the order.
  *
  * A step leads to answers (answers.c); the last one ends the round's need for its inputs. */
-#include "base/clock.h"
 #include "sum/internal.h"
 
 enum {
@@ -181,7 +180,6 @@ void tly_progress_landed(struct session *p, struct round *r, const struct tly_fr
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
         tly_slot_change(p->job, r, p->rank, SLOT_WHOLE);
         tly_round_stamp(p->job, r, TLY_AT_ARRIVED, p->rank);
-        tly_straggler_ended(&p->job->straggler, p->rank, tly_now());
     }
     tly_progress(p->job, r);
 }

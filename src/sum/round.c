@@ -5,22 +5,9 @@
  * mean what the first one means, kept as an offer if it brings no data yet, and else lands in memory of the pool or stays
  * on loan.  Ranks may take their pushes back until the sum has all of them; the round goes with the last, or when all
  * ranks have confirmed the answer (answers.c).  What becomes of the pushes meanwhile is in progress.c. */
-#include "base/clock.h"
 #include "sum/internal.h"
 
 /* --- opening ------------------------------------------------------------------------------------- */
-
-static void watch_stragglers(struct tly_job *job, struct round *r)
-{
-    struct tly_finding f;
-    if (!r->kind->marks || r->who != job->all || r->head.type != TLY_PUSH)
-        return;
-    r->opened = tly_now();
-    if (tly_straggler_opened(&job->straggler, r->head.key, r->head.part, r->opened, &f))
-        tly_verdict_straggler(job, &f);
-    for (uint32_t i = 0; i < job->ranks; i++)
-        r->slots[i].busy = tly_straggler_busy(&job->straggler, i, r->opened);
-}
 
 void tly_round_awaited(struct tly_job *job, struct round *r, const struct tly_frame *f)
 {
@@ -39,8 +26,6 @@ struct round *tly_round_open(struct tly_job *job, const struct tly_frame *f, con
     if (job->joined_count)
         tly_joined_mark(job, r);
     tly_round_stamp(job, r, TLY_AT_OPENED, TLY_NO_PEER);
-    if (!(f->flags & TLY_PATIENT)) /* a patient rank's push may have waited for the others already */
-        watch_stragglers(job, r);
     return r;
 }
 
@@ -116,12 +101,9 @@ static void take_slot(struct session *p, struct round *r, const struct tly_frame
 }
 
 /* The rank's first push of the round has begun to come. */
-static void count_arrival(struct session *p, struct round *r, const struct tly_frame *f)
+static void count_arrival(struct session *p, struct round *r)
 {
     struct tly_job *job = p->job;
-    if (r->opened)
-        tly_straggler_began(&job->straggler, p->rank, r->opened, r->slots[p->rank].busy,
-                            f->flags & TLY_PROMPT, tly_now());
     tly_window_arrived(job, r);
     if (r->arrived - r->joined == 1)
         tly_window_grant_others(job, p);
@@ -135,7 +117,7 @@ static void begin_push(struct session *p, struct round *r, const struct tly_fram
     take_slot(p, r, f);
     tly_round_awaited(job, r, f);
     if (first)
-        count_arrival(p, r, f);
+        count_arrival(p, r);
     if (r->verdict || r->mismatch_at || f->spec != r->head.spec || marked) {
         refuse(p, r, f);
     } else if (f->flags & TLY_OFFER) {

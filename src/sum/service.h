@@ -22,7 +22,6 @@ struct tly_service_facts {
     uint64_t bytes_received, bytes_sent; /* over the connections to ranks, headers too */
     uint64_t waiting_ms;                 /* of the round that has waited longest; 0: none waits */
     char waits_for[200];                 /* what it waits for, in words; empty: nothing */
-    char held_up[300];                   /* which rank the others waited for of late, and why; empty: none */
 };
 
 /* Listen at `address` (port 0: any within TALLY_PORTS) for members of the job that `identity` names.  `loop`

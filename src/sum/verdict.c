@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "sum/internal.h"
+#include "sum/words.h"
 
 enum { WAIT_FOR_TEXTS_MS = 1000 };
 
@@ -160,9 +161,16 @@ void tly_verdict_arrived(struct session *p, struct round *r)
 
 static void compose(struct tly_job *job, struct round *r)
 {
-    char sentence[TLY_SENTENCE], ranks[200];
+    char sentence[TLY_SENTENCE], ranks[200], who[210];
     size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
-    bool first = true;
+    const char *first = NULL;
+    bool whole = false; /* their titles differ */
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        const char *text = r->slots[i].text;
+        whole |= text && first && !tly_words_same_title(first, text);
+        first = first ? first : text;
+    }
+    const char *before = NULL;
     for (uint32_t i = 0; i < job->ranks && at < sizeof sentence; i++) {
         const char *text = r->slots[i].text;
         bool seen = !text;
@@ -171,9 +179,9 @@ static void compose(struct tly_job *job, struct round *r)
         if (seen)
             continue;
         uint32_t n = ranks_text(job, r, has_text, text, ranks, sizeof ranks);
-        at += (size_t)snprintf(sentence + at, sizeof sentence - at, "%s%s %s: %s", first ? "" : "; ",
-                               n > 1 ? "ranks" : "rank", ranks, text);
-        first = false;
+        snprintf(who, sizeof who, "%s %s", n > 1 ? "ranks" : "rank", ranks);
+        at = tly_words_append(sentence, sizeof sentence, at, before, text, who, whole);
+        before = first;
     }
     tly_verdict_decide(job, r, EINVAL, sentence);
 }
@@ -281,32 +289,6 @@ void tly_verdict_late(struct tly_job *job, struct round *r, const struct session
         named = true;
         tly_session_post(job->by_rank[i], &f, w.data, w.len, NULL);
     }
-    free(w.data);
-}
-
-/* To the lowest rank alone, which hears of it from most services (src/comm/blame.c). */
-void tly_verdict_straggler(struct tly_job *job, const struct tly_finding *f)
-{
-    char *text = job->held_up;
-    struct tly_frame status = {.type = TLY_STATUS, .flags = TLY_MARK};
-    struct tly_writer w = {0};
-    uint32_t to = 0;
-    while (to < job->ranks && !job->by_rank[to])
-        to++;
-    if (to == job->ranks)
-        return;
-    job->held_up_at = job->loop->awake;
-    snprintf(text, sizeof job->held_up,
-             "rank %u was the others' delay in %u of %u steps of %.3g s, by %.0f%% of the step: %s", f->rank,
-             f->count, f->steps, f->step_s, 100 * f->share,
-             f->network ? "its network is slow (its pushes begin in time, but their bytes come slowly)"
-                        : "it computes longer (its pushes begin late)");
-    tly_write32(&w, f->rank);
-    tly_write32(&w, f->network);
-    tly_write64(&w, (uint64_t)(f->steps * f->step_s * TLY_SEC));
-    tly_write_text(&w, text);
-    if (!w.failed)
-        tly_session_post(job->by_rank[to], &status, w.data, w.len, NULL);
     free(w.data);
 }
 

@@ -101,6 +101,10 @@ static void metrics(struct text *t, const struct tly_health_news *n)
           (double)n->bandwidth);
     gauge(t, "card_said_bits_per_second", "What was declared or measured of it at the start; 0: nothing.",
           (double)n->said);
+    add(t, "# HELP tally_held_up 1 while somebody holds the job up; who, and by what.\n"
+           "# TYPE tally_held_up gauge\ntally_held_up{by=\"");
+    add_label(t, n->slow.who);
+    add(t, "\",why=\"%s\"} %d\n", tly_slow_why(&n->slow), n->slow.why != TLY_WHY_NOBODY);
     metric(t, "summed_bytes_total", "counter", "Bytes of sums made.",
            n->before.bytes_summed + f->bytes_summed);
     metric(t, "summed_parts_total", "counter", "Parts summed.", n->before.parts_summed + f->parts_summed);

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "join/status.h"
 #include "sum/service.h"
 
 enum { TLY_HEALTH_REQUEST = 2048, TLY_HEALTH_ANSWER = 8192 }; /* bytes at most */
@@ -22,6 +23,7 @@ struct tly_health_news {
     double share;                              /* of all sums that are this service's, 0 to 1 */
     uint64_t bandwidth,
         said; /* bit/s of its card: what the split goes by, and what was declared or measured; 0: not known */
+    struct tly_slow slow;            /* who holds the job up */
     uint64_t jobs;                   /* that have begun here, this one too */
     struct tly_service_facts facts;  /* of this job */
     struct tly_service_facts before; /* of the jobs before, their sums: counters never fall */

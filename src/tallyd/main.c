@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/loop.h"
+#include "base/text.h"
 #include "join/coordinator.h"
 #include "join/member.h"
 #include "sum/service.h"
@@ -90,6 +91,7 @@ static void tell(struct tly_hook *h)
     n->machines = r->machine_count;
     n->services = r->service_count;
     n->epoch = r->epoch;
+    n->slow = pulse.member->slow;
     if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
         tell_share(n, r, tly_service_incarnation(pulse.service));
@@ -222,9 +224,10 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     if (!err) {
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
-        tly_info("tallyd", "job '%s' has ended: %.3f GB summed in %llu parts, at most %.1f MB of memory",
-                 member.identity.job, (double)facts.bytes_summed / 1e9,
-                 (unsigned long long)facts.parts_summed, (double)facts.bytes_peak / 1e6);
+        char summed[TLY_BYTES_TEXT], peak[TLY_BYTES_TEXT];
+        tly_info("tallyd", "job '%s' has ended: %s summed in %llu parts, at most %s of memory",
+                 member.identity.job, tly_bytes_text(facts.bytes_summed, summed),
+                 (unsigned long long)facts.parts_summed, tly_bytes_text(facts.bytes_peak, peak));
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());

@@ -1,10 +1,14 @@
 /* stream.c - packets over a stream socket.
  *
- * Receiving: headers pass through a small stage buffer; a payload is read by readv() directly to where it belongs, with
- * the stage behind it to catch the next header in the same call.  What of a payload is in the stage already is copied (at
- * most its size).  Where blocks must stay whole, the kernel is asked how much there is before it is read.
- * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet that
- * is handed over is completed as well. */
+ * Receiving: headers pass through a stage buffer of 4 KB.  readv() reads a payload directly to where it belongs, with the
+ * stage behind it to catch the next header in the same call.  Bytes of a payload that are in the stage already are copied.
+ * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet
+ * that is handed over is also completed.
+ *
+ * Whole blocks.  A result lands over the input.  A part that is some bytes result and some bytes input must not be torn
+ * inside an element.  So FIONREAD says how many bytes are there, and a multiple of 64 is read.  With less than a block
+ * there, SO_RCVLOWAT has epoll sleep until a block has come, and poll() is asked for POLLRDHUP: else a peer that dies inside
+ * a block would never be noticed.  A staging buffer instead would cost a copy of everything. */
 #include "transport/stream.h"
 
 #include <errno.h>

@@ -68,11 +68,13 @@ enum tly_frame_type {
     TLY_FRAME_TYPES
 };
 
+/* Ends the title of a spec in words (SPEC's payload): "all_reduce no. 16|float32 [3] sum". */
+enum { TLY_TITLE_END = '|' };
+
 enum tly_frame_flag {
     TLY_LAST = 1,    /* last fragment of its part */
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason; QUIET: of what its rank has cancelled */
-    TLY_PROMPT = 8,  /* a part's first fragment, sent as soon as it was submitted */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
     TLY_QUIET = 32,  /* who pushes does not want the result: its answer is empty */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */

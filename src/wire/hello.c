@@ -4,7 +4,12 @@
  *     0 "TALLYHLO"   8 step, role, lowest, highest version   12 refusal (errno)   16 rank
  *    24 incarnation  32 job[64]   96 release[32]   128 nonce[32]   160 sentence[128]   288 MAC[32]
  * The MAC of message 2 covers message 1 and message 2 up to the MAC; that of message 3 the same, under
- * another label. */
+ * another label.
+ *
+ * The secret is masked in memory.  Every connection's identity has a copy of the key made of it: the key XOR random bytes
+ * of one page that is locked and left out of core dumps.  The key is put together on the stack for a MAC and cleared.  A
+ * library cannot make a process undumpable, and identities in such pages would spread this one matter over all their
+ * holders.  Keys of connections stay as they are: they are void when the connection ends. */
 #include "wire/hello.h"
 
 #include <errno.h>

@@ -155,7 +155,7 @@ def test_plan_of_machines_that_differ(listed):
     p = plan("--machines", path, "-M", 10**9)
     assert p["services"][3]["bytes"] == 0 and p["busiest"] == 3 and not p["one_more_helps"]
     assert p["time_s"] == pytest.approx(8)
-    assert "busiest: worker machine, 1G" in tally("plan", "--machines", path).stdout
+    assert "busiest: worker machine, 1 Gbit/s\n" in tally("plan", "--machines", path).stdout
 
 
 def test_plan_of_services_that_are_slow_and_cards_that_are_shared(listed):
@@ -206,6 +206,14 @@ def test_plan_with_fewer_gpus_and_with_listed_machines(listed):
     assert alone["time_s"] == 0 and alone["end_to_end_time_s"] > 0
     for count in (1, 2, 5, 64):
         assert plan("-n", 2, "--gpus", count)["inside"]["gpus"] == count
+
+
+def test_plan_prints_units():
+    text = tally("plan", "-n", 8, "-k", 2).stdout
+    assert text.startswith("gradients: 100 MB\n\n")
+    assert re.search(r"^8 worker machines, 10 Gbit/s +7\.895 MB +7\.89% +147\.4 MB$", text, re.MULTILINE), text
+    assert re.search(r"^2 CPU machines, 10 Gbit/s +18\.42 MB +18\.42% +147\.4 MB$", text, re.MULTILINE), text
+    assert re.search(r"^Tally +0\.123622 s$", text, re.MULTILINE), text
 
 
 def test_plan_writes_sizes_as_settings_do():

@@ -32,6 +32,20 @@ tally.shutdown()
 """
 
 
+# Rank 1 computes for three times as long, until rank 0 finds the file filled.
+UNEVEN = """
+import array, os, sys, time
+import tally
+tally.init()
+stop = 0
+while not stop:
+    time.sleep(0.06 if tally.rank() == 1 else 0.02)
+    tally.push_pull(array.array("f", [1.0] * 100000), name="x")
+    stop = tally.push_pull(array.array("f", [float(os.path.getsize(sys.argv[1]))]), name="stop")[0]
+tally.shutdown()
+"""
+
+
 def free_ports(count):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
@@ -119,10 +133,10 @@ class Daemon:
         self.process.communicate()
 
 
-def ranks(daemon, go, count=2):
+def ranks(daemon, go, count=2, program=RANK):
     env = {**daemon.env, "WORLD_SIZE": str(count), "TALLY_JOB": 'the "job"', "PYTHONPATH": str(BUILD / "python")}
     return [
-        subprocess.Popen([sys.executable, "-c", RANK, str(go)],
+        subprocess.Popen([sys.executable, "-c", program, str(go)],
                          env=environment({**env, "RANK": str(i), "TALLY_LOG": "warning", "TALLY_HOST_ID": f"host{i}"}), stdin=subprocess.DEVNULL,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for i in range(count)
     ]
@@ -233,6 +247,34 @@ def test_who_is_late_and_why(tmp_path):
         for process in running:
             process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
+
+
+def test_who_holds_the_job_up_is_said_alike_everywhere(tmp_path):
+    """The log, `tally status` and the metrics have one source."""
+    go = tmp_path / "go"
+    go.write_bytes(b"")
+    with Daemon() as daemon:
+        running = ranks(daemon, go, program=UNEVEN)
+
+        def status(*arguments):
+            return tally("status", *arguments, env={**daemon.env, "TALLY_JOB": 'the "job"'}).stdout
+
+        def judged():
+            answer = status("--json", daemon.env["TALLY_COORD"])
+            found = json.loads(answer) if answer else {}
+            return found.get("held_up_by") and found
+
+        found = eventually(judged)
+        assert re.match(r"rank 1 \(\S+\), which computes longer than the others since ", found["held_up_by"])
+        assert found["held_up_why"] == "computing"
+        assert f"held up by {found['held_up_by']}\n" in status(daemon.env["TALLY_COORD"])
+        who = found["held_up_by"].split(",")[0]
+        eventually(lambda: samples(daemon.port).get(f'tally_held_up{{by="{who}",why="computing"}}') == 1)
+        go.write_bytes(b"x")
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in running]
+        assert [process.returncode for process in running] == [0, 0]
+        assert f"the job is held up by {found['held_up_by']}\n" in said[0] and "held up" not in said[1], said
+        assert samples(daemon.port)['tally_held_up{by="",why=""}'] == 0
 
 
 def version():

@@ -87,4 +87,4 @@ def test_jax_collectives():
     assert done.returncode == 0, done.stdout[-6000:]
     results = set(re.findall(r"rank \d: (loss .*)", done.stdout))
     assert len(results) == 1 and done.stdout.count("loss") == 2, done.stdout[-6000:]
-    assert "leaves after" in done.stdout, "Tally was not asked"
+    assert "is done after" in done.stdout, "Tally was not asked"

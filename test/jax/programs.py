@@ -225,7 +225,7 @@ def model(jax):
 def train(optimizer):
     """Data-parallel steps, against the same steps of one process.  Prints the parameters' bits."""
     jax, rank, n = begin()
-    P, jnp = jax.sharding.PartitionSpec, jax.numpy
+    P = jax.sharding.PartitionSpec
     loss, weights, data, labels = model(jax)
     if optimizer == "optax":
         import optax

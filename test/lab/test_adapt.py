@@ -96,16 +96,18 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
 
 
 def test_a_split_that_is_to_stay_stays(tmp_path):
-    line = r"tallyd [01] \(c1\) carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d: the split stays as it is"
+    what = r"tallyd [01] \(c1\), which carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d"
+    line = rf"the job is held up by {what}; the split stays as it is"
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
         job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "0"})
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
         eventually(lambda: job.said(line))
-        eventually(lambda: re.search(r"tallyd [01] \(c1\)", job.status()["held_up_by"]))
+        seen = job.status()
+        assert re.fullmatch(what, seen["held_up_by"]) and seen["held_up_why"] == "card", seen
         output = job.finish()
     assert "its share is now" not in output
-    assert re.search(r"held up by tallyd [01] on c1", output), output
+    assert re.search(rf"\), held up by {what}", output), output
 
 
 def test_a_start_of_which_the_figures_were_wrong_mends(tmp_path):

@@ -535,7 +535,6 @@ def compiled():
 
 def joining():
     """Ranks run out of input at different times; join() makes the last updates first."""
-    import torch
     import tally
     t = hvd()
 
@@ -592,7 +591,7 @@ def ordering():
         for name in "cadb":
             x = model[name](x).tanh()
         x.sum().backward()
-        seen.append("".join(sorted(names, key=lambda name: -optimizer._priorities[model[name].weight])))
+        seen.append("".join(sorted(names, key=lambda name: -optimizer._priorities[model[name].weight])))  # noqa: F821 - deleted below
         optimizer.step()
     optimizer.synchronize()
     assert seen == ["abcd"] * 2 + ["cadb"] * 3, seen

@@ -68,7 +68,8 @@ def ddp_join(path, cross):
     t = hvd()
     with group("gloo", path + str(cross)), late():
         torch.manual_seed(0)
-        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]),
+        # So large that a rank without input, for which torch averages zeros, has the average of its own last step in flight.
+        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]),
                                         gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if cross:
@@ -78,7 +79,7 @@ def ddp_join(path, cross):
         with Join([model]):
             for step in range(4 + 2 * tally.rank()):
                 optimizer.zero_grad()
-                model(torch.full((1, WIDTH), 0.1 * step)).square().sum().backward()
+                model(torch.full((1, 1024), 0.1 * step)).square().mean().backward()
                 optimizer.step()
         return values(model)
 

@@ -560,7 +560,7 @@ def test_a_late_rank(three, store):
 def other_backend(path):
     """What goes to another backend that was asked for CUDA tensors."""
     import fake_device as fake
-    import tally.torch
+    import tally.torch  # noqa: F401 - it registers the backend
     import torch
     import torch.distributed as dist
     made = []

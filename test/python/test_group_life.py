@@ -265,7 +265,7 @@ def test_how_a_group_is_called(description, said_so):
 
 
 def test_a_timer_whose_thread_could_not_be_started(monkeypatch):
-    import tally.torch
+    import tally.torch  # noqa: F401 - it registers the backend
     from tally.torch.work import _Deadlines
     expired = threading.Event()
 

@@ -274,7 +274,7 @@ def wrong_arguments():
     fails(ValueError, lambda: make(named, groups=-1))
     fails(ValueError, lambda: make(named, op="mean"))
     optimizer = make(named)
-    fails(ValueError, lambda: t.DistributedOptimizer(optimizer), "already")
+    fails(ValueError, lambda: t.DistributedOptimizer(optimizer), "already")  # noqa: F821 - deleted below
     fails(ValueError, lambda: make(named), "0.weight")
     del optimizer
     make(named)

@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -589,6 +590,37 @@ def test_log_lines_go_to_logging():
         print("good")
     """)], env={"TALLY_LATE_WARNING": "0.3"})
     assert status == 0 and output.count("good") == 2, output
+
+
+def test_log_lines_without_logging():
+    """A program that has set up no logging gets the same lines as from C, notices too: level, rank, what."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import time, numpy as np, tally
+        tally.init()
+        if tally.rank() == 1:
+            time.sleep(1)
+        tally.push_pull(np.ones(3), "slow.weight", tally.Sum)
+        tally.shutdown()
+    """)], env={"TALLY_LATE_WARNING": "0.3"})
+    assert status == 0, output
+    assert "tally warning rank 0 comm: 'slow.weight' has waited 0 s for rank 1" in output, output
+    assert re.search(r"tally info rank 0 comm: rank 0 of 2 is done after [0-9.]+ s: 1 operations, 24 B", output), output
+
+
+def test_a_failed_job_ends_so():
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import numpy as np, tally
+        tally.init()
+        tally.push_pull(np.ones(3), "w", tally.Sum)
+        operation = tally.push_pull_async(np.ones(3), "only on rank %d" % tally.rank(), tally.Sum)
+        try:
+            operation.wait()
+        except tally.Error as error:
+            print("%s.%s" % (type(error).__module__, type(error).__qualname__))
+        tally.shutdown()
+    """)], env={"TALLY_TIMEOUT": "1"})
+    assert output.count("tally.Error\n") == 2 and "rank 0 of 2 has failed after" in output, output
+    assert "is done" not in output, output
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------

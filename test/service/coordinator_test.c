@@ -15,6 +15,7 @@
 #include "job.h"
 #include "join/coordinator.h"
 #include "join/roster.h"
+#include "join/status.h"
 #include "join/traffic.h"
 #include "transport/address.h"
 #include "transport/outbox.h"
@@ -40,7 +41,7 @@ struct member {
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
     int judged;
-    uint32_t slow; /* the machine that holds all up */
+    struct tly_slow slow; /* who holds the job up */
 };
 
 static struct {
@@ -120,7 +121,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
         break;
     case TLY_PACE:
-        m->slow = tly_read32(&r);
+        assert_int_equal(tly_slow_read(&r, &m->slow), 0);
         m->judged++;
         break;
     case TLY_VERDICT:
@@ -478,13 +479,15 @@ static void test_a_tallyd_leaves_while_the_split_changes(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
-/* Who holds all up is said, whether or not the split follows. */
+/* Who holds the job up is said, whether or not the split follows, and by all members alike. */
 static void test_a_split_that_stays(void **state)
 {
     report_until(&x.member[0].judged, 1, SLOW);
-    assert_int_equal(x.member[0].slow, FIRST);
+    assert_int_equal(x.member[0].slow.why, TLY_WHY_CARD);
+    assert_non_null(strstr(x.member[0].slow.who, "tallyd 0 ("));
+    assert_non_null(strstr(x.member[0].slow.what, " of 0.8 Gbit/s since "));
     report_until(&x.member[0].judged, 2, FINE); /* and when nobody does any more */
-    assert_int_equal(x.member[0].slow, TLY_NO_SERVICE);
+    assert_int_equal(x.member[0].slow.why, TLY_WHY_NOBODY);
     assert_int_equal(x.member[0].prepared, 0);
 }
 
@@ -515,7 +518,7 @@ static int set_up_without_tallyd(void **state)
 static void test_all_cards_carry_half(void **state)
 {
     report_until(&x.member[0].judged, 1, HALF);
-    assert_int_equal(x.member[0].slow, TLY_ALL_SERVICES);
+    assert_int_equal(x.member[0].slow.why, TLY_WHY_ALL_CARDS);
     assert_int_equal(x.member[0].prepared, 0);
 }
 

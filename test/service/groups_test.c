@@ -239,9 +239,9 @@ static int wrong_lists(int rank, void *arg)
                 job_sleep_ms(50);
             CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
             CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "'w'");
-            CHECK_HOLDS(tally_op_error(op), "push_pull in group 'g' of ranks 1-3 float32");
-            CHECK_HOLDS(tally_op_error(op), "rank 2: 'w' push_pull in group 'g' of ranks 1-2 float32");
+            CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: ");
+            CHECK_HOLDS(tally_op_error(op), ": 'w' in group 'g' of ranks 1-3: push_pull float32 [");
+            CHECK_HOLDS(tally_op_error(op), "rank 2: 'w' in group 'g' of ranks 1-2: push_pull float32 [");
             tally_op_free(op);
         }
         CHECK(tally_group_create(c, "g", three + 1, 2, &other) == (rank == 1 ? -EINVAL : -EEXIST));
@@ -251,7 +251,7 @@ static int wrong_lists(int rank, void *arg)
             o = in(g);
             CHECK(tally_push_pull(c, "w", x, x, 1, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
             CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "of ranks 2, 1 float32");
+            CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' in group 'h' of ranks 2, 1: push_pull float32");
             tally_op_free(op);
         }
     }
@@ -303,7 +303,7 @@ static int reduce_to_one(int rank, void *arg)
     }
     CHECK(tally_reduce(c, "r", x, x, 10, TALLY_INT32, TALLY_SUM, rank == 2, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
-    CHECK_HOLDS(tally_op_error(op), "rank 2: 'r' reduce int32 [10] sum to rank 1");
+    CHECK_HOLDS(tally_op_error(op), "reduce int32 [10] sum to rank 0 on ranks 0-1, 3, to rank 1 on rank 2");
     tally_op_free(op);
     leave(c);
     return 0;
@@ -366,7 +366,8 @@ static int scatter_sums(int rank, void *arg)
     size_t odd[RANKS] = {1, 2, 3, rank == 0 ? 5 : 4};
     CHECK(tally_reduce_scatter(c, "s", x, y, odd, TALLY_INT32, TALLY_SUM, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
-    CHECK_HOLDS(tally_op_error(op), "rank 0: 's' reduce_scatter int32 [1, 2, 3, 5] sum");
+    CHECK_HOLDS(tally_op_error(op),
+                "reduce_scatter int32 [1, 2, 3, 5] sum on rank 0, [1, 2, 3, 4] on ranks 1-3");
     tally_op_free(op);
     leave(c);
     return 0;
@@ -429,7 +430,8 @@ static int exchange_all(int rank, void *arg)
     take[3] = 40000;
     CHECK(tally_alltoall(c, "a", x, give, y, take, rank == 2 ? TALLY_FLOAT32 : TALLY_INT32, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
-    CHECK_HOLDS(tally_op_error(op), "rank 2: 'a' alltoall float32");
+    CHECK_HOLDS(tally_op_error(op),
+                "'a': the ranks disagree: alltoall int32 on ranks 0-1, 3, float32 on rank 2");
     tally_op_free(op);
     CHECK(tally_alltoall(c, "a", x, give, y, take, TALLY_INT32, NULL, &op) == 0 && ends(op) == 0);
     leave(c);

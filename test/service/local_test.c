@@ -385,13 +385,16 @@ static int disagree(int rank, void *arg)
         CHECK(tally_push_pull(c, "w", x, x, rank == 1 ? count - 1 : count, TALLY_FLOAT32, TALLY_SUM, NULL,
                               &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "ranks 0, 2: 'w' push_pull float32 [");
-        CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' push_pull float32 [");
+        char part[100];
+        snprintf(part, sizeof part,
+                 "'w': the ranks disagree: push_pull float32 [%zu] sum on ranks 0, 2, [%zu] on rank 1", count,
+                 count - 1);
+        CHECK_HOLDS(tally_op_error(op), part);
         tally_op_free(op);
         struct tally_options o = {.size = sizeof o, .note = rank == 1 ? "complex64" : NULL};
         CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "] sum (complex64)");
+        CHECK_HOLDS(tally_op_error(op), "] sum on ranks 0, 2, (complex64) on rank 1");
         tally_op_free(op);
         o.note = "complex64";
         CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
@@ -767,8 +770,8 @@ static void test_late(void **state)
     job_start(&j);
     job_finish(&j);
     job_log_holds(&j, 0, "for rank 2");
-    job_log_holds(&j, 0, "warning comm: 'w' has waited");
-    job_log_lacks(&j, 1, "warning comm: 'w' has waited");
+    job_log_holds(&j, 0, "warning rank 0 comm: 'w' has waited");
+    job_log_lacks(&j, 1, "warning rank 1 comm: 'w' has waited");
     job_clear(&j);
 }
 

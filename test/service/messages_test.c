@@ -250,13 +250,14 @@ static int different_messages(int rank, void *arg)
         CHECK(tally_send(c, x, 10, TALLY_INT32, 1, 5, NULL, &op) == 0 && ends(op) == 0);
     if (rank == 1) {
         CHECK(tally_recv(c, x, 9, TALLY_INT32, 0, 5, NULL, &op) == 0 && tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "rank 1: 'message 0 from rank 0 to rank 1, tag 5' message int32 [9]");
+        CHECK_HOLDS(tally_op_error(op), "message no. 1 from rank 0 to rank 1, tag 5: the ranks disagree: "
+                                        "int32 [10] on rank 0, [9] on rank 1");
         tally_op_free(op);
     }
     if (rank == 0) {
         CHECK(tally_send(c, x, LARGE, TALLY_INT32, 1, 6, NULL, &op) == 0 && tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op),
-                    "rank 1: 'message 0 from rank 0 to rank 1, tag 6' message float32 [700000]");
+        CHECK_HOLDS(tally_op_error(op), "message no. 1 from rank 0 to rank 1, tag 6: the ranks disagree: "
+                                        "int32 [700000] on rank 0, float32 on rank 1");
         tally_op_free(op);
     }
     if (rank == 1) {

@@ -94,8 +94,8 @@ static int different_sizes(int rank, void *arg)
     CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     CHECK_HOLDS(tally_op_error(op), "'w'");
-    CHECK_HOLDS(tally_op_error(op), "rank 0: 'w' push_pull float32 [10000000] sum");
-    CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' push_pull float32 [5000000] sum");
+    CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: "
+                                    "push_pull float32 [10000000] sum on rank 0, [5000000] on rank 1");
     tally_op_free(op);
     free(x);
     sums_well(c, "w", SMALL);
@@ -116,15 +116,15 @@ enum way { DTYPE, OP, COUNT, SHAPE, SCALE, NOTE, NO_NOTE, ROOT, GATHER_SHAPE, WA
 static void disagree(tally_comm *c, int rank, enum way way, size_t count)
 {
     static const char *const says[WAYS][2] = {
-        {"push_pull float32 [", "push_pull int32 ["},
-        {" sum", " max"},
-        {"push_pull float32 [", "push_pull float32 ["},
-        {", 2] sum", ", 4] sum"},
-        {" sum", " prescale 0.5"},
-        {" sum (uint32)", " sum (complex64)"},
-        {" sum; rank 2:", " sum (complex64)"},
-        {" from rank 0", " from rank 1"},
-        {"[*, 2]", "[*, 4]"}};
+        {"push_pull float32 [", "] sum on ranks 0-1, int32 on rank 2"},
+        {"push_pull float32 [", "] sum on ranks 0-1, max on rank 2"},
+        {"push_pull float32 [", "] sum on ranks 0-1, ["},
+        {"push_pull float32 [", ", 4] on rank 2"},
+        {"push_pull float32 [", "] sum on ranks 0-1, prescale 0.5 on rank 2"},
+        {"push_pull float32 [", "] sum (uint32) on ranks 0-1, (complex64) on rank 2"},
+        {"push_pull float32 [", "] sum on ranks 0-1, (complex64) on rank 2"},
+        {"broadcast float32 [", "] from rank 0 on ranks 0-1, from rank 1 on rank 2"},
+        {"allgather float32 [*, 2] on ranks 0-1, ", ", [*, 4] on rank 2"}};
     static float x[400000];
     bool odd = rank == 2;
     char name[32], part[64];
@@ -150,11 +150,10 @@ static void disagree(tally_comm *c, int rank, enum way way, size_t count)
     CHECK(err == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     CHECK_HOLDS(tally_error(), name);
-    snprintf(part, sizeof part, "'%s': the ranks disagree: ranks 0-1: '%s' ", name, name);
+    snprintf(part, sizeof part, "'%s': the ranks disagree: %s", name, says[way][0]);
     CHECK_HOLDS(tally_op_error(op), part);
-    snprintf(part, sizeof part, "; rank 2: '%s' ", name);
-    CHECK_HOLDS(tally_op_error(op), part);
-    CHECK_HOLDS(tally_op_error(op), says[way][0]);
+    CHECK_HOLDS(tally_op_error(op), " on rank 2");
+    CHECK_HOLDS(tally_op_error(op), way == SHAPE ? ", 2] sum on ranks 0-1, [" : " on ranks 0-1, ");
     CHECK_HOLDS(tally_op_error(op), says[way][1]);
     tally_op_free(op);
     if (way != ROOT && way != GATHER_SHAPE)
@@ -195,7 +194,7 @@ static int late_third(int rank, void *arg)
     CHECK(tally_push_pull(c, "w", x, x, rank ? 300000 : 200000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     atomic_fetch_add(&b->stage, 1);
-    CHECK_HOLDS(tally_op_error(op), "rank 0: 'w' push_pull float32 [200000] sum; rank 1: ");
+    CHECK_HOLDS(tally_op_error(op), "push_pull float32 [200000] sum on rank 0, [300000] on rank 1");
     tally_op_free(op);
     sums_well(c, "w", 300000);
     services_hold_nothing(c);
@@ -234,8 +233,14 @@ static int other_kinds(int rank, void *arg)
             break;
         CHECK(tally_op_wait(op, -1) == (i / 4 == 1 || i == 11 ? -EINVAL : 0));
         if (i / 4 == 1) {
-            CHECK_HOLDS(tally_op_error(op), "the ranks disagree: ranks 0, 2: 'unnamed call");
-            CHECK_HOLDS(tally_op_error(op), "; rank 1: 'unnamed call");
+            static const char *const words[] = {"?", "all_reduce", "broadcast", "all_gather"};
+            char part[80];
+            snprintf(part, sizeof part, "%s no. %d: the ranks disagree: ", words[kind], i + 1);
+            CHECK_HOLDS(tally_op_error(op), part);
+            snprintf(part, sizeof part, "ranks 0, 2: %s no. %d: float32 [", words[i % 3 + 1], i + 1);
+            CHECK_HOLDS(tally_op_error(op), part);
+            snprintf(part, sizeof part, "; rank 1: %s no. %d: float32 [", words[(i + 1) % 3 + 1], i + 1);
+            CHECK_HOLDS(tally_op_error(op), part);
         }
         if (i == 11)
             CHECK_HOLDS(tally_op_error(op), "rank 1 refuses: a tensor of strings");
@@ -566,9 +571,9 @@ static int gather_too_much(int rank, void *arg)
     CHECK(tally_allgather(c, "all", x, count, TALLY_FLOAT32, NULL, &op) == 0);
     int err = tally_op_wait(op, -1);
     CHECK(err < 0 && err != -EINVAL && err != -ETIMEDOUT);
-    CHECK_HOLDS(tally_op_error(op), "cannot take the result of allgather 'all'");
+    CHECK_HOLDS(tally_op_error(op), "cannot take the result of 'all'");
     CHECK(tally_comm_status(c, &why) < 0);
-    CHECK_HOLDS(why, "cannot take the result of allgather 'all'");
+    CHECK_HOLDS(why, "cannot take the result of 'all'");
     tally_op_free(op);
     CHECK(tally_barrier(c, NULL, NULL, &op) < 0);
     CHECK(tally_comm_close(c) == 0);

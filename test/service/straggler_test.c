@@ -1,6 +1,6 @@
 /* straggler_test.c - a rank that computes a fifth longer than the other (twice as long under a sanitizer, which is slow at
- * odd moments) is named to rank 0.  (Who is not to be named is tested beside src/sum/straggler.c, where no machine's load
- * can disturb it.) */
+ * odd moments) is named by rank 0.  (Who is not to be named is tested beside src/plan/late.c, where no machine's load can
+ * disturb it.) */
 #include <setjmp.h>
 #include <string.h>
 
@@ -41,14 +41,14 @@ static void must_be_named(int ranks, int tallyds, int slow)
     char sentence[64];
     struct job j = {.ranks = ranks, .tallyds = tallyds, .main = train, .arg = b};
     b->slow = slow;
-    snprintf(sentence, sizeof sentence, "rank %d was the others' delay", slow);
+    snprintf(sentence, sizeof sentence, "the job is held up by rank %d (", slow);
     job_start(&j);
     for (int waited = 0; !strstr(job_log(&j, 0), sentence) && waited < PATIENCE_MS; waited += 100)
         job_sleep_ms(100);
     atomic_store(&b->stop, 1);
     job_finish(&j);
     job_log_holds(&j, 0, sentence);
-    job_log_holds(&j, 0, "it computes longer");
+    job_log_holds(&j, 0, "), which computes longer than the others since ");
     job_clear(&j);
 }
 

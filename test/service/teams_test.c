@@ -210,9 +210,8 @@ enum { COUNT = 200000 };
 static int disagree(int rank, void *arg)
 {
     static float x[COUNT];
-    static const char *const others[] = {
-        "ranks 1-3: 'w' push_pull float32 [", "ranks 0, 2-3: 'w' push_pull float32 [",
-        "ranks 0-1, 3: 'w' push_pull float32 [", "ranks 0-2: 'w' push_pull float32 ["};
+    static const char *const others[] = {" on ranks 1-3", "] sum on ranks 0, 2-3, [",
+                                         "] sum on ranks 0-1, 3, [", "] sum on ranks 0-2, ["};
     tally_comm *c = join();
     tally_op *op;
     for (int odd = 0; odd < 4; odd++) {
@@ -220,7 +219,7 @@ static int disagree(int rank, void *arg)
         CHECK(tally_push_pull(c, "w", x, x, rank == odd ? COUNT - 1 : COUNT, TALLY_FLOAT32, TALLY_SUM, NULL,
                               &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
-        snprintf(text, sizeof text, "rank %d: 'w' push_pull float32 [", odd);
+        snprintf(text, sizeof text, "] %son rank %d", odd ? "" : "sum ", odd); /* the first says all */
         CHECK_HOLDS(tally_op_error(op), text);
         CHECK_HOLDS(tally_op_error(op), others[odd]);
         tally_op_free(op);
@@ -235,8 +234,8 @@ static int disagree(int rank, void *arg)
         CHECK(tally_push_pull(c, "w", x, x, COUNT, rank < 2 ? TALLY_FLOAT32 : TALLY_INT32, TALLY_SUM, NULL,
                               &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "ranks 0-1: 'w' push_pull float32 [");
-        CHECK_HOLDS(tally_op_error(op), "ranks 2-3: 'w' push_pull int32 [");
+        CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: push_pull float32 [");
+        CHECK_HOLDS(tally_op_error(op), "] sum on ranks 0-1, int32 on ranks 2-3");
         tally_op_free(op);
         if (rank == odd) {
             CHECK(tally_refuse(c, "w", TALLY_PUSH_PULL, 0, "no gradient") == 0);

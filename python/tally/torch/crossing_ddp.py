@@ -49,12 +49,14 @@ class _BackgroundHook:
 
     def __call__(self, state, bucket):
         parallel, optimizer = self._parallel(), self._optimizer()
+        if optimizer is not None and bucket.index() == 0:
+            # Of another backward since step(), or, where this rank has no more input, of its last step or of zeros: all
+            # of them have this bucket's name.
+            optimizer.before_backward()
         if optimizer is None or bucket.buffer().is_sparse or not _is_settled(parallel) or optimizer.fixed_reason():
             return hooks._average(state, bucket, self._dtype)
         model = state.enter(bucket)
         with optimizer._barrier.lock:
-            if bucket.index() == 0:
-                optimizer.wait_for_buckets()  # of another backward since step(), or of another rank's that this one shadows
             operation = hooks.start(model, bucket, self._dtype)
             if model.limit is not None:
                 late = hooks._Late(model.limit, hooks._nothing)
@@ -143,7 +145,7 @@ class CrossBarrier(Deferring):
                               % self._barrier.name_of(flight.parameters[0]), errno.EINVAL)
 
     def before_backward(self):
-        """Forward is over: no update may be due, and no bucket under way, once backward writes to buckets."""
+        """No update may be due, and no bucket under way, once backward writes to buckets, or averages are of the next step."""
         self._barrier.finish()
         self.wait_for_buckets()
 

@@ -10,6 +10,13 @@ just these parameters.  Until then the reduction owns the gradient: zero_grad() 
 
 Lock: the Barrier's own, for all of this.  It is held while a reduction is waited for: that needs nothing of this rank any more.
 
+A gradient has one owner: backward until its hook; the reduction until it has landed; after step() the pending update,
+until it is made; then the user.  The owner holds the tensor, not `p.grad`: zero_grad() may drop the name, and the place
+in the pool or the bucket stays with the owner.  Nobody else writes meanwhile.  Versions tell if somebody does, and the
+error names the parameter.  A pool that exchanges a gradient's memory does so while it is the user's: between its update
+and the next backward's hook.  Evidence: `zeroing` and `failing` in test/python/test_cross_barrier.py (commit 68c1a03).
+Rejected: a copy for each reduction (memory, and the copy's time); a lock on `p.grad`, which torch does not ask.
+
 SPDX-License-Identifier: Apache-2.0
 """
 

@@ -8,7 +8,11 @@ one of the library's (tally_group_create) with an ordered name space, in which t
 that differ in kind, shape, type, reduction or root fail on all of them.  Messages are matched by sender, receiver and
 tag, in their order.
 
-Sums follow the services' split.  Who does not want a result gets none: reduce, reduce_scatter, gather, scatter and
+A group's name space is ordered because torch matches calls by their order alone.  With numbers for each kind of
+operation, a rank that broadcasts where the others reduce would wait for their next broadcast, as it does with Gloo.
+Numbered together, the calls meet at one home, which compares them.
+
+Sums follow the services' split.  A rank that wants no result gets none: reduce, reduce_scatter, gather, scatter and
 all_to_all move no more bytes than they have to.
 
 SPDX-License-Identifier: Apache-2.0
@@ -58,8 +62,8 @@ _SHOWN = 80  # characters of a note in what ranks that disagree are told
 
 
 def _flat(tensor):
-    """What `tensor` holds, as a vector of a type that the library has: in its own memory if it is contiguous, else a
-    copy."""
+    """The contents of `tensor` as a vector of a type that the library has: in place if it is contiguous, else a copy.
+    """
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -72,8 +76,8 @@ def _flat(tensor):
 
 
 def _note(tensors, shaped=True):
-    """What the library does not see of tensors in a vector of its types: a type that it has not, and, if wanted, the
-    shape; of several everything."""
+    """The properties of tensors that a vector of the library's types does not show: a type that the library lacks and,
+    if wanted, the shape.  For several tensors, all of them."""
     if len(tensors) > 1:
         return _list_note(tensors)
     tensor, = tensors
@@ -84,10 +88,11 @@ def _note(tensors, shaped=True):
 
 
 def _list_note(tensors):
-    """Types, where they change, and shapes of several tensors, in as much as the library shows of a note.
+    """Types, where they change, and shapes of several tensors, as far as the library shows a note.
 
-    Where that is too little room, digests stand for them: ten at most, each of all tensors so far, so that the first
-    one that differs between ranks says where their lists begin to.  The last one is long: it tells lists apart."""
+    If there is too little room, digests stand for them: ten at most, each over all tensors so far.  So the first digest
+    that differs between ranks shows where their lists begin to differ.  The last digest is long: it tells lists apart.
+    """
     kinds = [(one.dtype, *one.shape) for one in tensors]
     runs, before = [], None
     for kind, same in itertools.groupby(kinds):
@@ -107,7 +112,7 @@ def _list_note(tensors):
 
 
 def _put(target, flat):
-    """The opposite: into `target` what _flat() made of a tensor of its type and number of elements."""
+    """The opposite: copy the result of _flat() of a like tensor into `target`."""
     target = target.detach()
     if flat.data_ptr() == target.data_ptr():
         return
@@ -119,7 +124,7 @@ def _put(target, flat):
 
 
 def _landing(tensors):
-    """(a vector of a type that the library has, where what is to come into tensors may lie; what is to be done then)"""
+    """(a vector of a type that the library has, into which results for the tensors may land; what to do afterwards)"""
     tensor = tensors[0].detach()
     if len(tensors) == 1 and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _flat(tensor), None
@@ -128,13 +133,13 @@ def _landing(tensors):
 
 
 def _spread(targets, flat):
-    """Put what _flat() made of one tensor into several like it."""
+    """Copy the result of _flat() of one tensor into several like it."""
     for target in targets:
         _put(target, flat)
 
 
 def _overlap(one, other):
-    """Do these vectors share memory?"""
+    """Whether these vectors share memory."""
     begin, start = one.data_ptr(), other.data_ptr()
     return (begin < start + other.numel() * other.element_size() and start < begin + one.numel() * one.element_size())
 
@@ -145,7 +150,7 @@ def _copy(target, source):
 
 
 def _together(tensors):
-    """_flat() of all, one behind the other: as bytes, if their types differ."""
+    """_flat() of all tensors, concatenated; as bytes, if their types differ."""
     flats = [_flat(one) for one in tensors]
     if len({flat.dtype for flat in flats}) > 1:
         flats = [flat.view(torch.uint8) for flat in flats]
@@ -169,8 +174,8 @@ _traced = True  # whether torch.compile would look into what is called here
 
 
 def _stay_untraced():
-    """Have torch.compile, now that it has been imported, leave our functions alone: under it DDP's reducer calls them
-    while frames are being traced."""
+    """Have torch.compile, once it has been imported, leave our functions alone: under it DDP's reducer calls them while
+    frames are traced."""
     global _traced
     for name in ("trace_rules", "skipfiles"):  # the second in an older PyTorch
         rules = sys.modules.get("torch._dynamo." + name)
@@ -193,7 +198,8 @@ def _lists(value):
 
 
 def _operator(options):
-    """The number of the reduction that options, or a reduction in their place, ask for; what they have where it is none."""
+    """The number of the reduction that options, or a reduction in their place, name; the argument itself if it names
+    none."""
     operator = getattr(options, "reduceOp", options)
     if operator is None:
         return _SUM
@@ -219,14 +225,14 @@ _SAME = (("tensors", "tensor"), ("dst", "dstRank"), ("src", "srcRank"), ("opts",
 
 
 def _renamed(name, parameters):
-    """Which of the parameters an argument of this name means."""
+    """The parameter that an argument of this name stands for."""
     same = next((names for names in _SAME if name in names), ())
     return name if name in parameters else next((one for one in parameters if one in same), name)
 
 
 def _method(method, *names):
-    """A method of Group that takes all names of its arguments, and leaves tensors to another backend that has their
-    device: to the first of its methods of these names, which changed between releases of PyTorch."""
+    """A method of Group that takes all names of its arguments.  It leaves tensors to another backend for their device:
+    to the first of that backend's methods of these names, which changed between releases of PyTorch."""
     parameters = inspect.signature(method).parameters
 
     @functools.wraps(method)
@@ -247,8 +253,8 @@ class Group(dist.ProcessGroup):
     """torch.distributed's process group over Tally; init_process_group() and new_group() make them.
 
     Methods take lists of tensors and options, as c10d's do, and return a GroupWork.  They raise tally.Error (a
-    RuntimeError) where a rank is gone or the group has failed, NotImplementedError for what is not supported; ranks
-    that wait for this one's call are told.
+    RuntimeError) if a rank is gone or the group has failed, and NotImplementedError for calls that are not supported.
+    Ranks that wait for this one's call are told.
     """
 
     def __init__(self, store, rank, size, limit, name, ranks):
@@ -298,7 +304,7 @@ class Group(dist.ProcessGroup):
         return False
 
     def _get_backend(self, place):
-        """What torch, which looks for NCCL there, is to find: this group, if there is no other for that device."""
+        """The answer for torch, which looks for NCCL here: this group, if the device has no other."""
         other = (self._others or {}).get(place.type)
         return self if other is None or isinstance(other, str) else other._get_backend(place)
 
@@ -314,7 +320,7 @@ class Group(dist.ProcessGroup):
         return self.begun
 
     def _set_sequence_number_for_group(self):
-        """It begins at 0 on all ranks."""
+        """The sequence number begins at 0 on all ranks."""
 
     def _has_hooks(self):
         return False
@@ -326,17 +332,18 @@ class Group(dist.ProcessGroup):
             work.wait()
 
     def gone(self):
-        """What a call raises once there is a failure."""
+        """The error that calls raise after a failure."""
         return Error("%s can no longer be used: %s" % (self, self.failure), self.failure.errno)
 
     def fail(self, failure, work=None):
-        """End the group, whose calls would no longer meet the other ranks', and have a call end, by default all."""
+        """End the group, because its calls would no longer meet the other ranks'. End a call, by default all."""
         self.failure = self.failure or failure
         for one in self._works.all() if work is None else [work]:
             one.fail(failure)
 
     def abort(self):
-        """End the group and what is under way in it, on all ranks; once this returns nobody uses tensors of its calls."""
+        """End the group and its calls in flight, on all ranks.  Once this returns, no thread uses tensors of its calls.
+        """
         works = self._works.all()
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
         for work in works + self._works.all():
@@ -359,10 +366,11 @@ class Group(dist.ProcessGroup):
     # --- helpers
 
     def other(self, place):
-        """The group of another backend, over the same ranks, that was asked for where tensors are; None: there is none.
+        """The other backend's group over the same ranks, if one was asked for on the tensors' device; else None.
 
-        Of "cpu:tally,cuda:nccl" torch makes this group alone, or has it stand for the other.  That is made with the first
-        call that needs it, which all ranks make: another one waits for them."""
+        For "cpu:tally,cuda:nccl" torch makes this group alone, or has it stand for the other.  The other one is made in
+        the first call that needs it, which all ranks make; another thread waits for it.
+        """
         if self._others is None:
             if self.failure is not None:
                 raise self.gone()  # torch knows no other of a group that was destroyed
@@ -377,15 +385,16 @@ class Group(dist.ProcessGroup):
         return other
 
     def refuse(self, reason):
-        """Tell the ranks that wait for this one's next operation why there will be none."""
+        """Tell the ranks that wait for this one's next operation why it will not come."""
         self._ranks.refuse(reason)
 
     def enter(self, work):
-        """Note a call, and if it is numbered count it and keep other threads' back until leave(): those of the group's ranks
-        meet in the order in which their operations are submitted.
+        """Note a call.  If it is numbered, count it and hold other threads' calls back until leave(): the calls of the
+        group's ranks meet in the order in which their operations are submitted.
 
-        A rank that begins one when another has ended must have begun none in between: on other ranks those may come
-        first."""
+        A rank that begins a call when another has ended must have begun none in between: on other ranks those may come
+        first.
+        """
         self._works.add(work)
         if not work.numbered:
             return
@@ -420,11 +429,11 @@ class Group(dist.ProcessGroup):
         return work
 
     def hold(self, work):
-        """Keep a call that has begun until somebody asks for its end."""
+        """Keep a call that has begun until its end is asked for."""
         self._held.add(work)
 
     def let_go(self, work):
-        """Somebody has asked for the call's end, and sees to it from here on."""
+        """Let go of a call: the thread that has asked for its end sees to it from here on."""
         self._held.discard(work)
 
     def _look_at(self, work, *tensors):
@@ -440,7 +449,7 @@ class Group(dist.ProcessGroup):
         work.look_at(tensors)
 
     def _expect(self, ours, needed, what="tensors"):
-        """Tensors of one call must fit together."""
+        """Check that the tensors of one call fit together."""
         if ours != needed:
             raise ValueError("%s of %s, where %s is needed" % (what, ours, needed))
 
@@ -516,7 +525,8 @@ class Group(dist.ProcessGroup):
         work.follow(functools.partial(_spread, tensors, _flat(total)))
 
     def _reduce_sparse(self, work, tensors, operator, keep):
-        """As for dense ones: the sum of the ranks' tensors.  Indices and values of all are gathered."""
+        """Like the reduction of dense tensors: the sum of the ranks' tensors.  Indices and values of all ranks are
+        gathered."""
         tensor = tensors[0]
         for one in tensors:
             self._look_at(work, one.detach()._values())
@@ -549,7 +559,8 @@ class Group(dist.ProcessGroup):
             work.follow(combine)
 
     def _gather(self, work, inputs, outputs, note):
-        """Add to `work` the gathering of the inputs, of which all ranks have the same, into tensors for each rank in turn."""
+        """Add to `work` the gathering of the inputs, of which all ranks have equally many, into tensors for each rank
+        in turn."""
         source = _together(inputs)
         target, finish = _landing(outputs)
         place = target.data_ptr() + self.rank() * source.numel() * source.element_size()
@@ -620,7 +631,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def _reduce_scatter(self, work, outputs, everything, counts, opts, note):
-        """counts: elements of each rank in `everything`."""
+        """counts: each rank's elements in `everything`."""
         self._expect({one.dtype for one in outputs}, {everything.dtype}, "types")
         source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(opts))
         source = source.contiguous()
@@ -633,7 +644,7 @@ class Group(dist.ProcessGroup):
     # --- data as it is
 
     def broadcast(self, tensors, opts=None, timeout=None):
-        """tensors: all are overwritten with one of the root's: the first, or the one that opts.rootTensor says."""
+        """tensors: all are overwritten with one of the root's: the first, or the one that opts.rootTensor names."""
         tensors = _list(tensors)
         with self._call("broadcast", tensors, timeout or opts) as work:
             root, tensor = self._root(opts), lists.root_tensor(opts, tensors)
@@ -730,7 +741,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def _cut(self, tensor, sizes, flat):
-        """How many elements of `flat` are each rank's, where `sizes` are rows of the tensor."""
+        """Each rank's number of elements of `flat`, if `sizes` are rows of the tensor."""
         rows = tensor.shape[0] if tensor.dim() else 1
         sizes = list(sizes or [rows // self.size()] * self.size())
         self._expect((len(sizes), sum(sizes)), (self.size(), rows), "split into (pieces, rows)")
@@ -783,10 +794,11 @@ class Group(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """A barrier in which rank 0 finds out who does not come within the time-out, by default the group's.
+        """A barrier in which rank 0 finds the ranks that do not come within the time-out, by default the group's.
 
-        wait_all_ranks: name all of these, and not the first only.  Raises tally.Error with the names on all ranks that are
-        here; unlike other time-outs this one leaves the group usable."""
+        wait_all_ranks: name all of them, not the first only.  Raises tally.Error with the names on all ranks that are
+            here.  Unlike other time-outs this one leaves the group usable.
+        """
         if self.failure is not None:
             raise self.gone()
         number, self._monitored = self._monitored, self._monitored + 1
@@ -825,10 +837,11 @@ class Group(dist.ProcessGroup):
 
 
 def create(options, _=None):
-    """What torch.distributed calls to make a group.
+    """The function that torch.distributed calls to make a group.
 
     options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
-    tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks: a process has one job.
+        tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks: a process has one
+        job.
     """
     global _joined
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
@@ -862,7 +875,7 @@ if not hasattr(dist.Backend, "TALLY"):
 
 
 def _have_destroy_tell():
-    """Have destroy_process_group() tell our groups, which it only forgets in a PyTorch where it shuts none down."""
+    """Have destroy_process_group() tell our groups.  A PyTorch that shuts no group down only forgets them."""
     destroy = dist.destroy_process_group
     code = getattr(inspect.unwrap(destroy), "__code__", None)
     if code is None or "shutdown" in code.co_names:

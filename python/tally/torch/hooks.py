@@ -1,4 +1,4 @@
-"""Communication hooks for torch's DistributedDataParallel: gradients through Tally, all else through the process group.
+"""Communication hooks for DistributedDataParallel: gradients go through Tally, the rest through the process group.
 
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(tally.torch.state(), tally.torch.ddp_hook)
@@ -46,7 +46,7 @@ def _world():
 
 
 def _numbered(process_group):
-    """(its ranks; None: all, the next number of a model of them)."""
+    """(the model's ranks, or None for all; the next number of a model of these ranks)."""
     ranks = None
     if process_group is not None:
         ranks = tuple(dist.get_process_group_ranks(process_group))
@@ -55,8 +55,8 @@ def _numbered(process_group):
 
 
 class _Model:
-    """A DistributedDataParallel that has a hook, whoever's that is; of None, what a reducer of another kind averages, over
-    all ranks.  Its number among the models of its ranks tells its buckets from theirs."""
+    """A DistributedDataParallel that has a hook, ours or another one.  None stands for a reducer of another kind, which
+    averages over all ranks.  A model's number among the models of its ranks tells its buckets from theirs."""
 
     def __init__(self, parallel=None):
         # Weak: the parameters lead here, and shall keep nothing.
@@ -72,7 +72,8 @@ class _Model:
         self.hook = None     # the _Hook that torch calls
 
     def count(self):
-        """Take the next number.  Not before it is known that the hook is Tally's: torch may not know another's process group."""
+        """Take the next number, but only once the hook is known to be Tally's: torch may not know another hook's
+        process group."""
         if self.number is not None:
             return
         if self._process_group is not None:
@@ -80,7 +81,7 @@ class _Model:
         self._ranks, self.number = self._made or _numbered(self._process_group and self._process_group())
 
     def enter(self):
-        """Join the job at the first use: only then is the process group there, whoever makes it."""
+        """Join the job at the first use: only then does the process group exist, whichever code makes it."""
         if self._joined == _core.generation() and _core.is_initialized():
             return
         join_default()
@@ -112,7 +113,7 @@ class _Model:
 
 
 class State:
-    """What a hook keeps: the model that its buckets are of."""
+    """A hook's state: the model that its buckets belong to."""
 
     def __init__(self):
         self._model = None  # until it is registered
@@ -132,7 +133,7 @@ class State:
         self._model = model
 
     def enter(self, bucket):
-        """The model that a bucket is of, in the job."""
+        """The model that a bucket belongs to, in the job."""
         if bucket.index() == 0 or self._model is None:  # a hook of the user's own may call ours with a state of any model
             parameters = bucket.parameters()
             model = getattr(_calling, "model", None) or self._given  # the second in a callback of the user's hook
@@ -154,7 +155,7 @@ def state():
 
 
 class _Hook:
-    """Any hook, of a model that it tells: a bucket does not say it, and a parameter may be in several."""
+    """Any hook of a model that it knows: a bucket does not name its model, and a parameter may be in several."""
 
     def __init__(self, hook, model):
         functools.update_wrapper(self, hook)
@@ -179,8 +180,9 @@ def _itself(hook):
 
 
 def _have_ddp_tell():
-    """Have DDP number its models as they are made, which all ranks do in one order, and register_comm_hook() note the model:
-    a bucket does not say it, nor its process group.  For any hook: a user's own may call ours."""
+    """Have DDP number its models as they are made, which all ranks do in one order.  Have register_comm_hook() note the
+    model: a bucket names neither its model nor its process group.  This serves any hook, because a user's own hook may
+    call ours."""
     ddp = torch.nn.parallel.DistributedDataParallel
     init, register = ddp.__init__, ddp.register_comm_hook
 
@@ -215,8 +217,8 @@ _have_ddp_tell()
 
 
 class _Late:
-    """Takes a bucket back on all ranks whose sum has not ended within `limit` seconds: what a rank that comes later would
-    get were a sum of other memory."""
+    """Takes a bucket back on all ranks if its sum has not ended within `limit` seconds.  A rank that comes later would
+    otherwise get a sum of other memory."""
 
     def __init__(self, limit, then):
         self.deadline, self._limit, self._then = time.monotonic() + limit, limit, then
@@ -225,7 +227,7 @@ class _Late:
     has_ended = property(lambda self: self.deadline is None)
 
     def watch(self, operation):
-        """The one of whose end end() is told; it keeps us."""
+        """Watch the operation whose end calls end(); the operation keeps this object alive."""
         if self.deadline is not None:
             self._operation = operation
             deadlines.watch(self)
@@ -242,12 +244,12 @@ class _Late:
 
 
 def _nothing(_):
-    """What is to be told of an operation that may take as long as it likes."""
+    """The listener for an operation that may take any time."""
 
 
 def _ended(tensor, limit):
-    """(the future of an operation's result on `tensor`, what completes it at the operation's end, what is to be told of the
-    operation once it has begun)."""
+    """(the future of an operation's result on `tensor`; the call that completes it at the operation's end; the listener
+    for the operation once it has begun)."""
     on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
     begun, ended = Future() if on is None else on.runtime.future(), []
 
@@ -274,7 +276,7 @@ def _average_sparse(model, gradient, name, priority):
 
 
 def _average(state, bucket, dtype):
-    """Start the average of a bucket, sent as `dtype` if one is given; the future of the bucket's tensor."""
+    """Start the average of a bucket, sent as `dtype` if one is given.  Returns the future of the bucket's tensor."""
     if not hasattr(bucket, "buffer"):
         raise NotImplementedError("the hook takes DistributedDataParallel's buckets, not %s: not where "
                                   "torch._dynamo.config.optimize_ddp is \"python_reducer\" (use \"ddp_optimizer\", or the "
@@ -292,7 +294,7 @@ def _average(state, bucket, dtype):
 
 
 def start(model, bucket, dtype):
-    """Submit the average of a dense bucket, in place; the operation."""
+    """Submit the average of a dense bucket, in place.  Returns the operation."""
     gradient, index = bucket.buffer(), bucket.index()
     sent, finish = gradient, None
     if gradient.is_complex():
@@ -310,21 +312,22 @@ def start(model, bucket, dtype):
 
 
 def ddp_hook(state, bucket):
-    """The average of a bucket over the ranks of the model's process group, the same bits on each and in every run.
+    """The average of a bucket over the ranks of the model's process group, with the same bits on each rank and in every
+    run.
 
-    state: what state() returned for this model; bucket: a torch.distributed.GradBucket.
-    Returns a torch.futures.Future of the bucket's tensor.  Backward raises on all ranks where the ranks' buckets differ
-    in shape or type, or a rank is gone, with the reason.  The divisor is the number of those ranks, also while some of them
-    have no more input (DDP's join()).
+    state: the result of state() for this model; bucket: a torch.distributed.GradBucket.
+    Returns a torch.futures.Future of the bucket's tensor.  If the ranks' buckets differ in shape or type, or a rank is
+    gone, backward raises on all ranks, with the reason.  The divisor is the number of the ranks, also while some of
+    them have no more input (DDP's join()).
     """
     return _average(state, bucket, None)
 
 
 def ddp_hook_fp16(state, bucket):
-    """As ddp_hook(), with floating-point gradients sent as float16 and added in float32."""
+    """Like ddp_hook(), with floating-point gradients sent as float16 and added in float32."""
     return _average(state, bucket, torch.float16)
 
 
 def ddp_hook_bf16(state, bucket):
-    """As ddp_hook(), with floating-point gradients sent as bfloat16 and added in float32."""
+    """Like ddp_hook(), with floating-point gradients sent as bfloat16 and added in float32."""
     return _average(state, bucket, torch.bfloat16)

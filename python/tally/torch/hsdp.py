@@ -1,5 +1,5 @@
-"""FSDP2's hybrid sharding with Tally between the replicas: inside a replica torch reduces and scatters gradients, and
-the shards that result are averaged over the replicas here.
+"""FSDP2's hybrid sharding with Tally between the replicas: torch reduces and scatters gradients inside a replica, and
+Tally averages the resulting shards over the replicas.
 
     model = fully_shard(model, mesh=mesh["shard"])
     tally.torch.hsdp(model, mesh["replicate"])
@@ -27,8 +27,8 @@ _numbers = weakref.WeakKeyDictionary()  # process group of the replicas -> numbe
 
 
 class _Replicas:
-    """Averages gradients over the replicas, in place.  A module that one replica leaves out is waited for by its name,
-    where without one all that follow would be averaged with the wrong ones."""
+    """Averages gradients over the replicas, in place.  If one replica leaves a module out, the others wait for it by
+    its name.  Without names, all later gradients would be averaged with the wrong ones."""
 
     def __init__(self, group, modules):
         self._group = group
@@ -37,7 +37,7 @@ class _Replicas:
         self._joined = 0  # generation of the communicator in which the replicas are known to be alike
 
     def number(self):
-        """Of the next model: modules of several have the same names."""
+        """The next model's number: modules of several models have the same names."""
         return next(_numbers.setdefault(self._group, itertools.count()))
 
     def average(self, number, name, shard, gradient):
@@ -50,7 +50,7 @@ class _Replicas:
 
 
 def _group_of(replicas):
-    """The process group that is given, or that of the mesh."""
+    """The given process group, or that of the mesh."""
     if getattr(replicas, "ndim", 1) != 1:
         raise ValueError("hsdp: replicas is a mesh of the dimensions %s; give the one over which a shard is the same, as "
                          "mesh[\"replicate\"]" % (replicas.mesh_dim_names or replicas.ndim,))
@@ -62,9 +62,9 @@ def _group_of(replicas):
 
 
 def _shard(group, name, replicas):
-    """Which shard this rank holds, in words: with each average the ranks compare them.
+    """The shard that this rank holds, in words; the ranks compare it in each average.
 
-    Raises ValueError where the replicas are, in part, the ranks that hold the other shards.
+    Raises ValueError if some replicas are ranks that hold other shards.
     """
     ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
     if set(ranks) & set(replicas.ranks) != {dist.get_rank()}:
@@ -80,11 +80,11 @@ def hsdp(model, replicas):
     model: a module to which fully_shard() has been applied with a mesh of one dimension, the ranks of one replica; all
         such modules in it are taken.
     replicas: the process group, or the DeviceMesh of one dimension, of the ranks that hold the same shard as this one.
-        Tally's job, of which this process can have one, is theirs.  All call hsdp() for their models in the same order.
+        They form Tally's job, of which a process can have one.  All call hsdp() for their models in the same order.
 
-    Raises ValueError for a model that is not sharded, or on a mesh of two dimensions, over which torch has already
-    reduced, and for replicas that hold other shards; NotImplementedError where this PyTorch has no FSDP2, or one without
-    all-reduce hook.
+    Raises ValueError for a model that is not sharded, for a mesh of two dimensions, over which torch has already
+    reduced, and for replicas that hold other shards.  Raises NotImplementedError if this PyTorch has no FSDP2, or one
+    without an all-reduce hook.
     """
     modules = {name: module for name, module in model.named_modules() if hasattr(module, "_get_fsdp_state")}
     if not modules:

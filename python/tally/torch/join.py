@@ -1,4 +1,4 @@
-"""Joining the job as the rank that torch.distributed says, wherever that came from: torchrun, a launcher, mp.spawn.
+"""Joins the job as the rank that torch.distributed gives, whatever made it: torchrun, a launcher, mp.spawn.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import datetime
 import errno
+import logging
 import os
 import socket
 import time
@@ -13,8 +14,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from .. import _core
-from .._events import logger
+from .. import _core, _events
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -30,7 +30,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @contextmanager
 def _variables(values):
-    """Environment variables set for a while: the C library reads the launcher's."""
+    """Environment variables, set for a while: the C library reads the launcher's."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -44,10 +44,11 @@ def _variables(values):
 
 
 def _take_port(host, usual):
-    """The port at which this process listens for the job from now on: `usual` if it is free, else any.  The C library takes
-    the socket over when it opens the communicator, so that no other job takes the port in between.
+    """The port at which this process listens for the job from now on: `usual` if it is free, else any.  The C library
+    takes the socket over when it opens the communicator, so no other job takes the port in between.
 
-    Where it cannot listen yet, init() says why or waits, and the ranks need a port to look for it at: 0 is none."""
+    If it cannot listen yet, init() says why or waits, and the ranks need a port to look for it: 0 stands for none.
+    """
     for wanted in (usual, 0):
         try:
             return _core.listen(wanted, {"TALLY_COORD": host} if host else {})
@@ -58,7 +59,7 @@ def _take_port(host, usual):
 
 
 def _choose_place(store, of_all):
-    """Rank 0's word for where all meet, HOST:PORT or :PORT; "" where the settings say it."""
+    """Rank 0's word for the meeting place, HOST:PORT or :PORT; "" if the settings name it."""
     if of_all and any(name in os.environ for name in _SAID):
         return ""
     master = os.environ.get("MASTER_ADDR")
@@ -75,7 +76,8 @@ def _choose_place(store, of_all):
 
 
 def _place(store, key, first):
-    """What rank `first`, of torch's numbers, the new job's rank 0, says.  It may never: all say meanwhile who is waited for."""
+    """The word of rank `first`, by torch's numbers, which is the new job's rank 0. It may never come; meanwhile all
+    ranks log that they wait for it."""
     limit = store.timeout.total_seconds()
     end = time.monotonic() + limit
     while True:
@@ -90,11 +92,11 @@ def _place(store, key, first):
         if until == end:
             raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "
                               "tally.torch, or its process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
-        logger.warning("join: waiting for rank %d, which says where to meet", first)
+        _events.log(logging.WARNING, "join: waiting for rank %d, which says where to meet" % first)
 
 
 def _is_set(name):
-    """Whether the user has set a parameter, in the environment or in the file that it names."""
+    """Whether the user has set a parameter, in the environment or in the file that the environment names."""
     if name in os.environ:
         return True
     try:
@@ -105,19 +107,20 @@ def _is_set(name):
 
 
 def job_members(world):
-    """torch's numbers, of 0 to world - 1, of the ranks of this process's job: all, where others than join() made it."""
+    """The ranks of this process's job, by torch's numbers, from 0 to world - 1. All of them if code other than join()
+    made the job."""
     generation, members = _job
     return members if generation == _core.generation() else tuple(range(world))
 
 
 def join(store, members, rank, patience=None):
-    """Be rank `rank` in a job, whose ranks meet through `store`; nothing to do for one that is already.
+    """Become rank `rank` in a job whose ranks meet through `store`. Does nothing if this process has that rank already.
 
     members: torch's numbers of its ranks.
-    patience: seconds after which an operation that waits fails the job, where the user has not said it; 0: never.  The
-        library's own is made no shorter.
-    Raises ValueError where this process is another rank of its job, or the job is of other ranks; Error where a rank has
-    not come within the time-out of `store`, or TALLY_JOIN_TIMEOUT.
+    patience: seconds after which a waiting operation fails the job, unless the user has set it; 0: never.  The
+        library's own limit is made no shorter.
+    Raises ValueError if this process is another rank of its job, or if the job has other ranks.  Raises Error if a rank
+    has not come within the time-out of `store`, or TALLY_JOIN_TIMEOUT.
     """
     global _job
     key, size = "tally/%d" % _turns[members], len(members)
@@ -159,12 +162,12 @@ def join(store, members, rank, patience=None):
 
 
 def decline(store, members, reason):
-    """Say, as rank 0, to those who may wait for its word on where to meet why there will be none."""
+    """As rank 0, tell the ranks that may wait for the meeting place why there will be none."""
     store.set("tally/%d" % _turns[members], "!" + reason)
 
 
 def time_out(group):
-    """Seconds after which calls of a process group give up waiting; None: it does not say."""
+    """Seconds after which calls of a process group give up waiting; None if it does not say."""
     try:
         return group._get_backend(group._device_types[0]).options._timeout.total_seconds()
     except (AttributeError, IndexError, RuntimeError):
@@ -172,7 +175,7 @@ def time_out(group):
 
 
 def join_default():
-    """Join as the rank that this process has in torch's default process group, or as the launcher says."""
+    """Join as the rank that this process has in torch's default process group, or that the launcher gives it."""
     if dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         join(dist.PrefixStore("tally", store), tuple(range(dist.get_world_size())), dist.get_rank(),
@@ -185,8 +188,8 @@ _launched = None  # the launcher's store; it must live as long as others may loo
 
 
 def join_launched(settings=None):
-    """Join as join_default(), or, under torchrun, through its store, so that several jobs on one machine find ports of their
-    own; else, or where a setting says where to meet, as the launcher says."""
+    """Join like join_default(), with one exception.  Under torchrun, and if no setting names a meeting place, join
+    through torchrun's store, so that several jobs on one machine find ports of their own."""
     global _launched
     said = any(name in os.environ or name in (settings or {}) for name in _SAID)
     ready = dist.is_available() and all(

@@ -1,6 +1,6 @@
-"""What the lists of tensors in one call must be: as with Gloo, whose words the errors have.
+"""Rules for the lists of tensors in one call: Gloo's, in Gloo's words.
 
-Group calls these before it submits anything.  Each raises ValueError with what is wrong, which becomes the call's
+Group calls these before it submits anything.  Each raises ValueError with the reason, which becomes the call's
 RuntimeError; the other ranks are told.
 
 SPDX-License-Identifier: Apache-2.0
@@ -23,7 +23,7 @@ _SIGNED = {getattr(torch, "u" + name): getattr(torch, name)
 
 
 def root_rank(options, size):
-    """The root that options, or a number in their place, ask for; c10d's default is 0."""
+    """The root that options, or a number in their place, name; c10d's default is 0."""
     root = options if isinstance(options, int) else getattr(options, "rootRank", 0)
     if not 0 <= root < size:
         raise ValueError("invalid root rank: %d; the group has ranks 0 to %d" % (root, size - 1))
@@ -31,7 +31,7 @@ def root_rank(options, size):
 
 
 def root_tensor(options, tensors):
-    """Which of the list's tensors options mean."""
+    """The one of the list's tensors that options name."""
     root = getattr(options, "rootTensor", 0)
     if not 0 <= root < len(tensors):
         raise ValueError("invalid root tensor: %d; the list has %d" % (root, len(tensors)))
@@ -39,7 +39,7 @@ def root_tensor(options, tensors):
 
 
 def alike(tensors, like=None):
-    """All tensors of a list must have one layout, type and shape: the first one's, or those of `like`."""
+    """Check that all tensors of a list have one layout, type and shape: the first one's, or those of `like`."""
     if like is None:
         if not tensors:
             raise ValueError("requires non-empty tensor list")
@@ -56,7 +56,7 @@ def alike(tensors, like=None):
 
 
 def of_one_type(tensors):
-    """All tensors of a list must have the first one's type."""
+    """Check that all tensors of a list have the first one's type."""
     for tensor in tensors:
         if tensor.dtype != tensors[0].dtype:
             raise ValueError("tensors must all have the same type, not %s and %s" % (tensors[0].dtype, tensor.dtype))
@@ -70,7 +70,7 @@ def one(tensors, what=""):
 
 
 def of_root(lists, what, size, like, is_root):
-    """The root's tensors, one for each rank and like `like`, from its list of one list; None elsewhere."""
+    """The root's tensors, one for each rank and like `like`, from its list of one list; None on other ranks."""
     if not is_root:
         if lists:
             raise ValueError("requires empty %s on non-root" % what)

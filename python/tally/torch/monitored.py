@@ -1,8 +1,8 @@
 """A barrier that names the ranks that do not come: Group.monitored_barrier().
 
-Flow: rank 0 tells the others that it is here -> each answers that it is, too -> rank 0 waits for the answers as long as
-the time-out says, and tells all how it ended.  These are messages: a rank that does not come leaves the group's other
-calls in step.  A rank that comes too late is told so, as its barrier's messages have a number of their own.
+Flow: rank 0 tells the others that it is here -> each answers that it is here, too -> rank 0 waits for the answers until
+the time-out, and tells all the outcome.  These are messages: a rank that does not come leaves the group's other
+calls in step.  A rank that comes too late is told so, because each barrier's messages have a number of their own.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -33,7 +33,7 @@ def _take_back(operation, reason):
 
 
 def _sent(message):
-    """Wait until a message has gone; that the other rank has given up waiting for it is no error."""
+    """Wait until a message has gone.  It is no error if the other rank has given up waiting for it."""
     try:
         message.wait()
     except Error as error:
@@ -42,7 +42,7 @@ def _sent(message):
 
 
 def _comes(message, limit):
-    """Whether rank 0's message comes within `limit` seconds; if not, it is no longer waited for."""
+    """Whether rank 0's message comes within `limit` seconds; if not, this rank no longer waits for it."""
     try:
         message.wait(limit)
         return True
@@ -57,7 +57,7 @@ def _late(missing, limit):
 
 
 def _watch(ranks, number, limit, wait_all):
-    """Rank 0's part.  Returns what went wrong, or an empty text."""
+    """Rank 0's part.  Returns the error's text, or an empty text."""
     end, others, missing = time.monotonic() + limit, range(1, ranks.size), []
     arrivals = [ranks.receive_note(_byte(), rank, number) for rank in others]
     here = [ranks.send_note(_byte(), rank, number) for rank in others]
@@ -82,7 +82,7 @@ def _watch(ranks, number, limit, wait_all):
 
 
 def _report(ranks, number, limit):
-    """Another rank's part.  Returns what went wrong, or an empty text."""
+    """Another rank's part.  Returns the error's text, or an empty text."""
     text = torch.empty(_VERDICT_BYTES, dtype=torch.uint8, device="cpu")
     if not _comes(ranks.receive_note(text[:1], 0, number), limit):
         return _late([0], limit)
@@ -96,8 +96,9 @@ def _report(ranks, number, limit):
 def barrier(ranks, number, limit, wait_all):
     """Wait until all ranks are here.
 
-    number: how many there were before, on each rank.  limit: seconds.  wait_all: name all ranks that are late, not the
-    first only.  Raises tally.Error on every rank that is here where one is not in time."""
+    number: count of earlier barriers, on each rank.  limit: seconds.  wait_all: name all late ranks, not the first
+        only.  Raises tally.Error on every rank that is here if one is not in time.
+    """
     if ranks.size == 1:
         return
     wrong = _watch(ranks, number, limit, wait_all) if ranks.rank == 0 else _report(ranks, number, limit)

@@ -1,19 +1,18 @@
-"""Horovod's operations on PyTorch tensors, over `tally._core`; exchange.py has those that give each rank its own.
+"""Horovod's operations on PyTorch tensors, over `tally._core`; exchange.py has those that give each rank its own result.
 
-Each `x_async` returns a handle for poll() and synchronize(), each `x` waits; a trailing underscore means in place; a
-`grouped_x` takes a list, of which with a name the i-th is called `name.i`.  Operations are matched over the ranks by
+Each `x_async` returns a handle for poll() and synchronize(); each `x` waits.  A trailing underscore means in place.  A
+`grouped_x` takes a list; with a name, its i-th tensor is called `name.i`.  Operations are matched over the ranks by
 kind and name, not by order of call; calls without a name are numbered per kind.  process_set: the ranks that take
 part, by default all; roots are ranks of the job.  All raise
 
     ValueError           the name is in flight, or an argument makes no sense
     TypeError            a dtype or layout that cannot be summed
     NotImplementedError  a device that is not supported
-    tally.Error          (a RuntimeError) on every rank, where ranks disagree on shape, dtype, op or root, where one
-                         of them refused its tensor, or the job has failed
+    tally.Error          (a RuntimeError) on every rank, if ranks disagree on shape, dtype, op or root, if one
+                         of them refused its tensor, or if the job has failed
 
-and a rank that raises over its tensor, root, priority or factors tells the others why, so that theirs fail too
-instead of waiting.
-After an error a tensor's contents are undefined; the communicator works on unless the job has failed.
+A rank that raises over its tensor, root, priority or factors tells the others why, so their calls fail too instead of
+waiting.  After an error a tensor's contents are undefined.  The communicator stays usable unless the job has failed.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -56,7 +55,7 @@ Adasum = _Adasum()
 
 
 def _reduction(op, average):
-    """The reduction that `op` and Horovod's older `average` stand for."""
+    """The reduction that `op` and Horovod's older `average` name."""
     if op is Adasum:
         raise NotImplementedError("Adasum is not supported; use Average, with a learning rate to fit")
     if op is None:
@@ -97,7 +96,7 @@ def _refuse(tensor, kind, name, space, reason, group):
 
 
 def _dtype_code(tensor, kind, name, space, group=None):
-    """The library's number for the dtype of a tensor that it can take; else raise, and tell the other ranks."""
+    """The library's number for the tensor's dtype.  If there is none, raise, and tell the other ranks."""
     try:
         code = _DTYPES.get(tensor.dtype)
         if (code is None or not tensor.is_cpu or tensor.layout is not _STRIDED or type(tensor) not in _PLAIN
@@ -116,7 +115,8 @@ def _reduce(source, target, name, reduction, prescale, postscale, priority, spac
             group=None, line=None, number=None, note=None):
     """Submit the reduction of `source` into `target`: the same tensor, or None for a new one.
 
-    line, number: of an ordered name space: its Line, and which of its calls this is.  note: as _core.push_pull()."""
+    line, number: in an ordered name space, its Line and the number of this call.  note: as in _core.push_pull().
+    """
     code = _dtype_code(source, PUSH_PULL, name, space, group)
     if source.is_contiguous() and not source.is_neg():
         packed = source
@@ -150,7 +150,7 @@ def _unpack(packed, target, then):
 
 
 class Group:
-    """Operations that are polled and waited for as one."""
+    """Operations that are polled and waited for together."""
 
     __slots__ = ("operations",)
 
@@ -161,7 +161,7 @@ class Group:
         return all(operation.done() for operation in self.operations)
 
     def wait(self):
-        """The list of results; the first failure once all have ended."""
+        """The list of results; raises the first failure once all have ended."""
         results, failure = [], None
         for operation in self.operations:
             try:
@@ -200,7 +200,7 @@ class _Flow(torch.autograd.Function):
 
 
 def _flow(start, back, tensors):
-    """start(tensors), in a way that gradients flow back through it where somebody asks for them."""
+    """start(tensors), so that gradients flow back through it if they are asked for."""
     if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors):
         return list(_Flow.apply(start, back, *tensors))
     return start(tensors)
@@ -215,7 +215,7 @@ def _backward_name(name):
 
 
 def _all_or_none(kind, tensors, names, group=None):
-    """Check a list of tensors: if one cannot be handed over, then none is, and the other ranks are told."""
+    """Check a list of tensors: if one cannot be handed over, none is, and the other ranks are told."""
     try:
         for tensor in tensors:
             _check(tensor)
@@ -237,7 +237,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                      process_set=global_process_set, *, priority=0):
-    """Start the reduction of `tensor` over the ranks in place; it must not be touched until the end."""
+    """Start the reduction of `tensor` over the ranks in place.  Do not touch it until the end."""
     return _reduce(tensor, tensor, name, _reduction(op, average), prescale_factor, postscale_factor, priority,
                    group=process_set.group())
 
@@ -251,15 +251,15 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
               postscale_factor=1.0, process_set=global_process_set, *, priority=0):
-    """The reduction of `tensor` over the ranks, elementwise, the same bits on every rank.
+    """The reduction of `tensor` over the ranks, elementwise, with the same bits on every rank.
 
     tensor: any shape, the same on all ranks; 0-d and empty ones too.  It is not changed.
     op: Average (default), Sum, Min, Max or Product; average: Horovod's older True or False, excludes op.
-    compression: Compression.none, fp16 or bf16, what to send floating-point tensors as.
+    compression: Compression.none, fp16 or bf16: the type in which floating-point tensors are sent.
     prescale_factor, postscale_factor: multiply each input before, the result after; not 0.
     priority: higher goes first.
 
-    Returns a tensor of the same shape and dtype; gradients flow through Sum and Average.
+    Returns a tensor of the same shape and dtype.  Gradients flow through Sum and Average.
     """
     return _allreduce([tensor], [name], compression, _reduction(op, average), prescale_factor, postscale_factor,
                       process_set, priority)[0]
@@ -321,8 +321,8 @@ def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_facto
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
                       postscale_factor=1.0, process_set=global_process_set, *, priority=0):
-    """The reductions of a list of tensors, all submitted before the first is waited for.  Arguments as for
-    allreduce(); gradients flow through Sum and Average."""
+    """The reductions of a list of tensors, all submitted before the first wait.  Arguments as for allreduce().
+    Gradients flow through Sum and Average."""
     tensors = list(tensors)
     names = _names(name, len(tensors))
     _all_or_none(PUSH_PULL, tensors, names, process_set.group())
@@ -393,7 +393,7 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
-    """Start a broadcast of rank `root_rank`'s tensor in place; it must not be touched until the end."""
+    """Start a broadcast of rank `root_rank`'s tensor in place.  Do not touch it until the end."""
     return _broadcast(tensor, tensor, root_rank, name, process_set=process_set)
 
 
@@ -406,7 +406,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     """Rank `root_rank`'s tensor, as a new tensor on every rank.
 
     tensor: the same shape and dtype on all ranks; not changed.  Gradients flow through it to the root's: the average
-    over the ranks, as in Horovod.
+        over the ranks, as in Horovod.
     """
     def start(tensors):
         return [broadcast_async(tensors[0], root_rank, name, process_set).wait()]
@@ -422,7 +422,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
 
 
 class _Gather:
-    """Handle of a gathering: makes a tensor of what the library holds when it has ended."""
+    """Handle of a gathering: makes a tensor of the library's result when the operation has ended."""
 
     __slots__ = ("operation", "dtype", "rest", "like", "result", "first_dims")
 
@@ -479,10 +479,10 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
 
 
 def allgather(tensor, name=None, process_set=global_process_set):
-    """All ranks' tensors, one behind the other along the first dimension, in order of ranks.
+    """All ranks' tensors, concatenated along the first dimension, in order of ranks.
 
-    tensor: the same dtype and shape on all ranks but for the first dimension; a 0-d tensor counts as shape (1,).
-    Returns a new tensor; gradients flow through it: the average over the ranks, as in Horovod.
+    tensor: the same dtype and shape on all ranks except in the first dimension; a 0-d tensor counts as shape (1,).
+    Returns a new tensor.  Gradients flow through it: the average over the ranks, as in Horovod.
     """
     return _gathered([tensor], [name], process_set)[0]
 
@@ -496,7 +496,7 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
 
 
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
-    """allgather() of each of a list of tensors, all submitted before the first is waited for."""
+    """allgather() of each of a list of tensors, all submitted before the first wait."""
     tensors = list(tensors)
     names = _names(name, len(tensors))
     _all_or_none(ALLGATHER, tensors, names, process_set.group())

@@ -1,7 +1,7 @@
 """DistributedOptimizer: any torch optimizer, with gradients reduced over the ranks while backward still runs.
 
-Flow: a hook fires when a parameter's gradient is complete -> its reduction is submitted, in place, in the background,
-those nearest the input first since the next forward needs them first -> step() waits for all and steps.
+Flow: a hook fires when a parameter's gradient is complete -> its reduction is submitted, in place, in the background ->
+step() waits for all and steps.  Gradients nearest the input go first, because the next forward needs them first.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -35,8 +35,8 @@ _numbered = {}  # process set's number -> (generation of the communicator, optim
 
 
 def _take_number(process_set):
-    """0 for a process set's first optimizer in a communicator, then 1, ...: the same on all its ranks, since making
-    one is collective.  Keeps names of several optimizers apart."""
+    """0 for a process set's first optimizer in a communicator, then 1, and so on.  It is the same on all its ranks,
+    because making an optimizer is collective.  It keeps the names of several optimizers apart."""
     generation, count = _numbered.get(process_set.process_set_id, (0, 0))
     if generation != _core.generation():
         count = 0
@@ -45,13 +45,14 @@ def _take_number(process_set):
 
 
 def _version(gradient):
-    """What changes when somebody writes to a gradient; None for a part of something larger, which counts for all parts."""
+    """A number that changes when code writes to a gradient.  None for a part of a larger tensor, whose number counts
+    for all parts."""
     whole = gradient._base
     return gradient._version if whole is None or whole.numel() == gradient.numel() else None
 
 
 class _Distributed:
-    """What DistributedOptimizer() puts before the optimizer's own class."""
+    """The class that DistributedOptimizer() puts before the optimizer's own class."""
 
     def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
                     sparse_as_dense, process_set):
@@ -158,8 +159,8 @@ class _Distributed:
             weakref.finalize(self, handle.remove).atexit = False
 
     def _agree(self):
-        """Agree with the ranks on what is done with gradients, and on those, in the order in which backward makes them:
-        output first."""
+        """Agree with the ranks on the treatment of gradients, and on the parameters, in the order in which backward
+        makes their gradients: output first."""
         number = _take_number(self._process_set)
         self._order.begin_anew(self._observes(), len(self._names))
         self._prefix = "" if number == 0 else "%d:" % number
@@ -182,7 +183,7 @@ class _Distributed:
             _core.plan(names, sizes, GRADIENT)
 
     def add_param_group(self, param_group):
-        """As the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
+        """Like the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         taken = set(self._names.values())
@@ -205,7 +206,7 @@ class _Distributed:
             self._agree()
 
     def load_state_dict(self, state_dict):
-        """As the optimizer's own; forgets what was under way."""
+        """Like the optimizer's own; forgets reductions in flight."""
         self._handles = {}
         self._sent = {}
         self._ready = {}
@@ -215,7 +216,7 @@ class _Distributed:
         super().load_state_dict(state_dict)
 
     def __setstate__(self, state):
-        """As the optimizer's own, into the groups and the state that are there: a scheduler made before the
+        """Like the optimizer's own, into the existing groups and state: a scheduler made before the
         DistributedOptimizer holds the original, which shares them."""
         groups, kept = self.__dict__.get("param_groups"), self.__dict__.get("state")
         super().__setstate__(state)
@@ -231,7 +232,7 @@ class _Distributed:
         self.param_groups, self.state = groups, kept
 
     def set_backward_passes_per_step(self, passes):
-        """How many backward passes add to a gradient before it is reduced."""
+        """Set the number of backward passes that add to a gradient before it is reduced."""
         self.backward_passes_per_step = passes
         for p in self._delay:
             self._delay[p] = passes
@@ -264,12 +265,12 @@ class _Distributed:
                 self._handles[member] = self._submit(member)
 
     def _observes(self):
-        """Whether the order in which forward uses parameters here is to be all ranks' priorities."""
+        """Whether the order in which forward uses parameters here becomes all ranks' priorities."""
         return self.of_all and not self._alone and _core.rank() == 0
 
     def _compare_frozen(self):
-        """Say once a step which parameters need no gradient here, and on rank 0 in what order forward uses them, if that is
-        news; a rank that has joined says nothing."""
+        """Say once a step which parameters need no gradient here.  On rank 0 also say the order in which forward uses
+        them, if it has changed.  A rank that has joined says nothing."""
         if self._frozen is None or self._frozen[1] != _core.generation():
             if self._agreed != _core.generation():
                 self._agree()  # the job was left and joined again
@@ -331,7 +332,7 @@ class _Distributed:
                        GRADIENT, finish, None, self._process_set.group())
 
     def begin_anew(self):
-        """Forget what a backward without a step has begun: all ranks have joined, and it has ended."""
+        """Forget the reductions of a backward without a step: all ranks have joined, and that backward has ended."""
         for handle in [*self._handles.values(), self._frozen and self._frozen[0]]:
             try:
                 if handle is not None:
@@ -348,10 +349,13 @@ class _Distributed:
         self._synchronized = self._unscaled = False
 
     def synchronize(self):
-        """Wait until all gradients are reduced.  Those that this pass has not reached count as zeros.
+        """Wait until all gradients are reduced.  Gradients that this pass has not reached count as zeros.
 
-        For what must see reduced gradients before the step, such as clipping; call step() in skip_synchronize() then.
-        Raises Error, after all have ended, if one failed, or was changed on its way (through .data, unseen)."""
+        For code that must see reduced gradients before the step, such as clipping; call step() in skip_synchronize()
+        then.
+        Raises Error, after all have ended, if a reduction failed, or if a gradient was changed in flight (unless
+        through .data).
+        """
         failure = self._submit_missing()
         frozen_failure = self._hear_frozen()
         for p, handle in list(self._handles.items()):
@@ -377,7 +381,7 @@ class _Distributed:
             raise failure
 
     def _submit_missing(self):
-        """Submit those that this pass has not reached, as zeros; the first failure, or None."""
+        """Submit the gradients that this pass has not reached, as zeros.  Returns the first failure, or None."""
         failure = None
         if self._alone:
             return failure
@@ -395,9 +399,11 @@ class _Distributed:
         return failure
 
     def _hear_frozen(self):
-        """Hear whether ranks have frozen other parameters; the Error, or None.
+        """Learn whether ranks have frozen other parameters.  Returns the Error, or None.
 
-        What is frozen here the others may wait for: where ranks differ all are told, each parameter by its name."""
+        The other ranks may wait for a parameter that is frozen here.  So if ranks differ, all are told, for each
+        parameter by its name.
+        """
         if self._frozen is None:
             return None
         try:
@@ -421,21 +427,21 @@ class _Distributed:
         return failure
 
     def _is_changed(self, p):
-        """Whether somebody else has written to the gradient since backward, or put another in its place."""
+        """Whether other code has written to the gradient since backward, or put another one in its place."""
         if p not in self._sent:
             return False
         gradient, version = self._sent[p]
         return p.grad is not gradient or _version(gradient) != version
 
     def before_unscaling(self):
-        """Have reduced gradients for a GradScaler, whose step() calls ours without another reduction then."""
+        """Have reduced gradients for a GradScaler, whose step() then calls ours without another reduction."""
         if self._should_synchronize:
             if not self._synchronized:
                 self.synchronize()
             self._unscaled = True
 
     def after_unscaling(self):
-        """Forget that, where the step has been skipped."""
+        """Forget that state, if the step has been skipped."""
         self._unscaled = False
 
     @contextmanager
@@ -456,8 +462,9 @@ class _Distributed:
     def step(self, closure=None):
         """Wait until all gradients are reduced, then step as the optimizer does.
 
-        closure: as the optimizer's; the gradients that it computes are reduced each time it is called.  All ranks must
-        call it as often, which those of LBFGS's line search need not."""
+        closure: as the optimizer's.  The gradients that it computes are reduced each time it is called, so all ranks
+            must call it equally often.  Those of LBFGS's line search need not.
+        """
         # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
         self._original._opt_called, self._original._step_count = True, 1
         if closure is not None:
@@ -487,7 +494,7 @@ class _Distributed:
     step.hooked = True
 
     def zero_grad(self, *args, **kwargs):
-        """As the optimizer's own; not while gradients are on their way."""
+        """Like the optimizer's own; not while reductions are in flight."""
         if self._handles:
             raise AssertionError("optimizer.zero_grad() between loss.backward() and optimizer.step() or "
                                  "optimizer.synchronize() would race with the gradients on their way")
@@ -497,7 +504,8 @@ class _Distributed:
 
 def _reduce_before_unscaling(scaler):
     """Have the unscale_() of a GradScaler's class, which its step() calls, find reduced gradients: it changes them in
-    place, and no version tells.  Its update() ends that, as it may have skipped the optimizer's step."""
+    place, and no version shows that.  The scaler's update() ends this state, because it may have skipped the
+    optimizer's step."""
     unscale, update = scaler.unscale_, scaler.update
     unscaled = weakref.WeakKeyDictionary()  # scaler -> optimizers since its last update()
 
@@ -525,28 +533,28 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                          sparse_as_dense=False, process_set=global_process_set, *, cross_barrier=False, clip_value=None):
     """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
 
-    optimizer: any torch optimizer, over the same parameters on all ranks; the result is an instance of its class too,
+    optimizer: any torch optimizer, over the same parameters on all ranks.  The result is an instance of its class too,
         and has its state.
     named_parameters: (name, parameter) pairs, such as model.named_parameters(); must name all parameters of the
-        optimizer.  Their order, input first, is their priority at first; later it is the order in which forward uses
-        them, as rank 0 sees it.  Default: numbered by group and place.
+        optimizer.  Their order, input first, is their priority at first.  Later it is the order in which forward uses
+        them on rank 0. Default: numbered by group and place.
     compression: Compression.none, fp16 or bf16.
     backward_passes_per_step: passes that add to a gradient before it is reduced.
     op: Average, Sum, Min, Max or Product.
     gradient_predivide_factor: for Average, gradients are divided by it before the sum, and the sum multiplied after.
     num_groups, groups: gradients that start together: a number of groups, or lists of parameters.
-    sparse_as_dense: turn sparse gradients into dense ones first; else the rows that any rank has are summed, and a
-        parameter's first gradient must be sparse on every rank or on none.
-    process_set: the ranks whose gradients are reduced together; on a rank outside of it they are left alone.
-    cross_barrier: step() returns at once, and each parameter is updated when its gradient has been reduced, or its module
-        is called; the same bits.  docs/cross_barrier.md says which steps wait nonetheless.  synchronize() behind step()
-        makes all updates, for code that reads parameters through references of its own.
+    sparse_as_dense: turn sparse gradients into dense ones first.  Otherwise the rows that any rank has are summed, and
+        a parameter's first gradient must be sparse on every rank or on none.
+    process_set: the ranks whose gradients are reduced together; a rank outside of it keeps its gradients as they are.
+    cross_barrier: step() returns at once.  Each parameter is updated when its gradient has been reduced or its module
+        is called, with the same bits.  docs/cross_barrier.md lists the steps that wait nonetheless.  synchronize()
+        after step() makes all updates, for code that holds references to parameters of its own.
     clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
         torch.nn.utils.clip_grad_value_() does.
 
-    Collective: every rank must create it over the same names, in the same order, with the same options (but for groups);
-    Error on all its ranks if they differ.  A deep copy of it raises TypeError.
-    Where only one rank runs, gradients are left alone.
+    Collective: every rank must create it over the same names, in the same order, with the same options (except groups).
+    If they differ, Error is raised on all its ranks.  A deep copy of it raises TypeError.
+    With one rank, gradients stay as they are.
     """
     reduction = _reduction(op, None)
     if gradient_predivide_factor != 1.0 and reduction != Average:

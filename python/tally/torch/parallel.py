@@ -15,7 +15,7 @@ _HOOKS = {Compression.none: ddp_hook, Compression.fp16: ddp_hook_fp16, Compressi
 
 
 def _store():
-    """A store in rank 0, where groups of other backends meet: the job itself needs none.  Collective."""
+    """A store in rank 0, where groups of other backends meet; the job itself needs none.  Collective."""
     place = store = None
     if _core.rank() == 0:
         host = _core.report()["services"][_core.machine()]["address"]  # that all have connected to
@@ -26,10 +26,10 @@ def _store():
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
-    """torch's DistributedDataParallel whose gradients are averaged by Tally's hook.
+    """torch's DistributedDataParallel with gradients averaged by Tally's hook.
 
-    compression: Compression.none, fp16 or bf16; all else is torch's.  Where there is no process group, one of the
-    backend tally is made of all ranks of the job: a script needs tally.torch.init() and nothing else.
+    compression: Compression.none, fp16 or bf16; all other arguments are torch's.  If there is no process group, one
+        with the backend tally is made of all ranks of the job: a script needs only tally.torch.init().
     """
 
     def __init__(self, module, *args, compression=Compression.none, **kwargs):

@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a machine share, where they are reduced without being copied first.
+"""Tensors in memory that the ranks of a machine share: they are reduced without a copy.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -11,11 +11,13 @@ from .. import _core
 
 
 def alloc(*size, dtype=None):
-    """A tensor of zeros for gradients and the like; its memory is given back with the last tensor that uses it.
+    """A tensor of zeros, for gradients for example; its memory is given back with the last tensor that uses it.
 
-    size: as for torch.zeros(); dtype: torch's default where None.  Contiguous, at a page's beginning.  Where this
-    machine's ranks do not sum in shared memory (tally.h, tally_alloc(), says where) it is ordinary memory, and all is as with torch.zeros().  A forked
-    process (a DataLoader's worker) does not have it and must not look at it.  MemoryError says which limit was met."""
+    size: as for torch.zeros(); dtype: torch's default if None.  The tensor is contiguous and page aligned.  If this
+        machine's ranks do not sum in shared memory (tally_alloc() in tally.h says when), it is ordinary memory, as from
+        torch.zeros(). A forked process (a DataLoader's worker) does not have it and must not read it.  MemoryError
+        names the limit.
+    """
     size = size or ((),)
     like = torch.empty(*size, dtype=dtype, device="meta")
     if not like.numel():
@@ -28,7 +30,8 @@ _BEGIN = 64  # bytes of which a tensor's place is a multiple
 
 
 def _alone():
-    """What getrefcount() finds where a dictionary and a local have something: 3, or fewer where arguments are borrowed."""
+    """The result of getrefcount() for an object that only a dictionary and a local hold: 3, or fewer if arguments are
+    borrowed."""
     at = {0: object()}
     place = at.get(0)
     return sys.getrefcount(place)
@@ -38,13 +41,14 @@ _ALONE = _alone()
 
 
 class Places:
-    """Where the gradients of some parameters lie in the pool.
+    """The places of some parameters' gradients in the pool.
 
     A gradient that backward has made elsewhere is copied to its place, which then is the parameter's `grad`, as with
-    DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients are set to zero; where they
-    are set to None, each backward's is copied, while the cache still has it.  Gradients that cannot lie there stay
-    where they are: sparse, not contiguous, on a device, with a graph of their own, of a parameter that has another shape
-    by now, or where there is no memory for them."""
+    DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients are set to zero.  If they
+    are set to None, each backward's gradient is copied, while the cache still holds it.  These gradients stay where
+    they are: sparse, not contiguous, on a device, with a graph of their own, of a parameter whose shape has changed, or
+    without memory for them.
+    """
 
     def __init__(self, parameters):
         self._parameters = list(parameters)
@@ -69,7 +73,7 @@ class Places:
             self._at[p] = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=begin).view(p.shape)
 
     def place(self, p):
-        """Have p.grad lie at its place, if it can."""
+        """Move p.grad to its place, if possible."""
         if self._at is None or self._generation != _core.generation():
             self._make()
         place, gradient = self._at.get(p), p.grad

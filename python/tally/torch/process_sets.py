@@ -9,7 +9,7 @@ from .. import _core
 
 
 class ProcessSet:
-    """Ranks that operate together; for `process_set=` once init() or add_process_set() has taken it.
+    """Ranks that operate together; usable as `process_set=` once init() or add_process_set() has taken it.
 
     ranks: numbers of ranks of the job, each once.
     """
@@ -24,11 +24,11 @@ class ProcessSet:
         self.ranks = ranks
 
     def included(self):
-        """Whether this process is in it."""
+        """Whether this process is in the set."""
         return _core.rank() in self._members()
 
     def rank(self):
-        """This process's place in it, from 0."""
+        """This process's place in the set, from 0."""
         if not self.included():
             raise ValueError("rank %d is not in %s" % (_core.rank(), self))
         return self._members().index(_core.rank())
@@ -38,7 +38,7 @@ class ProcessSet:
         return len(self._members())
 
     def group(self):
-        """What the library knows its ranks by; None: all."""
+        """The library's handle of the ranks; None: all."""
         self._members()  # raises once it has been removed
         if self._generation != _core.generation():
             if not self.included():
@@ -49,14 +49,14 @@ class ProcessSet:
         return self._group
 
     def number(self, kind):
-        """Of the next unnamed operation of this kind: how many of them its ranks have begun since init() or the last
-        join()."""
+        """The number of the next unnamed operation of this kind: how many the set's ranks have begun since init() or
+        the last join()."""
         _forget_last_job()
         group = 0 if self.group() is None else self.process_set_id
         return next(_numbers.setdefault((_core.period(), group, kind), itertools.count()))
 
     def place(self, root_rank, kind, name, space):
-        """The place in it of a rank of the job; ValueError if it has none, and the other ranks are told."""
+        """The place of a rank of the job in the set.  Raises ValueError if it has none, and tells the other ranks."""
         if self.group() is None:
             return root_rank
         if root_rank not in self.ranks:
@@ -101,7 +101,7 @@ _next = 1                        # numbers are not used again: a group's name sa
 
 
 def _forget_last_job():
-    """A job's numbers begin anew, as on a rank that was not in the last one.  Its sets must be added again."""
+    """Begin the numbers of a job anew, as on a rank that was not in the last one.  Sets must be added again."""
     global _generation, _next
     if _generation == _core.generation():
         return
@@ -112,7 +112,7 @@ def _forget_last_job():
 
 
 def _add(ranks):
-    """Take a set of ranks; the same set again is the one that is there."""
+    """Take a set of ranks.  The same set again gives the existing one."""
     global _next
     _forget_last_job()
     process_set = ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks)
@@ -131,17 +131,18 @@ def _add(ranks):
 
 
 def add_process_set(process_set):
-    """Let some ranks operate together: a ProcessSet, or a list of ranks; returns the ProcessSet.
+    """Let some ranks operate together: a ProcessSet, or a list of ranks.  Returns the ProcessSet.
 
-    To be called by all ranks of the job, for the same sets in the same order.  Nothing is sent: where ranks' sets of a
-    number differ, the operations in which they meet fail.  A set is of one job: after shutdown() and init() it is to be
-    added again.
+    All ranks of the job must call this for the same sets in the same order.  Nothing is sent.  If ranks' sets of one
+    number differ, the operations in which they meet fail.  A set belongs to one job: after shutdown() and init() it
+    must be added again.
     """
     return _add(process_set)
 
 
 def remove_process_set(process_set):
-    """Forget a set; False if it cannot be (that of all ranks, or one that is not there).  To be called by all ranks."""
+    """Forget a set.  Returns False if that is impossible: for the set of all ranks, or for one that does not exist.
+    All ranks must call this."""
     _forget_last_job()
     number = process_set.process_set_id
     if number == 0 or number not in _sets:
@@ -152,7 +153,7 @@ def remove_process_set(process_set):
 
 
 def process_set_by_id(process_set_id):
-    """The set of that number."""
+    """The set with that number."""
     _forget_last_job()
     if process_set_id not in _sets:
         raise ValueError("there is no process set %r" % (process_set_id,))

@@ -52,21 +52,21 @@ def _tensors(value):
 
 
 class Range:
-    """One range, which begins as it is made."""
+    """One range.  It begins when it is made."""
 
     def __init__(self, name, inputs):
         self._record = _autograd._record_function_with_args_enter(name, *_tensors(inputs))
 
     def end(self, _=None):
-        """In any thread; only the first time counts."""
+        """End the range, in any thread; only the first call counts."""
         record, self._record = self._record, None
         if record is not None:
             _autograd._record_function_with_args_exit(record)
 
 
 def _both(what, inputs):
-    """(the range of a call as a whole, that of its submission).  Where one thread ends both, the second lies within the
-    first."""
+    """(the range of a whole call, that of its submission). If one thread ends both, the second lies within the first.
+    """
     operator, title = _TITLES[what]
     return Range("tally:" + title, inputs), Range("c10d::" + operator, inputs)
 

@@ -1,6 +1,6 @@
 """Ranks that operate among themselves on vectors: one of the library's groups, as the backend needs it.
 
-Flow: Group has put tensors into vectors of types that the library has -> an operation of `_core` in the group's ordered
+Flow: Group puts tensors into vectors of types that the library has -> an operation of `_core` in the group's ordered
 name space.  A message from any rank is looked for first (probe) and then received from its sender.
 
 SPDX-License-Identifier: Apache-2.0
@@ -25,10 +25,11 @@ _NOTES = _SPACE + 1  # that of messages which are the backend's own
 
 
 class Ranks:
-    """Ranks of the job that operate among themselves; all vectors are of types that the library has.
+    """Ranks of the job that operate among themselves; all vectors have types of the library.
 
-    name: says which ranks these are, on all of them.  ranks: their numbers in the job, in order.  then, note: of an
-    operation, as `_core` has them."""
+    name: identifies these ranks on all of them.  ranks: their numbers in the job, in order.  then, note: of an
+        operation, as in `_core`.
+    """
 
     def __init__(self, name, ranks):
         self.size, self.rank = len(ranks), ranks.index(_core.rank())
@@ -41,10 +42,11 @@ class Ranks:
         self._search = None             # it, if it has ended already
 
     def _start(self, submit, then, *spans, numbered=True, ready=None):
-        """Call submit(vectors, then) -> operation with vectors in host memory; for those of a device, and behind such,
-        it is called later.
+        """Call submit(vectors, then) -> operation with vectors in host memory.  For vectors on a device, and after
+        such, it is called later.
 
-        spans: (vector that is read or None, vector that is written or None) for each.  ready: as begin() has it."""
+        spans: (vector that is read or None, vector that is written or None) for each.  ready: as in begin().
+        """
         on = next((device.of(one) for span in spans for one in span if one is not None), None)
         self._calls += numbered
         if on is None and not self._line.waiting:
@@ -53,7 +55,7 @@ class Ranks:
         return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
 
     def reduce_plain(self, tensor, reduction, then, note=None):
-        """Reduce in place a contiguous tensor in host memory, of a type that the library has, as its memory is."""
+        """Reduce in place a contiguous tensor in host memory, of a type that the library has."""
         if self._line.waiting:
             return self.reduce(tensor, tensor, reduction, then, note)
         self._calls += 1
@@ -62,7 +64,7 @@ class Ranks:
                                space=_SPACE, keep=tensor, then=then, group=self._group, note=note)
 
     def reduce(self, source, target, reduction, then, note=None):
-        """Reduce `source` into `target`: the same, or None for somewhere else."""
+        """Reduce `source` into `target`: the same vector, or None for new memory."""
         if source.is_cpu and not self._line.waiting:
             self._calls += 1
             return _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None, then, self._group, note=note)
@@ -82,7 +84,7 @@ class Ranks:
         return self._start(submit, then, (source, source if self.rank == root else None))
 
     def reduce_scatter(self, source, target, counts, reduction, then, note=None):
-        """Reduce the contiguous `source`, of which this rank's piece goes to `target`."""
+        """Reduce the contiguous `source`; this rank's piece goes to `target`."""
         def submit(vectors, then):
             source, target = vectors
             return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
@@ -107,7 +109,7 @@ class Ranks:
         return Gathering(self._start(submit, then, (vector, None)), vector.new_empty(0))
 
     def gather_into(self, source, target, then, note=None):
-        """Gather vectors of one length into `target`, in which `source` may lie in its own place."""
+        """Gather vectors of one length into `target`. `source` may be this rank's own place in it."""
         def submit(vectors, then):
             source, target = vectors
             return _core.allgather_into(None, source.data_ptr(), target.data_ptr(), source.numel(),
@@ -116,7 +118,7 @@ class Ranks:
         return self._start(submit, then, (source, None), (None, target))
 
     def gather_to(self, vector, target, counts, root, then, note=None):
-        """Gather vectors at the root, whose `target` and `counts` are; elsewhere None."""
+        """Gather vectors at the root, which has `target` and `counts`; None on other ranks."""
         def submit(vectors, then):
             vector = vectors[0]
             return _core.gather(None, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None,
@@ -124,7 +126,7 @@ class Ranks:
         return self._start(submit, then, (vector, None), *([(None, target)] if counts else []))
 
     def scatter(self, source, counts, vector, root, then, note=None):
-        """The opposite."""
+        """The opposite of gather_to()."""
         def submit(vectors, then):
             vector = vectors[0]
             return _core.scatter(None, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(),
@@ -132,7 +134,7 @@ class Ranks:
         return self._start(submit, then, (None, vector), *([(source, None)] if counts else []))
 
     def exchange(self, source, give, target, take, then, note=None):
-        """Elements of `source` for each rank, and of `target` from each."""
+        """Send elements of `source` to each rank, and receive elements of `target` from each."""
         def submit(vectors, then):
             source, target = vectors
             return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
@@ -161,7 +163,7 @@ class Ranks:
         return self._start(submit, then, (vector, None), numbered=False)
 
     def receive(self, vector, sender, tag, then, note=None):
-        """Receive into `vector` from a rank, or from any (None); the operation then knows its sender."""
+        """Receive into `vector` from a rank, or from any (None). The operation then knows its sender."""
         with self._lock:
             waiting = self._waiting.setdefault(tag, collections.deque())
             if sender is not None and not waiting:
@@ -181,7 +183,7 @@ class Ranks:
         return self._start(submit, then, (None, vector), numbered=False, ready=ready)
 
     def send_note(self, vector, to, tag):
-        """A message beside those of send(), of a vector in host memory."""
+        """Send a vector in host memory as a message apart from those of send()."""
         return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _NOTES, vector,
                           group=self._group)
 
@@ -190,10 +192,13 @@ class Ranks:
                           group=self._group)
 
     def _begin(self, waiting, search=None):
-        """Begin what can begin: whatever comes behind a search waits for it, or might take its message.
+        """Begin the receives that can begin: each one after a search waits for it, or it might take the search's
+        message.
 
-        search: has ended, for the first that waits.  Returns what has begun, or failed; who calls tells it that, once
-        the lock is free: what follows an end may receive again, or wait for another thread that does."""
+        search: has ended, for the first that waits.  Returns the receives that have begun or failed.  The caller tells
+            them so once the lock is free, because code after an end may receive again, or wait for another thread that
+            does.
+        """
         begun = []
         while waiting:
             one = waiting[0]
@@ -217,7 +222,8 @@ class Ranks:
         return begun
 
     def _look(self, waiting):
-        """Look for the sender of the first that waits.  Returns the search if it has ended before we are back."""
+        """Look for the sender of the first receive that waits.  Returns the search if it has ended before this function
+        returns."""
         self._looking = True
         try:
             _core.probe(waiting[0].tag, _SPACE, functools.partial(self._found, waiting), self._group)
@@ -227,7 +233,7 @@ class Ranks:
         return search
 
     def _found(self, waiting, search):
-        """A search has ended."""
+        """Handle the end of a search."""
         with self._lock:
             if self._looking:  # in _look(): no other thread has the lock then
                 self._search = search
@@ -238,7 +244,7 @@ class Ranks:
 
 
 class Receiving:
-    """An operation that has to wait for its begin: it, or one before it, looks for a sender."""
+    """An operation that cannot begin yet: it, or one before it, looks for a sender."""
 
     def __init__(self, ranks, vector, sender, tag, then, note):
         self.sender, self.tag, self._note = sender, tag, note
@@ -262,7 +268,7 @@ class Receiving:
         self._begun.set()
 
     def tell(self):
-        """To be called once after begin() or fail(), without locks."""
+        """Call once after begin() or fail(), without locks."""
         if self._then is not None:
             self._one_ended(self)
 
@@ -274,7 +280,7 @@ class Receiving:
         self._then(self)
 
     def cancel(self, reason):
-        """As Operation's."""
+        """As Operation.cancel()."""
         with self._ranks._lock:
             begun = self._begun.is_set()
             if not begun:

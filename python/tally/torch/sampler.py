@@ -1,4 +1,4 @@
-"""A sampler that knows what has been processed: Horovod's elastic sampler.
+"""A sampler that knows the processed samples: Horovod's elastic sampler.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -11,9 +11,9 @@ from .. import _core
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """Splits a data set over the ranks, without what an interrupted epoch has processed already.
+    """Splits a data set over the ranks, without the samples that an interrupted epoch has processed already.
 
-    dataset: of known length.  shuffle: the same order on all ranks, another in each epoch.  seed: of that order.
+    dataset: of known length.  shuffle: the same order on all ranks, a new one in each epoch.  seed: of that order.
     Call set_epoch() at the end of each epoch, and record_batch() after each batch.
     """
 
@@ -24,17 +24,17 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def set_epoch(self, epoch):
-        """Begin an epoch, of which nothing has been processed."""
+        """Begin an epoch, with no sample processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx, batch_size):
-        """This rank has processed its batch number `batch_idx` of `batch_size` samples."""
+        """Record that this rank has processed its batch number `batch_idx` of `batch_size` samples."""
         self.record_indices(self.get_indices(batch_idx, batch_size))
 
     def record_indices(self, indices):
-        """These samples have been processed."""
+        """Record that these samples have been processed."""
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx, batch_size):
@@ -51,7 +51,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def reset(self):
-        """Split what is left over the ranks that there are now, equally: some samples come twice."""
+        """Split the remaining samples equally over the present ranks; some samples come twice."""
         self.rank, self.num_replicas = _core.rank(), _core.size()
         left = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
         if self.shuffle:

@@ -1,7 +1,7 @@
-"""Sums of sparse tensors: rows that any rank has are summed where dense tensors are, the others are not sent.
+"""Sums of sparse tensors: rows that any rank has are summed like dense tensors; other rows are not sent.
 
-Flow: the ranks gather which rows they have -> at its end, in the thread on the completion queue, each lays its values
-out over the union of rows, in order, and submits their reduction -> who waits makes a sparse tensor of the sums.
+Flow: the ranks gather the numbers of their rows -> at its end, in the thread on the completion queue, each lays its values
+out over the union of rows, in order, and submits their reduction -> wait() makes a sparse tensor of the sums.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -22,7 +22,7 @@ from .process_sets import global_process_set
 class SparseReduction:
     """Handle of the sum or average of the ranks' sparse tensors: poll it with done(), end it with wait().
 
-    Raises TypeError or NotImplementedError, and tells the other ranks, for what cannot be summed.
+    For tensors that cannot be summed it raises TypeError or NotImplementedError, and tells the other ranks.
     """
 
     def __init__(self, tensor, name, reduction, space, priority=0, then=None, process_set=global_process_set):
@@ -128,7 +128,7 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Start the sum or average of the ranks' sparse tensors of one shape; synchronize(handle) or handle() returns it.
 
     tensor: in COO layout; the ranks' rows may differ.  op: Sum or Average.  The result is coalesced, with the same bits
-    on all ranks: its rows are those that any rank has.
+        on all ranks.  It has the rows that any rank has.
     """
     if name is None:
         name = "sparse.noname.%d" % process_set.number("sparse")

@@ -1,6 +1,6 @@
-"""How many steps this process's optimizers have made, for what the other ranks hear when it ends by an exception.
+"""The number of steps that this process's optimizers have made; the other ranks hear it when an exception ends the process.
 
-All of torch's optimizers call a hook at the end of step(); of several, such as a GAN's, the one that is ahead counts.
+All of torch's optimizers call a hook at the end of step().  With several, such as a GAN's, the one that is ahead counts.
 
 SPDX-License-Identifier: Apache-2.0
 """

@@ -21,10 +21,11 @@ _ROWS = "SyncBatchNorm"  # of gather(): one name, as ranks in different layers s
 
 
 def gather(own):
-    """The ranks' numbers, one behind the other; how many each has given; the first of each, as it came to the host: no wait
-    for a device, to which the numbers may go.  Error where a rank has joined.
+    """(the ranks' numbers, concatenated; the count of each rank; the first number of each rank, as it came to the
+    host). The host waits for no device, though the numbers may go to one.  Raises Error if a rank has joined.
 
-    own: a tensor of one dimension, of float64, not empty.  Ranks call it in the same order."""
+    own: a tensor of one dimension, of float64, not empty.  Ranks call this in the same order.
+    """
     handle = _allgather(own, _ROWS, STATE)
     numbers, lengths = handle.wait(), handle.first_dims
     address = handle.operation.gathered()[0]
@@ -33,17 +34,17 @@ def gather(own):
 
 
 def refuse_gather(reason):
-    """Have the other ranks' next gather() fail with this rank's reason."""
+    """Make the other ranks' next gather() fail with this rank's reason."""
     _core.refuse(ALLGATHER, _ROWS, STATE, reason)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.BatchNorm1d, 2d and 3d, where while training mean and variance are those of all ranks' batches.
+    """torch.nn.BatchNorm1d, 2d and 3d, with mean and variance of all ranks' batches while training.
 
     num_features, eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm1d.  Input: (N, C) or (N, C, ...)
-    with C = num_features; N may differ between ranks, of which one at least has more than one value a channel.
-    Layers are told apart by the order in which they are first used, the same on all ranks; some may have more that they
-    do not train.  While training all ranks use them in the same order; Error on all where they do not.
+        with C = num_features.  N may differ between ranks; at least one rank has more than one value a channel.
+    The order of first use tells layers apart; it is the same on all ranks.  Some ranks may have further layers that
+    they do not train.  While training, all ranks use their layers in the same order; otherwise all raise Error.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
@@ -80,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """Over all axes but the second, in float32 or wider."""
+    """Normalization over all axes except the second, in float32 or wider."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, eps, number):

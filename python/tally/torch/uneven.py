@@ -1,8 +1,8 @@
 """join(): ranks that have run out of input, and those that have not.
 
-Flow: join() waits until each operation of two steps has submitted its second step, for the library takes nothing more
-from a rank that has joined -> the library takes zeros in this rank's place in all that the other ranks reduce
-(tally_join) -> once all have joined the optimizers forget what backward had begun without a step.
+Flow: join() waits until each operation of two steps has submitted its second step, because the library takes nothing more
+from a rank that has joined -> the library takes zeros for this rank in all reductions of the other ranks
+(tally_join) -> once all have joined, the optimizers forget reductions of a backward without a step.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -20,12 +20,12 @@ _lock = threading.Lock()  # backward begins operations in a thread of its own
 
 
 def register(optimizer):
-    """Have optimizer.begin_anew() called, while it lives, when all ranks have joined."""
+    """Call optimizer.begin_anew(), while it lives, when all ranks have joined."""
     _optimizers[:] = [one for one in _optimizers if one() is not None] + [weakref.ref(optimizer)]
 
 
 def begin_half(operation):
-    """Have join() wait until operation.submitted is set: its second step has been submitted, or will not be."""
+    """Make join() wait until operation.submitted is set: its second step has been submitted, or will not be."""
     with _lock:
         live = [one for one in _halves if (half := one()) is not None and not half.submitted.is_set()]
         _halves[:] = live + [weakref.ref(operation)]
@@ -40,13 +40,14 @@ def _settle_halves():
 
 
 def join(device=-1):
-    """Say that this rank has no more input, and wait until all ranks have said so, for as long as they live.
+    """Say that this rank has no more input, and wait until all living ranks have said so.
 
     Meanwhile zeros stand for this rank in every allreduce of the others, whatever its name, dtype, shape and op, and in
-    their DistributedOptimizers; averages are still over all ranks.  Their barriers do not wait for it; their allgather,
-    broadcast, alltoall and reducescatter, and what they do in a process set that this rank is in, raise Error.
-    Sparse sums and alltoalls that this rank has begun are completed with what it gave, so the other ranks must begin them
-    before they wait for anything that this rank does not take part in.
+    their DistributedOptimizers.  Averages are still over all ranks.  Their barriers do not wait for it.  Their
+    allgather, broadcast, alltoall and reducescatter raise Error, and so do their operations in a process set that
+    contains this rank.
+    Sparse sums and alltoalls that this rank has begun are completed with its input, so the other ranks must begin them
+    before they wait for anything without this rank.
     device: as in Horovod; without effect.
 
     Returns the rank that joined last, whose model is the one to broadcast.  Collective.

@@ -1,8 +1,16 @@
-"""What a process group's call returns: its operations, and what is to be done at their end.
+"""The result of a process group's call: its operations, and the steps at their end.
 
-Flow: Group adds operations and finishing touches to a GroupWork -> at the end of the last one, whoever sees it first
-(a thread on the completion queue, or who waits) runs the touches, once -> the future, if somebody has asked for one,
-is completed.  A thread "tally-timer" ends calls past their deadline for those who wait for a future.
+Flow: Group adds operations and finishing touches to a GroupWork -> at the end of the last one, the first thread that sees
+it (on the completion queue, or in wait()) runs the touches, once -> the future, if one was asked for, is completed.  A
+thread "tally-timer" ends calls past their deadline if a thread waits for their future.
+
+C++ gets a work made from the call's future (_create_work_from_future) wherever it takes a work from Python: in
+Reducer._set_forward_pass_work_handle and _register_work, both wrapped at import, and in Work.boxed.  From a Python work
+torch keeps only the C++ half there, whose wait() never returns.  Where C++ itself calls the group, torch keeps both
+halves since 2.7.  These are all functions of PyTorch 2.13 that take a work from Python, by their signatures.
+test_calls_that_only_cpp_keeps hangs without this, and counts that no call is left with it (commit 67dc640).  Rejected:
+works that keep themselves until C++ has waited (where the reducer divides by the ranks at the start it never waits, so
+each step would leave one); PythonCallbackWork as base (older PyTorch has none, and a bucket costs one more object).
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -36,7 +44,7 @@ _ended = threading.local()  # call: the one whose end this thread is telling to 
 
 
 class UnderWay:
-    """What is under way, as long as somebody else keeps it: calls, and others that know whether they have ended."""
+    """Calls in flight, as long as other objects keep them; also other objects that know whether they have ended."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -51,13 +59,13 @@ class UnderWay:
             self._references.append(weakref.ref(work))
 
     def all(self):
-        """Their list, with some that have ended."""
+        """A list of them, including some that have ended."""
         works = [reference() for reference in self._references]
         return [work for work in works if work is not None]
 
 
 def just_ended():
-    """The call in whose future's callbacks this thread is; None: in no call's."""
+    """The call whose future's callbacks this thread runs; None: no call's."""
     return getattr(_ended, "call", None)
 
 
@@ -76,10 +84,11 @@ class _Work(Work):
 
 
 class GroupWork(_Work):
-    """One call of a group under way.  To be filled in `with` it: with one operation if it is `numbered`, so that the
-    ranks' n-th calls meet whatever they are, or with messages.
+    """One call of a group in flight.  It is filled in within `with`: with one operation if it is `numbered`, so that
+    the ranks' n-th calls meet whatever they are, or with messages.
 
-    options: c10d's of the call, or its time-out."""
+    options: c10d's of the call, or its time-out.
+    """
 
     # What is so until it becomes otherwise: to set it for each call took some of the 50 us that a bucket may.
     has_ended = False
@@ -112,11 +121,11 @@ class GroupWork(_Work):
 
     @property
     def _end(self):
-        """When that is, on the monotonic clock."""
+        """The time at which the time-out ends the call, on the monotonic clock."""
         return self._start + self._limit
 
     def sender(self):
-        """After the end of a recv: from which rank."""
+        """After the end of a recv: the rank that sent."""
         return -1
 
     # --- filled in by Group
@@ -138,13 +147,13 @@ class GroupWork(_Work):
             self.group.leave()
 
     def give_up(self, error):
-        """Raise instead of being filled in; the other ranks' operations fail with it, and the group is no more."""
+        """Raise instead of being filled in.  The other ranks' operations fail with it, and the group is unusable."""
         self.group.refuse(error)
         self.group.fail(error)
         raise again(error)
 
     def look_at(self, tensors):
-        """Tensors of the call, which must be in one place."""
+        """Note tensors of the call, which must be in one place."""
         for tensor in tensors:
             if self._place is None:
                 self._place, self._device = tensor.device, device.of(tensor)
@@ -157,8 +166,9 @@ class GroupWork(_Work):
     def add(self, submit, *arguments, note=None, in_place=False):
         """Call submit(*arguments, then, note), which returns an operation, and return that.
 
-        note: what the library does not see of it.
-        in_place: nothing is to be done after it, so that its end is seen only if somebody asks for it."""
+        note: properties that the library does not see.
+        in_place: nothing follows the operation, so its end is noticed only if it is asked for.
+        """
         unseen, then = in_place and self._device is None, None
         if not unseen:
             # Who waits at once needs nobody else to see the end.
@@ -179,7 +189,7 @@ class GroupWork(_Work):
             operation.watch(self._one_ended)
 
     def follow(self, touch):
-        """Call touch() after the end of all operations, if they have ended well; in order of calls."""
+        """Call touch() after the end of all operations, if they succeeded; in order of calls."""
         self._touches += (touch,)
 
     def __exit__(self, kind, error, trace):
@@ -214,7 +224,7 @@ class GroupWork(_Work):
         self._settle()
 
     def _settle(self):
-        """All operations have ended: finish, once."""
+        """Finish, once: all operations have ended."""
         with self._lock:
             if not self.has_ended:
                 try:
@@ -238,7 +248,8 @@ class GroupWork(_Work):
         self._complete()
 
     def fail(self, failure):
-        """Have it end with `failure`, soon: what is under way is taken back, on all ranks, unless all have begun it."""
+        """End the call with `failure`, soon: operations in flight are taken back on all ranks, unless all have begun
+        them."""
         with self._lock:
             if self.has_ended or self._late is not None:
                 return
@@ -252,7 +263,7 @@ class GroupWork(_Work):
         self._operations = self._touches = self._unseen = ()
 
     def _complete(self):
-        """Complete the future, if there is one and nobody has."""
+        """Complete the future, if there is one that is not complete."""
         with self._lock:
             begun, self._begun = self._begun, None
         if begun is not None:
@@ -263,7 +274,10 @@ class GroupWork(_Work):
                 _ended.call = before
 
     def _explained(self, error):
-        return Error("%s of %s: %s" % (self.what, self.group, error), error.errno)
+        text, group = str(error), str(self.group)
+        if " no. " not in text.partition(":")[0]:  # the library has not named the call
+            text = "%s: %s" % (self.what, text)
+        return Error(text if group == "process group default_pg" else "%s: %s" % (group, text), error.errno)
 
     def _check(self):
         if self._failure is not None:
@@ -276,17 +290,17 @@ class GroupWork(_Work):
         return self._outputs
 
     def _join(self):
-        """The current stream waits for results on a device."""
+        """Make the current stream wait for results on a device."""
         if self._event is not None:
             self._device.join(self._event)
 
     @property
     def deadline(self):
-        """When the group's time-out ends the call; None once it has, or the call has ended."""
+        """The time at which the group's time-out ends the call; None once it has, or the call has ended."""
         return None if self.has_ended or self._late is not None else self._end
 
     def expire(self):
-        """The group's time-out ends the call, and with it the group: its ranks are out of step."""
+        """End the call by the group's time-out, and with it the group: its ranks are out of step."""
         self.fail(Error("Timed out: %s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
                         % (self.what, self.group, self._limit,
                            "the group's" if self._limit == self._patience else "its own"), errno.ETIMEDOUT))
@@ -294,9 +308,10 @@ class GroupWork(_Work):
     # --- called by torch
 
     def wait(self, timeout=None):
-        """Wait for the end; raises tally.Error with the reason if the call has failed, or has not ended in time.
+        """Wait for the end.  Raises tally.Error with the reason if the call has failed, or has not ended in time.
 
-        timeout: a timedelta; past it the call goes on.  The group's time-out ends call and group."""
+        timeout: a timedelta; after it the call goes on.  The group's time-out ends call and group.
+        """
         seconds = timeout.total_seconds() if timeout is not None else 0
         end = self._end
         deadline = end if seconds <= 0 else min(end, time.monotonic() + seconds)
@@ -324,7 +339,7 @@ class GroupWork(_Work):
         return True
 
     def _look(self):
-        """See whether it has ended, which nobody may have seen yet."""
+        """See whether the call has ended, if no thread has noticed yet."""
         if not self.has_ended:
             for operation in self._operations:
                 if not operation.done():
@@ -379,7 +394,7 @@ class GroupWork(_Work):
 
 
 class Together(_Work):
-    """Calls that are waited for as one."""
+    """Calls that are waited for together."""
 
     def __init__(self, works):
         Work.__init__(self)
@@ -398,7 +413,7 @@ class Together(_Work):
 
 
 def _have_torch_keep_lasting_works():
-    """Have the functions of torch that take a work from Python and keep it in C++ take lasting()."""
+    """Wrap the functions of torch that take a work from Python and keep it in C++, so that they take lasting()."""
     def lasting(call):
         @functools.wraps(call)
         def keep(*arguments, **named):
@@ -416,7 +431,8 @@ _have_torch_keep_lasting_works()
 
 
 class _Deadlines:
-    """Ends calls past their deadline whose future somebody waits for.  Who waits for a call looks at the time."""
+    """Ends calls past their deadline if a thread waits for their future.  A thread that waits for the call itself looks
+    at the time."""
 
     def __init__(self):
         self._lock = threading.Lock()

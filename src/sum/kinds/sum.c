@@ -65,7 +65,6 @@ const struct tly_kind tly_kind_all_reduce = {
     .streams = true,
     .divides = true,
     .borrows = true,
-    .marks = true,
     .carried = true,
     .check = check,
     .length = tly_kind_part_length,

@@ -21,7 +21,7 @@ enum { ROUNDS = 5000, BOTH = 2 };
 
 static struct {
     struct sockaddr_storage address; /* without a port */
-    uint16_t port;                   /* that both want, as a range of one: then nobody looks for its holder, which takes long */
+    uint16_t port; /* that both want, as a range of one: then nobody looks for its holder, which takes long */
     atomic_int ready[ROUNDS], taken[ROUNDS], refused[ROUNDS];
 } x;
 

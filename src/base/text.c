@@ -1,0 +1,15 @@
+/* text.c - quantities in words. */
+#include "base/text.h"
+
+#include <stdio.h>
+
+const char *tly_bytes_text(uint64_t bytes, char text[TLY_BYTES_TEXT])
+{
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+    double x = (double)bytes;
+    int unit = 0;
+    for (; x >= 999.5 && unit < 6; unit++)
+        x /= 1000;
+    snprintf(text, TLY_BYTES_TEXT, "%.3g %s", x, units[unit]);
+    return text;
+}

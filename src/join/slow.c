@@ -1,0 +1,214 @@
+/* slow.c - the one judgement of who holds the job up, and by what.
+ *
+ * It looks, in this order, for a network card or a service's sums that are busy all the time and slower than was said
+ * (adapt.c, by the ranks' reports of their traffic), for a rank that computes longer than the others (src/plan/late.c, by
+ * their reports of their steps), and for cards that all carry half.  All members are told when the judgement changes; the
+ * log, `tally status`, /metrics and the job's last line have it from there.  A new epoch begins with no judgement, and
+ * whoever still holds the job up is named again.
+ *
+ * All of it belongs to the coordinator's loop. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "join/internal.h"
+
+enum { REPEAT_S = 60, MOST_REPEAT_S = 1 << 20 };
+
+void tly_slow_heard(struct member *m, struct tly_reader *r)
+{
+    struct tly_steps steps;
+    if (tly_steps_read(r, &steps) != 0)
+        return; /* one sample less */
+    tly_own_see(&m->own, steps.count, steps.own_us, steps.us);
+    m->c->slow.fresh = true;
+}
+
+/* --- who it is -------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* What its card carries, as the plan knows by now, over what was said; where nothing was, over the others' median. */
+static double card_ratio(const struct tly_coordinator *c, uint32_t service)
+{
+    double other[TLY_MAX_SERVICES], is = 8 * tly_replan_bandwidth(c->adapt.replan, (int)service);
+    double due = (double)c->roster.services[service].said;
+    int n = 0;
+    for (uint32_t i = 0; !(due > 0) && i < c->roster.service_count && n < TLY_MAX_SERVICES; i++)
+        if (i != service && c->roster.services[i].card == i)
+            other[n++] = 8 * tly_replan_bandwidth(c->adapt.replan, (int)i);
+    if (n) {
+        qsort(other, (size_t)n, sizeof *other, by_value);
+        due = other[n / 2];
+    }
+    return is > 0 && due > 0 ? is / due : 1;
+}
+
+static bool all_carry_half(const struct tly_coordinator *c)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < c->roster.service_count; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        if (s->state != TLY_SERVICE_ACTIVE || s->card != i)
+            continue;
+        double ratio = s->said ? card_ratio(c, i) : 1;
+        if (ratio < .4 || ratio > .7)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+static bool has_slow_card(const struct tly_coordinator *c, uint32_t service)
+{
+    return service < c->roster.service_count && card_ratio(c, service) < 1 - TLY_ADAPT_NEWS;
+}
+
+static bool find_late(const struct tly_coordinator *c, struct tly_lateness *late)
+{
+    const struct tly_own **of = calloc(c->size, sizeof *of);
+    int named = c->slow.told.why == TLY_WHY_COMPUTES ? (int)c->slow.who : -1;
+    for (uint32_t i = 0; of && i < c->size; i++)
+        of[i] = c->ranks[i] && !c->ranks[i]->left ? &c->ranks[i]->own : NULL;
+    bool found = of && tly_late_find((int)c->size, of, named, late);
+    free(of);
+    return found;
+}
+
+static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct tly_lateness *late)
+{
+    bool cards = c->adapt.replan;
+    int busy = cards ? c->adapt.standout : -1;
+    bool half = cards && all_carry_half(c);
+    *who = busy >= 0 ? (uint32_t)busy : 0;
+    if (busy >= 0 && tly_replan_sum_rate(c->adapt.replan, busy) > 0)
+        return TLY_WHY_SUMS;
+    if (busy >= 0 && !half && has_slow_card(c, *who))
+        return TLY_WHY_CARD;
+    if (!(busy >= 0 && half) && find_late(c, late)) {
+        *who = (uint32_t)late->rank;
+        return TLY_WHY_COMPUTES;
+    }
+    if (half)
+        return TLY_WHY_ALL_CARDS;
+    /* A slow card of which nobody waits for at this moment. */
+    *who = c->slow.who;
+    return cards && c->slow.told.why == TLY_WHY_CARD && has_slow_card(c, *who)
+               ? TLY_WHY_CARD
+               : TLY_WHY_NOBODY;
+}
+
+/* --- words ------------------------------------------------------------------------------------------ */
+
+static void describe(const struct tly_coordinator *c, uint32_t who, const struct tly_lateness *late,
+                     struct tly_slow *s)
+{
+    char at[16];
+    struct tly_roster_service seen;
+    tly_adapt_time(at);
+    switch (s->why) {
+    case TLY_WHY_CARD:
+    case TLY_WHY_SUMS:
+        tly_adapt_see(c, who, &seen);
+        tly_adapt_name(&c->roster, who, s->who, sizeof s->who);
+        tly_adapt_speed(&seen, s->what, sizeof s->what);
+        break;
+    case TLY_WHY_COMPUTES:
+        snprintf(s->who, sizeof s->who, "rank %u (%s)", who,
+                 c->roster.services[c->roster.ranks[who].machine].host);
+        snprintf(s->what, sizeof s->what,
+                 "computes longer than the others since %s: they wait for it for %.0f%% of a step of %.3g s",
+                 at, 100 * late->share, late->step_s);
+        break;
+    case TLY_WHY_ALL_CARDS:
+        snprintf(s->who, sizeof s->who, "all network cards");
+        snprintf(s->what, sizeof s->what,
+                 "carry about half of what was said or measured since %s (%.3g of %.3g Gbit/s)", at,
+                 8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
+        break;
+    default:
+        break;
+    }
+}
+
+/* --- telling ---------------------------------------------------------------------------------------- */
+
+/* The same is said again only after a pause; ranks that compute longer by turns are one matter. */
+static void write_log(struct tly_coordinator *c)
+{
+    struct slow *s = &c->slow;
+    char text[TLY_SENTENCE];
+    bool again = s->logged == s->told.why && (s->logged == TLY_WHY_COMPUTES || s->logged_who == s->who);
+    if (s->told.why == TLY_WHY_NOBODY || s->is_logged ||
+        (again && c->loop.awake - s->logged_at < s->pause_s * TLY_SEC))
+        return;
+    s->pause_s = !again ? REPEAT_S : s->pause_s < MOST_REPEAT_S ? 2 * s->pause_s : s->pause_s;
+    s->logged = s->told.why;
+    s->logged_who = s->who;
+    s->logged_at = c->loop.awake;
+    s->is_logged = true;
+    tly_slow_text(&s->told, text, sizeof text);
+    bool stays = c->fixed && (s->logged == TLY_WHY_CARD || s->logged == TLY_WHY_SUMS);
+    tly_warn("join", "the job is held up by %s%s", text,
+             stays ? "; the split stays as it is (TALLY_REPLAN=0)"
+             : s->logged == TLY_WHY_ALL_CARDS
+                 ? "; is TALLY_BANDWIDTH right, and does anything else use the network?"
+                 : "");
+}
+
+static void tell(struct tly_coordinator *c)
+{
+    struct tly_writer w = {0};
+    tly_slow_write(&w, &c->slow.told);
+    if (!w.failed)
+        tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
+    free(w.data);
+}
+
+/* What it carries or adds, in bit/s; 0: it is not about that. */
+static double figure(const struct tly_coordinator *c, enum tly_why why, uint32_t who)
+{
+    return why == TLY_WHY_CARD   ? 8 * tly_replan_bandwidth(c->adapt.replan, (int)who)
+           : why == TLY_WHY_SUMS ? 8 * tly_replan_sum_rate(c->adapt.replan, (int)who)
+                                 : 0;
+}
+
+void tly_slow_tick(struct tly_coordinator *c)
+{
+    struct slow *s = &c->slow;
+    struct tly_lateness late;
+    uint32_t who;
+    if (c->state != RUNNING || c->wanted || c->preparing)
+        return;
+    if (s->fresh) {
+        s->fresh = false;
+        enum tly_why why = judge(c, &who, &late);
+        double is = figure(c, why, who);
+        bool moved = s->figure > 0 && is > 0 && fabs(log(is / s->figure)) > TLY_ADAPT_NEWS;
+        if (why != s->told.why || (why != TLY_WHY_NOBODY && who != s->who) || moved) {
+            s->told = (struct tly_slow){.why = why};
+            s->who = who;
+            s->figure = is;
+            s->is_logged = false;
+            describe(c, who, &late, &s->told);
+            tell(c);
+        }
+    }
+    write_log(c);
+}
+
+void tly_slow_forget(struct tly_coordinator *c)
+{
+    bool told = c->slow.told.why != TLY_WHY_NOBODY;
+    c->slow = (struct slow){0};
+    c->adapt.standout = -1;
+    if (told)
+        tell(c);
+}

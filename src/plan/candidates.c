@@ -1,0 +1,291 @@
+/* candidates.c - which values the plan could go by: what gauges say of cards and sums, and what could be tried.
+ *
+ * Each place has a value (what the plan goes by), a gauge, and in each step a candidate, `next`.
+ *
+ * Estimates are noisy, and the split of machines that are alike is exact (Eq. 1, 2).  So a candidate differs from the value
+ * only when the gauge is sure, and is another machine's value where that is near: machines that are alike stay alike, to
+ * the last bit.
+ *
+ * A value that is too low does not show: the card has time to spare, and so has a card that cannot be used better.  For
+ * those there are higher candidates.  A value that was raised is a guess, known as a lower bound alone, until the card was
+ * full at it or a try was in vain.  Pure functions, no I/O. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "plan/replan_work.h"
+
+#define NEAR_TOGETHER .04 /* of all that are alike: it does not part them */
+#define SAME .06          /* nearer than this to another's value it is that */
+#define SAME_AT_FIRST .15
+#define STEP_ALL 1.25 /* a try, where no card is busy as planned, */
+#define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
+#define MOST_STEP 2.0
+#define LESS_BUSY .05 /* fraction of the time */
+
+bool tly_candidates_is_card(const struct tly_replan_service *s, int i)
+{
+    return s[i].active && s[i].machine.card == (uint32_t)i;
+}
+
+/* --- a plan by candidates --------------------------------------------------------------------------- */
+
+static double lower_limit(double a, double b)
+{
+    return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
+}
+
+int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        const struct place *p = &r->place[i];
+        if (!s[i].active || p->rests)
+            continue;
+        struct tly_plan_machine *m = &r->machine[n];
+        *m = s[i].machine;
+        m->bandwidth = r->place[s[i].machine.card].next;
+        m->sum_rate = lower_limit(s[i].machine.sum_rate, p->next_sums);
+        m->card = (uint32_t)n;
+        for (int j = 0; j < n; j++)
+            if (s[r->from[j]].machine.card == s[i].machine.card) {
+                m->card = (uint32_t)j;
+                break;
+            }
+        r->now[n] = s[i].weight;
+        r->from[n++] = i;
+    }
+    return n;
+}
+
+static bool any(int count, const uint32_t *weight)
+{
+    for (int i = 0; i < count; i++)
+        if (weight[i])
+            return true;
+    return false;
+}
+
+double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    int n = tly_candidates_gather(r, count, s);
+    if (!n || tly_plan_split(TLY_SPLIT_OPTIMAL, n, r->machine, r->weight) != 0)
+        return -1;
+    double after = tly_plan_cost(n, r->machine, r->weight, NULL);
+    double before = any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : INFINITY;
+    return after > 0 && before > 0 ? before / after - 1 : -1; /* NAN: not known */
+}
+
+/* --- candidates ------------------------------------------------------------------------------------- */
+
+/* Another card's value that is as good as this one, or this one. */
+static double snap(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but,
+                   double value, double tolerance)
+{
+    double best = value, nearest = tolerance;
+    for (int i = 0; i < count; i++) {
+        double theirs = tly_candidates_is_card(s, i) && i != but ? r->place[i].next : 0;
+        double away = theirs > 0 ? fabs(theirs / value - 1) : INFINITY;
+        bool allowed = !(r->place[but].card.most > 0 && theirs > r->place[but].card.most);
+        if (away < nearest && allowed) {
+            nearest = away;
+            best = theirs;
+        }
+    }
+    return best;
+}
+
+void tly_candidates_forget(struct tly_replan *r)
+{
+    for (int i = 0; i < r->room; i++) {
+        r->place[i].next = r->place[i].card.value;
+        r->place[i].next_sums = r->place[i].sums.value;
+    }
+}
+
+void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    for (int i = 0; i < count; i++) {
+        struct place *p = &r->place[i];
+        if (tly_candidates_is_card(s, i))
+            tly_gauge_see(&p->card, &s[i].card);
+        if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
+            p->card.guess = false;
+        if (s[i].active)
+            tly_gauge_see(&p->sums, &s[i].sums);
+        p->next = p->card.value;
+        p->next_sums = p->sums.value;
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    double slowest = INFINITY;
+    bool ready = true, missing = false;
+    for (int i = 0; i < count; i++) {
+        const struct tly_gauge *g = &r->place[i].card;
+        if (!tly_candidates_is_card(s, i) || r->place[i].rests)
+            continue;
+        if (g->value > 0)
+            slowest = fmin(slowest, g->value);
+        else
+            missing = true;
+        ready &= g->count >= TLY_GAUGE_SHORT && tly_gauge_while_busy(g) > 0;
+    }
+    if (!missing || (isinf(slowest) && !ready))
+        return false;
+    for (int i = 0; i < count; i++) {
+        struct place *p = &r->place[i];
+        if (!tly_candidates_is_card(s, i) || p->card.value > 0)
+            continue;
+        double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
+        p->card.value = p->next = value > 0 ? snap(r, count, s, i, value, SAME_AT_FIRST) : 0;
+        p->card.guess = true;
+    }
+    return isinf(slowest);
+}
+
+/* Does another card have the same value?  Then a small deviation is no reason to part them. */
+static bool is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
+{
+    for (int i = 0; i < count; i++)
+        if (i != but && tly_candidates_is_card(s, i) && r->place[i].card.value == r->place[but].card.value)
+            return true;
+    return false;
+}
+
+/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A card
+ * that is far from the median moves alone. */
+static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
+{
+    double value = r->place[first].card.value;
+    int members = 0, known = 0;
+    for (int i = first; i < count; i++) {
+        if (!tly_candidates_is_card(s, i) || r->place[i].rests || r->place[i].card.value != value)
+            continue;
+        double own = tly_gauge_estimate(&r->place[i].card, 0);
+        members++;
+        if (own != value)
+            r->sorted[known++] = own;
+    }
+    if (2 * known <= members || members < 2)
+        return;
+    qsort(r->sorted, (size_t)known, sizeof *r->sorted, by_value);
+    double middle = r->sorted[known / 2];
+    if (fabs(middle / value - 1) <= NEAR_TOGETHER)
+        return;
+    for (int i = first; i < count; i++) {
+        struct place *p = &r->place[i];
+        if (!tly_candidates_is_card(s, i) || p->rests || p->card.value != value)
+            continue;
+        double own = tly_gauge_estimate(&p->card, 0);
+        if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
+            p->next = p->card.most > 0 ? fmin(middle, p->card.most) : middle;
+    }
+}
+
+static bool is_first_of_class(const struct tly_replan *r, const struct tly_replan_service *s, int i)
+{
+    for (int j = 0; j < i; j++)
+        if (tly_candidates_is_card(s, j) && r->place[j].card.value == r->place[i].card.value)
+            return false;
+    return tly_candidates_is_card(s, i) && r->place[i].card.value > 0;
+}
+
+/* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
+static bool is_refuted(const struct tly_replan *r, const struct place *p, double value)
+{
+    return p->refuted > 0 && r->samples < p->refuted_until &&
+           fabs(value / p->refuted - 1) < TLY_REPLAN_NEAR_SHARED &&
+           fabs(value / p->card.value - 1) <= TLY_GAUGE_FAR;
+}
+
+bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    bool moved = false, busy = false;
+    for (int i = 0; i < count; i++)
+        busy |= tly_candidates_is_card(s, i) && !r->place[i].rests && tly_gauge_is_full(&r->place[i].card);
+    for (int i = 0; i < count; i++)
+        if (is_first_of_class(r, s, i))
+            estimate_class(r, count, s, i);
+    for (int i = 0; i < count; i++) {
+        struct place *p = &r->place[i];
+        p->parts = false;
+        if (p->rests)
+            continue;
+        moved |= p->next != p->card.value;
+        if (tly_candidates_is_card(s, i) && p->card.value > 0 && p->next == p->card.value) {
+            bool shared = is_shared(r, count, s, i);
+            double value = tly_gauge_estimate(&p->card, shared ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
+            if (value != p->card.value && !is_refuted(r, p, value))
+                p->next = snap(r, count, s, i, value, SAME);
+            p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
+            moved |= p->next != p->card.value;
+        }
+        /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
+        bool limits = p->sums.value > 0 || (!busy && tly_gauge_is_full(&p->sums));
+        if (s[i].active && limits && s[i].weight)
+            p->next_sums = p->sums.value > 0 ? tly_gauge_estimate(&p->sums, TLY_REPLAN_NEAR)
+                                             : tly_gauge_while_busy(&p->sums);
+        moved |= p->next_sums != p->sums.value;
+    }
+    return moved;
+}
+
+/* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
+ * guess need only be less busy than the busiest. */
+static bool may_be_more(const struct tly_gauge *g, double busiest)
+{
+    bool capped = g->most > 0 && g->value >= g->most;
+    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - LESS_BUSY);
+    return g->value > 0 && !capped && spare;
+}
+
+/* The median of the values of those cards that are busy all the time; 0: there is none. */
+static double usual(struct tly_replan *r, int n, const struct tly_replan_service *s)
+{
+    int full = 0;
+    for (int j = 0; j < n; j++)
+        if (tly_candidates_is_card(s, r->from[j]) && tly_gauge_is_full(&r->place[r->from[j]].card))
+            r->sorted[full++] = r->place[r->from[j]].card.value;
+    qsort(r->sorted, (size_t)full, sizeof *r->sorted, by_value);
+    return full ? r->sorted[full / 2] : 0;
+}
+
+bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
+{
+    int n = tly_candidates_gather(r, count, s);
+    double others = usual(r, n, s), busiest = 0;
+    bool found = false;
+    for (int j = 0; j < n; j++)
+        if (tly_candidates_is_card(s, r->from[j]))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[r->from[j]].card));
+    for (int j = 0; j < n; j++) {
+        int i = r->from[j];
+        struct place *p = &r->place[i];
+        /* One that is taken to carry as much as those that are busy must have been idle for long. */
+        bool alike =
+            p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
+        bool worth = !alike || tly_gauge_is_idle(&p->card);
+        if (tly_candidates_is_card(s, i) && worth && may_be_more(&p->card, busiest) && !(p->sums.value > 0)) {
+            double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
+            double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
+            double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
+            if (p->card.guess && others > p->card.value)
+                value = others; /* it may be like them again */
+            value = p->card.most > 0 ? fmin(value, p->card.most) : value;
+            p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
+            found = true;
+        }
+        if (p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
+            p->next_sums = far ? 0 : STEP_ONE * p->sums.value;
+            found = true;
+        }
+    }
+    return found;
+}

@@ -1,0 +1,69 @@
+/* replan_work.h - what candidates.c (which values the plan could go by) and replan.c (which of them hold) share. */
+#ifndef TLY_REPLAN_WORK_H
+#define TLY_REPLAN_WORK_H
+
+#include "plan/replan.h"
+
+/* Deviations in many samples that count: of a card like others, whose split is exact, and of one like no other. */
+#define TLY_REPLAN_NEAR_SHARED .12
+#define TLY_REPLAN_NEAR .06
+
+enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
+
+struct place {
+    struct tly_gauge card, sums;
+    int moved;         /* the way of its card's last change: -1, 0, 1 */
+    uint32_t moved_at; /* and when, in samples */
+    bool rests;
+    uint32_t rest_left, rest_for;
+    bool parts;                 /* its candidate parts it from cards that are alike */
+    bool tried;                 /* it has a part in the try that is under way */
+    double before, before_sums; /* its values before the last change */
+    double next, next_sums;     /* this step's candidates */
+    double refuted;             /* a small deviation to this value was tried in vain: not again, */
+    uint32_t refuted_until;     /* before so many samples */
+};
+
+struct tly_replan {
+    struct place *place; /* owned */
+    int room;
+    bool fixed;
+    uint32_t samples, changed_at, interval;
+    double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
+    uint32_t goodputs;
+    struct
+    try {
+        uint32_t at, pause; /* samples: not before then, and how long the last one in vain has put it off */
+    }
+    more, fine;              /* higher values than gauges know; small deviations that they see */
+    struct try *trying;      /* the one under way, or NULL */
+    bool expected;           /* the next epoch is of its own making */
+    double before, promised; /* goodput before the try, and the gain that it promised */
+    struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* for one call of the plan */
+    uint32_t weight[TLY_MAX_SERVICES], now[TLY_MAX_SERVICES];
+    int from[TLY_MAX_SERVICES]; /* their places */
+    double sorted[TLY_MAX_SERVICES];
+};
+
+/* --- candidates.c ----------------------------------------------------------------------------------- */
+
+/* Is it the first service behind its card? */
+bool tly_candidates_is_card(const struct tly_replan_service *s, int i);
+/* A sample into the gauges; candidates are what there is. */
+void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s);
+void tly_candidates_forget(struct tly_replan *r);
+/* The machines that may have a share, by the candidates, one behind the other: r->machine, r->now, r->from.  Returns how
+ * many. */
+int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* What the split that the candidates ask for gains over the one that there is; negative: nothing can be said.  That split
+ * is in r->weight then. */
+double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* A card of unknown speed counts as one as slow as the slowest that is known.  Where none is known, all become known
+ * together: true. */
+bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* By the gauges.  True: something is another value than before. */
+bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
+bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
+
+#endif
