@@ -1,7 +1,8 @@
 /* hello.c - fuzzes the handshake: nobody gets in without the secret, whatever he sends and in whatever order,
  * and what is kept of the peer's words is printable text.
  *
- * The input is a first byte that says which end we are, then messages for it. */
+ * The input is a first byte that says which end we are (1: the connector) and whether an acceptor has several jobs (2), then
+ * messages for it. */
 #include "wire/hello.h"
 
 #include <ctype.h>
@@ -17,6 +18,18 @@ static void require_printable(const char *text, size_t room)
         require(isprint((unsigned char)text[i]));
 }
 
+/* An acceptor with one job, "fuzz"; for others it has a secret that the peer does not know. */
+static void choose(void *user, const struct tly_identity *peer, struct tly_identity *me)
+{
+    const struct tly_identity *job = user;
+    require_printable(peer->job, sizeof peer->job);
+    *me = *job;
+    if (strcmp(peer->job, job->job) == 0)
+        return;
+    memcpy(me->job, peer->job, sizeof me->job);
+    tly_hello_secret("another secret of sixteen bytes", me->secret);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct tly_identity me = {.role = TLY_ROLE_SERVICE, .rank = 3, .incarnation = 7, .job = "fuzz"};
@@ -26,6 +39,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     tly_hello_secret("a secret of sixteen bytes or more", me.secret);
     tly_hello_init(&h, &me, data[0] & 1);
+    h.choose = data[0] & 2 ? choose : NULL;
+    h.choose_user = &me;
     data++;
     size--;
     while (h.step < 3) {

@@ -1,4 +1,7 @@
-/* crew.c - the threads that sum. */
+/* crew.c - the threads that sum.
+ *
+ * Tasks wait in a list that all threads take from, and go into another once they have run.  The loop fetches that one
+ * before it sleeps and calls each task's done().  The lock guards both lists; no task runs under it. */
 #include "sum/crew.h"
 
 #include <errno.h>
@@ -29,9 +32,13 @@ static void *work(void *arg)
         }
         struct tly_task *t = tly_list_entry(c->todo.next, struct tly_task, node);
         tly_list_remove(&t->node);
+        c->running[me.index - 1] = t;
         pthread_mutex_unlock(&c->lock);
         t->work(t);
         pthread_mutex_lock(&c->lock);
+        c->running[me.index - 1] = NULL;
+        if (c->awaited)
+            pthread_cond_broadcast(&c->ended);
         bool first = tly_list_empty(&c->finished);
         tly_list_append(&c->finished, &t->node);
         if (first) /* one wake-up fetches all that is finished by then */
@@ -67,8 +74,10 @@ int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int h
     tly_list_init(&c->hook.node);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->more, NULL);
+    pthread_cond_init(&c->ended, NULL);
     c->thread = calloc((size_t)threads + 1, sizeof *c->thread);
-    if (!c->thread)
+    c->running = calloc((size_t)threads + 1, sizeof(struct tly_task *));
+    if (!c->thread || !c->running)
         return tly_fail(ENOMEM, "out of memory");
     c->hook.prepare = fetch;
     tly_loop_hook(loop, &c->hook);
@@ -99,9 +108,45 @@ void tly_crew_stop(struct tly_crew *c)
         pthread_join(c->thread[i], NULL);
     tly_loop_unhook(c->loop, &c->hook);
     pthread_cond_destroy(&c->more);
+    pthread_cond_destroy(&c->ended);
     pthread_mutex_destroy(&c->lock);
     free(c->thread);
+    free(c->running);
     c->loop = NULL;
+}
+
+static void remove_those(struct tly_list *list, bool (*is)(const struct tly_task *t, const void *arg),
+                         const void *arg)
+{
+    for (struct tly_list *n = list->next, *next; n != list; n = next) {
+        next = n->next;
+        if (is(tly_list_entry(n, struct tly_task, node), arg))
+            tly_list_remove(n);
+    }
+}
+
+static bool runs(const struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+                 const void *arg)
+{
+    for (int i = 0; i < c->threads; i++)
+        if (c->running[i] && is(c->running[i], arg))
+            return true;
+    return false;
+}
+
+void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+                     const void *arg)
+{
+    if (!c->loop)
+        return;
+    pthread_mutex_lock(&c->lock);
+    remove_those(&c->todo, is, arg);
+    c->awaited = true;
+    while (runs(c, is, arg))
+        pthread_cond_wait(&c->ended, &c->lock);
+    c->awaited = false;
+    remove_those(&c->finished, is, arg);
+    pthread_mutex_unlock(&c->lock);
 }
 
 void tly_crew_post(struct tly_crew *c, struct tly_task *t)

@@ -24,7 +24,9 @@ struct tly_crew {
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t more;
     struct tly_list todo, finished;
-    bool stop;
+    struct tly_task **running; /* owned array: of each thread; NULL: none */
+    pthread_cond_t ended;      /* a task, while somebody waits for that */
+    bool stop, awaited;
 };
 
 /* threads may be 0: then nothing is started and nothing may be posted.  home: the NUMA node of the memory that is
@@ -32,6 +34,9 @@ struct tly_crew {
 int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int home);
 /* Ends the threads; tasks not begun are dropped. */
 void tly_crew_stop(struct tly_crew *c);
+/* In the loop.  Forget the tasks for which `is` holds: what runs of them is waited for, and their done() does not come. */
+void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+                     const void *arg);
 /* In the loop. */
 void tly_crew_post(struct tly_crew *c, struct tly_task *t);
 

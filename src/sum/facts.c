@@ -16,9 +16,9 @@ void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
 {
     *out = job->facts;
     out->rounds_open = job->store.count;
-    out->bytes_in_use = job->pool.in_use;
-    out->bytes_peak = job->pool.peak;
-    out->memory_limit = job->pool.limit;
+    out->bytes_in_use = job->quota.in_use;
+    out->bytes_peak = job->quota.peak;
+    out->memory_limit = job->house->budget.pool.limit;
     for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
         tly_facts_add_bytes(out, tly_list_entry(n, struct session, node));
     out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);

@@ -1,8 +1,9 @@
 /* internal.h - the structures of the summation service, and what its files offer each other.
  *
- * A job has sessions (connections of its ranks) and rounds.  A round is one part in one round of a tensor; it has a slot
- * and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock only.  The crew reads
- * slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches meanwhile.
+ * A house has jobs.  A job has sessions (connections of its ranks) and rounds.  A round is one part in one round of a
+ * tensor; it has a slot and an answer for each rank.  All of it belongs to the loop: it is touched under the loop's lock
+ * only.  The crew reads slots' data and writes the result of rounds with pieces_left > 0, which nobody else touches
+ * meanwhile.
  *
  * A file may use the files above it in this list (test/checks/test_circles.py):
  *
@@ -23,9 +24,11 @@
  *   facts.c     how the service stands
  *   frames.c    the frames that come over a session
  *   peers.c     sessions from the handshake to the end
- *   service.c   the life of a service
+ *   house.c     what jobs share
+ *   job.c       a job from the first connection to the end
+ *   service.c   a house of one job, for a rank and tallyd
  *
- * crew.c, kind.c, pool.c and words.c use none of them. */
+ * crew.c, kind.c, pool.c, quota.c and words.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 
@@ -37,8 +40,10 @@
 #include "join/measure.h"
 #include "reduce/reduce.h"
 #include "sum/crew.h"
+#include "sum/house.h"
+#include "sum/job.h"
 #include "sum/kind.h"
-#include "sum/pool.h"
+#include "sum/quota.h"
 #include "sum/service.h"
 #include "trace/trace.h"
 #include "transport/outbox.h"
@@ -183,12 +188,14 @@ struct joined {
 
 /* One rank's connection. */
 struct session {
-    struct tly_list node;
-    struct tly_job *job;
+    struct tly_list node; /* in house->lobby until the secret is proved, then in job->sessions */
+    struct tly_house *house;
+    struct tly_job *job; /* NULL: not said yet, or unknown here */
     struct tly_link *link;
     uint32_t rank;
     uint32_t id;                /* counts sessions, from 1 */
     uint32_t done_epoch;        /* its rank has said what it has in doubt since this epoch began */
+    bool proved;                /* its peer knows the job's secret */
     bool watcher;               /* not a rank: asks for the status, or measures before the job begins */
     struct tly_meter_flow flow; /* of a watcher that measures */
     bool left;                  /* has said goodbye */
@@ -203,12 +210,28 @@ struct session {
     uint32_t ring_room;
 };
 
-struct tly_job {
+/* What jobs share: see house.h. */
+struct tly_house {
     struct tly_loop *loop, own_loop;
     bool own_thread;
     pthread_t thread;
     struct tly_hook hook;
     struct tly_listener *listener;
+    struct tly_crew crew;
+    int node; /* the NUMA node of the loop's thread and its data; -1: there is only one */
+    struct tly_budget budget;
+    struct tly_list jobs;               /* of struct tly_job; borrowed */
+    struct tly_list lobby;              /* of struct session: connections that have not proved the secret */
+    uint8_t decoy[TLY_FRAME_KEY_BYTES]; /* key of the incarnations of jobs that are not here */
+    const struct tly_params *params;    /* borrowed */
+};
+
+/* One job's identity and state: see job.h. */
+struct tly_job {
+    struct tly_list node; /* in house->jobs */
+    struct tly_house *house;
+    struct tly_loop *loop; /* the house's */
+    struct tly_hook hook;
     struct tly_identity identity;
     uint64_t incarnation;
     uint32_t fragment_bytes; /* less of a result is not sent */
@@ -244,8 +267,6 @@ struct tly_job {
     struct tly_list lists;           /* of struct members; owned */
     struct tly_map pairs;            /* number -> struct members, borrowed */
     struct tly_meter meter;
-    struct tly_crew crew;
-    int home; /* the NUMA node of the loop's thread and its data; -1: there is only one */
 
     struct tly_map store;       /* rounds by id */
     struct tly_list incomplete; /* rounds by age */
@@ -254,7 +275,7 @@ struct tly_job {
     uint32_t waiting;           /* rounds with `waits` */
     uint32_t restored;          /* rounds with `restored` */
     uint64_t next_order, next_age;
-    struct tly_pool pool;
+    struct tly_quota quota;
     struct tly_service_facts facts;
     struct tly_event quiet; /* the last session has ended */
 
@@ -355,6 +376,8 @@ uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes);
 uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes);
 /* Room for a result that some ranks have from a service that is gone.  False: not now, until others have ended. */
 bool tly_memory_take_result(struct tly_job *job, struct round *r);
+/* Another job has reserved what this one uses beyond its own reservation: give it up, from rounds with the least claim. */
+void tly_memory_yield(struct tly_job *job);
 /* Forget what is here of a push, with its memory or loan; its state stays. */
 void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank);
 /* There is no memory for this push: it is to come again. */
@@ -492,8 +515,8 @@ void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f
 int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why);
 
 /* --- peers.c --- */
-/* A connection came to the job's listener: make it a session. */
-int tly_peers_accept(struct tly_job *job, struct tly_link_config *config);
+/* A connection came: make it a session in the house's lobby, which is config->user. */
+int tly_peers_accept(struct tly_house *house, struct tly_link_config *config);
 /* The job has begun, or a rank has come: it is one of the job's from now on. */
 void tly_peers_admit(struct session *p);
 void tly_peers_destroy(struct session *p);
@@ -501,7 +524,6 @@ void tly_peers_destroy(struct session *p);
 /* --- facts.c --- */
 /* Count what has gone over the session's connection. */
 void tly_facts_add_bytes(struct tly_service_facts *facts, const struct session *p);
-void tly_job_facts(struct tly_job *job, struct tly_service_facts *out);
 
 /* --- service.c --- */
 struct tly_job *tly_service_job(const struct tly_service *s);

@@ -16,7 +16,7 @@ void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank)
     if (slot->state == SLOT_COMING && job->by_rank[rank])
         tly_link_sink(job->by_rank[rank]->link, slot);
     if (!slot->loan && slot->data != r->result) /* else it is the round's now */
-        tly_pool_give(&job->pool, slot->data, r->head.length);
+        tly_quota_give(&job->quota, slot->data, r->head.length);
     tly_loan_return(slot->loan);
     slot->loan = NULL;
     slot->data = NULL;
@@ -40,7 +40,7 @@ void tly_memory_release_inputs(struct tly_job *job, struct round *r)
     for (uint32_t i = 0; i < job->ranks; i++) {
         struct slot *slot = &r->slots[i];
         if (slot->data != r->result)
-            tly_pool_give(&job->pool, slot->data, r->head.length);
+            tly_quota_give(&job->quota, slot->data, r->head.length);
         tly_loan_return(slot->loan);
         slot->loan = NULL;
         slot->data = NULL;
@@ -54,12 +54,12 @@ void tly_memory_close(struct tly_job *job, struct round *r)
     for (uint32_t i = 0; i < job->ranks; i++) {
         struct slot *slot = &r->slots[i];
         if (slot->data != r->result)
-            tly_pool_give(&job->pool, slot->data, r->head.length);
+            tly_quota_give(&job->quota, slot->data, r->head.length);
         tly_loan_return(slot->loan);
         slot->loan = NULL;
         slot->data = NULL;
     }
-    tly_pool_give(&job->pool, r->result, r->result_room);
+    tly_quota_give(&job->quota, r->result, r->result_room);
     r->result = NULL;
 }
 
@@ -115,7 +115,7 @@ static void drop_all(struct tly_job *job, struct round *r)
 uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
 {
     for (;;) {
-        uint8_t *data = tly_pool_take(&job->pool, bytes);
+        uint8_t *data = tly_quota_take(&job->quota, bytes);
         struct round *victim = data ? NULL : find_victim(job, r);
         if (!victim)
             return data;
@@ -123,20 +123,23 @@ uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
     }
 }
 
+void tly_memory_yield(struct tly_job *job)
+{
+    struct round *victim;
+    while (tly_quota_over(&job->quota) && (victim = find_victim(job, NULL)))
+        drop_all(job, victim);
+}
+
 uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
 {
-    uint64_t limit = job->pool.limit;
-    job->pool.limit = UINT64_MAX;
-    uint8_t *data = tly_pool_take(&job->pool, bytes);
-    job->pool.limit = limit;
-    return data;
+    return tly_quota_take_always(&job->quota, bytes);
 }
 
 bool tly_memory_take_result(struct tly_job *job, struct round *r)
 {
     /* Beside all such results there must be room for one round's slots, or they would wait for each other. */
     uint64_t most = (job->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)job->part_most);
-    if (!job->restored || most <= job->pool.limit)
+    if (!job->restored || most <= tly_quota_most(&job->quota))
         r->result = tly_memory_take(job, r, r->length);
     if (!r->result && !job->restored)
         r->result = tly_memory_take_always(job, r->length); /* one always, whatever holds the memory */
@@ -178,7 +181,7 @@ static bool ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool a
 /* In the order of claims.  The first in that order may always ask, for the others make room for it. */
 void tly_memory_ask_again(struct tly_job *job)
 {
-    uint64_t room = job->pool.limit > job->pool.in_use ? job->pool.limit - job->pool.in_use : 0;
+    uint64_t room = tly_quota_room(&job->quota);
     bool first = true;
     for (int all = 1; all >= 0; all--)
         for (struct tly_list *n = job->incomplete.next; n != &job->incomplete && job->dropped_slots;

@@ -1,7 +1,8 @@
-/* peers.c - sessions: the job's end of each connection, from the handshake to the end.
+/* peers.c - sessions: the service's end of each connection, from the handshake to the end.
  *
- * A connection becomes a session when the listener accepts it, and a rank's session once it has proved the secret: then it
- * is job->by_rank[rank].  Before the job has begun the newest connection of each rank waits for that.  A session's end
+ * A connection becomes a session in the house's lobby when the listener accepts it.  It says for which job it comes
+ * (house.c), and once it has proved that job's secret it is one of the job's sessions; a rank's then is
+ * job->by_rank[rank].  Before the job has begun the newest connection of each rank waits for that.  A session's end
  * leaves the rank's rounds as they are (redo.c), for the rank may come again.  Watchers have no rank: they ask for the
  * status, or measure network cards. */
 #include <errno.h>
@@ -13,9 +14,9 @@
 
 enum { MOST_WATCHERS = 64 }; /* at a time */
 
-static void drop_letter(void *service, void *verdict)
+static void drop_letter(void *job, void *verdict)
 {
-    tly_store_unref(service, verdict);
+    tly_store_unref(job, verdict);
 }
 
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
@@ -33,12 +34,10 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     return true;
 }
 
-void tly_peers_destroy(struct session *p)
+/* What a session has to do with its job ends. */
+static void leave_job(struct session *p)
 {
     struct tly_job *job = p->job;
-    tly_facts_add_bytes(&job->facts, p);
-    tly_link_destroy(p->link);
-    tly_list_remove(&p->node);
     job->watchers -= p->watcher;
     if (p->rank < job->ranks && job->by_rank[p->rank] == p) {
         job->by_rank[p->rank] = NULL;
@@ -47,12 +46,23 @@ void tly_peers_destroy(struct session *p)
     tly_outbox_finish(&p->outbox, drop_letter, job);
     for (; p->stable < p->delivered; p->stable++)
         tly_store_unref(job, p->deliveries[p->stable % p->ring_room]);
+    if (tly_list_empty(&job->sessions))
+        tly_event_set(&job->quiet);
+}
+
+void tly_peers_destroy(struct session *p)
+{
+    if (p->proved)
+        tly_facts_add_bytes(&p->job->facts, p);
+    tly_link_destroy(p->link);
+    tly_list_remove(&p->node);
+    if (p->proved)
+        leave_job(p);
+    tly_outbox_finish(&p->outbox, NULL, NULL);
     free(p->deliveries);
     tly_heap_finish(&p->ready);
     tly_map_finish(&p->groups);
     free(p);
-    if (tly_list_empty(&job->sessions))
-        tly_event_set(&job->quiet);
 }
 
 void tly_peers_admit(struct session *p)
@@ -64,8 +74,7 @@ void tly_peers_admit(struct session *p)
         return;
     }
     if (job->by_rank[p->rank])
-        tly_peers_destroy(
-            job->by_rank[p->rank]); /* it has noticed before us that the connection is no more */
+        tly_peers_destroy(job->by_rank[p->rank]); /* the rank has noticed its end before us */
     p->id = ++job->sessions_seen;
     job->by_rank[p->rank] = p;
     p->granted = job->first_window; /* both ends know it from the roster */
@@ -92,6 +101,9 @@ static void opened(void *user, struct tly_link *l)
     struct session *p = user;
     const struct tly_identity *peer = tly_link_peer(l);
     char name[64];
+    p->proved = true;
+    tly_list_remove(&p->node);
+    tly_list_append(&p->job->sessions, &p->node);
     tly_link_set_silence(l, p->job->dead_ns);
     p->watcher = peer->role == TLY_ROLE_WATCHER;
     if (p->watcher) {
@@ -144,18 +156,17 @@ static const struct tly_link_user calls = {
     .sent = sent,
     .closed = closed};
 
-int tly_peers_accept(struct tly_job *job, struct tly_link_config *config)
+int tly_peers_accept(struct tly_house *house, struct tly_link_config *config)
 {
     struct session *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
-    p->job = job;
+    p->house = house;
     p->rank = TLY_NO_RANK;
     tly_outbox_init(&p->outbox);
-    tly_list_append(&job->sessions, &p->node);
+    tly_list_append(&house->lobby, &p->node);
     config->user_calls = &calls;
     config->user = p;
-    config->identity = job->identity;
     config->created = remember;
     return 0;
 }

@@ -19,10 +19,13 @@ uint64_t tly_pool_size(uint32_t bytes)
 
 void *tly_pool_take(struct tly_pool *p, uint32_t bytes)
 {
+    return p->in_use + tly_pool_size(bytes) > p->limit ? NULL : tly_pool_take_past(p, bytes);
+}
+
+void *tly_pool_take_past(struct tly_pool *p, uint32_t bytes)
+{
     int c = class_of(bytes);
     uint64_t size = 1ull << c;
-    if (p->in_use + size > p->limit)
-        return NULL;
     void **head = &p->free[c - TLY_POOL_SMALLEST], *buffer = *head;
     if (buffer) {
         memcpy(head, buffer, sizeof *head);

@@ -23,6 +23,8 @@ struct tly_pool {
 
 /* NULL if that would pass the limit or memory has run out. */
 void *tly_pool_take(struct tly_pool *p, uint32_t bytes);
+/* The same, but past the limit if need be. */
+void *tly_pool_take_past(struct tly_pool *p, uint32_t bytes);
 void tly_pool_give(struct tly_pool *p, void *buffer, uint32_t bytes);
 /* What a buffer of so many bytes counts. */
 uint64_t tly_pool_size(uint32_t bytes);

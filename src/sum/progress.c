@@ -112,7 +112,7 @@ static void piece_done(struct tly_task *t)
 /* Give [summed, to) to the crew.  False: there is none, or it is not worth it. */
 static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
 {
-    uint32_t length = to - r->summed, count = (uint32_t)job->crew.threads;
+    uint32_t length = to - r->summed, count = (uint32_t)job->house->crew.threads;
     if (!count || !r->kind->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
         return false;
     if (count > length / LEAST_PIECE)
@@ -132,7 +132,7 @@ static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
                             .from = from,
                             .to = to - from < share ? to : from + share};
         tly_list_init(&p->task.node);
-        tly_crew_post(&job->crew, &p->task);
+        tly_crew_post(&job->house->crew, &p->task);
     }
     return true;
 }

@@ -120,7 +120,7 @@ void tly_store_remove(struct tly_job *job, struct round *r)
     }
     job->restored -= r->restored;
     r->restored = false;
-    tly_pool_give(&job->pool, r->result, r->result_room);
+    tly_quota_give(&job->quota, r->result, r->result_room);
     r->result = NULL;
     tly_map_take(&job->store, r->id);
     tly_store_unref(job, r);

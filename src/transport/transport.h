@@ -99,6 +99,8 @@ struct tly_link_config {
     uint32_t skip;   /* so many of the media, best first, are not tried (tly_link_skip) */
     /* accepted links: before any other callback; or NULL */
     void (*created)(void *user, struct tly_link *l);
+    /* accepted links: instead of `identity`, once the peer has said for which job it comes (wire/hello.h); or NULL */
+    void (*choose)(void *user, const struct tly_identity *peer, struct tly_identity *me);
 };
 
 /* Start to connect to a process that can be reached at any of these endpoints.  The media are tried in their order, the

@@ -150,7 +150,7 @@ static void read_field(const uint8_t *in, size_t size, char *out)
 
 static int read_identity(struct tly_hello *h, const uint8_t *in)
 {
-    char release[32], job[TLY_JOB_BYTES], text[160];
+    char release[32], job[TLY_JOB_BYTES] = "", text[160];
     read_field(in + at_release, sizeof release, release);
     read_field(in + at_job, sizeof job, job);
     if (in[at_step + 2] > TLY_PROTOCOL_HIGHEST || in[at_step + 3] < TLY_PROTOCOL_LOWEST) {
@@ -191,7 +191,10 @@ int tly_hello_consume(struct tly_hello *h, const uint8_t in[TLY_HELLO_BYTES])
         return err;
     if (h->step == 0) {
         memcpy(h->first, in, TLY_HELLO_BYTES);
-        err = check_job(h);
+        if (h->choose) /* then a peer must prove the secret before it is told what differs */
+            h->choose(h->choose_user, &h->peer, &h->me);
+        else
+            err = check_job(h);
     } else if (h->step == 1) {
         int refused = (int)tly_get32(in + at_refusal);
         if (refused) {
@@ -209,6 +212,7 @@ int tly_hello_consume(struct tly_hello *h, const uint8_t in[TLY_HELLO_BYTES])
         mac(h, "connector", expected, 32);
         if (sodium_memcmp(expected, in + at_mac, 32) != 0)
             return refuse(h, EACCES, "the job secret differs (TALLY_SECRET_FILE, TALLY_SECRET)");
+        err = h->choose ? check_job(h) : 0;
         derive(h);
     }
     if (!err)

@@ -42,6 +42,10 @@ struct tly_identity {
 
 struct tly_hello {
     struct tly_identity me;
+    /* An acceptor that stands for several jobs: once message 1 has said for which the peer comes, say who is here.  For an
+     * unknown job that is one whose secret nobody knows, so the peer cannot tell it from a wrong secret.  NULL: `me`. */
+    void (*choose)(void *user, const struct tly_identity *peer, struct tly_identity *me);
+    void *choose_user;
     bool connector;
     uint8_t step; /* messages gone both ways so far; 3: done */
     uint8_t first[TLY_HELLO_BYTES], second[TLY_HELLO_BYTES];

@@ -30,8 +30,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     struct raw_rank *r = user;
     struct tly_reader reader = {data, f->payload, false};
     bool whole = f->type == TLY_RESULT && f->flags & TLY_LAST;
-    if (f->type == TLY_RESULT && f->payload && f->offset + f->payload <= sizeof r->result)
-        memcpy(r->result + f->offset, data, f->payload);
+    if (f->type == TLY_RESULT && f->payload && f->offset < sizeof r->result) {
+        size_t room = sizeof r->result - f->offset;
+        memcpy(r->result + f->offset, data, f->payload < room ? f->payload : room);
+    }
     r->landed += f->type == TLY_RESULT ? (int)f->payload : 0;
     if (f->type == TLY_STATUS && !f->key)
         tly_service_facts_read(&reader, &r->facts);
@@ -65,6 +67,8 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct raw_rank *r = user;
     r->closed++;
+    r->err = err;
+    snprintf(r->why, sizeof r->why, "%s", why);
     tly_link_destroy(l);
     r->link = NULL;
 }
@@ -82,7 +86,7 @@ void raw_until(const int *what, int value)
 
 void raw_post(int rank, struct tly_frame f, const void *data, size_t len)
 {
-    f.rank = f.rank ? f.rank : (uint32_t)rank;
+    f.rank = f.rank ? f.rank : raw.rank[rank].number;
     tly_loop_lock(&raw.loop);
     assert_int_equal(tly_outbox_post(&raw.rank[rank].outbox, &f, data, len, NULL), 0);
     tly_loop_unlock(&raw.loop);
@@ -95,26 +99,28 @@ void raw_settle(int rank)
     raw_until(&raw.rank[rank].answers, before + 1);
 }
 
-void raw_enter(int rank)
+void raw_connect(int rank, const struct tly_identity *job, uint32_t number, const struct tly_endpoints *to)
 {
     struct raw_rank *r = &raw.rank[rank];
-    struct tly_endpoints to;
-    struct tly_link_config c = {.user_calls = &calls,
-                                .user = r,
-                                .identity = raw.identity,
-                                .peer_name = "service",
-                                .by_address = true};
+    struct tly_link_config c = {
+        .user_calls = &calls, .user = r, .identity = *job, .peer_name = "service", .by_address = true};
     tly_outbox_finish(&r->outbox, NULL, NULL);
     memset(r, 0, sizeof *r);
     r->granted = RAW_WINDOW;
     tly_outbox_init(&r->outbox);
     c.identity.role = TLY_ROLE_RANK;
-    c.identity.rank = (uint32_t)rank;
-    tly_service_endpoints(raw.service, &to);
+    c.identity.rank = r->number = number;
     tly_loop_lock(&raw.loop);
-    assert_int_equal(tly_link_dial(&raw.loop, &to, &c, &r->link), 0);
+    assert_int_equal(tly_link_dial(&raw.loop, to, &c, &r->link), 0);
     tly_loop_unlock(&raw.loop);
-    raw_until(&r->opened, 1);
+}
+
+void raw_enter(int rank)
+{
+    struct tly_endpoints to;
+    tly_service_endpoints(raw.service, &to);
+    raw_connect(rank, &raw.identity, (uint32_t)rank, &to);
+    raw_until(&raw.rank[rank].opened, 1);
 }
 
 void raw_break(int rank)
@@ -123,6 +129,16 @@ void raw_break(int rank)
     tly_link_destroy(raw.rank[rank].link);
     raw.rank[rank].link = NULL;
     tly_loop_unlock(&raw.loop);
+}
+
+void raw_begin_alone(const char *const *settings)
+{
+    char why[256];
+    memset(&raw, 0, sizeof raw);
+    for (int i = 0; i < RAW_MOST_RANKS; i++)
+        tly_outbox_init(&raw.rank[i].outbox);
+    assert_int_equal(tly_params_load(&raw.params, settings, why, sizeof why), 0);
+    assert_int_equal(tly_loop_init(&raw.loop), 0);
 }
 
 int raw_begin(uint32_t count, const char *const *settings)
@@ -142,8 +158,7 @@ int raw_begin(uint32_t count, const char *const *settings)
         .ranks = ranks,
         .services = services};
     struct sockaddr_storage at;
-    char why[256];
-    memset(&raw, 0, sizeof raw);
+    raw_begin_alone(settings);
     raw.identity =
         (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
     tly_hello_secret(NULL, raw.identity.secret);
@@ -151,10 +166,6 @@ int raw_begin(uint32_t count, const char *const *settings)
         ranks[i] = (struct tly_roster_rank){.machine = i};
         services[i].weight = 1;
     }
-    for (int i = 0; i < RAW_MOST_RANKS; i++)
-        tly_outbox_init(&raw.rank[i].outbox);
-    assert_int_equal(tly_params_load(&raw.params, settings, why, sizeof why), 0);
-    assert_int_equal(tly_loop_init(&raw.loop), 0);
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
     assert_int_equal(tly_service_create(NULL, &raw.params, &raw.identity, &at, &raw.service), 0);
     services[0].incarnation = tly_service_incarnation(raw.service);

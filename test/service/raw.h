@@ -15,6 +15,9 @@ enum { RAW_PART = 65536, RAW_WINDOW = 2 * RAW_PART, RAW_COME = 2, RAW_MOST_RANKS
 struct raw_rank {
     struct tly_link *link;
     struct tly_outbox outbox;
+    uint32_t number; /* in its job */
+    int err;         /* of closed */
+    char why[200];
     int opened, closed;
     int answers, results, verdicts, specs; /* STATUS; of whole parts; ...; texts that were asked for */
     int again, finals, done;               /* AGAIN, with MARK, DONE */
@@ -40,10 +43,14 @@ int raw_begin(uint32_t ranks, const char *const *settings);
 void raw_end(void);
 /* (Again) a connection of this rank's. */
 void raw_enter(int rank);
+/* The same to another job's service: rank `number` of the job, over the network.  Does not wait. */
+void raw_connect(int rank, const struct tly_identity *job, uint32_t number, const struct tly_endpoints *to);
 /* End it as a broken network would, without a word. */
 void raw_break(int rank);
 /* f.rank is filled in, unless it is another. */
 void raw_post(int rank, struct tly_frame f, const void *data, size_t len);
+/* For tests that have services of their own: the loop and no service. */
+void raw_begin_alone(const char *const *settings);
 /* Turn the loop until *what >= value. */
 void raw_until(const int *what, int value);
 /* Until the service has read all that the rank has said. */

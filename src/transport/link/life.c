@@ -31,6 +31,8 @@ struct tly_link *tly_link_create(struct tly_loop *loop, const struct tly_link_co
     l->user = c->user;
     snprintf(l->name, sizeof l->name, "%s", c->peer_name ? c->peer_name : "?");
     tly_hello_init(&l->hello, &c->identity, connector);
+    l->hello.choose = c->choose;
+    l->hello.choose_user = c->user;
     tly_context_init(&l->sent);
     tly_context_init(&l->received);
     l->silence_ns = c->silence_ns;

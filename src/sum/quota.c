@@ -1,0 +1,79 @@
+/* quota.c - see quota.h. */
+#include "sum/quota.h"
+
+static uint64_t claim(const struct tly_quota *q)
+{
+    return q->in_use > q->reserved ? q->in_use : q->reserved;
+}
+
+/* Set what is reserved and in use, and keep the sum of claims. */
+static void change(struct tly_quota *q, uint64_t reserved, uint64_t in_use)
+{
+    uint64_t before = claim(q);
+    q->budget->reserved = q->budget->reserved - q->reserved + reserved;
+    q->reserved = reserved;
+    q->in_use = in_use;
+    q->budget->claimed = q->budget->claimed - before + claim(q);
+    if (in_use > q->peak)
+        q->peak = in_use;
+}
+
+void tly_quota_init(struct tly_quota *q, struct tly_budget *budget)
+{
+    *q = (struct tly_quota){.budget = budget};
+}
+
+void tly_quota_finish(struct tly_quota *q)
+{
+    if (q->budget)
+        change(q, 0, 0);
+}
+
+bool tly_quota_reserve(struct tly_quota *q, uint64_t bytes)
+{
+    struct tly_budget *b = q->budget;
+    change(q, bytes, q->in_use);
+    bool low = b->reserved > b->pool.limit;
+    if (low)
+        b->pool.limit = b->reserved;
+    return low;
+}
+
+bool tly_quota_over(const struct tly_quota *q)
+{
+    return q->budget->claimed > q->budget->pool.limit && q->in_use > q->reserved;
+}
+
+uint64_t tly_quota_room(const struct tly_quota *q)
+{
+    const struct tly_budget *b = q->budget;
+    uint64_t own = claim(q) - q->in_use;
+    return own + (b->pool.limit > b->claimed ? b->pool.limit - b->claimed : 0);
+}
+
+uint64_t tly_quota_most(const struct tly_quota *q)
+{
+    uint64_t others = q->budget->claimed - claim(q), limit = q->budget->pool.limit;
+    return limit > others ? limit - others : 0;
+}
+
+void *tly_quota_take(struct tly_quota *q, uint32_t bytes)
+{
+    return tly_pool_size(bytes) > tly_quota_room(q) ? NULL : tly_quota_take_always(q, bytes);
+}
+
+void *tly_quota_take_always(struct tly_quota *q, uint32_t bytes)
+{
+    void *buffer = tly_pool_take_past(&q->budget->pool, bytes);
+    if (buffer)
+        change(q, q->reserved, q->in_use + tly_pool_size(bytes));
+    return buffer;
+}
+
+void tly_quota_give(struct tly_quota *q, void *buffer, uint32_t bytes)
+{
+    if (!buffer)
+        return;
+    tly_pool_give(&q->budget->pool, buffer, bytes);
+    change(q, q->reserved, q->in_use - tly_pool_size(bytes));
+}
