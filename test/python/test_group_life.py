@@ -140,7 +140,7 @@ def monitored(path):
 
 
 def test_monitored_barriers(four, store):
-    told = four(monitored, store)
+    told = four(monitored, store, timeout=200)
     for rank, one in enumerate(told):
         assert one["all come"] == one["all come again"] == one["messages beside it"] == "nothing"
         for case, names in (("two do not", "Rank 1"), ("both named", "Ranks 1, 2")):
@@ -451,7 +451,7 @@ def subgroups(path):
 
 
 def test_subgroups(four, store):
-    assert four(subgroups, store) == [2, 2, 10, 10]
+    assert four(subgroups, store, timeout=200) == [2, 2, 10, 10]
 
 
 def names_again(path):
