@@ -38,10 +38,12 @@ def ddp(mode, cross, path, steps=12):
                                         **options.get(mode, {}))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        half = mode == "half"
         if cross:
-            assert t.cross_barrier(model, optimizer) is optimizer
+            compression = t.Compression.fp16 if half else t.Compression.none
+            assert t.cross_barrier(model, optimizer, compression) is optimizer
         else:
-            model.register_comm_hook(t.state(), t.ddp_hook)
+            model.register_comm_hook(t.state(), t.ddp_hook_fp16 if half else t.ddp_hook)
         for step in range(steps):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             skip = (step + tally.rank()) % 5 if mode == "unused" else -1
@@ -105,7 +107,7 @@ def ddp_refusals(path):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped"))
+@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped", "half"))
 def test_ddp_has_the_same_bits(three, mode, store):
     crossed, waited = three(ddp, mode, True, store), three(ddp, mode, False, store)
     for (mine, seen), (theirs, _) in zip(crossed, waited):
