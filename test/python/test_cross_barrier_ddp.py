@@ -86,6 +86,39 @@ def ddp_join(path, cross):
         return values(model)
 
 
+def ddp_looked_at(path, look):
+    """A change of a gradient on its way is refused by name; one that nobody wants keeps no later step from being put off."""
+    import torch
+    import tally
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+    with group("gloo", path + look), late():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]),
+                                        gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        t.cross_barrier(model, optimizer)
+        held = list(model.parameters())
+
+        def backward():
+            model(torch.full((1, WIDTH), 0.1 * (1 + tally.rank()))).square().sum().backward()
+
+        for step in range(6):
+            optimizer.zero_grad()
+            backward()
+            optimizer.step()
+            if look == "dropped":  # by another model's loss, whose gradients here are not wanted
+                assert step < 2 or due() > 0
+                backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        backward()
+        if look == "written":
+            held[0].grad.mul_(2)
+        if look == "written":
+            fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
+
+
 def ddp_refusals(path):
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -114,6 +147,11 @@ def test_ddp_has_the_same_bits(three, mode, store):
         assert same(mine, theirs)
         assert seen == 0 if mode == "clipped" else seen >= 9, "how often updates were due behind step()"
     assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
+
+
+@pytest.mark.parametrize("look", ("written", "dropped"))
+def test_ddp_gradients_that_are_looked_at(two, store, look):
+    two(ddp_looked_at, store, look)
 
 
 def test_ddp_join(three, store):

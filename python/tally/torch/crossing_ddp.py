@@ -108,8 +108,9 @@ class CrossBarrier(Deferring):
         return _remake, (self._kind, {key: value for key, value in self.__getstate__().items()})
 
     def fly(self, flight):
-        """A bucket is on its way."""
+        """A bucket is on its way.  What was looked at before is not the gradient of this step."""
         self._flights.append(flight)
+        self._waited = False
         for p in flight.parameters:
             gates.flying[id(p)] = self
 
