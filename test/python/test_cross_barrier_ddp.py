@@ -87,7 +87,7 @@ def ddp_join(path, cross):
 
 
 def ddp_looked_at(path, look):
-    """A change of a gradient on its way is refused by name; one that nobody wants keeps no later step from being put off."""
+    """Whoever looks at gradients behind backward finds them averaged; a change of one on its way is refused by name."""
     import torch
     import tally
     from torch.nn.parallel import DistributedDataParallel
@@ -113,7 +113,11 @@ def ddp_looked_at(path, look):
         optimizer.synchronize()
         optimizer.zero_grad()
         backward()
-        if look == "written":
+        if look == "attribute":
+            gradient = model.module[0].weight.grad
+            own = t.allreduce(gradient.clone(), name="own", op=t.Max)
+            assert torch.equal(gradient, own), "the same on all ranks"
+        elif look == "written":
             held[0].grad.mul_(2)
         if look == "written":
             fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
@@ -149,7 +153,7 @@ def test_ddp_has_the_same_bits(three, mode, store):
     assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
 
 
-@pytest.mark.parametrize("look", ("written", "dropped"))
+@pytest.mark.parametrize("look", ("attribute", "written", "dropped"))
 def test_ddp_gradients_that_are_looked_at(two, store, look):
     two(ddp_looked_at, store, look)
 

@@ -80,9 +80,9 @@ def _tell(parameters):
 
 
 def land(p):
-    """Have the gradient of p reduced: somebody walks over parameters, perhaps to clip."""
+    """Have the gradient of p reduced: somebody reads p, perhaps to look at that.  Backward itself does not."""
     owner = flying.get(id(p))
-    if owner is not None and not getattr(_calling, "through", 0):
+    if owner is not None and not getattr(_calling, "through", 0) and _in_backward() == -1:
         owner.land()
 
 
@@ -112,10 +112,7 @@ def through():
 class _Items(ItemsView):
     def __iter__(self):
         for name in list(self._mapping):
-            p = self._mapping[name]
-            if flying:
-                land(p)
-            yield name, p
+            yield name, self._mapping[name]
 
 
 class _Values(ValuesView):
@@ -136,6 +133,8 @@ class Parameters(dict):
                 settle((p,))
             if observed:
                 _tell((p,))
+            if flying:
+                land(p)
         return p
 
     def __iter__(self):  # one of our own keeps dict(self) and {**self} from going past __getitem__
