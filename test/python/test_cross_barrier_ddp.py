@@ -119,7 +119,9 @@ def ddp_looked_at(path, look):
             assert torch.equal(gradient, own), "the same on all ranks"
         elif look == "written":
             held[0].grad.mul_(2)
-        if look == "written":
+        elif look == "replaced":
+            held[0].grad = held[0].grad * 2
+        if look in ("written", "replaced"):
             fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
 
 
@@ -153,7 +155,7 @@ def test_ddp_has_the_same_bits(three, mode, store):
     assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
 
 
-@pytest.mark.parametrize("look", ("attribute", "written", "dropped"))
+@pytest.mark.parametrize("look", ("attribute", "written", "replaced", "dropped"))
 def test_ddp_gradients_that_are_looked_at(two, store, look):
     two(ddp_looked_at, store, look)
 
