@@ -578,6 +578,23 @@ def failing():
         assert due() == 0
 
 
+def made_again():
+    """An optimizer that nobody uses any more is kept by its updates alone; another one of its parameters makes them."""
+    import torch
+    t = hvd()
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        held = list(model.parameters())
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        before = held[0].detach().clone()
+        optimizer.step()
+        assert due() == 2
+        del optimizer
+        t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
+        assert due() == 0 and not torch.equal(before, held[0])
+
+
 def ordering():
     """Gates tell the order of first use before the first backward, a step earlier than backward can; zero_grad() does not."""
     import torch
@@ -625,9 +642,9 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
-                                  adversaries, checkpointed, references, joining, failing,
-                                  ordering), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
+                                  unused_and_changing, adversaries, checkpointed, references, joining, failing,
+                                  made_again, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

@@ -26,7 +26,7 @@ from .ops import Average, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
-from . import device, uneven
+from . import device, gates, uneven
 
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
@@ -143,7 +143,8 @@ class _Distributed:
                 if attempt:
                     raise ValueError("parameter %s already belongs to a DistributedOptimizer; its gradient would be "
                                      "reduced twice" % self._names[p])
-                gc.collect()  # one that nobody uses may still hang in a cycle
+                gates.drain()  # one that nobody uses is kept by updates that are due
+                gc.collect()   # or may still hang in a cycle
             _owners[id(p)] = (weakref.ref(p), weakref.ref(self))
         optimizer = weakref.ref(self)
 
