@@ -578,6 +578,27 @@ def failing():
         assert due() == 0
 
 
+def transformed():
+    """Updates are made in a transform of torch.func as outside of it."""
+    import torch
+
+    def train(cross):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1))
+        optimizer = distributed(model, cross)
+        seen = []
+        for transform in (torch.func.grad, torch.func.jacrev, torch.func.vmap):
+            optimizer.zero_grad()
+            model(torch.ones(1, WIDTH)).sum().backward()
+            optimizer.step()
+            seen.append(transform(lambda x: model(x).sum())(torch.ones(2, WIDTH)).detach().numpy())
+        return values(model) + seen
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
 def made_again():
     """An optimizer that nobody uses any more is kept by its updates alone; another one of its parameters makes them."""
     import torch
@@ -644,7 +665,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
                                   unused_and_changing, adversaries, checkpointed, references, joining, failing,
-                                  made_again, ordering), ids=lambda case: case.__name__)
+                                  made_again, transformed, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

@@ -309,6 +309,8 @@ def _modes_of_step(stream):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         if torch._C._len_torch_function_stack():
             stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # within torch.func.grad() and the like
+            stack.enter_context(torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack())
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
         if stream is not None:
