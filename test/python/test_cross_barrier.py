@@ -599,6 +599,25 @@ def transformed():
     assert same(mine, train(False))
 
 
+def forked():
+    """A child that has been forked while updates are due is refused what it reads."""
+    import torch
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            try:
+                fails(RuntimeError, lambda: model.weight, "forked while updates were due")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        optimizer.synchronize()
+
+
 def made_again():
     """An optimizer that nobody uses any more is kept by its updates alone; another one of its parameters makes them."""
     import torch
@@ -665,7 +684,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
                                   unused_and_changing, adversaries, checkpointed, references, joining, failing,
-                                  made_again, transformed, ordering), ids=lambda case: case.__name__)
+                                  made_again, transformed, forked, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 
