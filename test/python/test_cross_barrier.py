@@ -635,6 +635,38 @@ def made_again():
         assert due() == 0 and not torch.equal(before, held[0])
 
 
+def leaving():
+    """What shutdown() has no time to wait for stays due: whoever reads it then waits, or hears why it fails."""
+    import torch
+    import tally
+    from tally.torch import gates
+    t = hvd()
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model)
+        before = model.weight.detach().clone()
+        loss = model(torch.ones(1, WIDTH)).sum()
+        if tally.rank() == 0:
+            loss.backward()
+            optimizer.step()
+            gates.drain(quietly=True, timeout=0)
+            assert due() == 2
+        t.allreduce(torch.ones(1), name="rank 0 has given up")
+        if tally.rank() != 0:
+            loss.backward()
+            optimizer.step()
+        assert not torch.equal(model.weight, before)
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        model(torch.ones(1, WIDTH)).sum().backward()
+        gradient = model.weight.grad
+        optimizer.step()
+        gradient.add_(1)
+    gates.drain(quietly=True, timeout=60)
+    fails(RuntimeError, lambda: model.weight, "the gradient of weight was changed")
+    assert due() == 0
+
+
 def ordering():
     """Gates tell the order of first use before the first backward, a step earlier than backward can; zero_grad() does not."""
     import torch
@@ -684,7 +716,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
                                   unused_and_changing, adversaries, checkpointed, references, joining, failing,
-                                  made_again, transformed, forked, ordering), ids=lambda case: case.__name__)
+                                  made_again, leaving, transformed, forked, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

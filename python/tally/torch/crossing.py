@@ -23,14 +23,15 @@ class _Frozen:
 
     def __init__(self, optimizer):
         self._optimizer, self._handle = optimizer, optimizer._frozen[0]
+        self._failure = None
 
     def done(self):
         return self._handle.done()
 
     def wait(self):
-        failure = self._optimizer._hear_frozen()
-        if failure is not None:
-            raise failure
+        self._failure = self._failure or self._optimizer._hear_frozen()
+        if self._failure is not None:
+            raise self._failure
 
 
 class CrossBarrier(Deferring, _Distributed):

@@ -87,7 +87,8 @@ def land(p):
 
 
 def drain(quietly=False, timeout=None):
-    """Make all updates that are due.  quietly: leave those that fail undone, without a word."""
+    """Make all updates that are due.  quietly: give up those that fail, without a word; with a timeout, in seconds, they
+    stay due, and whoever reads their parameters hears why they fail."""
     for owner in set(due.values()):
         try:
             owner.finish(timeout=timeout)
