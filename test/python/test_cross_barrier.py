@@ -578,6 +578,28 @@ def failing():
         assert due() == 0
 
 
+def frozen():
+    """A parameter that is frozen with its gradient in place goes on by momentum and decay, as with the barrier."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1))
+        for step in range(6):
+            if step == 2:
+                model.last.requires_grad_(False)
+            if step == 4:
+                model.last.requires_grad_(True)
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model, step).backward()
+            optimizer.step()
+        return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
 def transformed():
     """Updates are made in a transform of torch.func as outside of it."""
     import torch
@@ -716,7 +738,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
                                   unused_and_changing, adversaries, checkpointed, references, joining, failing,
-                                  made_again, leaving, transformed, forked, ordering), ids=lambda case: case.__name__)
+                                  made_again, leaving, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

@@ -106,6 +106,9 @@ class CrossBarrier(Deferring, _Distributed):
         order = sorted((p for p, handle in self._handles.items() if handle is not None), key=self._priorities.__getitem__,
                        reverse=True)
         reductions = []
+        if len(order) < len(self._names):  # of what is frozen the optimizer takes the gradients that are there
+            there = [(p, p.grad) for p in self._names if self._handles.get(p) is None and p.grad is not None]
+            reductions += [Reduction(None, there)] if there else []
         for p in order:
             gradient, version = self._sent.get(p) or (p.grad, None)
             reductions.append(Reduction(self._handles[p], [(p, gradient)], gradient, version))
