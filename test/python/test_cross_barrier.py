@@ -344,8 +344,25 @@ def clip_value():
             optimizer.step()
         return values(model)
 
+    def scaled(model, cross):
+        options = {"clip_value": 1e-3} if cross else {}
+        optimizer, scaler = distributed(model, cross, **options), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if step % 2:  # as Horovod has it
+                optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            if not cross:
+                torch.nn.utils.clip_grad_value_(list(model.parameters()), 1e-3)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        return values(model)
+
     with late():
         assert same(by_hand(make_model()), by_gates(make_model()))
+        assert same(scaled(make_model(), False), scaled(make_model(), True)), "unscaled gradients are clipped"
     fails(ValueError, lambda: distributed(make_model(), False, clip_value=1.0), "cross_barrier")
     fails(ValueError, lambda: distributed(make_model(), True, clip_value=-1.0), "positive")
 
@@ -736,9 +753,9 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures,
-                                  unused_and_changing, adversaries, checkpointed, references, joining, failing,
-                                  made_again, leaving, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
+                                  adversaries, checkpointed, references, joining, failing, made_again, leaving,
+                                  transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

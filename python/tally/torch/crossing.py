@@ -128,6 +128,8 @@ class CrossBarrier(Deferring, _Distributed):
         if self._deferred and not self._handles:
             return
         super().synchronize()
+
+    def _clip(self):
         if self._clip_value is not None:
             torch.nn.utils.clip_grad_value_(list(self._update), self._clip_value)
 

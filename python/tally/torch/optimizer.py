@@ -465,6 +465,7 @@ class _Distributed:
             def reduced():
                 loss = closure()
                 self.synchronize()
+                self._clip()
                 return loss
 
             try:
@@ -482,7 +483,11 @@ class _Distributed:
                                  "%s: there was a backward after optimizer.synchronize() or unscale_()"
                                  % self._names[next(iter(self._handles))])
         self._synchronized = self._unscaled = False
+        self._clip()
         return super().step(closure)
+
+    def _clip(self):
+        """Change reduced gradients, which a GradScaler has unscaled by now, before the optimizer's own step."""
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
     step.hooked = True
