@@ -617,6 +617,28 @@ def frozen():
     assert same(mine, train(False))
 
 
+def taken_out():
+    """A group that is taken out of the optimizer is reduced and not updated, as with the barrier."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        rest = [p for name, p in model.named_parameters() if not name.startswith("last")]
+        plain = torch.optim.SGD([{"params": rest}, {"params": list(model.last.parameters())}], lr=0.1)
+        optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross)
+        for step in range(5):
+            if step == 3:
+                del optimizer.param_groups[1]
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
 def transformed():
     """Updates are made in a transform of torch.func as outside of it."""
     import torch
@@ -755,7 +777,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
                                   adversaries, checkpointed, references, joining, failing, made_again, leaving,
-                                  transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
+                                  taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

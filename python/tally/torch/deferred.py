@@ -238,7 +238,8 @@ class Barrier:
         optimizer, pairs = self._optimizer, [pair for reduction in reductions for pair in reduction.pairs]
         subsets = [[] for _ in self._groups]
         for p, _ in pairs:
-            subsets[self._place[id(p)]].append(p)
+            if id(p) in self._place:  # else its group has been taken out of the optimizer
+                subsets[self._place[id(p)]].append(p)
         with _modes_of_step(self._stream):
             kept = []
             for p, gradient in pairs:
