@@ -824,5 +824,12 @@ def test_a_tallyd_dies_while_updates_are_due():
     assert lose(True) == undisturbed
 
 
+def test_import_leaves_the_compiler_out():
+    """It takes seconds to import."""
+    program = ("import sys, torch, torch.distributed, torch.nn.parallel; before = 'torch._dynamo' in sys.modules; "
+               "import tally.torch; assert ('torch._dynamo' in sys.modules) == before")
+    subprocess.run([sys.executable, "-c", program], env=jobs.environment(), check=True)
+
+
 def test_compiled(two):
     two(compiled, timeout=300)

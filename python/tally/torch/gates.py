@@ -205,7 +205,7 @@ def _pass(parameters):
         _tell(parameters)
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def _meet_uncovered(module):
     """Compiled code calls a module with a gate, and has none in front: pass it here, between two graphs."""
     global wrong
