@@ -125,6 +125,38 @@ def ddp_looked_at(path, look):
             fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
 
 
+def ddp_clip_value(path):
+    """clip_value= clips what a closure computes, too, for optimizers that call it themselves."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+
+    def train(cross, kind):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH), gradient_as_bucket_view=True)
+        optimizer = kind(model.parameters(), lr=0.1)
+        if cross:
+            t.cross_barrier(model, optimizer, clip_value=1e-3)
+        else:
+            model.register_comm_hook(t.state(), t.ddp_hook)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, WIDTH)).square().sum()
+            loss.backward()
+            if not cross:
+                torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return values(model)
+
+    for kind in (torch.optim.SGD, torch.optim.LBFGS):
+        with group("gloo", path + kind.__name__), late():
+            assert same(train(True, kind), train(False, kind)), kind
+
+
 def ddp_refusals(path):
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -163,6 +195,10 @@ def test_ddp_gradients_that_are_looked_at(two, store, look):
 def test_ddp_join(three, store):
     mine, theirs = three(ddp_join, store, True), three(ddp_join, store, False)
     assert all(same(a, b) for a, b in zip(mine, theirs))
+
+
+def test_ddp_clip_value(two, store):
+    two(ddp_clip_value, store)
 
 
 def test_ddp_refusals(two, store):

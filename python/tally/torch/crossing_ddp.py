@@ -183,10 +183,21 @@ class CrossBarrier(Deferring):
         self._barrier.warn(reason)
         self._barrier.finish()
         self.wait_for_buckets()
-        if self._clip_value is not None and closure is None:
+        if closure is None:
+            self._clip()
+            super().step()
+            return loss
+
+        def clipped():
+            loss = closure()
+            self._clip()
+            return loss
+
+        return super().step(clipped)
+
+    def _clip(self):
+        if self._clip_value is not None:
             torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._clip_value)
-        result = super().step(closure)
-        return result if closure is not None else loss
 
     step.hooked = True
     step._wrapped_by_lr_sched = step._with_counter = True  # a scheduler need not wrap it to see that it was called
