@@ -344,8 +344,25 @@ def clip_value():
             optimizer.step()
         return values(model)
 
+    def scaled(model, cross):
+        options = {"clip_value": 1e-3} if cross else {}
+        optimizer, scaler = distributed(model, cross, **options), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if step % 2:  # as Horovod has it
+                optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            if not cross:
+                torch.nn.utils.clip_grad_value_(list(model.parameters()), 1e-3)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        return values(model)
+
     with late():
         assert same(by_hand(make_model()), by_gates(make_model()))
+        assert same(scaled(make_model(), False), scaled(make_model(), True)), "unscaled gradients are clipped"
     fails(ValueError, lambda: distributed(make_model(), False, clip_value=1.0), "cross_barrier")
     fails(ValueError, lambda: distributed(make_model(), True, clip_value=-1.0), "positive")
 
@@ -577,6 +594,139 @@ def failing():
         assert due() == 0
 
 
+def frozen():
+    """A parameter that is frozen with its gradient in place goes on by momentum and decay, as with the barrier."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1))
+        for step in range(6):
+            if step == 2:
+                model.last.requires_grad_(False)
+            if step == 4:
+                model.last.requires_grad_(True)
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model, step).backward()
+            optimizer.step()
+        return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
+def taken_out():
+    """A group that is taken out of the optimizer is reduced and not updated, as with the barrier."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        rest = [p for name, p in model.named_parameters() if not name.startswith("last")]
+        plain = torch.optim.SGD([{"params": rest}, {"params": list(model.last.parameters())}], lr=0.1)
+        optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross)
+        for step in range(5):
+            if step == 3:
+                del optimizer.param_groups[1]
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
+def transformed():
+    """Updates are made in a transform of torch.func as outside of it."""
+    import torch
+
+    def train(cross):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1))
+        optimizer = distributed(model, cross)
+        seen = []
+        for transform in (torch.func.grad, torch.func.jacrev, torch.func.vmap):
+            optimizer.zero_grad()
+            model(torch.ones(1, WIDTH)).sum().backward()
+            optimizer.step()
+            seen.append(transform(lambda x: model(x).sum())(torch.ones(2, WIDTH)).detach().numpy())
+        return values(model) + seen
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
+def forked():
+    """A child that has been forked while updates are due is refused what it reads."""
+    import torch
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            try:
+                fails(RuntimeError, lambda: model.weight, "forked while updates were due")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        optimizer.synchronize()
+
+
+def made_again():
+    """An optimizer that nobody uses any more is kept by its updates alone; another one of its parameters makes them."""
+    import torch
+    t = hvd()
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        held = list(model.parameters())
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        before = held[0].detach().clone()
+        optimizer.step()
+        assert due() == 2
+        del optimizer
+        t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
+        assert due() == 0 and not torch.equal(before, held[0])
+
+
+def leaving():
+    """What shutdown() has no time to wait for stays due: whoever reads it then waits, or hears why it fails."""
+    import torch
+    import tally
+    from tally.torch import gates
+    t = hvd()
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model)
+        before = model.weight.detach().clone()
+        loss = model(torch.ones(1, WIDTH)).sum()
+        if tally.rank() == 0:
+            loss.backward()
+            optimizer.step()
+            gates.drain(quietly=True, timeout=0)
+            assert due() == 2
+        t.allreduce(torch.ones(1), name="rank 0 has given up")
+        if tally.rank() != 0:
+            loss.backward()
+            optimizer.step()
+        assert not torch.equal(model.weight, before)
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        model(torch.ones(1, WIDTH)).sum().backward()
+        gradient = model.weight.grad
+        optimizer.step()
+        gradient.add_(1)
+    gates.drain(quietly=True, timeout=60)
+    fails(RuntimeError, lambda: model.weight, "the gradient of weight was changed")
+    assert due() == 0
+
+
 def ordering():
     """Gates tell the order of first use before the first backward, a step earlier than backward can; zero_grad() does not."""
     import torch
@@ -625,8 +775,8 @@ def losing(service):
 
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
-                                  adversaries, checkpointed, references, joining, failing,
-                                  ordering), ids=lambda case: case.__name__)
+                                  adversaries, checkpointed, references, joining, failing, made_again, leaving,
+                                  taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 
@@ -671,6 +821,13 @@ def test_a_tallyd_dies_while_updates_are_due():
     undisturbed = lose(False)
     assert len(undisturbed[0]) == 1 and undisturbed[0] == undisturbed[1]
     assert lose(True) == undisturbed
+
+
+def test_import_leaves_the_compiler_out():
+    """It takes seconds to import."""
+    program = ("import sys, torch, torch.distributed, torch.nn.parallel; before = 'torch._dynamo' in sys.modules; "
+               "import tally.torch; assert ('torch._dynamo' in sys.modules) == before")
+    subprocess.run([sys.executable, "-c", program], env=jobs.environment(), check=True)
 
 
 def test_compiled(two):

@@ -38,10 +38,12 @@ def ddp(mode, cross, path, steps=12):
                                         **options.get(mode, {}))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        half = mode == "half"
         if cross:
-            assert t.cross_barrier(model, optimizer) is optimizer
+            compression = t.Compression.fp16 if half else t.Compression.none
+            assert t.cross_barrier(model, optimizer, compression) is optimizer
         else:
-            model.register_comm_hook(t.state(), t.ddp_hook)
+            model.register_comm_hook(t.state(), t.ddp_hook_fp16 if half else t.ddp_hook)
         for step in range(steps):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             skip = (step + tally.rank()) % 5 if mode == "unused" else -1
@@ -84,6 +86,77 @@ def ddp_join(path, cross):
         return values(model)
 
 
+def ddp_looked_at(path, look):
+    """Whoever looks at gradients behind backward finds them averaged; a change of one on its way is refused by name."""
+    import torch
+    import tally
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+    with group("gloo", path + look), late():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]),
+                                        gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        t.cross_barrier(model, optimizer)
+        held = list(model.parameters())
+
+        def backward():
+            model(torch.full((1, WIDTH), 0.1 * (1 + tally.rank()))).square().sum().backward()
+
+        for step in range(6):
+            optimizer.zero_grad()
+            backward()
+            optimizer.step()
+            if look == "dropped":  # by another model's loss, whose gradients here are not wanted
+                assert step < 2 or due() > 0
+                backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        backward()
+        if look == "attribute":
+            gradient = model.module[0].weight.grad
+            own = t.allreduce(gradient.clone(), name="own", op=t.Max)
+            assert torch.equal(gradient, own), "the same on all ranks"
+        elif look == "written":
+            held[0].grad.mul_(2)
+        elif look == "replaced":
+            held[0].grad = held[0].grad * 2
+        if look in ("written", "replaced"):
+            fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
+
+
+def ddp_clip_value(path):
+    """clip_value= clips what a closure computes, too, for optimizers that call it themselves."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+
+    def train(cross, kind):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH), gradient_as_bucket_view=True)
+        optimizer = kind(model.parameters(), lr=0.1)
+        if cross:
+            t.cross_barrier(model, optimizer, clip_value=1e-3)
+        else:
+            model.register_comm_hook(t.state(), t.ddp_hook)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, WIDTH)).square().sum()
+            loss.backward()
+            if not cross:
+                torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return values(model)
+
+    for kind in (torch.optim.SGD, torch.optim.LBFGS):
+        with group("gloo", path + kind.__name__), late():
+            assert same(train(True, kind), train(False, kind)), kind
+
+
 def ddp_refusals(path):
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -105,7 +178,7 @@ def ddp_refusals(path):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped"))
+@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped", "half"))
 def test_ddp_has_the_same_bits(three, mode, store):
     crossed, waited = three(ddp, mode, True, store), three(ddp, mode, False, store)
     for (mine, seen), (theirs, _) in zip(crossed, waited):
@@ -114,9 +187,18 @@ def test_ddp_has_the_same_bits(three, mode, store):
     assert all(same(mine, crossed[0][0]) for mine, _ in crossed)
 
 
+@pytest.mark.parametrize("look", ("attribute", "written", "replaced", "dropped"))
+def test_ddp_gradients_that_are_looked_at(two, store, look):
+    two(ddp_looked_at, store, look)
+
+
 def test_ddp_join(three, store):
     mine, theirs = three(ddp_join, store, True), three(ddp_join, store, False)
     assert all(same(a, b) for a, b in zip(mine, theirs))
+
+
+def test_ddp_clip_value(two, store):
+    two(ddp_clip_value, store)
 
 
 def test_ddp_refusals(two, store):

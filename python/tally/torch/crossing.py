@@ -23,14 +23,15 @@ class _Frozen:
 
     def __init__(self, optimizer):
         self._optimizer, self._handle = optimizer, optimizer._frozen[0]
+        self._failure = None
 
     def done(self):
         return self._handle.done()
 
     def wait(self):
-        failure = self._optimizer._hear_frozen()
-        if failure is not None:
-            raise failure
+        self._failure = self._failure or self._optimizer._hear_frozen()
+        if self._failure is not None:
+            raise self._failure
 
 
 class CrossBarrier(Deferring, _Distributed):
@@ -105,6 +106,9 @@ class CrossBarrier(Deferring, _Distributed):
         order = sorted((p for p, handle in self._handles.items() if handle is not None), key=self._priorities.__getitem__,
                        reverse=True)
         reductions = []
+        if len(order) < len(self._names):  # of what is frozen the optimizer takes the gradients that are there
+            there = [(p, p.grad) for p in self._names if self._handles.get(p) is None and p.grad is not None]
+            reductions += [Reduction(None, there)] if there else []
         for p in order:
             gradient, version = self._sent.get(p) or (p.grad, None)
             reductions.append(Reduction(self._handles[p], [(p, gradient)], gradient, version))
@@ -124,6 +128,8 @@ class CrossBarrier(Deferring, _Distributed):
         if self._deferred and not self._handles:
             return
         super().synchronize()
+
+    def _clip(self):
         if self._clip_value is not None:
             torch.nn.utils.clip_grad_value_(list(self._update), self._clip_value)
 

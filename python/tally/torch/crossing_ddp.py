@@ -31,13 +31,16 @@ _crossed = weakref.WeakKeyDictionary()  # DistributedDataParallel -> weak refere
 
 
 class _Flight:
-    """A bucket whose average is on its way.  Its memory is the reducer's, or zeros of a rank that has joined."""
+    """A bucket whose average is on its way.
 
-    __slots__ = ("operation", "buffer", "version", "parameters")
+    zeros: its memory is not the reducer's, and no gradient lies in it: this rank has joined."""
+
+    __slots__ = ("operation", "buffer", "version", "parameters", "zeros")
 
     def __init__(self, operation, bucket):
         self.operation, self.buffer, self.parameters = operation, bucket.buffer(), bucket.parameters()
         self.version = self.buffer._version
+        self.zeros = not any(p.grad is not None and _shares(p.grad, self.buffer) for p in self.parameters)
 
 
 class _BackgroundHook:
@@ -108,8 +111,9 @@ class CrossBarrier(Deferring):
         return _remake, (self._kind, {key: value for key, value in self.__getstate__().items()})
 
     def fly(self, flight):
-        """A bucket is on its way."""
+        """A bucket is on its way.  What was looked at before is not the gradient of this step."""
         self._flights.append(flight)
+        self._waited = False
         for p in flight.parameters:
             gates.flying[id(p)] = self
 
@@ -139,10 +143,15 @@ class CrossBarrier(Deferring):
                 raise failure
 
     def _check(self, flight):
+        changed = None
         if flight.buffer._version != flight.version:
+            changed = flight.parameters[0]
+        elif not flight.zeros:
+            changed = next((p for p in flight.parameters if p.grad is not None and not _shares(p.grad, flight.buffer)), None)
+        if changed is not None:
             raise _core.Error("the gradient of %s was changed between backward and the end of its reduction; call "
-                              "optimizer.synchronize() before what changes gradients"
-                              % self._barrier.name_of(flight.parameters[0]), errno.EINVAL)
+                              "optimizer.synchronize() before what changes gradients" % self._barrier.name_of(changed),
+                              errno.EINVAL)
 
     def before_backward(self):
         """No update may be due, and no bucket under way, once backward writes to buckets, or averages are of the next step."""
@@ -174,10 +183,21 @@ class CrossBarrier(Deferring):
         self._barrier.warn(reason)
         self._barrier.finish()
         self.wait_for_buckets()
-        if self._clip_value is not None and closure is None:
+        if closure is None:
+            self._clip()
+            super().step()
+            return loss
+
+        def clipped():
+            loss = closure()
+            self._clip()
+            return loss
+
+        return super().step(clipped)
+
+    def _clip(self):
+        if self._clip_value is not None:
             torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._clip_value)
-        result = super().step(closure)
-        return result if closure is not None else loss
 
     step.hooked = True
     step._wrapped_by_lr_sched = step._with_counter = True  # a scheduler need not wrap it to see that it was called

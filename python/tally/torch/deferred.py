@@ -167,7 +167,8 @@ class Barrier:
     def finish(self, wanted=None, timeout=None):
         """Make the updates of `wanted` (None: of all), and of what has landed in front of the rest.
 
-        timeout: seconds to wait, in all.  After the first failure all others are made, and then it is raised."""
+        timeout: seconds to wait, in all, for a caller that goes on without: what has failed or is late stays due then, and
+        the next gate raises it.  After the first failure all others are made, and then it is raised."""
         if self._pid != os.getpid():  # before the lock, which a thread that is not there may hold
             if self._waiting or self._first is not None:
                 raise _core.Error("this process was forked while updates were due; call synchronize() before",
@@ -177,7 +178,7 @@ class Barrier:
             if not self._waiting and self._first is None:
                 return
             needed = self._waiting if wanted is None else {self._of[id(p)]: None for p in wanted if id(p) in self._of}
-            end = None if timeout is None else time.monotonic() + timeout
+            end, first = None if timeout is None else time.monotonic() + timeout, self._first
             ready, failure = self._gather(needed, end)
             if failure is not None:
                 more, _ = self._gather({one: None for one in self._waiting if one not in ready}, end)
@@ -186,8 +187,9 @@ class Barrier:
                 if ready:
                     self._update(ready)
             finally:
-                self._forget(ready if failure is None else list(self._waiting))
+                self._forget(ready if failure is None or timeout is not None else list(self._waiting))
             if failure is not None:
+                self._first = first if timeout is not None else None
                 raise failure
 
     def hear(self, end=None):
@@ -243,7 +245,8 @@ class Barrier:
         optimizer, pairs = self._optimizer, [pair for reduction in reductions for pair in reduction.pairs]
         subsets = [[] for _ in self._groups]
         for p, _ in pairs:
-            subsets[self._place[id(p)]].append(p)
+            if id(p) in self._place:  # else its group has been taken out of the optimizer
+                subsets[self._place[id(p)]].append(p)
         with _modes_of_step(self._stream):
             kept = []
             for p, gradient in pairs:
@@ -316,6 +319,8 @@ def _modes_of_step(stream):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         if torch._C._len_torch_function_stack():
             stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # within torch.func.grad() and the like
+            stack.enter_context(torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack())
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
         if stream is not None:

@@ -87,14 +87,15 @@ def _tell(parameters):
 
 
 def land(p):
-    """Have the gradient of p reduced: somebody walks over parameters, perhaps to clip."""
+    """Have the gradient of p reduced: somebody reads p, perhaps to look at that.  Backward itself does not."""
     owner = flying.get(id(p))
-    if owner is not None and not getattr(_calling, "through", 0):
+    if owner is not None and not getattr(_calling, "through", 0) and _in_backward() == -1:
         owner.land()
 
 
 def drain(quietly=False, timeout=None):
-    """Make all updates that are due.  quietly: leave those that fail undone, without a word."""
+    """Make all updates that are due.  quietly: give up those that fail, without a word; with a timeout, in seconds, they
+    stay due, and whoever reads their parameters hears why they fail."""
     for owner in set(due.values()):
         try:
             owner.finish(timeout=timeout)
@@ -119,10 +120,7 @@ def through():
 class _Items(ItemsView):
     def __iter__(self):
         for name in list(self._mapping):
-            p = self._mapping[name]
-            if flying:
-                land(p)
-            yield name, p
+            yield name, self._mapping[name]
 
 
 class _Values(ValuesView):
@@ -143,6 +141,8 @@ class Parameters(dict):
                 settle((p,))
             if observed:
                 _tell((p,))
+            if flying:
+                land(p)
         return p
 
     def __iter__(self):  # one of our own keeps dict(self) and {**self} from going past __getitem__
@@ -212,7 +212,7 @@ def _pass(parameters):
         _tell(parameters)
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def _meet_uncovered(module):
     """Compiled code calls a module with a gate, and has none in front: pass it here, between two graphs."""
     global wrong

@@ -295,7 +295,8 @@ def _average(state, bucket, dtype):
 
 def start(model, bucket, dtype):
     """Submit the average of a dense bucket, in place.  Returns the operation."""
-    gradient, index = bucket.buffer(), bucket.index()
+    # Its version tells whether somebody else writes to the bucket, and does not count what is written here.
+    gradient, index = bucket.buffer().data, bucket.index()
     sent, finish = gradient, None
     if gradient.is_complex():
         sent = torch.view_as_real(gradient)

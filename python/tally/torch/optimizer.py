@@ -26,7 +26,7 @@ from .ops import Average, _reduce, _reduction
 from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
-from . import device, uneven
+from . import device, gates, uneven
 
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
@@ -144,7 +144,8 @@ class _Distributed:
                 if attempt:
                     raise ValueError("parameter %s already belongs to a DistributedOptimizer; its gradient would be "
                                      "reduced twice" % self._names[p])
-                gc.collect()  # one that nobody uses may still hang in a cycle
+                gates.drain()  # one that nobody uses is kept by updates that are due
+                gc.collect()   # or may still hang in a cycle
             _owners[id(p)] = (weakref.ref(p), weakref.ref(self))
         optimizer = weakref.ref(self)
 
@@ -471,6 +472,7 @@ class _Distributed:
             def reduced():
                 loss = closure()
                 self.synchronize()
+                self._clip()
                 return loss
 
             try:
@@ -488,7 +490,11 @@ class _Distributed:
                                  "%s: there was a backward after optimizer.synchronize() or unscale_()"
                                  % self._names[next(iter(self._handles))])
         self._synchronized = self._unscaled = False
+        self._clip()
         return super().step(closure)
+
+    def _clip(self):
+        """Change reduced gradients, which a GradScaler has unscaled by now, before the optimizer's own step."""
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
     step.hooked = True
