@@ -140,8 +140,6 @@ static void take(struct tly_replan *r, bool undone)
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
         int way = (p->next > p->card.value) - (p->next < p->card.value);
-        p->before = p->card.value;
-        p->before_sums = p->sums.value;
         if (way && !undone) {
             reversal |= way == -p->moved && r->samples - p->moved_at < soon(r);
             p->moved = way;
@@ -264,9 +262,12 @@ static bool is_far(const struct tly_replan *r)
 static bool begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s, struct try *t,
                          double worth)
 {
-    for (int i = 0; i < r->room; i++)
-        r->place[i].tried = t && (r->place[i].next != r->place[i].card.value ||
-                                  r->place[i].next_sums != r->place[i].sums.value);
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        p->before = p->card.value;
+        p->before_sums = p->sums.value;
+        p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
+    }
     r->trying = t;
     r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
@@ -314,7 +315,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     if (isfinite(goodput) && goodput > 0)
         r->goodput[r->goodputs++ % TLY_GOODPUTS] = goodput;
     bool learnt = tly_candidates_learn(r, count, s);
-    if (!r->fixed && wake(r, count, s))
+    if (!r->fixed && !r->trying && wake(r, count, s))
         return change(r, false);
     if (r->samples - r->changed_at < r->interval)
         return false;

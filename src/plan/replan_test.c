@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/replan.h"
+#include "plan/replan_work.h"
 
 enum { MOST = 24 };
 
@@ -513,6 +513,33 @@ static void who_is_next_to_nothing_rests_and_is_tried_again(void **state)
     finish(&c);
 }
 
+/* A try is under way, and gauges correct another card, for which the split stays. */
+static void a_try_in_vain_is_taken_back_whatever_happens_beside_it(void **state)
+{
+    static const double said[] = {100, 90, 80, 70, 110, 120};
+    struct cluster c;
+    start(&c, 4, 2, said, 0);
+    struct place *p = c.r->place;
+    p[0].before = p[0].card.value;
+    p[0].card.value = 108;
+    split(&c);
+    p[0].tried = true;
+    c.r->trying = &c.r->fine;
+    c.r->before = 10;
+    c.r->promised = .05;
+    bool changed = false;
+    for (int i = 0; i < TLY_GOODPUTS + 1 && !changed; i++) {
+        for (int k = 0; k < c.count; k++)
+            c.s[k].card = (struct tly_sight){.8 * said[k], .7, .7};
+        c.s[2].card = (struct tly_sight){84.5, .9, .9};
+        changed = tly_replan_step(c.r, c.count, c.s, 10);
+    }
+    assert_true(changed);
+    assert_true(tly_replan_bandwidth(c.r, 2) > 80);
+    assert_true(tly_replan_bandwidth(c.r, 0) == 100);
+    finish(&c);
+}
+
 static void sums_that_are_slow_are_found_and_found_again(void **state)
 {
     struct cluster c;
@@ -646,6 +673,7 @@ int main(void)
         cmocka_unit_test(a_declared_card_is_not_tried_beyond_that),
         cmocka_unit_test(a_liar_stops_nobody),
         cmocka_unit_test(who_is_next_to_nothing_rests_and_is_tried_again),
+        cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
         cmocka_unit_test(a_random_walk_is_followed),
         cmocka_unit_test(who_flaps_is_followed_slowly),

@@ -18,7 +18,7 @@ struct place {
     uint32_t rest_left, rest_for;
     bool parts;                 /* its candidate parts it from cards that are alike */
     bool tried;                 /* it has a part in the try that is under way */
-    double before, before_sums; /* its values before the last change */
+    double before, before_sums; /* its values before the last change of the split */
     double next, next_sums;     /* this step's candidates */
     double refuted;             /* a small deviation to this value was tried in vain: not again, */
     uint32_t refuted_until;     /* before so many samples */
