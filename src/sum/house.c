@@ -58,6 +58,7 @@ static void choose(void *user, const struct tly_identity *peer, struct tly_ident
 static int accepting(void *user, struct tly_link_config *config)
 {
     config->choose = choose;
+    config->identity = (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK}; /* until then */
     return tly_peers_accept(user, config);
 }
 
@@ -125,7 +126,7 @@ int tly_house_create(struct tly_loop *loop, const struct tly_params *params,
     h->own_loop.epoll_fd = -1;
     h->loop = loop ? loop : &h->own_loop;
     h->params = params;
-    h->budget.pool.limit = params->memory ? params->memory : default_memory();
+    tly_budget_init(&h->budget, params->memory ? params->memory : default_memory());
     h->hook.tick = tick;
     tly_list_init(&h->hook.node);
     tly_list_init(&h->jobs);
@@ -137,16 +138,21 @@ int tly_house_create(struct tly_loop *loop, const struct tly_params *params,
         err = open_house(h, address);
         tly_loop_unlock(h->loop);
     }
-    if (!err && !loop) {
-        err = tly_thread_start(&h->thread, "tally-sum", serve, h);
-        h->own_thread = !err;
-    }
     if (err) {
         tly_house_destroy(h);
         return err;
     }
     *out = h;
     return 0;
+}
+
+int tly_house_start(struct tly_house *h)
+{
+    if (h->loop != &h->own_loop)
+        return 0;
+    int err = tly_thread_start(&h->thread, "tally-sum", serve, h);
+    h->own_thread = !err;
+    return err;
 }
 
 uint16_t tly_house_port(const struct tly_house *h)

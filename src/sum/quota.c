@@ -10,12 +10,19 @@ static uint64_t claim(const struct tly_quota *q)
 static void change(struct tly_quota *q, uint64_t reserved, uint64_t in_use)
 {
     uint64_t before = claim(q);
-    q->budget->reserved = q->budget->reserved - q->reserved + reserved;
+    struct tly_budget *b = q->budget;
+    b->reserved = b->reserved - q->reserved + reserved;
+    b->pool.limit = b->reserved > b->limit ? b->reserved : b->limit;
     q->reserved = reserved;
     q->in_use = in_use;
-    q->budget->claimed = q->budget->claimed - before + claim(q);
+    b->claimed = b->claimed - before + claim(q);
     if (in_use > q->peak)
         q->peak = in_use;
+}
+
+void tly_budget_init(struct tly_budget *b, uint64_t limit)
+{
+    *b = (struct tly_budget){.pool = {.limit = limit}, .limit = limit};
 }
 
 void tly_quota_init(struct tly_quota *q, struct tly_budget *budget)
@@ -31,12 +38,9 @@ void tly_quota_finish(struct tly_quota *q)
 
 bool tly_quota_reserve(struct tly_quota *q, uint64_t bytes)
 {
-    struct tly_budget *b = q->budget;
+    uint64_t before = q->budget->pool.limit;
     change(q, bytes, q->in_use);
-    bool low = b->reserved > b->pool.limit;
-    if (low)
-        b->pool.limit = b->reserved;
-    return low;
+    return q->budget->pool.limit > before;
 }
 
 bool tly_quota_over(const struct tly_quota *q)

@@ -9,9 +9,10 @@
 
 /* Owner: the house's loop. */
 struct tly_budget {
-    struct tly_pool pool;
-    uint64_t reserved; /* bytes, by all quotas */
-    uint64_t claimed;  /* the sum of their claims */
+    struct tly_pool pool; /* its limit: the budget's, or what is reserved if that is more */
+    uint64_t limit;       /* bytes */
+    uint64_t reserved;    /* by all quotas */
+    uint64_t claimed;     /* the sum of their claims */
 };
 
 /* One job's.  Owner: the house's loop. */
@@ -20,11 +21,13 @@ struct tly_quota {
     uint64_t reserved, in_use, peak;
 };
 
+void tly_budget_init(struct tly_budget *b, uint64_t limit);
 /* With nothing reserved. */
 void tly_quota_init(struct tly_quota *q, struct tly_budget *budget);
 /* The quota is no more; nothing may be in use.  NULL budgets are accepted. */
 void tly_quota_finish(struct tly_quota *q);
-/* Have so many bytes reserved from now on.  The limit grows if it is too low for all that is reserved: true.  Others may use
+/* Have so many bytes reserved from now on.  True: the budget is too low for all that is reserved, and the pool's limit is
+ * that as long as it is reserved.  Others may use
  * so much that claims pass the limit (tly_quota_over()): until they have given it back they get nothing more. */
 bool tly_quota_reserve(struct tly_quota *q, uint64_t bytes);
 /* Is this quota in use beyond what it has reserved, while all claims are past the limit? */

@@ -10,7 +10,8 @@ enum { BYTES = 4096 };
 
 static void test_one_has_all(void **state)
 {
-    struct tly_budget b = {.pool = {.limit = 3 * BYTES}};
+    struct tly_budget b;
+    tly_budget_init(&b, 3 * BYTES);
     struct tly_quota q;
     void *had[3];
     tly_quota_init(&q, &b);
@@ -35,7 +36,8 @@ static void test_one_has_all(void **state)
 
 static void test_what_is_reserved_stays(void **state)
 {
-    struct tly_budget b = {.pool = {.limit = 5 * BYTES}};
+    struct tly_budget b;
+    tly_budget_init(&b, 5 * BYTES);
     struct tly_quota one, other;
     void *had[3], *own[2];
     tly_quota_init(&one, &b);
@@ -66,7 +68,8 @@ static void test_what_is_reserved_stays(void **state)
 
 static void test_comes_late(void **state)
 {
-    struct tly_budget b = {.pool = {.limit = 4 * BYTES}};
+    struct tly_budget b;
+    tly_budget_init(&b, 4 * BYTES);
     struct tly_quota one, late;
     void *had[4], *own;
     tly_quota_init(&one, &b);
@@ -92,6 +95,7 @@ static void test_comes_late(void **state)
         tly_quota_give(&one, had[i], BYTES);
     tly_quota_finish(&one);
     tly_quota_finish(&late);
+    assert_int_equal(b.pool.limit, 4 * BYTES); /* nothing is reserved any more */
     tly_pool_trim(&b.pool);
 }
 
