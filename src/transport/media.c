@@ -120,10 +120,12 @@ static void accepted(void *user, struct tly_door *d, struct tly_channel *channel
             c.created(c.user, link);
         return;
     }
-    if (link)
+    if (link) {
         tly_link_release(link);
-    else
+    } else {
+        channel->medium->close(channel);
         channel->medium->destroy(channel);
+    }
     c.user_calls->closed(c.user, NULL, ENOMEM, "out of memory"); /* accepting() counts on it */
 }
 
