@@ -560,6 +560,7 @@ static int report(struct asker *a, struct query *q, bool json)
     }
     int status = 0;
     a->identity.incarnation = q->peer.incarnation;
+    memcpy(a->identity.job, q->peer.job, sizeof a->identity.job);
     place_members(&q->status, &a->named);
     if (list_services(&j) != 0) {
         status = tly_cli_fail("status", "out of memory");
