@@ -15,9 +15,11 @@
 
 struct tly_house;
 
-/* Listen at `address` (port 0: any within TALLY_PORTS).  loop NULL: a thread is started.  params: borrowed. */
+/* Listen at `address` (port 0: any within TALLY_PORTS).  loop NULL: it gets a loop of its own, which runs from
+ * tly_house_start() on.  Jobs created before that are there when the first peer is heard.  params: borrowed. */
 int tly_house_create(struct tly_loop *loop, const struct tly_params *params,
                      const struct sockaddr_storage *address, struct tly_house **out);
+int tly_house_start(struct tly_house *h);
 uint16_t tly_house_port(const struct tly_house *h);
 /* Where it listens. */
 void tly_house_endpoints(const struct tly_house *h, struct tly_endpoints *out);

@@ -271,17 +271,16 @@ static bool is_of_job(const struct tly_task *t, const void *job)
     return tly_list_entry(t, struct piece, task)->job == job;
 }
 
-/* The connections that came for this job, whether they have proved its secret or not. */
+/* Connections that have named this job and not proved its secret stay: their end would tell a stranger that it was here. */
 static void close_sessions(struct tly_job *job)
 {
     struct tly_list *lobby = &job->house->lobby;
     while (!tly_list_empty(&job->sessions))
         tly_peers_destroy(tly_list_entry(job->sessions.next, struct session, node));
-    for (struct tly_list *n = lobby->next, *next; n != lobby; n = next) {
-        next = n->next;
+    for (struct tly_list *n = lobby->next; n != lobby; n = n->next) {
         struct session *p = tly_list_entry(n, struct session, node);
         if (p->job == job)
-            tly_peers_destroy(p);
+            p->job = NULL;
     }
 }
 

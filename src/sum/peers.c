@@ -101,6 +101,10 @@ static void opened(void *user, struct tly_link *l)
     struct session *p = user;
     const struct tly_identity *peer = tly_link_peer(l);
     char name[64];
+    if (!p->job) { /* it has ended since the peer named it */
+        tly_peers_destroy(p);
+        return;
+    }
     p->proved = true;
     tly_list_remove(&p->node);
     tly_list_append(&p->job->sessions, &p->node);

@@ -20,6 +20,8 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     int err = s ? tly_house_create(loop, params, address, &s->house) : tly_fail(ENOMEM, "out of memory");
     if (!err)
         err = tly_job_create(s->house, params, identity, &s->job);
+    if (!err)
+        err = tly_house_start(s->house);
     if (err) {
         tly_service_destroy(s, 0);
         return err;
