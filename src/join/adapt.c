@@ -66,7 +66,7 @@ static bool is_complete(const struct tly_coordinator *c)
         return false;
     bool all = true;
     for (uint32_t i = 0; i < c->size; i++)
-        all &= !c->ranks[i] || c->ranks[i]->left || c->ranks[i]->traffic.count;
+        all &= !c->ranks[i] || c->ranks[i]->left || c->roster.ranks[i].joined || c->ranks[i]->traffic.count;
     return all;
 }
 

@@ -42,7 +42,9 @@ static double card_ratio(const struct tly_coordinator *c, uint32_t service)
     double due = (double)c->roster.services[service].said;
     int n = 0;
     for (uint32_t i = 0; !(due > 0) && i < c->roster.service_count && n < TLY_MAX_SERVICES; i++)
-        if (i != service && c->roster.services[i].card == i)
+        if (i != service && c->roster.services[i].card == i &&
+            c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
+            tly_replan_bandwidth(c->adapt.replan, (int)i) > 0)
             other[n++] = 8 * tly_replan_bandwidth(c->adapt.replan, (int)i);
     if (n) {
         qsort(other, (size_t)n, sizeof *other, by_value);
@@ -76,7 +78,7 @@ static bool find_late(const struct tly_coordinator *c, struct tly_lateness *late
     const struct tly_own **of = calloc(c->size, sizeof *of);
     int named = c->slow.told.why == TLY_WHY_COMPUTES ? (int)c->slow.who : -1;
     for (uint32_t i = 0; of && i < c->size; i++)
-        of[i] = c->ranks[i] && !c->ranks[i]->left ? &c->ranks[i]->own : NULL;
+        of[i] = c->ranks[i] && !c->ranks[i]->left && !c->roster.ranks[i].joined ? &c->ranks[i]->own : NULL;
     bool found = of && tly_late_find((int)c->size, of, named, late);
     free(of);
     return found;
@@ -98,7 +100,7 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
     }
     if (half)
         return TLY_WHY_ALL_CARDS;
-    /* A slow card of which nobody waits for at this moment. */
+    /* A slow card that nobody waits for now. */
     *who = c->slow.who;
     return cards && c->slow.told.why == TLY_WHY_CARD && has_slow_card(c, *who)
                ? TLY_WHY_CARD

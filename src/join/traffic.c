@@ -185,8 +185,8 @@ void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
         }
     }
     for (uint32_t s = 0; s < r->service_count; s++) {
-        out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){0};
-        out[s].sums = flow ? sums(&pushes[s]) : (struct tly_sight){0};
+        out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){NAN, NAN, NAN};
+        out[s].sums = flow ? sums(&pushes[s]) : (struct tly_sight){NAN, NAN, NAN};
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);

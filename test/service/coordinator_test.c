@@ -402,17 +402,22 @@ static void report(struct member *m, uint32_t epoch, enum seen seen)
     post(m, TLY_PACE, 0, &w);
 }
 
-/* Both ranks report again and again, until *what. */
-static void report_until(const int *what, int value, enum seen seen)
+/* So many ranks report again and again, until *what. */
+static void some_report_until(uint32_t ranks, const int *what, int value, enum seen seen)
 {
     for (int i = 0; *what < value; i++) {
         if (i >= 2000)
             fail_msg("in vain; the last verdict: %s", x.member[0].verdict);
-        for (uint32_t rank = 0; rank < RANKS; rank++)
+        for (uint32_t rank = 0; rank < ranks; rank++)
             report(&x.member[rank], x.member[rank].roster.epoch, seen);
         for (int turn = 0; turn < 30; turn++)
             tly_loop_turn(&x.loop, 2);
     }
+}
+
+static void report_until(const int *what, int value, enum seen seen)
+{
+    some_report_until(RANKS, what, value, seen);
 }
 
 static uint32_t weight_of(const struct member *teller, uint32_t member)
@@ -507,6 +512,17 @@ static void test_a_report_that_cannot_be(void **state)
     }
     assert_int_equal(x.member[1].closed + x.member[0].failed + x.member[0].prepared, 0);
     report_until(&x.member[0].prepared, 1, SLOW); /* and it is heard again once it makes sense */
+}
+
+/* A rank that has joined has nothing to report, and the split follows what the others see. */
+static void test_a_rank_that_has_joined_reports_no_more(void **state)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, 0);
+    tly_write32(&w, 1);
+    post(&x.member[1], TLY_JOINED, 0, &w);
+    some_report_until(1, &x.member[0].prepared, 1, SLOW);
+    assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
 }
 
 static int set_up_without_tallyd(void **state)
@@ -813,6 +829,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
