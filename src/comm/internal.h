@@ -241,6 +241,7 @@ struct tally_op {
 /* What has gone over a connection since it began. */
 struct glance {
     struct tly_link_load out, in; /* pushes; results, as the service has said */
+    uint64_t received;            /* bytes that have come over the connection */
     uint64_t held_us;             /* something was handed over and not accepted */
 };
 

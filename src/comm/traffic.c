@@ -86,10 +86,12 @@ void tly_traffic_begin(tally_comm *c)
 /* A connection that is new cannot be compared with what the one before has sent. */
 static void glance(struct peer *p, uint64_t now)
 {
-    struct glance seen = {.held_us = p->held_us + (p->held_since ? now - p->held_since : 0)};
+    struct glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
+                          .held_us = p->held_us + (p->held_since ? now - p->held_since : 0)};
     bool can = p->open && tly_link_load(p->link, &seen.out) == 0;
     p->comparable = can && p->glanced && p->answered && seen.out.bytes >= p->seen.out.bytes &&
-                    seen.out.busy_us >= p->seen.out.busy_us && seen.held_us >= p->seen.held_us;
+                    seen.out.busy_us >= p->seen.out.busy_us && seen.held_us >= p->seen.held_us &&
+                    seen.received >= p->seen.received;
     p->before = p->seen;
     p->seen = seen;
     p->glanced = can;
@@ -125,7 +127,9 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
                                       since(now->out.busy_us, then->out.busy_us)};
     l->held_us = since(now->held_us, then->held_us);
-    if (p->answered && then->in.bytes && now->in.bytes >= then->in.bytes) /* 0: the service does not know */
+    bool known =
+        p->answered && then->in.bytes && now->in.bytes >= then->in.bytes; /* 0: the service does not know */
+    if (known && tly_traffic_can_be(now->in.bytes - then->in.bytes, now->received - then->received))
         l->in = (struct tly_traffic_way){now->in.bytes - then->in.bytes,
                                          since(now->in.busy_us, then->in.busy_us)};
 }
