@@ -372,6 +372,46 @@ static void test_late_job(void **state)
     assert_true(facts(0).bytes_peak <= facts(0).memory_limit);
 }
 
+/* A job has some of more results from before a loss than its own memory holds when another one begins.  It cannot give them
+ * back, and yet its rounds end one after another. */
+static void test_late_job_after_a_loss(void **state)
+{
+    enum { ROUNDS = 4, HAD = 1024 };
+    uint64_t pushed[RANKS] = {0};
+    int answered[RANKS] = {0};
+    begin_job(0);
+    for (uint64_t key = 1; key <= ROUNDS; key++)
+        for (int i = 0; i < RANKS; i++) {
+            struct tly_frame f = push(key);
+            f.type = TLY_HAVE;
+            f.flags = 0;
+            f.offset = HAD;
+            raw_post(at(0, i), f, NULL, 0);
+        }
+    for (int i = 0; i < RANKS; i++)
+        raw_until(&raw.rank[at(0, i)].again, ROUNDS);
+    assert_int_equal(facts(0).bytes_in_use, ROUNDS * RAW_PART);
+    begin_job(1);
+    for (int turns = 0; raw.rank[at(0, 0)].results < ROUNDS || raw.rank[at(0, 1)].results < ROUNDS; turns++) {
+        assert_true(turns < 20000);
+        tly_loop_turn(&raw.loop, 2);
+        for (int i = 0; i < RANKS; i++) {
+            struct raw_rank *r = &raw.rank[at(0, i)];
+            assert_true(!r->closed && r->again <= RAW_ASKED);
+            for (; answered[i] < r->again && pushed[i] + RAW_PART <= r->granted; answered[i]++) {
+                struct tly_frame rest = push(r->asked[answered[i]]);
+                rest.offset = HAD;
+                rest.flags = TLY_LAST | TLY_RESUMED;
+                raw_post(at(0, i), rest, data((float)(1 + i)), RAW_PART - HAD);
+                pushed[i] += RAW_PART;
+            }
+        }
+    }
+    sum(1, 1, 7);
+    assert_true(facts(0).bytes_peak <=
+                (ROUNDS + RANKS) * RAW_PART); /* past the limit by no more than one round */
+}
+
 /* A job dies with pushes under way: its connections end, the other goes on, and all its memory is there again. */
 static void test_death(void **state)
 {
@@ -449,6 +489,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_silent_strangers, begin, end),
         cmocka_unit_test_setup_teardown(test_late_rank, begin, end),
         cmocka_unit_test_setup_teardown(test_late_job, begin, end),
+        cmocka_unit_test_setup_teardown(test_late_job_after_a_loss, begin, end),
         cmocka_unit_test_setup_teardown(test_death, begin, end),
         cmocka_unit_test_setup_teardown(test_death_while_the_crew_sums, begin, end),
     };
