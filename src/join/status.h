@@ -22,7 +22,7 @@ enum tly_job_state {
 /* How far a member has come. */
 enum tly_stand { TLY_STAND_JOINED, TLY_STAND_PROVED, TLY_STAND_CONNECTED, TLY_STAND_LEFT };
 
-/* Who holds the job up, and by what. */
+/* The machine or rank that holds the job up, and how. */
 enum tly_why { TLY_WHY_NOBODY, TLY_WHY_CARD, TLY_WHY_SUMS, TLY_WHY_COMPUTES, TLY_WHY_ALL_CARDS, TLY_WHYS };
 struct tly_slow {
     uint32_t why;   /* enum tly_why */

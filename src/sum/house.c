@@ -4,7 +4,8 @@
  * they live.  Its lobby holds connections whose handshake is under way.  A connection's first message names the job:
  * choose() finds that, and has the handshake go on with the job's identity.  For an unknown job it goes on with a decoy:
  * a secret that nobody knows, and an incarnation that is always the same for that name.  So the peer's proof fails where a
- * wrong secret fails, and what it has seen till then tells it nothing about which jobs are here.
+ * wrong secret fails, and until then this house looks the same to it.  Two limits: a peer that names no job is told the
+ * name of the only one, and a job's incarnation is the same in all its houses, a decoy's is not.
  *
  * All of it belongs to the loop. */
 #include "sum/house.h"
@@ -22,7 +23,7 @@
 #include "sum/internal.h"
 #include "topo/topo.h"
 
-/* --- who comes ----------------------------------------------------------------------------------- */
+/* --- the job of a peer --------------------------------------------------------------------------- */
 
 /* A peer that names no job wants the only one.  Of several starts of a job it means the one whose incarnation it names, or
  * the newest. */

@@ -35,30 +35,28 @@ void tly_memory_forget_slots(struct tly_job *job, struct round *r)
     }
 }
 
+static void give_back(struct tly_job *job, struct round *r, struct slot *slot)
+{
+    if (slot->data != r->result)
+        tly_quota_give(&job->quota, slot->data, r->head.length);
+    tly_loan_return(slot->loan);
+    slot->loan = NULL;
+    slot->data = NULL;
+}
+
 void tly_memory_release_inputs(struct tly_job *job, struct round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct slot *slot = &r->slots[i];
-        if (slot->data != r->result)
-            tly_quota_give(&job->quota, slot->data, r->head.length);
-        tly_loan_return(slot->loan);
-        slot->loan = NULL;
-        slot->data = NULL;
-        tly_window_give_back(job, i, slot);
+        give_back(job, r, &r->slots[i]);
+        tly_window_give_back(job, i, &r->slots[i]);
     }
 }
 
 void tly_memory_close(struct tly_job *job, struct round *r)
 {
     tly_memory_drop_loans(job, r); /* pieces of it may have been left undone */
-    for (uint32_t i = 0; i < job->ranks; i++) {
-        struct slot *slot = &r->slots[i];
-        if (slot->data != r->result)
-            tly_quota_give(&job->quota, slot->data, r->head.length);
-        tly_loan_return(slot->loan);
-        slot->loan = NULL;
-        slot->data = NULL;
-    }
+    for (uint32_t i = 0; i < job->ranks; i++)
+        give_back(job, r, &r->slots[i]);
     tly_quota_give(&job->quota, r->result, r->result_room);
     r->result = NULL;
 }

@@ -53,8 +53,8 @@ class _BackgroundHook:
     def __call__(self, state, bucket):
         parallel, optimizer = self._parallel(), self._optimizer()
         if optimizer is not None and bucket.index() == 0:
-            # Of another backward since step(), or, where this rank has no more input, of its last step or of zeros: all
-            # of them have this bucket's name.
+            # Operations on their way have this bucket's name: another backward's since step(), or, if this rank has no
+            # more input, its last step's or those of zeros.
             optimizer.before_backward()
         if optimizer is None or bucket.buffer().is_sparse or not _is_settled(parallel) or optimizer.fixed_reason():
             return hooks._average(state, bucket, self._dtype)
