@@ -90,7 +90,7 @@ def test_runs_from_the_wheel(installed, tmp_path):
     script.write_text(textwrap.dedent(SCRIPT))
     output = run(installed / "tally", "run", "-n", "2", "-k", "1", "--", installed / "python", script,
                  tmp_path / "store", cwd=tmp_path)
-    assert output.count("done") == 2
+    assert output.count("] done\n") == 2
 
 
 JAX_SCRIPT = """
@@ -116,4 +116,4 @@ def test_jax_from_the_wheel(installed, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(JAX_SCRIPT))
     output = run(installed / "tally", "run", "-n", "2", "--", installed / "python", script, cwd=tmp_path)
-    assert output.count("done") == 2
+    assert output.count("] done\n") == 2
