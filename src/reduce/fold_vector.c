@@ -354,26 +354,37 @@ INLINE struct how how(const struct tly_fold *f, enum tly_format from, enum tly_f
 }
 
 #define ARGUMENTS const struct tly_fold *f, const void *const in[], unsigned char *out, size_t count
-#define LOOPS(V, from, to, op, scaled) fold_##V(how(f, from, to, op, scaled), f->n, in, out, count)
-#define OP(V, from, to, op, scaled) \
+
+/* The loops of one operation.  All in one function would take a compiler with sanitizers several times as long. */
+#define OP(name, V, from, to, op, scaled) \
+    static __attribute__((noinline)) void name(ARGUMENTS) \
+    { \
+        fold_##V(how(f, from, to, op, scaled), f->n, in, out, count); \
+    }
+#define CASE(op, name) \
     case op: \
-        LOOPS(V, from, to, op, scaled); \
+        name(f, in, out, count); \
         break
 
 /* Scaled sums have loops of their own; the rarer reductions always multiply: by 1 that changes nothing but
  * NaNs, which are stored as the canonical one anyway. */
 #define FLOATS(name, V, from, to) \
+    OP(name##_sum, V, from, to, TALLY_SUM, false) \
+    OP(name##_scaled_sum, V, from, to, TALLY_SUM, true) \
+    OP(name##_product, V, from, to, TALLY_PRODUCT, true) \
+    OP(name##_min, V, from, to, TALLY_MIN, true) \
+    OP(name##_max, V, from, to, TALLY_MAX, true) \
     static void name(ARGUMENTS) \
     { \
         switch (f->op) { \
-            OP(V, from, to, TALLY_PRODUCT, true); \
-            OP(V, from, to, TALLY_MIN, true); \
-            OP(V, from, to, TALLY_MAX, true); \
+            CASE(TALLY_PRODUCT, name##_product); \
+            CASE(TALLY_MIN, name##_min); \
+            CASE(TALLY_MAX, name##_max); \
         case TALLY_SUM: \
             if (f->prescale != 1 || f->divisor != 1 || f->postscale != 1) \
-                LOOPS(V, from, to, TALLY_SUM, true); \
+                name##_scaled_sum(f, in, out, count); \
             else \
-                LOOPS(V, from, to, TALLY_SUM, false); \
+                name##_sum(f, in, out, count); \
         } \
     }
 FLOATS(f32, F, TLY_F32, TLY_F32)
@@ -386,13 +397,17 @@ FLOATS(bf16_partial, F, TLY_BF16, TLY_F32)
 FLOATS(partial_bf16, F, TLY_F32, TLY_BF16)
 
 #define INTEGERS(name, V, format) \
+    OP(name##_sum, V, format, format, TALLY_SUM, false) \
+    OP(name##_product, V, format, format, TALLY_PRODUCT, false) \
+    OP(name##_min, V, format, format, TALLY_MIN, false) \
+    OP(name##_max, V, format, format, TALLY_MAX, false) \
     static void name(ARGUMENTS) \
     { \
         switch (f->op) { \
-            OP(V, format, format, TALLY_SUM, false); \
-            OP(V, format, format, TALLY_PRODUCT, false); \
-            OP(V, format, format, TALLY_MIN, false); \
-            OP(V, format, format, TALLY_MAX, false); \
+            CASE(TALLY_SUM, name##_sum); \
+            CASE(TALLY_PRODUCT, name##_product); \
+            CASE(TALLY_MIN, name##_min); \
+            CASE(TALLY_MAX, name##_max); \
         } \
     }
 INTEGERS(s8, B, TLY_S8)
@@ -404,21 +419,19 @@ INTEGERS(u16, H, TLY_U16)
 INTEGERS(u32, W, TLY_U32)
 INTEGERS(u64, Q, TLY_U64)
 
-#define PRODUCTS(name, V, format) \
-    static void name(ARGUMENTS) \
-    { \
-        LOOPS(V, format, format, TLY_COMPLEX_PRODUCT, true); \
-    }
-PRODUCTS(c64, F, TLY_F32)
-PRODUCTS(c128, D, TLY_F64)
+OP(c64, F, TLY_F32, TLY_F32, TLY_COMPLEX_PRODUCT, true)
+OP(c128, D, TLY_F64, TLY_F64, TLY_COMPLEX_PRODUCT, true)
 
 #define BITS(name, format) \
+    OP(name##_and, B, format, format, TALLY_BAND, false) \
+    OP(name##_or, B, format, format, TALLY_BOR, false) \
+    OP(name##_xor, B, format, format, TALLY_BXOR, false) \
     static void name(ARGUMENTS) \
     { \
         switch (f->op) { \
-            OP(B, format, format, TALLY_BAND, false); \
-            OP(B, format, format, TALLY_BOR, false); \
-            OP(B, format, format, TALLY_BXOR, false); \
+            CASE(TALLY_BAND, name##_and); \
+            CASE(TALLY_BOR, name##_or); \
+            CASE(TALLY_BXOR, name##_xor); \
         } \
     }
 BITS(bits, TLY_S8)
