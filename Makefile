@@ -2,7 +2,8 @@
 #
 #   make            build into build/; everything runs from there (build/bin/tally, PYTHONPATH=build/python)
 #   make demo       train a network with 4 workers and 2 tallyd on this machine
-#   make test       all tests; ends with "N passed, N failed".  SUITES="unit cli" runs only those
+#   make test       the tests; ends with "N passed, N failed".  SUITES="unit cli" runs only those
+#   make test-all   also the long ones: more of each kind, more steps, a minute for each fuzzer
 #   make bench      measure; ARGS="--quick --json FILE" goes to the benchmarks
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make clean      remove what was built; build/venv stays
@@ -11,12 +12,14 @@
 #   make fuzz       each fuzzer for SECONDS (60)
 #   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults and of cards that change
 #
+# LONG=3/8 has `make test` run the third of eight parts of the long tests, too.
 # PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 SECONDS ?= 60
 SEEDS ?= 100
+LONG ?= none
 export PYTHON VERBOSE
 
 setup = scripts/setup.sh
@@ -24,7 +27,7 @@ build = scripts/build.sh meson -Dprefix=$(PREFIX)
 venv = build/venv/bin/python
 data = /usr/share/datasets/fashion-mnist
 
-.PHONY: all demo test bench install clean asan ubsan tsan lint format fuzz chaos help
+.PHONY: all demo test test-all bench install clean asan ubsan tsan lint format fuzz chaos help
 .NOTPARALLEL:
 
 all:
@@ -39,7 +42,10 @@ demo:
 test:
 	@$(setup) test
 	@$(build)
-	@$(venv) scripts/run_tests $(SUITES)
+	@$(venv) scripts/run_tests --long=$(LONG) $(SUITES)
+
+test-all:
+	@$(MAKE) test LONG=all
 
 bench:
 	@$(setup) bench
@@ -74,7 +80,7 @@ fuzz:
 chaos:
 	@$(setup) test
 	@$(build)
-	@cd test && TALLY_CHAOS=$(SEEDS) ../$(venv) -m pytest -q -p no:cacheprovider model fault lab/test_adapt.py
+	@cd test && TALLY_CHAOS=$(SEEDS) ../$(venv) -m pytest -q -p no:cacheprovider --long=all model fault lab/test_adapt.py
 	@$(venv) test/fault/chaos.py --seeds $(SEEDS) $(ARGS)
 
 help:

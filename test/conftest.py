@@ -1,0 +1,30 @@
+"""`long`: one more of a kind of which the ordinary run has some, or many steps of what it does a few of.
+
+--long=all runs them too, --long=3/8 the third of eight parts of them: which part a test is in depends on its name alone."""
+
+import zlib
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", default="none", metavar="none|all|I/N", help="which tests marked `long` run, too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: for make test-all and make chaos")
+
+
+def chooses(option):
+    """Whether a test of this name runs, as a function."""
+    if option in ("none", "all"):
+        return lambda name: option == "all"
+    part, parts = map(int, option.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(f"--long={option}: there is no such part")
+    return lambda name: zlib.crc32(name.encode()) % parts == part - 1
+
+
+def pytest_collection_modifyitems(config, items):
+    chosen = chooses(config.getoption("--long"))
+    later = {item for item in items if item.get_closest_marker("long") and not chosen(item.nodeid)}
+    config.hook.pytest_deselected(items=list(later))
+    items[:] = [item for item in items if item not in later]
