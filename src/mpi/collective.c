@@ -129,6 +129,8 @@ static int reduce(const void *send, void *take, int count, const struct tly_mpi_
         return error;
     tally_op *op;
     struct tally_options options = tly_mpi_options(comm);
+    if (take != send)
+        tly_mpi_expect_result(take, bytes);
     int err = root == TLY_MPI_NONE
                   ? tally_push_pull(c, NULL, send, take, (size_t)count, r.dtype, r.how, &options, &op)
                   : tally_reduce(c, NULL, send, take, (size_t)count, r.dtype, r.how, root, &options, &op);
@@ -170,6 +172,8 @@ static int scatter_sum(const void *input, void *output, const size_t counts[], s
     if (c) {
         tally_op *op;
         struct tally_options options = tly_mpi_options(comm);
+        if (!overlaps)
+            tly_mpi_expect_result(place, bytes);
         int err = tally_reduce_scatter(c, NULL, input, place, counts, r.dtype, r.how, &options, &op);
         tly_mpi_leave();
         error = tly_mpi_finish(err, op, function);

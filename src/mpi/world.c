@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -240,6 +241,18 @@ int tly_mpi_finish(int err, tally_op *op, const char *function)
     return error;
 }
 
+/* From this size on glibc maps each allocation anew (its largest M_MMAP_THRESHOLD). */
+enum { MAPPED_ANEW = 32 << 20, LARGE_PAGE = 2 << 20 };
+
+void tly_mpi_expect_result(void *result, size_t bytes)
+{
+    uintptr_t begin = ((uintptr_t)result + LARGE_PAGE - 1) & -(uintptr_t)LARGE_PAGE;
+    uintptr_t end = ((uintptr_t)result + bytes) & -(uintptr_t)LARGE_PAGE;
+    if (bytes >= MAPPED_ANEW)
+        (void)madvise((void *)begin, end - begin,
+                      MADV_HUGEPAGE); /* advice: where it is not taken nothing changes */
+}
+
 int tly_mpi_gather(const struct tly_mpi_comm *comm, const void *piece, size_t bytes, void *all,
                    const char *note, const char *function)
 {
@@ -261,6 +274,7 @@ int tly_mpi_gather(const struct tly_mpi_comm *comm, const void *piece, size_t by
         memmove(own, from, bytes); /* libtally takes an overlapping piece only in its own place */
         from = own;
     }
+    tly_mpi_expect_result(all, bytes * (size_t)comm->size);
     int err = tally_allgather_into(c, NULL, from, all, bytes, TALLY_UINT8, &options, &op);
     tly_mpi_leave();
     return tly_mpi_finish(err, op, function);

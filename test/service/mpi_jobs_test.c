@@ -1,10 +1,12 @@
 /* mpi_jobs_test.c - jobs whose ranks load libtally_mpi.so as MPItrampoline does: by dlopen(), with symbols of its own
  * first, and every name by dlsym().  Under the sanitizers, which that order breaks, it is left out. */
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "job.h"
 
@@ -367,6 +369,51 @@ static void test_a_split_that_one_rank_lacks(void **state)
     job_clear(&j);
 }
 
+/* Whether the kernel was advised to use large pages there. */
+static bool advised(const void *place)
+{
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[512];
+    bool within = false, found = false;
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps)) {
+        uintptr_t from, to;
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
+            within = from <= (uintptr_t)place && (uintptr_t)place < to;
+        else if (within && strncmp(line, "VmFlags:", 8) == 0)
+            found = strstr(line, " hg") != NULL;
+    }
+    fclose(maps);
+    return found;
+}
+
+static int has_large_results(int rank, void *arg)
+{
+    enum { PIECE = 9 << 20 };
+    int32_t *x = numbers(RANKS * PIECE / 4), *y = numbers(RANKS * PIECE / 4);
+    void *huge = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(huge != MAP_FAILED);
+    bool known = madvise(huge, 4 << 20, MADV_HUGEPAGE) == 0; /* a kernel may be built without */
+    begin();
+    for (int i = 0; i < RANKS * PIECE / 4; i++)
+        x[i] = rank + i;
+    CHECK(mpi.allreduce(x, y, PIECE / 4, mpi.int32, mpi.sum, mpi.world) == 0);
+    CHECK(!advised((unsigned char *)y + PIECE / 2)); /* small ones use what they had before */
+    CHECK(mpi.allreduce(x, y, RANKS * PIECE / 4, mpi.int32, mpi.sum, mpi.world) == 0);
+    CHECK(advised((unsigned char *)y + RANKS * PIECE / 2) == known);
+    for (int i = 0; i < RANKS * PIECE / 4; i++)
+        CHECK(y[i] == RANKS * i + RANKS * (RANKS - 1) / 2);
+    CHECK(!advised((unsigned char *)x + RANKS * PIECE / 2));
+    mpi.finalize();
+    free(x), free(y), munmap(huge, 4 << 20);
+    return 0;
+}
+
+static void test_large_results_come_in_large_pages(void **state)
+{
+    run_job(has_large_results, 0);
+}
+
 static int one_dies(int rank, void *arg)
 {
     int32_t *x = calloc(MANY, sizeof *x);
@@ -421,6 +468,7 @@ int main(void)
         cmocka_unit_test(test_everything_with_tallyd),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_large_results_come_in_large_pages),
         cmocka_unit_test(test_a_split_that_one_rank_lacks),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_an_absent_function_names_itself),
