@@ -216,7 +216,10 @@ def draw(rows, file):
                     lines.setdefault(label, []).append((row["bytes"] / MEGA, 100 * row["fraction"]))
             for label, points in lines.items():
                 axis.plot(*zip(*sorted(points)), marker="o", label=label)
-            axis.set(title=f"{operation}, n = {n}", xscale="log", ylim=(0, 102), xlabel="MB", ylabel="% of the optimum")
+            sizes = sorted({x for points in lines.values() for x, _ in points})
+            axis.set(title=f"{operation}, n = {n}", xscale="log", ylim=(0, 110), xlabel="MB", ylabel="% of the optimum")
+            axis.set_xticks(sizes, [f"{x:g}" for x in sizes])
+            axis.set_xticks([], minor=True)
             axis.legend(fontsize="x-small")
             axis.title.set_fontsize("small")
     figure.tight_layout()
