@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-enum { MOST = 120000, ROUNDS = 6 };
+enum { MOST = 50000, ROUNDS = 6 };
 
 struct board {
     atomic_int stage;
