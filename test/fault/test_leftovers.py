@@ -90,5 +90,5 @@ def test_a_thousand_rounds_take_no_more_than_a_hundred(tmp_path, settings, shuff
 @pytest.mark.long
 def test_many_rounds(tmp_path):
     with Job(tmp_path, ranks=3, services=2, sizes=SIZES, words=("pause_ms=0",)) as job:
-        assert soak(job, 100000) == []
+        assert soak(job, 20000) == []  # soak.py does 100000
         job.finish()
