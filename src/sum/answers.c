@@ -2,8 +2,9 @@
  *
  * A session's answers that have bytes to send wait in a heap, by priority and then in the order in which their results
  * began.  An answer that has gone out whole, or a verdict, is a delivery: the session's ring keeps these in the order in
- * which they left.  The rank's count `received` confirms a prefix of them.  A round that all its ranks have confirmed is
- * stable: it goes, and the count `stable` tells each rank up to where that holds. */
+ * which they left.  The rank's count `received` confirms a prefix of them.  It may come before the medium has completed
+ * them, and counts from then on.  A round that all its ranks have confirmed is stable: it goes, and the count `stable`
+ * tells each rank up to where that holds. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -118,15 +119,26 @@ void tly_answers_received(struct session *p, uint64_t count)
 {
     struct tly_job *job = p->job;
     bool any = false;
-    while (p->received < count && p->received < p->delivered) {
+    if (count > p->told)
+        p->told = count < p->delivered ? count : p->delivered; /* it cannot have more */
+    while (p->received < p->told) {
         struct round *r = p->deliveries[p->received % p->ring_room];
         if (r->answers[p->rank].on_way && tly_link_is_open(p->link))
-            break; /* it cannot have what is not sent yet */
+            break; /* a medium may complete a frame after the peer has read it */
         p->received++;
         any |= tly_answers_confirmed(job, r, p->rank);
     }
     if (any)
         tly_answers_settle(job);
+}
+
+void tly_answers_sent(struct session *p, struct answer *a)
+{
+    if (--a->on_way || !a->done)
+        return;
+    tly_round_stamp(p->job, a->round, TLY_AT_ANSWERED, p->rank);
+    if (p->told > p->received)
+        tly_answers_received(p, p->told);
 }
 
 /* Nobody else will ask for the round.  Ranks may never come for a verdict: later deliveries do not wait for them for

@@ -95,7 +95,7 @@ struct slot {
 struct answer {
     struct round *round;
     uint32_t sent;   /* bytes */
-    uint32_t on_way; /* fragments that the kernel does not have whole yet */
+    uint32_t on_way; /* fragments that the medium has not completed: it may still read them */
     bool queued, done;
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* its rank has it, or will never ask for it */
@@ -207,6 +207,8 @@ struct session {
     struct tly_outbox outbox;  /* a letter's tag: the round whose verdict it is (a reference) */
     struct round **deliveries; /* owned ring of rounds answered and not yet stable (references) */
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
+    uint64_t
+        told; /* deliveries that the rank says it has; past `received` while the medium still reads them */
     uint32_t ring_room;
 };
 
@@ -451,8 +453,10 @@ bool tly_answers_reserve(struct session *p);
 void tly_answers_delivered(struct session *p, struct round *r);
 /* The rank has the answer.  True: it was the last, and the round is no more. */
 bool tly_answers_confirmed(struct tly_job *job, struct round *r, uint32_t rank);
-/* The rank has so many of its answers. */
+/* The rank says that it has so many of its answers.  One that the medium still reads is kept until tly_answers_sent(). */
 void tly_answers_received(struct session *p, uint64_t count);
+/* The medium has completed a fragment of this answer.  The answer may be gone afterwards. */
+void tly_answers_sent(struct session *p, struct answer *a);
 /* Forget deliveries that have become stable. */
 void tly_answers_settle(struct tly_job *job);
 

@@ -139,10 +139,7 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 
 static void sent(void *user, struct tly_link *l, void *token)
 {
-    struct session *p = user;
-    struct answer *a = token;
-    if (--a->on_way == 0 && a->done)
-        tly_round_stamp(p->job, a->round, TLY_AT_ANSWERED, p->rank);
+    tly_answers_sent(user, token);
 }
 
 static void remember(void *user, struct tly_link *l)

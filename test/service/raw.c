@@ -102,8 +102,11 @@ void raw_settle(int rank)
 void raw_connect(int rank, const struct tly_identity *job, uint32_t number, const struct tly_endpoints *to)
 {
     struct raw_rank *r = &raw.rank[rank];
-    struct tly_link_config c = {
-        .user_calls = &calls, .user = r, .identity = *job, .peer_name = "service", .by_address = true};
+    struct tly_link_config c = {.user_calls = &calls,
+                                .user = r,
+                                .identity = *job,
+                                .peer_name = "service",
+                                .by_address = !raw.library};
     tly_outbox_finish(&r->outbox, NULL, NULL);
     memset(r, 0, sizeof *r);
     r->granted = RAW_WINDOW;
@@ -141,7 +144,7 @@ void raw_begin_alone(const char *const *settings)
     assert_int_equal(tly_loop_init(&raw.loop), 0);
 }
 
-int raw_begin(uint32_t count, const char *const *settings)
+static void start(struct tly_loop *loop, uint32_t count)
 {
     static struct tly_roster_rank ranks[RAW_MOST_RANKS];
     static struct tly_roster_service services[RAW_MOST_RANKS];
@@ -158,7 +161,6 @@ int raw_begin(uint32_t count, const char *const *settings)
         .ranks = ranks,
         .services = services};
     struct sockaddr_storage at;
-    raw_begin_alone(settings);
     raw.identity =
         (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
     tly_hello_secret(NULL, raw.identity.secret);
@@ -167,11 +169,27 @@ int raw_begin(uint32_t count, const char *const *settings)
         services[i].weight = 1;
     }
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
-    assert_int_equal(tly_service_create(NULL, &raw.params, &raw.identity, &at, &raw.service), 0);
+    assert_int_equal(tly_service_create(loop, &raw.params, &raw.identity, &at, &raw.service), 0);
     services[0].incarnation = tly_service_incarnation(raw.service);
     assert_int_equal(tly_service_begin(raw.service, &roster), 0);
     for (int i = 0; i < RAW_COME; i++)
         raw_enter(i);
+}
+
+int raw_begin(uint32_t count, const char *const *settings)
+{
+    raw_begin_alone(settings);
+    start(NULL, count);
+    return 0;
+}
+
+int raw_begin_over(const struct tly_medium *medium, uint32_t count, const char *const *settings)
+{
+    raw_begin_alone(settings);
+    raw.library = tly_media;
+    raw.only[0] = medium;
+    tly_media = raw.only;
+    start(&raw.loop, count);
     return 0;
 }
 
@@ -185,6 +203,8 @@ void raw_end(void)
     tly_loop_unlock(&raw.loop);
     tly_service_destroy(raw.service, 0);
     tly_loop_finish(&raw.loop);
+    if (raw.library)
+        tly_media = raw.library;
     tly_params_finish(&raw.params);
 }
 

@@ -7,6 +7,7 @@
 #include "base/param.h"
 #include "sum/service.h"
 #include "tally/tally.h"
+#include "transport/medium.h"
 #include "transport/outbox.h"
 
 /* Two of the ranks come by raw_begin(); the others where a test calls raw_enter(). */
@@ -35,11 +36,15 @@ extern struct raw {
     struct tly_params params;
     struct tly_service *service;
     struct tly_identity identity;
+    const struct tly_medium *only[2];        /* raw_begin_over */
+    const struct tly_medium *const *library; /* all media, while there is only that one */
     struct raw_rank rank[RAW_MOST_RANKS];
 } raw;
 
 /* A service of a job of so many ranks, each on a machine of its own; settings: of the service, ended by NULL. */
 int raw_begin(uint32_t ranks, const char *const *settings);
+/* The same over this medium alone, with the service in raw.loop: the medium's ends may have to share a loop. */
+int raw_begin_over(const struct tly_medium *medium, uint32_t ranks, const char *const *settings);
 void raw_end(void);
 /* (Again) a connection of this rank's. */
 void raw_enter(int rank);

@@ -269,7 +269,7 @@ static bool step(struct pair *p)
 
 static void complete(struct pair *p)
 {
-    while (!p->closed && !tly_list_empty(&p->flights)) {
+    while (!p->closed && !(p->how->held && *p->how->held) && !tly_list_empty(&p->flights)) {
         struct flight *f = tly_list_entry(p->flights.next, struct flight, node);
         if (f->stage != ARRIVED || f->turns-- > 0)
             return;

@@ -8,10 +8,11 @@
 #include "transport/medium.h"
 
 struct tly_pair_conduct {
-    uint32_t wait;   /* turns of the loop that a packet waits before it comes, at most */
-    uint32_t piece;  /* bytes of a payload that land in one piece, at most; in any order.  0: all, at once */
-    uint32_t linger; /* turns between arrival and completion, at most */
-    uint32_t moved;  /* longer payloads are not moved */
+    uint32_t wait;    /* turns of the loop that a packet waits before it comes, at most */
+    uint32_t piece;   /* bytes of a payload that land in one piece, at most; in any order.  0: all, at once */
+    uint32_t linger;  /* turns between arrival and completion, at most */
+    uint32_t moved;   /* longer payloads are not moved */
+    const bool *held; /* nothing is completed while it is true; NULL: it never is */
 };
 
 int tly_pair_listen(const struct tly_medium *medium, const struct tly_door_config *c, struct tly_door **out);
