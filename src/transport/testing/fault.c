@@ -3,6 +3,7 @@
  * A packet that is handed over is copied, perhaps twice, altered, or not at all, and is completed at once.  The copies wait
  * in a list until the inner channel has completed them. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ struct faulty {
     struct tly_hook hook;
     struct tly_list copies; /* handed to the inner channel, then those that wait */
     uint32_t handed, waiting;
+    uint32_t seen;  /* packets, ever */
     uint32_t turns; /* in which nothing is sent */
     bool refused, closed;
 };
@@ -37,9 +39,12 @@ struct faulty_door {
 static struct tly_medium fault;
 static const struct tly_medium *around;
 static struct tly_faults chance;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below: a process has several loops */
 static uint32_t state, count;
 
-static uint32_t draw(uint32_t below)
+/* Lock held. */
+static uint32_t draw_locked(uint32_t below)
 {
     state ^= state << 13;
     state ^= state >> 17;
@@ -47,16 +52,31 @@ static uint32_t draw(uint32_t below)
     return state % below;
 }
 
-static bool happens(uint32_t thousandths)
+static uint32_t draw(uint32_t below)
 {
-    bool does = draw(THOUSAND) < thousandths;
+    pthread_mutex_lock(&lock);
+    uint32_t r = draw_locked(below);
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+
+static bool happens(const struct faulty *f, uint32_t thousandths)
+{
+    if (f->seen <= chance.spared)
+        return false;
+    pthread_mutex_lock(&lock);
+    bool does = draw_locked(THOUSAND) < thousandths && (!chance.most || count < chance.most);
     count += does;
+    pthread_mutex_unlock(&lock);
     return does;
 }
 
 uint32_t tly_fault_count(void)
 {
-    return count;
+    pthread_mutex_lock(&lock);
+    uint32_t n = count;
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 static struct faulty *faulty_of(struct tly_channel *c)
@@ -77,14 +97,14 @@ static int add_copy(struct faulty *f, const struct tly_packet *p)
         memcpy(c->payload, p->payload, p->len);
     c->packet.payload = c->payload;
     c->packet.token = c->packet.owned = NULL;
-    if (happens(chance.flip)) {
+    if (happens(f, chance.flip)) {
         uint32_t at = draw(p->head + p->len), bit = 1u << draw(8);
         if (at < p->head)
             c->packet.header[at] ^= (uint8_t)bit;
         else
             c->payload[at - p->head] ^= (uint8_t)bit;
     }
-    if (p->len && happens(chance.truncate))
+    if (p->len && happens(f, chance.truncate))
         c->packet.len = draw(p->len);
     tly_list_append(&f->copies, &c->node);
     f->waiting++;
@@ -105,7 +125,7 @@ static int pump(struct faulty *f)
         for (uint32_t i = 0; i < f->handed; i++)
             n = n->next;
         err = around->send(f->inner, &tly_list_entry(n, struct copy, node)->packet, 1);
-        if (!err && happens(chance.delay))
+        if (!err && happens(f, chance.delay))
             f->turns = 1 + draw(LONGEST_WAIT);
     }
     return err == -EAGAIN ? 0 : err;
@@ -120,7 +140,8 @@ static int send_packets(struct tly_channel *c, struct tly_packet *packet, uint32
     }
     for (uint32_t i = 0; i < n && !f->closed; i++) {
         size_t bytes = (size_t)packet[i].head + packet[i].len + packet[i].trailer_len;
-        uint32_t times = happens(chance.drop) ? 0 : happens(chance.duplicate) ? 2 : 1;
+        f->seen++;
+        uint32_t times = happens(f, chance.drop) ? 0 : happens(f, chance.duplicate) ? 2 : 1;
         for (; times; times--)
             if (add_copy(f, &packet[i]) != 0)
                 return -ENOMEM;
@@ -356,7 +377,7 @@ const struct tly_medium *tly_fault_wrap(const struct tly_medium *inner, const st
     fault = (struct tly_medium){
         .scheme = "fault",
         .names = names,
-        .by_address = inner->by_address,
+        .by_address = inner->by_address && !faults->apart,
         .in_order = inner->in_order,
         .listen = listen_at,
         .shut = shut,
