@@ -11,8 +11,9 @@
  * Promises of a medium:
  *   - Packets arrive whole, in the order in which they were sent, or the channel ends.
  *   - A payload stays where it is until completed().  To hand a packet over (send()) does not complete it.
- *   - Payloads are read from, and land in, memory that was announced.  For memory that was not, and for packets that the
- *     link makes itself (control frames), a medium that needs to know uses buffers of its own, at the cost of a copy.
+ *   - A medium that needs to know memory reads payloads from, and lands them in, memory that was announced.  For memory
+ *     that was not, and for packets that the link makes itself (control frames), it uses buffers of its own, at the cost of
+ *     a copy.
  *   - Bytes of a payload land in any order, unless the medium says `in_order`.
  *   - A medium writes nowhere but where begin() or an offer says, and never once close() or retract() has returned.
  *   - Once close() or detach() has returned nobody reads this end's memory any more.

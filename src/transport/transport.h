@@ -8,12 +8,17 @@
  * medium that connects is taken (media.c).  medium.h is the other side of this contract.
  *
  * Memory of the user's:
- *   - It is announced before payloads are sent from it or land in it, and withdrawn afterwards (tly_memory_announce).  What
- *     is not announced goes by way of the medium's own buffers, where the medium needs to know.
+ *   - It may be announced before payloads are sent from it or land in it, and is then withdrawn afterwards
+ *     (tly_memory_announce).  What is not announced goes by way of the medium's own buffers, where the medium needs to
+ *     know.
  *   - A payload may be changed or freed after sent(), which means that nobody reads it any more.  That the medium has
  *     taken the frame is not enough.
  *   - A payload lands where header() says, or where an offer has said before the frame came (tly_link_offer).
  *   - When tly_link_destroy() has returned nothing lands any more, and nobody reads the user's memory.
+ *
+ * Announcements and offers are for RDMA, which is not built.  No medium of the library needs them and nothing outside
+ * src/transport/ makes them; the test medium `late` uses both.  The change that adds the medium has to add the calls: the
+ * pool of a service and the tensors of a rank are announced, and a rank offers the place of each result.
  *
  * All calls and callbacks run under the loop's lock. */
 #ifndef TLY_TRANSPORT_H
@@ -136,13 +141,14 @@ uint16_t tly_listener_port(const struct tly_listener *l);
 void tly_listener_endpoints(const struct tly_listener *l, struct tly_endpoints *out);
 void tly_listener_destroy(struct tly_listener *l); /* NULL is accepted */
 
-/* Memory that payloads are sent from or land in: announced before its use, withdrawn after it.  Any thread.  *out is
- * NULL where no medium needs to know, which costs next to nothing. */
+/* For RDMA; only tests call these today.  Memory that payloads are sent from or land in: announced before its use, withdrawn
+ * after it.  Any thread.  *out is NULL where no medium needs to know, which costs next to nothing. */
 struct tly_memory;
 int tly_memory_announce(const void *base, size_t bytes, struct tly_memory **out);
 void tly_memory_withdraw(struct tly_memory *m); /* NULL is accepted */
 
-/* Where the payloads of a part will belong that has not come yet: of frames of this type, key, round and part. */
+/* For RDMA; only tests call this today.  Where the payloads of a part will belong that has not come yet: of frames of this
+ * type, key, round and part. */
 struct tly_offer {
     uint32_t type, round, part;
     uint64_t key;
