@@ -184,7 +184,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
                   const char **why)
 {
     struct peer *peer = user;
-    if (!tly_frame_goes_to(f->type, TLY_TO_WORKER)) {
+    if (!tly_frame_goes(f->type, TLY_SERVICE_TO_RANK)) {
         *why = "no frame for a worker";
         return -EPROTO;
     }

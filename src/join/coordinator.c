@@ -325,18 +325,14 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     const struct member *m = user;
     uint8_t role = tly_link_peer(l)->role;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    bool of_ranks = f->type == TLY_COMPLAIN || f->type == TLY_PACE || f->type == TLY_JOINED;
-    if ((!alive && (role == TLY_ROLE_WATCHER) != (f->type == TLY_STATUS)) ||
-        (of_ranks && role != TLY_ROLE_RANK)) {
-        *why = "a frame out of its sender's role";
+    if (!tly_frame_goes(f->type, role == TLY_ROLE_RANK      ? TLY_RANK_TO_COORDINATOR
+                                 : role == TLY_ROLE_WATCHER ? TLY_WATCHER_TO_COORDINATOR
+                                                            : TLY_TALLYD_TO_COORDINATOR)) {
+        *why = "no frame for a coordinator from such a member";
         return -EPROTO;
     }
     if (tly_outbox_full(&m->outbox) && !alive) {
         *why = "much is asked and no answer is read";
-        return -EPROTO;
-    }
-    if (!tly_frame_goes_to(f->type, TLY_TO_COORDINATOR)) {
-        *why = "no frame for a coordinator";
         return -EPROTO;
     }
     land->control = true;

@@ -122,7 +122,7 @@ static void opened(void *user, struct tly_link *l)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
-    if (!tly_frame_goes_to(f->type, TLY_TO_MEMBER)) {
+    if (!tly_frame_goes(f->type, TLY_COORDINATOR_TO_MEMBER)) {
         *why = "no frame for a member";
         return -EPROTO;
     }

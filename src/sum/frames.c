@@ -134,8 +134,8 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
     struct session *p = user;
     struct tly_job *job = p->job;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
-    bool measures = p->watcher && f->type == TLY_MEASURE;
-    if (p->watcher && !alive && !measures && (f->type != TLY_STATUS || f->flags || f->payload)) {
+    bool asks = f->type == TLY_STATUS && (f->flags || f->payload); /* about a round */
+    if (p->watcher && (asks || !tly_frame_goes(f->type, TLY_WATCHER_TO_SERVICE))) {
         *why = "a watcher may only ask for the status, or measure";
         return -EPROTO;
     }
@@ -144,7 +144,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         return -EPROTO;
     }
     if (p->watcher) {
-        land->control = !measures; /* of what is measured nobody wants more than how much it is */
+        land->control = f->type != TLY_MEASURE; /* of that nobody wants more than how much it is */
         return 0;
     }
     if (!job->ranks && !alive) {
@@ -155,7 +155,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         *why = "a frame from no rank of the job";
         return -EPROTO;
     }
-    if (!tly_frame_goes_to(f->type, TLY_TO_SERVICE) || f->type == TLY_MEASURE) { /* that is for watchers */
+    if (!tly_frame_goes(f->type, TLY_RANK_TO_SERVICE)) {
         *why = "no frame for a service";
         return -EPROTO;
     }

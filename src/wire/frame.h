@@ -142,9 +142,18 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
 
 /* The table of types (types.c). */
 bool tly_frame_is_type(int type);
-/* Who gets frames: a rank from a service, a service, the coordinator, or a member of the job from the coordinator. */
-enum tly_frame_to { TLY_TO_WORKER, TLY_TO_SERVICE, TLY_TO_COORDINATOR, TLY_TO_MEMBER };
-bool tly_frame_goes_to(int type, enum tly_frame_to whom);
+/* From whom to whom a frame may go.  What a watcher is answered is not in the table: it asks and reads one answer. */
+enum tly_frame_way {
+    TLY_SERVICE_TO_RANK,
+    TLY_RANK_TO_SERVICE,
+    TLY_WATCHER_TO_SERVICE,
+    TLY_RANK_TO_COORDINATOR,
+    TLY_TALLYD_TO_COORDINATOR,
+    TLY_WATCHER_TO_COORDINATOR,
+    TLY_COORDINATOR_TO_MEMBER,
+    TLY_FRAME_WAYS
+};
+bool tly_frame_goes(int type, enum tly_frame_way way);
 uint32_t tly_frame_most(int type); /* bytes of the payload */
 const char *tly_frame_type_name(int type);
 

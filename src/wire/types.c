@@ -1,49 +1,53 @@
-/* types.c - the table of frame types: what each is called, who may get one, and how long its payload may be.
+/* types.c - the table of frame types: what each is called, which ways one may go, and how long its payload may be.
  *
  * The link asks it for limits, and each receiver asks it for directions before it looks at a frame. */
 #include "wire/frame.h"
 
 enum {
     LINK = 0, /* no user of a link ever sees it */
-    WORKER = 1 << TLY_TO_WORKER,
-    SERVICE = 1 << TLY_TO_SERVICE,
-    COORDINATOR = 1 << TLY_TO_COORDINATOR,
-    MEMBER = 1 << TLY_TO_MEMBER,
-    ALL = WORKER | SERVICE | COORDINATOR | MEMBER,
+    TO_RANK = 1 << TLY_SERVICE_TO_RANK,
+    TO_SERVICE = 1 << TLY_RANK_TO_SERVICE,
+    WATCHED = 1 << TLY_WATCHER_TO_SERVICE,
+    OF_RANK = 1 << TLY_RANK_TO_COORDINATOR,
+    OF_TALLYD = 1 << TLY_TALLYD_TO_COORDINATOR,
+    OF_WATCHER = 1 << TLY_WATCHER_TO_COORDINATOR,
+    OF_MEMBER = OF_RANK | OF_TALLYD,
+    TO_MEMBER = 1 << TLY_COORDINATOR_TO_MEMBER,
+    ALL = (1 << TLY_FRAME_WAYS) - 1,
 };
 
 struct rule {
     const char *name;
-    uint32_t to;   /* who may get it */
+    uint32_t ways; /* that it may go */
     uint32_t most; /* bytes of its payload */
 };
 
 static const struct rule rules[TLY_FRAME_TYPES] = {
     [TLY_HELLO] = {"HELLO", LINK, TLY_MAX_CONTROL},
-    [TLY_ROSTER] = {"ROSTER", COORDINATOR | MEMBER, TLY_MAX_CONTROL},
-    [TLY_INVITE] = {"INVITE", MEMBER, TLY_MAX_CONTROL},
-    [TLY_PREPARE] = {"PREPARE", MEMBER, TLY_MAX_CONTROL},
-    [TLY_BEGUN] = {"BEGUN", COORDINATOR, TLY_MAX_CONTROL},
-    [TLY_COMMIT] = {"COMMIT", MEMBER, TLY_MAX_CONTROL},
-    [TLY_COMPLAIN] = {"COMPLAIN", COORDINATOR, TLY_MAX_CONTROL},
-    [TLY_PUSH] = {"PUSH", SERVICE, TLY_MAX_FRAGMENT},
-    [TLY_RESULT] = {"RESULT", WORKER, TLY_MAX_FRAGMENT},
-    [TLY_SPEC] = {"SPEC", WORKER | SERVICE, TLY_MAX_CONTROL},
-    [TLY_VERDICT] = {"VERDICT", WORKER | MEMBER, TLY_MAX_CONTROL},
-    [TLY_CANCEL] = {"CANCEL", SERVICE, TLY_MAX_CONTROL},
-    [TLY_AGAIN] = {"AGAIN", WORKER, TLY_MAX_CONTROL},
-    [TLY_HAVE] = {"HAVE", SERVICE, TLY_MAX_CONTROL},
-    [TLY_DONE] = {"DONE", WORKER | SERVICE, TLY_MAX_CONTROL},
-    [TLY_FINAL] = {"FINAL", SERVICE, TLY_MAX_FRAGMENT},
+    [TLY_ROSTER] = {"ROSTER", OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_INVITE] = {"INVITE", TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_PREPARE] = {"PREPARE", TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_BEGUN] = {"BEGUN", OF_MEMBER, TLY_MAX_CONTROL},
+    [TLY_COMMIT] = {"COMMIT", TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_COMPLAIN] = {"COMPLAIN", OF_RANK, TLY_MAX_CONTROL},
+    [TLY_PUSH] = {"PUSH", TO_SERVICE, TLY_MAX_FRAGMENT},
+    [TLY_RESULT] = {"RESULT", TO_RANK, TLY_MAX_FRAGMENT},
+    [TLY_SPEC] = {"SPEC", TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_VERDICT] = {"VERDICT", TO_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_CANCEL] = {"CANCEL", TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_AGAIN] = {"AGAIN", TO_RANK, TLY_MAX_CONTROL},
+    [TLY_HAVE] = {"HAVE", TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_DONE] = {"DONE", TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_FINAL] = {"FINAL", TO_SERVICE, TLY_MAX_FRAGMENT},
     [TLY_COUNTS] = {"COUNTS", ALL, TLY_MAX_CONTROL},
     [TLY_BEAT] = {"BEAT", ALL, TLY_MAX_CONTROL},
-    [TLY_STATUS] = {"STATUS", WORKER | SERVICE | COORDINATOR, TLY_MAX_CONTROL},
-    [TLY_GOODBYE] = {"GOODBYE", ALL, TLY_MAX_CONTROL},
-    [TLY_PACE] = {"PACE", ALL, TLY_MAX_CONTROL},
-    [TLY_GROUP] = {"GROUP", SERVICE, TLY_MAX_CONTROL},
+    [TLY_STATUS] = {"STATUS", TO_RANK | TO_SERVICE | WATCHED | OF_WATCHER, TLY_MAX_CONTROL},
+    [TLY_GOODBYE] = {"GOODBYE", ALL & ~(WATCHED | OF_WATCHER), TLY_MAX_CONTROL},
+    [TLY_PACE] = {"PACE", TO_RANK | TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_GROUP] = {"GROUP", TO_SERVICE, TLY_MAX_CONTROL},
     [TLY_RETURN] = {"RETURN", LINK, TLY_MAX_CONTROL},
-    [TLY_MEASURE] = {"MEASURE", SERVICE | COORDINATOR | MEMBER, TLY_MAX_CONTROL},
-    [TLY_JOINED] = {"JOINED", SERVICE | COORDINATOR | MEMBER, TLY_MAX_CONTROL},
+    [TLY_MEASURE] = {"MEASURE", WATCHED | OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_JOINED] = {"JOINED", TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
 };
 
 bool tly_frame_is_type(int type)
@@ -51,9 +55,9 @@ bool tly_frame_is_type(int type)
     return type > 0 && type < TLY_FRAME_TYPES;
 }
 
-bool tly_frame_goes_to(int type, enum tly_frame_to whom)
+bool tly_frame_goes(int type, enum tly_frame_way way)
 {
-    return tly_frame_is_type(type) && (rules[type].to >> whom & 1);
+    return tly_frame_is_type(type) && (rules[type].ways >> way & 1);
 }
 
 uint32_t tly_frame_most(int type)

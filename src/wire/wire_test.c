@@ -129,8 +129,8 @@ static void every_type_is_in_the_table(void **state)
     uint32_t to_nobody = 0;
     for (int t = TLY_HELLO; t < TLY_FRAME_TYPES; t++) {
         bool wanted = false;
-        for (enum tly_frame_to w = TLY_TO_WORKER; w <= TLY_TO_MEMBER; w++)
-            wanted |= tly_frame_goes_to(t, w);
+        for (enum tly_frame_way w = 0; w < TLY_FRAME_WAYS; w++)
+            wanted |= tly_frame_goes(t, w);
         to_nobody += !wanted;
         assert_true(wanted || t == TLY_HELLO || t == TLY_RETURN);
         assert_non_null(tly_frame_type_name(t));
@@ -141,9 +141,24 @@ static void every_type_is_in_the_table(void **state)
     }
     assert_int_equal(to_nobody, 2);
     for (int t = -1; t <= 256; t += t < 0 || t >= TLY_FRAME_TYPES ? 1 : TLY_FRAME_TYPES) {
-        assert_false(tly_frame_is_type(t) || tly_frame_goes_to(t, TLY_TO_WORKER) || tly_frame_most(t));
+        assert_false(tly_frame_is_type(t) || tly_frame_goes(t, TLY_SERVICE_TO_RANK) || tly_frame_most(t));
         assert_string_equal(tly_frame_type_name(t), "?");
     }
+}
+
+/* Watchers ask for the status of a service and of a job, and measure the way to a service.  A rank does not. */
+static void watchers_have_ways_of_their_own(void **state)
+{
+    for (int t = TLY_HELLO; t < TLY_FRAME_TYPES; t++) {
+        bool alive = t == TLY_COUNTS || t == TLY_BEAT;
+        assert_int_equal(tly_frame_goes(t, TLY_WATCHER_TO_SERVICE),
+                         alive || t == TLY_STATUS || t == TLY_MEASURE);
+        assert_int_equal(tly_frame_goes(t, TLY_WATCHER_TO_COORDINATOR), alive || t == TLY_STATUS);
+    }
+    assert_false(tly_frame_goes(TLY_MEASURE, TLY_RANK_TO_SERVICE));
+    assert_false(tly_frame_goes(TLY_STATUS, TLY_RANK_TO_COORDINATOR));
+    assert_false(tly_frame_goes(TLY_COMPLAIN, TLY_TALLYD_TO_COORDINATOR));
+    assert_false(tly_frame_goes(TLY_JOINED, TLY_TALLYD_TO_COORDINATOR));
 }
 
 static void limits_hold(void **state)
@@ -279,6 +294,7 @@ int main(void)
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(every_type_is_in_the_table),
+        cmocka_unit_test(watchers_have_ways_of_their_own),
         cmocka_unit_test(counts_wrap),
         cmocka_unit_test(payloads_are_bounded),
         cmocka_unit_test(handshake),

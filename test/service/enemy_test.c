@@ -125,6 +125,7 @@ static void test_nonsense(void **state)
         CASE("no frame for a service", 0, f.type = TLY_RESULT),
         CASE("no frame for a service", 0, f.type = TLY_INVITE),
         CASE("no frame for a service", 0, f.type = TLY_COMMIT),
+        CASE("no frame for a service", 0, f.type = TLY_MEASURE),
         CASE("a second handshake", 0, f.type = TLY_HELLO),
         CASE("unknown frame type", 0, f.type = 250),
 #undef CASE
