@@ -85,12 +85,35 @@ void tly_events_finish(tally_comm *c)
     pthread_mutex_destroy(&c->events_lock);
 }
 
-void tly_events_op(tally_comm *c, struct tally_op *op)
+static void announce(tally_comm *c, struct tally_op *op)
 {
     pthread_mutex_lock(&c->events_lock);
     tly_list_append(&c->events, &op->event);
     pthread_cond_signal(&c->events_more);
     pthread_mutex_unlock(&c->events_lock);
+}
+
+void tly_op_set_done(struct tally_op *op)
+{
+    tly_event_set(&op->done);
+    /* Pairs with tally_op_watch(), all of it seq_cst: one of the two sees what the other has written. */
+    if (atomic_load(&op->queued) && !atomic_exchange(&op->announced, true))
+        announce(op->comm, op);
+}
+
+int tally_op_watch(tally_op *op)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    atomic_fetch_add(&op->references, 1); /* the completion queue's */
+    if (atomic_exchange(&op->queued, true)) {
+        tly_op_unref(op);
+        return tly_fail(EINVAL, "the operation's end was asked for before");
+    }
+    if (!tly_event_is_set(&op->done) || atomic_exchange(&op->announced, true))
+        return 0;
+    tly_op_unref(op);
+    return 1;
 }
 
 /* The oldest event into *e; events_lock held. */

@@ -1,8 +1,9 @@
 /* internal.h - what the files of the communication service share.
  *
  *   comm.c    open, close, the thread, failure        tensor.c  names, keys, specs, parts and their services
- *   op.c      operations: submission to completion    peer.c    one service: parts out, results in
- *   parts.c   which parts an operation has
+ *   calls.c   the calls of tally.h that submit        peer.c    one service: parts out, results in
+ *   submit.c  from a request to the loop              parts.c   which parts an operation has
+ *   op.c      operations in the loop                  handle.c  the caller's handle of an operation
  *   group.c   ranks that operate among themselves
  *   queue.c   which part goes next: priority, credit, windows
  *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
@@ -534,11 +535,12 @@ static inline uint16_t tly_service_of(const tally_comm *c, uint32_t rank)
     return (uint16_t)c->member.roster.ranks[rank].machine;
 }
 
-/* op.c */
-void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
+/* handle.c */
 void tly_op_unref(struct tally_op *op);
-/* It has ended: wake who waits, and announce it if that is wanted. */
-void tly_op_set_done(struct tally_op *op);
+/* The operation ends: its name is free for the next one.  mark: it was an error mark, which does not take the name. */
+void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
+
+/* op.c */
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
 void tly_op_stage(const struct tally_op *op, char *out, size_t len);
@@ -548,12 +550,15 @@ void tly_op_settled(tally_comm *c, struct part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
 void tly_op_drain(tally_comm *c);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
-int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
 
+/* calls.c */
+int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
+/* A handle that tly_op_make() made ends; err is positive, or 0. */
+void tly_op_finish(struct tally_op *op, int err, const char *sentence);
+
+/* submit.c */
 /* A handle of no tensor, which neither the loop nor a queue has.  NULL: out of memory. */
 struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *options);
-/* Such a one ends; err is positive, or 0. */
-void tly_op_finish(struct tally_op *op, int err, const char *sentence);
 
 /* joining.c */
 /* The callbacks of the member. */
@@ -642,7 +647,8 @@ struct part *tly_peer_find(struct peer *peer, const struct tly_frame *f);
 void tly_events_init(tally_comm *c);
 void tly_events_finish(tally_comm *c);
 void tly_events_close(tally_comm *c);
-void tly_events_op(tally_comm *c, struct tally_op *op);
+/* The operation has ended: wake who waits for it, and announce it if that is wanted. */
+void tly_op_set_done(struct tally_op *op);
 
 /* pace.c */
 int tly_pace_init(tally_comm *c); /* of each epoch, once its weights are known; -ENOMEM, sentence set */

@@ -1,0 +1,302 @@
+/* calls.c - the calls of tally.h that submit: each makes a request of its arguments (submit.h).
+ *
+ * What only one of them checks is checked here, the rest in submit.c. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "comm/internal.h"
+#include "comm/submit.h"
+#include "reduce/reduce.h"
+
+/* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
+enum { COPIED_BYTES = 16 << 20 };
+
+int tally_push_pull(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                    enum tally_dtype dtype, enum tally_reduction reduction,
+                    const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_PUSH_PULL,
+                            .dtype = (unsigned)dtype,
+                            .reduction = (uint8_t)reduction,
+                            .input = input,
+                            .output = output,
+                            .count = count};
+    if ((unsigned)reduction > TALLY_BXOR)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    return tly_submit(comm, &r, options, op);
+}
+
+int tally_reduce(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                 enum tally_dtype dtype, enum tally_reduction reduction, int root,
+                 const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_REDUCE,
+                            .dtype = (unsigned)dtype,
+                            .reduction = (uint8_t)reduction,
+                            .root = (uint32_t)root,
+                            .input = input,
+                            .output = output,
+                            .count = count};
+    if ((unsigned)reduction > TALLY_BXOR)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    return tly_submit(comm, &r, options, op);
+}
+
+/* Sum of a group's counts, which are checked; -EINVAL. */
+static int add_up(const size_t counts[], int n, uint64_t *sum)
+{
+    uint64_t s = 0;
+    for (int i = 0; counts && i < n; i++)
+        if (counts[i] > INT64_MAX / 16 || __builtin_add_overflow(s, counts[i], &s) || s > INT64_MAX / 16)
+            return tly_fail(EINVAL, "too many elements");
+    *sum = s;
+    return 0;
+}
+
+int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, void *output,
+                         const size_t counts[], enum tally_dtype dtype, enum tally_reduction reduction,
+                         const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_REDUCE_SCATTER,
+                            .dtype = (unsigned)dtype,
+                            .reduction = (uint8_t)reduction,
+                            .input = input,
+                            .output = output,
+                            .give = counts};
+    const struct tally_group *g = tly_submit_group(comm, options);
+    if ((unsigned)reduction > TALLY_BXOR)
+        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+    if (!counts)
+        return tly_fail(EINVAL, "no counts");
+    int err = add_up(counts, g->size, &r.count);
+    if (err)
+        return err;
+    if (!output && counts[g->rank] == 0)
+        r.output = (void *)input; /* nothing will land there */
+    return tly_submit(comm, &r, options, op);
+}
+
+/* An operation of pieces between two ranks. */
+static int exchange(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **op)
+{
+    const struct tally_group *g = tly_submit_group(c, o);
+    uint64_t given = 0, taken = 0;
+    int err = add_up(r->give, g->size, &given);
+    if (!err)
+        err = add_up(r->take, g->size, &taken);
+    if (err)
+        return err;
+    if ((given && !r->input) || (taken && !r->output))
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)given + taken);
+    r->count = given > taken ? given : taken;
+    return tly_submit(c, r, o, op);
+}
+
+int tally_alltoall(tally_comm *comm, const char *name, const void *input, const size_t give[], void *output,
+                   const size_t take[], enum tally_dtype dtype, const struct tally_options *options,
+                   tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_ALLTOALL,
+                            .dtype = (unsigned)dtype,
+                            .input = input,
+                            .output = output,
+                            .give = give,
+                            .take = take};
+    if (!give || !take)
+        return tly_fail(EINVAL, "no counts");
+    return exchange(comm, &r, options, op);
+}
+
+/* Between the root, which has counts for all, and each of the others, which has one for the root. */
+static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t counts[], size_t count,
+                              const struct tally_options *o, tally_op **op)
+{
+    const struct tally_group *g = tly_submit_group(c, o);
+    bool root = r->root == (uint32_t)g->rank;
+    if (r->root >= (uint32_t)g->size)
+        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, g->size - 1);
+    if (root && !counts)
+        return tly_fail(EINVAL, "no counts");
+    size_t *one = calloc((size_t)g->size, sizeof *one);
+    if (!one)
+        return tly_fail(ENOMEM, "out of memory");
+    one[r->root] = count;
+    bool gather = r->kind == TALLY_GATHER;
+    r->give = gather ? one : root ? counts : NULL;
+    r->take = gather ? root ? counts : NULL : one;
+    int err = exchange(c, r, o, op);
+    free(one);
+    return err;
+}
+
+int tally_gather(tally_comm *comm, const char *name, const void *input, size_t count, void *output,
+                 const size_t counts[], enum tally_dtype dtype, int root, const struct tally_options *options,
+                 tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_GATHER,
+                            .dtype = (unsigned)dtype,
+                            .root = (uint32_t)root,
+                            .input = input,
+                            .output = output};
+    return exchange_with_root(comm, &r, counts, count, options, op);
+}
+
+int tally_scatter(tally_comm *comm, const char *name, const void *input, const size_t counts[], void *output,
+                  size_t count, enum tally_dtype dtype, int root, const struct tally_options *options,
+                  tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_SCATTER,
+                            .dtype = (unsigned)dtype,
+                            .root = (uint32_t)root,
+                            .input = input,
+                            .output = output};
+    return exchange_with_root(comm, &r, counts, count, options, op);
+}
+
+int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype,
+                    int root, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_BROADCAST,
+                            .dtype = (unsigned)dtype,
+                            .root = (uint32_t)root,
+                            .input = buffer,
+                            .output = buffer,
+                            .count = count};
+    return tly_submit(comm, &r, options, op);
+}
+
+int tally_allgather(tally_comm *comm, const char *name, const void *input, size_t count,
+                    enum tally_dtype dtype, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {
+        .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};
+    r.root = options && options->size == sizeof *options && options->partial;
+    return tly_submit(comm, &r, options, op);
+}
+
+int tally_allgather_into(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
+                         enum tally_dtype dtype, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_ALLGATHER,
+                            .dtype = (unsigned)dtype,
+                            .input = input,
+                            .output = output,
+                            .count = count,
+                            .even = true};
+    return tly_submit(comm, &r, options, op);
+}
+
+int tally_barrier(tally_comm *comm, const char *name, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8};
+    return tly_submit(comm, &r, options, op);
+}
+
+int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op)
+{
+    struct tly_request r = {
+        .name = name, .kind = TALLY_BARRIER, .dtype = TALLY_UINT8, .root = 1, .digest = digest};
+    return tly_submit(c, &r, NULL, op);
+}
+
+void tly_op_finish(struct tally_op *op, int err, const char *sentence)
+{
+    op->status = -err;
+    op->sentence = err ? strdup(sentence) : NULL;
+    tly_op_set_done(op);
+    tly_op_unref(op);
+}
+
+/* A handle of something that has ended. */
+static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_options *o, tally_op **out)
+{
+    struct tally_op *op = tly_op_make(c, kind, o);
+    if (!op)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_op_finish(op, 0, NULL);
+    *out = op;
+    return 0;
+}
+
+static int other_rank(const struct tally_group *g, int place, uint32_t *rank)
+{
+    if (place < 0 || place >= g->size)
+        return tly_fail(EINVAL, "%d is no rank from 0 to %d", place, g->size - 1);
+    if (place == g->rank)
+        return tly_fail(EINVAL, "a message of rank %d to itself", place);
+    *rank = g->ranks[place];
+    return 0;
+}
+
+int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dtype dtype, int to,
+               uint32_t tag, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.kind = TALLY_MESSAGE,
+                            .dtype = (unsigned)dtype,
+                            .input = input,
+                            .count = count,
+                            .from = (uint32_t)comm->rank,
+                            .tag = tag};
+    int err = other_rank(tly_submit_group(comm, options), to, &r.to);
+    if (err)
+        return err;
+    size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
+    size_t bytes = count <= TLY_KEPT_BYTES ? count * tly_reduce_element_size((int)dtype) : SIZE_MAX;
+    if (bytes > TLY_KEPT_BYTES || copied + bytes > COPIED_BYTES || (bytes && !input))
+        return tly_submit(comm, &r, options, op);
+    struct tally_options quiet = {.size = sizeof quiet};
+    if (options)
+        quiet = *options;
+    quiet.queued = 0;
+    r.copy = true;
+    err = tly_submit(comm, &r, &quiet, NULL);
+    return err || !op ? err : hand_out_ended(comm, TALLY_MESSAGE, options, op);
+}
+
+int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from, uint32_t tag,
+               const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.kind = TALLY_MESSAGE,
+                            .dtype = (unsigned)dtype,
+                            .output = output,
+                            .count = count,
+                            .to = (uint32_t)comm->rank,
+                            .tag = tag};
+    int err = other_rank(tly_submit_group(comm, options), from, &r.from);
+    return err ? err : tly_submit(comm, &r, options, op);
+}
+
+int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.kind = TLY_PROBE,
+                            .dtype = TALLY_INT64,
+                            .from = (uint32_t)comm->rank,
+                            .to = (uint32_t)comm->rank,
+                            .tag = tag};
+    return tly_submit(comm, &r, options, op);
+}
+
+int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct tally_options *options,
+                 const char *reason)
+{
+    if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
+        return tly_fail(EINVAL, "%u is no kind of operation", kind);
+    struct tly_request r = {.name = name,
+                            .kind = (uint8_t)kind,
+                            .dtype = TALLY_UINT8,
+                            .reason = reason ? reason : "no reason given"};
+    struct tally_options o = {.size = sizeof o};
+    if (options && options->size == sizeof o) {
+        o.space = options->space;
+        o.group = options->group;
+    }
+    return tly_submit(comm, &r, &o, NULL);
+}

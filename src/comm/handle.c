@@ -1,0 +1,100 @@
+/* handle.c - a caller's handle of an operation: how it stands, the wait for its end, its references.
+ *
+ * References: the caller's, the loop's, the completion queue's.  The last to go frees the operation.  Any thread may call
+ * these; a forked child is told that the handle is its parent's. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/internal.h"
+
+void tly_op_unref(struct tally_op *op)
+{
+    /* acq_rel: who frees sees all that the others have written.  The only one left need not subtract. */
+    if (atomic_load_explicit(&op->references, memory_order_acquire) != 1 &&
+        atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
+        return;
+    free(op->sentence);
+    free(op->note);
+    free(op->reason);
+    if (op->shape != op->few_dims)
+        free(op->shape);
+    free(op->parts);
+    free(op->first_dims);
+    free(op->gathered);
+    if (op->copy)
+        atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
+    free(op->copy);
+    if (op->zeros)
+        tly_pool_free(op->zeros);
+    free(op->table);
+    free(op->pairs);
+    tly_local_unref(op->engine);
+    free(op);
+}
+
+void tally_op_free(tally_op *op)
+{
+    if (op && op->generation == tly_fork_generation())
+        tly_op_unref(op);
+}
+
+int tally_op_poll(const tally_op *op)
+{
+    return tly_event_is_set(&op->done);
+}
+
+int tally_op_wait(tally_op *op, int timeout_ms)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
+    if (op->engine && !op->team &&
+        !tly_event_is_set(&op->done)) /* of a team it is for the network that all wait */
+        tly_local_wait(op->engine, &op->local, &op->done, deadline);
+    if (!tly_event_is_set(&op->done) && !tly_event_wait(&op->done, deadline))
+        return -ETIMEDOUT;
+    return op->status ? tly_fail(-op->status, "%s", op->sentence ? op->sentence : "failed") : 0;
+}
+
+const char *tally_op_error(const tally_op *op)
+{
+    return tly_event_is_set(&op->done) && op->status && op->sentence ? op->sentence : "";
+}
+
+int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, const int64_t **first_dims)
+{
+    if (op->kind != TALLY_ALLGATHER)
+        return tly_fail(EINVAL, "the operation is no allgather");
+    if (!tly_event_is_set(&op->done) || op->status)
+        return tly_fail(EAGAIN, "the allgather has no result");
+    *data = op->even ? op->output : op->gathered;
+    *bytes = op->gathered_bytes;
+    *first_dims = op->first_dims;
+    return 0;
+}
+
+int tally_op_source(const tally_op *op)
+{
+    if (op->kind != TLY_PROBE && op->kind != TLY_JOIN)
+        return tly_fail(EINVAL, "the operation is neither a probe nor a join");
+    if (!tly_event_is_set(&op->done) || op->status)
+        return tly_fail(EAGAIN, "the operation has found nothing");
+    return op->source;
+}
+
+void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark)
+{
+    if (!t->unnamed) {
+        if (mark)
+            return; /* the name was free all the time */
+        /* Pairs with the acquire in submission: its next operation sees all that this one wrote. */
+        atomic_store_explicit(&t->busy, false, memory_order_release);
+        return;
+    }
+    pthread_mutex_lock(&c->names_lock);
+    tly_map_take(&c->names, t->key);
+    pthread_mutex_unlock(&c->names_lock);
+    tly_tensor_destroy(t);
+}

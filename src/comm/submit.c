@@ -1,0 +1,419 @@
+/* submit.c - submission, in the caller's thread: a request is checked, becomes an operation, is named and handed over.
+ *
+ * names_lock is held from the name to the inbox, so that operations come to the loop in the order of their names.  A small
+ * operation is sent by the caller itself if the loop is asleep: that saves a change of threads. */
+#include "comm/submit.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "comm/internal.h"
+#include "reduce/reduce.h"
+
+enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
+enum { MOST_REASON = 600 }; /* bytes of a refusal's */
+
+static char *copy_reason(const char *reason)
+{
+    return strndup(reason ? reason : "no reason given", MOST_REASON);
+}
+
+static bool has_root(uint8_t kind)
+{
+    return kind == TALLY_BROADCAST || kind == TALLY_REDUCE || kind == TALLY_GATHER || kind == TALLY_SCATTER;
+}
+
+struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o)
+{
+    return o && o->size == sizeof *o && o->group ? o->group : &c->all;
+}
+
+static int check_request(const tally_comm *c, const struct tly_request *r, const struct tally_options *o,
+                         bool out)
+{
+    if (r->dtype >= TLY_DTYPE_COUNT)
+        return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
+    size_t element = tly_reduce_element_size((int)r->dtype);
+    uint64_t bytes; /* nothing is divided by what the compiler does not know: that takes as long as a lock */
+    if (__builtin_mul_overflow(r->count, element, &bytes) || bytes > UINT64_MAX / 16)
+        return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
+    bool gives = r->kind != TALLY_BROADCAST;
+    bool gets =
+        r->kind == TALLY_ALLGATHER ? r->even : r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank;
+    if (r->kind == TALLY_MESSAGE)
+        gets = !(gives = r->from == (uint32_t)c->rank);
+    if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
+    if (r->group->comm != c)
+        return tly_fail(EINVAL, "the group is another communicator's");
+    if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
+        return tly_fail(EINVAL, "%llu elements of each of %d ranks are too many",
+                        (unsigned long long)r->count, r->group->size);
+    if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
+        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
+    if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_least)
+        return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_least);
+    if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_least)
+        return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
+                        (unsigned long long)r->count, c->part_least);
+    if (!o)
+        return 0;
+    if (o->size != sizeof *o)
+        return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", o->size, sizeof *o);
+    if (o->queued && !out)
+        return tly_fail(EINVAL, "a queued operation needs a handle");
+    if (o->ndim > 64 || (o->ndim && !o->shape))
+        return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
+    if (o->space > 255)
+        return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
+    if (o->shape && tly_kind_takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
+        uint64_t product = 1;
+        bool overflow = false, empty = false;
+        for (uint32_t i = 0; i < o->ndim; i++) {
+            if (o->shape[i] < 0)
+                return tly_fail(EINVAL, "dimension %u is %lld", i, (long long)o->shape[i]);
+            empty |= o->shape[i] == 0;
+            overflow |= __builtin_mul_overflow(product, (uint64_t)o->shape[i], &product);
+        }
+        if (empty)
+            product = 0;
+        if ((overflow && !empty) || product != r->count)
+            return tly_fail(EINVAL, "the shape does not hold %llu elements", (unsigned long long)r->count);
+    }
+    return 0;
+}
+
+static int check_reduction(const struct tally_op *op)
+{
+    const char *why = "unknown";
+    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size, op->prescale,
+                              op->postscale};
+    char title[TLY_TITLE];
+    if (tly_op_is_sum(op) && tly_reduce_check(&r, &why) != 0)
+        return tly_fail(EINVAL, "%s: %s", op->tensor ? tly_op_title(op, title) : "?", why);
+    return 0;
+}
+
+static int64_t *make_table(const struct tly_request *r)
+{
+    size_t n = (size_t)r->group->size;
+    int64_t *table = calloc(2 * n, sizeof *table);
+    for (size_t i = 0; table && i < n; i++) {
+        table[i] = r->give ? (int64_t)r->give[i] : 0;
+        table[n + i] = r->take ? (int64_t)r->take[i] : 0;
+    }
+    return table;
+}
+
+/* What is compared of lengths: the caller's shape, or those of all pieces; nothing, where only two ranks know them. */
+static void take_shape(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)
+{
+    bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
+    bool shaped = !pieces && tly_kind_takes_shape(r->kind) && o && o->shape;
+    op->ndim = pieces ? (uint32_t)r->group->size : tly_kind_is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
+    op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
+    for (uint32_t i = 0; op->shape && i < op->ndim; i++)
+        op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
+}
+
+/* What few operations have.  False: no memory. */
+static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r,
+                    const struct tally_options *o)
+{
+    if (o && o->note && !(op->note = strdup(o->note)))
+        return false;
+    if (r->reason) {
+        op->mark = true;
+        op->reason = copy_reason(r->reason);
+        if (!op->reason)
+            return false;
+    } else if (tly_kind_is_exchange(r->kind) && !(op->table = make_table(r))) {
+        return false;
+    }
+    if (r->kind == TALLY_ALLGATHER &&
+        !(op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims)))
+        return false;
+    for (int i = 0; r->even && i < r->group->size; i++)
+        op->first_dims[i] = op->ndim ? op->shape[0] : 1;
+    op->gathered_bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
+    if (!r->copy)
+        return true;
+    op->copy = malloc(op->bytes + 1);
+    if (!op->copy)
+        return false;
+    if (op->bytes)
+        memcpy(op->copy, r->input, op->bytes);
+    op->input = op->copy;
+    atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
+    return true;
+}
+
+static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, const struct tally_options *o)
+{
+    struct tally_op *op = malloc(sizeof *op);
+    if (!op)
+        return NULL;
+    /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc; and the compiler must not make it
+     * one, nor a slow string instruction. */
+    size_t size = sizeof *op;
+    __asm__("" : "+r"(size));
+    memset(op, 0, size);
+    atomic_init(&op->references, 2);
+    op->generation = c->generation;
+    op->comm = c;
+    op->group = r->group;
+    op->kind = r->kind;
+    op->dtype = (uint8_t)r->dtype;
+    op->reduction = r->reduction;
+    op->root = has_root(r->kind) ? r->group->ranks[r->root] : r->root;
+    op->count = r->count;
+    op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
+    op->digest = r->digest;
+    op->from = r->from;
+    op->to = r->to;
+    op->even = op->listed = r->even;
+    op->input = r->input;
+    op->output = r->output;
+    op->prescale = o && o->prescale != 0 ? o->prescale : 1;
+    op->postscale = o && o->postscale != 0 ? o->postscale : 1;
+    atomic_init(&op->queued, o && o->queued);
+    tly_list_init(&op->node);
+    tly_list_init(&op->event);
+    op->priority = o && !tly_kind_is_message(r->kind)
+                       ? o->priority
+                       : 0; /* a probe comes behind what was asked for before */
+    op->space = o ? (uint8_t)o->space : 0;
+    op->tag = o ? o->tag : NULL;
+    op->patient = atomic_load_explicit(&c->stands_by, memory_order_relaxed);
+    take_shape(op, r, o);
+    if (o && o->queued)
+        atomic_init(&op->references, 3);
+    if (!op->shape || !furnish(c, op, r, o)) {
+        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+        tly_op_unref(op);
+        return NULL;
+    }
+    return op;
+}
+
+/* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names_lock held. */
+static int number_message(const struct tly_request *r, struct tally_op *op, char *name, size_t len)
+{
+    struct tally_group *g = op->group;
+    const uint32_t mailbox[] = {op->space, r->tag};
+    const uint32_t box[] = {op->space, r->tag, op->kind, r->from, r->to};
+    uint64_t key = XXH3_64bits_withSeed(box, sizeof box, 5);
+    uintptr_t n = (uintptr_t)tly_map_get(&g->messages, key);
+    op->mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
+    if (r->kind == TLY_PROBE)
+        snprintf(name, len, "probe no. %llu of rank %u, tag %u", (unsigned long long)n + 1, r->to, r->tag);
+    else
+        snprintf(name, len, "message no. %llu from rank %u to rank %u, tag %u", (unsigned long long)n + 1,
+                 r->from, r->to, r->tag);
+    return tly_map_put(&g->messages, key, (void *)(n + 1)) ? tly_fail(ENOMEM, "out of memory") : 0;
+}
+
+/* What the rank gives itself. */
+static void keep_own_piece(const struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    uint64_t element = tly_reduce_element_size(op->dtype);
+    const uint8_t *input = op->input;
+    uint8_t *output = op->output;
+    for (int i = 0; i < g->rank; i++) {
+        input += (uint64_t)op->table[i] * element;
+        output += (uint64_t)op->table[g->size + i] * element;
+    }
+    uint64_t given = (uint64_t)op->table[g->rank] * element;
+    if (op->table[g->rank] == op->table[g->size + g->rank] && given && output != input)
+        memmove(output, input, given);
+}
+
+static char *prepend(char *to, const char *text)
+{
+    size_t length = strlen(text);
+    return memcpy(to - length, text, length);
+}
+
+/* "barrier no. 17", or without a kind "no. 17", to be read before `end`.  A formatter takes as long as a small operation. */
+static const char *make_name(char *end, const char *kind, uint64_t number)
+{
+    char *at = end;
+    *--at = 0;
+    do
+        *--at = (char)('0' + number % 10);
+    while (number /= 10);
+    at = prepend(at, "no. ");
+    return kind ? prepend(prepend(at, " "), kind) : at;
+}
+
+/* Give the operation its name and round.  names_lock held. */
+static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *op)
+{
+    char made[96];
+    const char *name = r->name;
+    bool message = tly_kind_is_message(r->kind);
+    static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
+                                        "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
+    if (c->closing)
+        return tly_fail(ESHUTDOWN, "the communicator is closing");
+    if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
+        return tly_fail(EINVAL, "this rank has joined: it submits nothing more until all ranks have");
+    /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
+    bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
+    struct tally_group *g = op->group;
+    uint64_t *number = NULL;
+    if (message) {
+        int err = number_message(r, op, made, sizeof made);
+        if (err)
+            return err;
+        name = made;
+    } else if (!name) {
+        number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
+        name = make_name(made + sizeof made, ordered ? NULL : kinds[r->kind], *number + 1);
+    }
+    struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
+    if (!t)
+        return -ENOMEM;
+    /* Pairs with the release in tly_op_forget_tensor(). */
+    if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
+        return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
+    op->tensor = t;
+    if (!r->name)
+        t->called = (uint8_t)r->kind;
+    int err = check_reduction(op);
+    if (err)
+        return err;
+    if (op->table && !op->mark)
+        keep_own_piece(op);
+    bool local = tly_comm_is_local(op, ordered), team = tly_team_suits(c, op);
+    if (local || team) {
+        op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
+        if (team)
+            tly_local_ref(op->engine); /* else tly_local_submit() does */
+        c->engine_ops++;
+    }
+    if (!r->name) {
+        t->unnamed = true;
+        if (number)
+            ++*number;
+    }
+    op->key = t->key;
+    op->round = t->round++;
+    op->sequence = c->sequence++;
+    op->spec = tly_spec_hash(op);
+    if (team)
+        tly_team_prepare(c, op);
+    if (!r->reason)
+        atomic_store_explicit(&t->busy, true, memory_order_relaxed);
+    return 0;
+}
+
+/* The loop's lock, unless the loop is busy for longer than the few microseconds in which it goes back to sleep
+ * after it has woken us. */
+static bool take_loop(tally_comm *c)
+{
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (pthread_mutex_trylock(&c->loop.lock) == 0)
+            return true;
+        tly_pause();
+    }
+    return false;
+}
+
+static void hand_over(tally_comm *c, uint64_t bytes)
+{
+    bool taken = bytes <= SEND_BY_CALLER && take_loop(c);
+    bool waits = taken && tly_list_empty(&c->active_ops); /* else the caller has more to do than to wait */
+    if (taken && !waits)
+        tly_loop_unlock(&c->loop);
+    if (!waits) {
+        tly_loop_wake(&c->loop);
+        return;
+    }
+    c->loop.now = tly_now();
+    tly_op_drain(c);
+    tly_queue_admit(c);
+    for (int i = 0; i < c->services; i++)
+        if (c->peers[i].link && c->peers[i].first)
+            tly_link_flush(c->peers[i].link);
+    tly_loop_unlock(&c->loop);
+}
+
+int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **out)
+{
+    int err = tly_comm_check(c);
+    r->group = tly_submit_group(c, o);
+    if (!err)
+        err = check_request(c, r, o, out != NULL);
+    if (err)
+        return err;
+    struct tally_op *op = make_op(c, r, o);
+    if (!op)
+        return tly_fail(ENOMEM, "out of memory");
+    pthread_mutex_lock(&c->names_lock);
+    err = name_op(c, r, op);
+    uint64_t bytes = op->bytes;
+    bool local = op->engine && !op->team;
+    if (!err)
+        tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
+    if (!err && !local) { /* before anybody can ask how far the name has come */
+        op->submitted = tly_now();
+        pthread_mutex_lock(&c->inbox_lock);
+        tly_list_append(&c->inbox, &op->node);
+        pthread_mutex_unlock(&c->inbox_lock);
+    }
+    pthread_mutex_unlock(&c->names_lock);
+    if (err) {
+        op->references = 1;
+        tly_op_unref(op);
+        return err;
+    }
+    if (local)
+        tly_comm_submit_local(c, op);
+    else
+        hand_over(c, bytes);
+    if (out)
+        *out = op;
+    else
+        tly_op_unref(op);
+    return 0;
+}
+
+struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *o)
+{
+    struct tly_request handle = {.group = tly_submit_group(c, o), .kind = kind, .dtype = TALLY_UINT8};
+    return make_op(c, &handle, o);
+}
+
+int tally_op_cancel(tally_op *op, const char *reason)
+{
+    if (op->generation != tly_fork_generation())
+        return tly_fail(ECHILD, "the operation belongs to a parent process");
+    if (tly_event_is_set(&op->done))
+        return 0;
+    tally_comm *c = op->comm;
+    char *text = copy_reason(reason);
+    if (!text)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_loop_lock(&c->loop);
+    bool first = !op->reason;
+    if (first)
+        op->reason = text; /* who begins it from now on finds it */
+    else
+        free(text);
+    if (first && op->epoch)
+        tly_queue_cancel(c, op);
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+    if (op->engine && !op->team)
+        tly_local_take_back(op->engine, &op->local);
+    return 0;
+}

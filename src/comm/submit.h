@@ -1,0 +1,36 @@
+/* submit.h - what a caller asks for, before it is an operation.  Used by calls.c; internal.h has the operation itself. */
+#ifndef TLY_SUBMIT_H
+#define TLY_SUBMIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tally/tally.h"
+
+/* What the caller asked for, before it is an operation. */
+struct tly_request {
+    struct tally_group *group;
+    const char *name;
+    uint8_t kind, reduction;
+    unsigned dtype;
+    uint32_t root; /* in the group; nonzero, of a barrier: it needs all ranks, also those that have joined; of
+                            * an allgather: it does not */
+    const void *input;
+    void *output;
+    uint64_t count, digest;
+    uint32_t from, to, tag;    /* of a message: ranks of the communicator */
+    bool copy;                 /* the caller does not wait */
+    bool even;                 /* an allgather into the caller's memory: all ranks give as much */
+    const size_t *give, *take; /* elements for each rank of the group and from each; NULL: none for any */
+    const char *reason;        /* an error mark */
+};
+
+/* Check the request, make an operation of it, and hand that to the loop or to shared memory.  r->group is filled in.  out: its
+ * handle, or NULL: the caller wants none.  -errno, with a sentence. */
+int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **out);
+
+/* The ranks that an operation with these options is for. */
+struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o);
+
+#endif
