@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "comm/epoch.h"
 #include "comm/internal.h"
 #include "topo/topo.h"
 #include "transport/address.h"
@@ -420,7 +421,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
     tly_pace_finish(c);
-    tly_epoch_finish(c);
+    tly_follow_finish(c);
     free(c->peers);
     free(c->neighbours);
     free(c);
@@ -513,10 +514,10 @@ static int join(tally_comm *c)
     c->member.goodbye = on_goodbye;
     c->member.placed = tly_joining_placed;
     c->member.joined = tly_joining_over;
-    c->member.invited = tly_epoch_invited;
-    c->member.prepare = tly_epoch_prepare;
-    c->member.promised = tly_epoch_promised;
-    c->member.changed = tly_epoch_committed;
+    c->member.invited = tly_follow_invited;
+    c->member.prepare = tly_follow_prepare;
+    c->member.promised = tly_follow_promised;
+    c->member.changed = tly_follow_committed;
     c->member.user = c;
     err = connect_peers(c);
     if (!err)

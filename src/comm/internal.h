@@ -6,7 +6,8 @@
  *   op.c      operations in the loop                  handle.c  the caller's handle of an operation
  *   group.c   ranks that operate among themselves
  *   queue.c   which part goes next: priority, credit, windows
- *   epoch.c   changes of epoch; what becomes of parts whose service is gone, or was out of reach
+ *   epoch.c   which service sums which part           follow.c  changes of epoch
+ *   keep.c    results that not all ranks have         doubt.c   parts whose service is gone, or was out of reach
  *   events.c  the completion queue                    report.c  tally_comm_report
  *   local.c   the way through shared memory, and its pool
  *   team.c    the ranks of a machine that push once, where there are several machines
@@ -544,7 +545,8 @@ void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
 void tly_op_stage(const struct tally_op *op, char *out, size_t len);
-void tly_op_landed(tally_comm *c, struct part *p);
+/* The part's result is in place.  Returns the part, which may have moved and is to be settled or kept; NULL: all has failed. */
+struct part *tly_op_landed(tally_comm *c, struct part *p);
 /* A part that has landed needs to be waited for no longer. */
 void tly_op_settled(tally_comm *c, struct part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
@@ -586,42 +588,6 @@ void tly_queue_again(tally_comm *c, struct part *p, uint32_t start);
 /* The connection is no more: nothing is in flight there. */
 void tly_queue_lost(struct peer *p);
 void tly_queue_accepted(struct peer *peer, uint64_t accepted);
-
-/* epoch.c */
-int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch */
-void tly_epoch_finish(tally_comm *c);
-/* The epoch of a round that begins now. */
-struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
-void tly_epoch_unref(struct epoch *e);
-/* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
-uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt);
-/* The callbacks of the member. */
-void tly_epoch_invited(void *comm);
-void tly_epoch_prepare(void *comm, const struct tly_roster *next);
-void tly_epoch_promised(void *comm, const struct tly_begun *b);
-void tly_epoch_committed(void *comm, const struct tly_roster *roster);
-/* A service has been met, or will not be: answer an invitation if all are. */
-void tly_epoch_met(tally_comm *c);
-/* The connection is no more: what it has brought is final, what was under way is in doubt. */
-void tly_epoch_doubt(struct peer *p);
-/* The connection is mended: say what has landed. */
-void tly_epoch_mended(struct peer *p);
-/* A service that can die alone has delivered a part. */
-void tly_epoch_keep(struct peer *p, struct part *part);
-/* ... or a verdict on this operation, which is about to end with it. */
-void tly_epoch_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
-/* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
-void tly_epoch_keep_unasked(struct peer *p, const struct tly_frame *f);
-/* The operation ends by a verdict: who begins its round later must ask the same home. */
-void tly_epoch_decided(tally_comm *c, const struct tally_op *op);
-/* All ranks have the first `stable` deliveries of this service. */
-void tly_epoch_stable(struct peer *p, uint64_t stable);
-/* The service has answered what was said of something that its rank no longer waits for.  False: it was not. */
-bool tly_epoch_confirmed(struct peer *p, const struct tly_frame *f, bool delivered);
-/* The service wants what has landed, bytes [0, f->offset). */
-void tly_epoch_final(struct peer *p, const struct tly_frame *f);
-/* The operation ends badly: nobody waits for its parts. */
-void tly_epoch_forget(struct tally_op *op);
 
 /* peer.c */
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);

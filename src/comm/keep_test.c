@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/epoch.h"
 #include "comm/internal.h"
 
 #include <cmocka.h>
@@ -25,12 +26,12 @@ static void test_unasked(void **state)
     tly_list_init(&peer.decided);
     for (uint32_t i = 1; i <= 1000; i++) {
         f.key = i;
-        tly_epoch_keep_unasked(&peer, &f);
+        tly_keep_unasked(&peer, &f);
         assert_int_equal(peer.unasked, i * sizeof(struct keep));
     }
-    tly_epoch_stable(&peer, 999);
+    tly_keep_stable(&peer, 999);
     assert_int_equal(peer.unasked, sizeof(struct keep));
-    tly_epoch_finish(c);
+    tly_follow_finish(c);
     assert_int_equal(peer.unasked, 0);
     free(c);
 }

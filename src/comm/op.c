@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/epoch.h"
 #include "comm/internal.h"
 
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
@@ -40,6 +41,16 @@ static void complete(tally_comm *c, struct tally_op *op)
     tly_comm_ended(c);
 }
 
+/* Nobody waits for its parts any more. */
+static void forget_keeps(struct tally_op *op)
+{
+    for (uint32_t i = 0; i < op->part_count; i++)
+        if (op->parts[i].keep) {
+            op->parts[i].keep->part = NULL;
+            op->parts[i].keep = NULL;
+        }
+}
+
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence)
 {
     char text[TLY_SENTENCE];
@@ -49,7 +60,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->sentence = strdup(text);
     if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
         tly_warn("comm", "%s", text); /* nobody waits for it */
-    tly_epoch_forget(op);
+    forget_keeps(op);
     tly_queue_withdraw(c, op);
     complete(c, op);
 }
@@ -88,10 +99,9 @@ static int queue_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-void tly_op_landed(tally_comm *c, struct part *p)
+struct part *tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    struct peer *peer = &c->peers[p->owner];
     p->state = PART_LANDED;
     c->traffic.moved += p->result_length;
     if (tly_team_carries(p))
@@ -107,17 +117,14 @@ void tly_op_landed(tally_comm *c, struct part *p)
                      tly_op_title(op, title), strerror(-err));
             tly_member_complain(&c->member, -err, text);
             tly_comm_fail(c, -err, text);
-            return;
+            return NULL;
         }
         p = &op->parts[0]; /* they have moved */
     }
     for (int i = 0; op->kind == TLY_PROBE && i < op->group->size; i++)
         if (op->group->ranks[i] == (uint32_t)op->found)
             op->source = i;
-    if (peer->mortal)
-        tly_epoch_keep(peer, p);
-    else
-        tly_op_settled(c, p);
+    return p;
 }
 
 void tly_op_settled(tally_comm *c, struct part *p)

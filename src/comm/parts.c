@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/epoch.h"
 #include "comm/internal.h"
 #include "reduce/reduce.h"
 

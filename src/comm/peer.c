@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/epoch.h"
 #include "comm/internal.h"
 #include "transport/address.h"
 
@@ -224,10 +225,14 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
         p->landed += f->payload;
         if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
-            tly_op_landed(peer->comm, p);
+            p = tly_op_landed(peer->comm, p);
+            if (p && peer->mortal)
+                tly_keep_part(peer, p);
+            else if (p)
+                tly_op_settled(peer->comm, p);
         }
-    } else if (last && !tly_epoch_confirmed(peer, f, true) && peer->mortal) {
-        tly_epoch_keep_unasked(peer, f);
+    } else if (last && !tly_doubt_confirmed(peer, f, true) && peer->mortal) {
+        tly_keep_unasked(peer, f);
     }
     if (last)
         count_received(peer, f->length);
@@ -250,13 +255,13 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
     int err = (int)tly_read32(&r);
     tly_read_text(&r, sentence, sizeof sentence);
     struct tally_op *op = tly_op_find(peer->comm, f), *mark = op ? NULL : find_mark(peer->comm, f);
-    bool kept = tly_epoch_confirmed(peer, f, true) || !peer->mortal;
+    bool kept = tly_doubt_confirmed(peer, f, true) || !peer->mortal;
     if (!kept && (op || mark))
-        tly_epoch_keep_verdict(peer, op ? op : mark, err, sentence);
+        tly_keep_verdict(peer, op ? op : mark, err, sentence);
     else if (!kept)
-        tly_epoch_keep_unasked(peer, f);
+        tly_keep_unasked(peer, f);
     if (op || mark)
-        tly_epoch_decided(peer->comm, op ? op : mark);
+        tly_follow_decided(peer->comm, op ? op : mark);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
     else if (mark)
@@ -335,7 +340,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     if (granted > peer->granted)
         peer->granted = granted;
     if (peer->mortal)
-        tly_epoch_stable(peer, tly_count_extend(peer->stable, f->stable));
+        tly_keep_stable(peer, tly_count_extend(peer->stable, f->stable));
     if (peer->unasked > MOST_UNASKED) {
         peer->losses = MOST_LOSSES; /* it would go on so */
         *why = "results without end that nobody has asked for";
@@ -361,12 +366,12 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     case TLY_AGAIN:
         p = tly_peer_find(peer, f);
         if (f->flags & TLY_MARK)
-            tly_epoch_final(peer, f);
+            tly_doubt_final(peer, f);
         else if (p)
             tly_queue_again(c, p, f->offset);
         break;
     case TLY_DONE:
-        tly_epoch_confirmed(peer, f, false);
+        tly_doubt_confirmed(peer, f, false);
         break;
     case TLY_PACE:
         on_pace(peer, f, data);
@@ -398,13 +403,13 @@ static void opened(void *user, struct tly_link *link)
     bool again = peer->known;
     peer->known = true;
     if (again)
-        tly_epoch_mended(peer);
+        tly_doubt_mended(peer);
     tly_joining_tell(peer);
     if (again && c->goodbye_said) {
         struct tly_frame f = {.type = TLY_GOODBYE};
         tly_peer_post(peer, &f, NULL, 0);
     }
-    tly_epoch_met(c);
+    tly_follow_met(c);
 }
 
 /* The service cannot be reached.  Without a tallyd the job goes on.  Where a machine's service cannot be reached a rank
@@ -444,7 +449,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     bool was_open = peer->open;
     uint32_t worse = tly_link_skip(link, &c->member.roster.services[peer->index].at);
     if (was_open)
-        tly_epoch_doubt(peer);
+        tly_doubt_begin(peer);
     tly_peer_drop(peer);
     if (c->goodbye_said || atomic_load(&c->failed) || peer->gone)
         return;

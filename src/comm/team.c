@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "comm/epoch.h"
 #include "comm/internal.h"
 
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */

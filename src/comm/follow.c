@@ -1,0 +1,221 @@
+/* follow.c - this rank follows the coordinator through a change of epoch: services come, and go.
+ *
+ *   INVITE   connect to the new services; BEGUN once all are met
+ *   PREPARE  the connections to services that are gone end, nothing begins, BEGUN says which rounds are begun
+ *   COMMIT   has the rounds begun elsewhere in older epochs, a promise for each, and the new roster: go on in it
+ *
+ * What these services had of our parts is in doubt from PREPARE on (doubt.c), and moves with COMMIT. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/epoch.h"
+
+/* Nothing stays of who had this place: it is another's now, or nobody's. */
+static void vacate(struct peer *p)
+{
+    tly_peer_drop(p);
+    tly_keep_drop_all(p);
+    tly_peer_finish(p);
+    tally_comm *c = p->comm;
+    uint32_t index = p->index;
+    *p = (struct peer){.reported = true}; /* nobody waits for that */
+    tly_peer_init(p, c, index);
+}
+
+/* A new coordinator may never have heard of those whom the last one invited. */
+static void vacate_uninvited(tally_comm *c)
+{
+    while ((uint32_t)c->services > c->member.roster.service_count)
+        vacate(&c->peers[--c->services]);
+}
+
+/* Connect to who is new. */
+static void meet(tally_comm *c)
+{
+    const struct tly_roster *r = &c->member.roster;
+    for (uint32_t i = 0; i < r->service_count && !atomic_load(&c->failed); i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        struct peer *p = &c->peers[i];
+        if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
+            continue;
+        vacate(p);
+        if (tly_peer_connect(p) != 0)
+            tly_peer_give_up(p, tly_error());
+    }
+}
+
+void tly_follow_met(tally_comm *c)
+{
+    if (!c->meeting)
+        return;
+    for (int i = 0; i < c->services; i++)
+        if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
+            return;
+    tly_member_begun(&c->member, c->meeting, NULL, 0);
+    c->meeting = 0;
+}
+
+void tly_follow_invited(void *comm)
+{
+    tally_comm *c = comm;
+    vacate_uninvited(c);
+    for (uint32_t i = (uint32_t)c->services; i < c->member.roster.service_count; i++) {
+        tly_peer_init(&c->peers[i], c, i);
+        c->services = (int)i + 1;
+    }
+    c->meeting = c->member.roster.epoch;
+    meet(c);
+    tly_follow_met(c);
+}
+
+static void put_out(struct peer *p)
+{
+    if (p->gone)
+        return;
+    p->gone = true;
+    if (p->open)
+        tly_doubt_begin(p);
+    tly_peer_drop(p);
+}
+
+void tly_follow_decided(tally_comm *c, const struct tally_op *op)
+{
+    c->verdicts[c->verdict_count++ % TLY_VERDICTS] =
+        (struct tly_begun){op->key, op->round, op->epoch->number};
+}
+
+void tly_follow_prepare(void *comm, const struct tly_roster *next)
+{
+    tally_comm *c = comm;
+    size_t decided = c->verdict_count < TLY_VERDICTS ? c->verdict_count : TLY_VERDICTS, count = decided;
+    if (!c->preparing) {
+        c->preparing_since = c->loop.awake;
+        c->prepared = next->epoch;
+        tly_stamp(c->trace, TLY_AT_PREPARED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART,
+                  (uint32_t)next->part_bytes);
+    }
+    c->preparing = next->epoch;
+    /* First nothing more may land from who is gone. */
+    for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
+        if (next->services[i].state == TLY_SERVICE_GONE)
+            put_out(&c->peers[i]);
+    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next)
+        count++;
+    struct tly_begun *begun = malloc((count + 1) * sizeof *begun);
+    if (!begun) {
+        tly_comm_fail(c, ENOMEM, "out of memory");
+        return;
+    }
+    memcpy(begun, c->verdicts, decided * sizeof *begun);
+    count = decided;
+    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
+        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
+    }
+    tly_member_begun(&c->member, next->epoch, begun, count);
+    free(begun);
+    tly_follow_met(c);
+}
+
+static void drop_promises(struct tly_map *m)
+{
+    struct epoch *e;
+    tly_map_each(m, e) tly_epoch_unref(e);
+    tly_map_finish(m);
+    *m = (struct tly_map){0};
+}
+
+/* Has this rank begun the round?  A name that it does not know may be that of one that it has ended and forgotten: a
+ * promise too many is dropped at the next change. */
+static bool has_begun(tally_comm *c, const struct tly_begun *b)
+{
+    bool begun = false;
+    struct tly_frame f = {.key = b->key, .round = b->round};
+    if (tly_op_find(c, &f))
+        return true;
+    pthread_mutex_lock(&c->names_lock);
+    const struct tensor *t = tly_map_get(&c->names, b->key);
+    begun = t && (int32_t)(t->round - b->round) > 0;
+    pthread_mutex_unlock(&c->names_lock);
+    if (!begun || (c->local && c->machines == 1)) /* it may be in the engine, which may hand it back */
+        return false;
+    pthread_mutex_lock(&c->inbox_lock); /* it may be on its way */
+    for (struct tly_list *n = c->inbox.next; n != &c->inbox && begun; n = n->next) {
+        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        begun = op->key != b->key || op->round != b->round;
+    }
+    pthread_mutex_unlock(&c->inbox_lock);
+    return begun;
+}
+
+void tly_follow_promised(void *comm, const struct tly_begun *b)
+{
+    tally_comm *c = comm;
+    if (has_begun(c, b) || tly_map_get(&c->promising, tly_epoch_round(b->key, b->round)))
+        return;
+    for (struct tly_list *n = c->epochs.next; n != &c->epochs; n = n->next) {
+        struct epoch *e = tly_list_entry(n, struct epoch, node);
+        if (e->number != b->epoch)
+            continue;
+        if (tly_map_put(&c->promising, tly_epoch_round(b->key, b->round), e) != 0)
+            tly_comm_fail(c, ENOMEM, "out of memory");
+        else
+            e->references++;
+        return;
+    }
+    /* An older epoch that is forgotten here: the round has ended here, or its promise would hold the epoch. */
+    if (b->epoch > c->epoch->number)
+        tly_comm_fail(c, EPROTO, "a round was begun in an epoch that this rank does not know");
+}
+
+void tly_follow_committed(void *comm, const struct tly_roster *roster)
+{
+    tally_comm *c = comm;
+    if (atomic_load(&c->failed))
+        return;
+    struct tly_map promised = c->promised;
+    c->promised = c->promising;
+    c->promising = (struct tly_map){0};
+    drop_promises(&promised);
+    vacate_uninvited(c);
+    if (tly_epoch_adopt(c) != 0 || tly_pace_init(c) != 0) {
+        tly_comm_fail(c, ENOMEM, "out of memory");
+        return;
+    }
+    tly_service_resize(c->service, roster);
+    tly_traffic_begin(c);
+    for (int i = 0; i < c->services; i++) {
+        struct peer *p = &c->peers[i];
+        p->accused = false; /* the coordinator has forgotten who accused whom */
+        /* What it had moves when it moves on all ranks.  If its coordinator died after some had prepared for that, it
+         * is in still, and they take it up again as after a broken connection. */
+        if (roster->services[i].state != TLY_SERVICE_GONE) {
+            p->gone = false;
+        } else if (p->incarnation) {
+            put_out(p);
+            p->incarnation = 0;
+            tly_doubt_hand_on(c, p);
+        }
+    }
+    for (int i = 0; i < c->machines; i++)
+        if (c->peers[i].open)
+            tly_doubt_say(&c->peers[i], 0);
+    if (c->preparing)
+        tly_stamp(c->trace, TLY_AT_COMMITTED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART, c->epoch->part_bytes);
+    c->preparing = 0;
+    tly_op_drain(c);
+}
+
+void tly_follow_finish(tally_comm *c)
+{
+    drop_promises(&c->promised);
+    drop_promises(&c->promising);
+    for (int i = 0; i < c->services; i++)
+        tly_keep_drop_all(&c->peers[i]);
+    while (!tly_list_empty(&c->spare_keeps))
+        free(tly_list_entry(tly_list_take(&c->spare_keeps), struct keep, node));
+    tly_pool_trim(&c->copies);
+    tly_epoch_unref(c->epoch);
+    c->epoch = NULL;
+}
