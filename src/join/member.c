@@ -1,8 +1,11 @@
-/* member.c - joining a job and hearing of its end. */
+/* member.c - a rank or a tallyd in its job: its connection to the coordinator, what it hears there and what it says.
+ *
+ * The states go in one direction (member.h).  connect.c makes the first connection; a coordinator in a process of its own may
+ * go and come back, and is then dialled once a tick.  Callbacks run in the loop; other calls take its lock or need it, as
+ * member.h says. */
 #include "join/member.h"
 
 #include <errno.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +16,7 @@
 #include "topo/card.h"
 #include "transport/address.h"
 
-enum { TELL_S = 10, RETRY_MS = 500, REACH_MS = 1000 };
+enum { RETRY_MS = 500 };
 
 static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
@@ -314,12 +317,17 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
 static const struct tly_link_user calls = {
     .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
 
-/* The coordinator, at the address that is tried. */
-static int dial(struct tly_member *m, const struct tly_link_config *c)
+int tly_member_dial(struct tly_member *m, const struct tly_identity *as)
 {
+    struct tly_link_config c = {.user_calls = &calls,
+                                .user = m,
+                                .identity = *as,
+                                .peer_name = "coordinator",
+                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC),
+                                .checksum = m->params->checksum};
     struct tly_endpoints to;
     tly_media_at(&m->at, &to);
-    return tly_link_dial(m->loop, &to, c, &m->link);
+    return tly_link_dial(m->loop, &to, &c, &m->link);
 }
 
 static void tick(struct tly_hook *h)
@@ -327,15 +335,10 @@ static void tick(struct tly_hook *h)
     struct tly_member *m = tly_list_entry(h, struct tly_member, hook);
     if (!m->away || m->link || m->loop->awake < m->retry_at)
         return;
-    struct tly_link_config c = {.user_calls = &calls,
-                                .user = m,
-                                .identity = m->identity,
-                                .peer_name = "coordinator",
-                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC),
-                                .checksum = m->params->checksum};
-    c.identity.incarnation = 0; /* it does not know the job's yet */
+    struct tly_identity as = m->identity;
+    as.incarnation = 0; /* it does not know the job's yet */
     m->retry_at = m->loop->awake + RETRY_MS * TLY_MS;
-    dial(m, &c);
+    tly_member_dial(m, &as);
 }
 
 void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct tly_place *place,
@@ -371,8 +374,7 @@ void tly_member_finish(struct tly_member *m)
     m->loop = NULL;
 }
 
-/* Turn the loop until `state` or later, the end, or the deadline (monotonic; negative: none). */
-static int wait_for(struct tly_member *m, enum tly_member_state state, int64_t deadline)
+int tly_member_wait(struct tly_member *m, enum tly_member_state state, int64_t deadline)
 {
     while (m->state < state) {
         if (m->cancelled && m->cancelled(m->user))
@@ -382,194 +384,6 @@ static int wait_for(struct tly_member *m, enum tly_member_state state, int64_t d
         tly_loop_turn(m->loop, 100);
     }
     return m->state == TLY_MEMBER_OVER ? -m->error : 0;
-}
-
-static void pause_for(struct tly_member *m, int ms)
-{
-    int64_t until = tly_now() + ms * TLY_MS;
-    while (tly_now() < until && !(m->cancelled && m->cancelled(m->user)))
-        tly_loop_turn(m->loop, (int)((until - tly_now()) / TLY_MS) + 1);
-}
-
-static bool worth_trying_again(int err)
-{
-    switch (err) {
-    case EACCES:
-    case EPROTO:
-    case ESTALE:
-    case ENOMEM:
-        return false;
-    default:
-        return true;
-    }
-}
-
-/* What may be wrong where no coordinator answers at m->at, and what to do; asks that machine. */
-static const char *advice(const struct tly_member *m)
-{
-    switch (tly_address_reach(&m->at, REACH_MS)) {
-    case TLY_REACH_NO_LISTENER:
-        return "that machine answers, but nothing listens at the port: is rank 0 started, and "
-               "there? TALLY_COORD";
-    case TLY_REACH_OTHER_PORT:
-        return "that machine answers, but not at this port: a firewall keeps it shut; open it, or "
-               "set another TALLY_PORT";
-    case TLY_REACH_NOTHING:
-        return "nothing at that address answers: is it rank 0's, and is a firewall between? TALLY_COORD, "
-               "TALLY_PORT";
-    default:
-        return "is rank 0 started? TALLY_COORD";
-    }
-}
-
-/* The pauses between attempts, and what is said of them meanwhile. */
-struct patience {
-    int64_t deadline, told; /* monotonic; deadline negative: none */
-    int64_t delay_ms;
-};
-
-static struct patience patience_of(double timeout_s)
-{
-    int64_t now = tly_now();
-    return (struct patience){timeout_s < 0 ? -1 : now + (int64_t)(timeout_s * (double)TLY_SEC), now, 10};
-}
-
-/* An attempt (to connect, or to look the address up) has failed: wait for the next.  False when time is up. */
-static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects)
-{
-    int64_t now = tly_now();
-    if (p->deadline >= 0 && now > p->deadline)
-        return false;
-    if (now - p->told > TELL_S * TLY_SEC) {
-        p->told = now;
-        if (connects)
-            tly_warn("join", "still trying: %s (%s)", why, advice(m));
-        else
-            tly_warn("join", "still trying: %s", why);
-    }
-    pause_for(m, (int)(p->delay_ms / 2 + randombytes_uniform((uint32_t)p->delay_ms)));
-    p->delay_ms = p->delay_ms * 3 / 2 < 1000 ? p->delay_ms * 3 / 2 + 1 : 1000;
-    return true;
-}
-
-int tly_member_find(struct tly_member *m, double timeout_s)
-{
-    struct patience p = patience_of(timeout_s);
-    char why[TLY_SENTENCE - 64];
-    for (;;) {
-        int err = tly_place_resolve(m->place, &m->to);
-        if (err != -EAGAIN)
-            return err;
-        snprintf(why, sizeof why, "%s", tly_error());
-        if (!wait_to_retry(m, &p, why, false))
-            return tly_fail(ETIMEDOUT, "%s; tried for %.0f s", why, timeout_s);
-        if (m->cancelled && m->cancelled(m->user))
-            return tly_fail(EINTR, "interrupted while joining");
-    }
-}
-
-static void leave(struct tly_member *m)
-{
-    tly_loop_lock(m->loop);
-    tly_link_destroy(m->link);
-    m->link = NULL;
-    tly_loop_unlock(m->loop);
-    m->identity.incarnation = 0; /* the next one may be another's */
-    memcpy(m->identity.job, m->place->job, sizeof m->identity.job);
-}
-
-/* One attempt, at m->at; it has until `deadline`. */
-static int try_to_connect(struct tly_member *m, int64_t deadline)
-{
-    struct tly_link_config c = {.user_calls = &calls,
-                                .user = m,
-                                .identity = m->identity,
-                                .peer_name = "coordinator",
-                                .silence_ns = (int64_t)(m->params->dead_timeout * (double)TLY_SEC),
-                                .checksum = m->params->checksum};
-    m->state = TLY_MEMBER_CONNECTING;
-    snprintf(m->sentence, sizeof m->sentence, "no answer");
-    tly_loop_lock(m->loop);
-    int err = dial(m, &c);
-    tly_loop_unlock(m->loop);
-    if (err) {
-        m->error = -err;
-        snprintf(m->sentence, sizeof m->sentence, "%s", tly_error());
-        return err;
-    }
-    err = wait_for(m, TLY_MEMBER_KNOWN, deadline);
-    if (err)
-        leave(m);
-    return err;
-}
-
-/* Try the addresses in their order.  *refused: one before that which answered did not, though its host did. */
-static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool *refused)
-{
-    int err = -ETIMEDOUT;
-    *refused = false;
-    for (int i = 0; i < m->to.count && (i == 0 || deadline < 0 || tly_now() < deadline); i++) {
-        char text[80];
-        m->at = m->to.at[i];
-        tly_address_text(&m->at, text, sizeof text);
-        snprintf(m->coordinator, sizeof m->coordinator, m->to.named ? "%s (%s)" : "%s", text,
-                 m->place->coord_host);
-        int64_t until = deadline;
-        if (m->to.count > 1) { /* one that swallows packets must not hold up the others */
-            until = tly_now() + (sweep < 8 ? 2 + sweep : 10) * TLY_SEC;
-            until = deadline < 0 || until < deadline ? until : deadline;
-        }
-        err = try_to_connect(m, until);
-        if (!err || err == -EINTR || (err != -ETIMEDOUT && !worth_trying_again(-err)))
-            break;
-        *refused |= err == -ECONNREFUSED;
-    }
-    return err;
-}
-
-int tly_member_connect(struct tly_member *m, double timeout_s)
-{
-    struct patience p = patience_of(timeout_s);
-    char why[TLY_SENTENCE];
-    bool refused, sure = false;
-    for (unsigned sweep = 0;; sweep++) {
-        if (sweep && m->to.named && !m->to.settled)
-            tly_place_resolve(m->place,
-                              &m->to); /* the host may have come back elsewhere; else what we know stays */
-        int err = try_all(m, p.deadline, sweep, &refused);
-        if (!err && refused && !sure) {
-            /* The coordinator may have come up between the two attempts: all should reach it in the same way. */
-            sure = true;
-            leave(m);
-            continue;
-        }
-        if (!err)
-            return 0;
-        if (err == -EINTR)
-            return tly_fail(EINTR, "interrupted while joining");
-        if (err != -ETIMEDOUT && !worth_trying_again(-err))
-            return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
-        snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
-        if (!wait_to_retry(m, &p, why, true))
-            return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %.400s (%s)", m->coordinator,
-                            timeout_s, m->sentence, advice(m));
-    }
-}
-
-int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at)
-{
-    int err = 0;
-    if (m->params->iface)
-        err = tly_place_iface(m->params->iface, &m->here, at);
-    else if (m->to.named && m->place->has_secret && tly_place_is_own(&m->at))
-        tly_address_any(at);
-    else
-        *at = m->here;
-    if (!err && !m->place->has_secret && !tly_address_is_loopback(at))
-        err = tly_fail(EACCES, "TALLY_IFACE=%s leads to other machines: that needs a secret (`tally secret`)",
-                       m->params->iface);
-    tly_address_set_port(at, 0);
-    return err;
 }
 
 static int64_t join_deadline(const struct tly_member *m)
@@ -625,7 +439,7 @@ int tly_member_announce(struct tly_member *m, const struct tly_endpoints *servic
     tly_loop_unlock(m->loop);
     if (err)
         return err;
-    return joined(m, wait_for(m, TLY_MEMBER_INVITED, join_deadline(m)), "waiting for the other ranks");
+    return joined(m, tly_member_wait(m, TLY_MEMBER_INVITED, join_deadline(m)), "waiting for the other ranks");
 }
 
 int tly_member_begin(struct tly_member *m)
@@ -633,7 +447,8 @@ int tly_member_begin(struct tly_member *m)
     tly_loop_lock(m->loop);
     post(m, TLY_BEGUN, 0, NULL);
     tly_loop_unlock(m->loop);
-    int err = joined(m, wait_for(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
+    int err =
+        joined(m, tly_member_wait(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
     tly_loop_lock(m->loop);
     tly_door_close(&m->door);
     if (!err && m->roster.standalone)

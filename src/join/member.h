@@ -113,4 +113,9 @@ void tly_member_abort(struct tly_member *m, const char *reason);
 /* Service `index` of the roster cannot be reached. */
 void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence);
 
+/* For connect.c: dial m->at with this identity, lock held; -errno, with a sentence. */
+int tly_member_dial(struct tly_member *m, const struct tly_identity *as);
+/* Turn the loop until `state` or later, the end, or the deadline (monotonic; negative: none).  -EINTR, -ETIMEDOUT. */
+int tly_member_wait(struct tly_member *m, enum tly_member_state state, int64_t deadline);
+
 #endif
