@@ -250,7 +250,6 @@ void tly_adapt_begin(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
     drop_reports(c);
-    tly_slow_forget(c);
     if (!tly_start_find_cards(c, &c->roster) || !tly_start_crosses_cards(&c->roster)) {
         tly_adapt_finish(c);
         return;
@@ -342,10 +341,8 @@ void tly_adapt_tick(struct tly_coordinator *c)
     free(of);
     free(s);
     drop_reports(c);
-    if (!change)
-        return;
-    a->pending = c->wanted = true;
-    tly_coordinator_advance(c);
+    if (change)
+        a->pending = c->wanted = true;
 }
 
 void tly_adapt_finish(struct tly_coordinator *c)

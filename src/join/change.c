@@ -218,6 +218,7 @@ static void commit(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         m->accuses = 0;
     }
+    tly_slow_forget(c);
     tly_adapt_begin(c);
 }
 
@@ -479,7 +480,6 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
             c->tallyds_here++;
         }
         m->begun = m->proved = true;
-        tly_coordinator_advance(c);
     }
     tly_roster_finish(&roster);
     return 0;
@@ -495,5 +495,4 @@ void tly_change_miss_services(struct tly_coordinator *c)
         if (c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
             !tly_change_find_tallyd(c, c->roster.services[i].incarnation))
             strike_out(c, i, false, false, "it has not come back to the coordinator");
-    tly_coordinator_advance(c);
 }

@@ -1,9 +1,13 @@
-/* coordinator.c - what members say, who is missing or dead, and what becomes of the job. */
+/* coordinator.c - what members say, who is missing or dead, and what becomes of the job.
+ *
+ * The job's state goes from GATHERING to RUNNING, and ends as FAILED or ENDED.  After each thing that has happened advance()
+ * does whatever is due now.  Only this file calls it: the others change what it looks at, and use tell.c alone.
+ *
+ * All of it runs in the coordinator's loop, but for creation and end. */
 #include "join/coordinator.h"
 
 #include <errno.h>
 #include <sodium.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,64 +31,13 @@ enum {
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
-{
-    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
-    if (m->link) /* out of memory: the connection ends, which the member notices */
-        tly_outbox_post(&m->outbox, &f, data, len, NULL);
-}
-
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct member *m = user;
     return tly_outbox_next(&m->outbox, out, NULL);
 }
 
-void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence)
-{
-    struct tly_writer w = {0};
-    tly_write32(&w, (uint32_t)err);
-    tly_write_text(&w, sentence);
-    if (!w.failed)
-        tly_coordinator_post(m, TLY_VERDICT, 0, w.data, w.len);
-    free(w.data);
-}
-
-void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len)
-{
-    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
-        if (m->joined)
-            tly_coordinator_post(m, type, 0, data, len);
-    }
-}
-
-void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
-{
-    va_list args;
-    if (c->state == FAILED || c->state == ENDED)
-        return;
-    va_start(args, format);
-    vsnprintf(c->verdict, sizeof c->verdict, format, args);
-    va_end(args);
-    c->state = FAILED;
-    c->over_at = c->loop.awake;
-    c->verdict_err = err;
-    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        tly_coordinator_post_verdict(tly_list_entry(n, struct member, node), err, c->verdict);
-}
-
 /* --- gathering ----------------------------------------------------------------------------------- */
-
-void tly_coordinator_name(const struct member *m, char *out, size_t len)
-{
-    char address[TLY_HOST_TEXT];
-    uint32_t port = tly_endpoints_host(&m->info.at, address);
-    if (m->info.role == TLY_ROLE_TALLYD)
-        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, address, port);
-    else
-        snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
-}
 
 /* Not there, and has not left. */
 static bool is_missing(const struct tly_coordinator *c, uint32_t rank)
@@ -118,13 +71,8 @@ static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
     }
 }
 
-void tly_coordinator_await(struct tly_coordinator *c, uint32_t size)
-{
-    c->size = size;
-    c->waiting_since = c->asked_missing = c->loop.awake;
-}
-
-void tly_coordinator_advance(struct tly_coordinator *c)
+/* Something has happened: whatever is due now. */
+static void advance(struct tly_coordinator *c)
 {
     bool all_ranks = c->state == GATHERING && all_here(c);
     if (all_ranks && c->resuming) {
@@ -160,6 +108,7 @@ void tly_coordinator_advance(struct tly_coordinator *c)
                 tly_change_start_without(c);
             } else {
                 tly_coordinator_post_all(c, TLY_COMMIT, NULL, 0);
+                tly_slow_forget(c);
                 tly_adapt_begin(c);
             }
         }
@@ -237,7 +186,7 @@ static void on_member_info(struct member *m)
     if ((c->state == RUNNING || c->resuming) && m->info.role == TLY_ROLE_TALLYD) {
         m->joined = m->waiting = true;
         c->tallyds_here++;
-        tly_coordinator_advance(c);
+        advance(c);
         return;
     }
     if (c->state != GATHERING || c->resuming) {
@@ -268,7 +217,7 @@ static void on_member_info(struct member *m)
         c->ranks_here++;
     }
     m->joined = true;
-    tly_coordinator_advance(c);
+    advance(c);
 }
 
 /* --- who asks ------------------------------------------------------------------------------------ */
@@ -360,22 +309,25 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (f->flags & TLY_REQUEST) {
             m->nonce_seen = tly_read64(&r);
             m->proved = true;
-            tly_coordinator_advance(c);
+            advance(c);
         } else {
             if (m->joined || tly_member_read(&r, &m->info) != 0 || m->info.role != tly_link_peer(l)->role) {
                 *why = "a member that cannot be read";
                 return -EPROTO;
             }
-            if (f->flags & TLY_RESUMED)
-                return tly_change_resumed(m, &r, why);
-            on_member_info(m);
+            if (!(f->flags & TLY_RESUMED))
+                on_member_info(m);
+            else if (tly_change_resumed(m, &r, why) != 0)
+                return -EPROTO;
+            else
+                advance(c);
         }
         break;
     case TLY_BEGUN:
         m->begun = true;
         if (f->payload && tly_change_concerns(m) && tly_change_begun(m, f->flags & TLY_LAST, &r, why) != 0)
             return -EPROTO;
-        tly_coordinator_advance(c);
+        advance(c);
         break;
     case TLY_COMPLAIN:
         tly_judge_complaint(m, f, &r);
@@ -395,10 +347,14 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             return -EPROTO;
         }
         tly_start_measured(m, &x);
+        advance(c);
         break;
     }
     case TLY_JOINED:
-        return tly_join_heard(m, &r, why);
+        if (tly_join_heard(m, &r, why) != 0)
+            return -EPROTO;
+        advance(c);
+        break;
     case TLY_GOODBYE:
         m->left = true;
         if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
@@ -407,7 +363,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
             c->wanted = true;
         }
-        tly_coordinator_advance(c);
+        advance(c);
         break;
     case TLY_STATUS:
         if (c->state == FAILED)
@@ -441,7 +397,8 @@ static void drop(struct member *m)
     free(m);
 }
 
-void tly_coordinator_lose(struct member *m, int err, const char *why)
+/* A member's connection is no more, or is given up.  The member is freed. */
+static void lose(struct member *m, int err, const char *why)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -468,12 +425,12 @@ void tly_coordinator_lose(struct member *m, int err, const char *why)
         else
             tly_coordinator_fail(c, ECONNRESET, "%s has died: %s", name, why);
     }
-    tly_coordinator_advance(c);
+    advance(c);
 }
 
 static void closed(void *user, struct tly_link *l, int err, const char *why)
 {
-    tly_coordinator_lose(user, err, why);
+    lose(user, err, why);
 }
 
 static void opened(void *user, struct tly_link *l)
@@ -538,20 +495,32 @@ static const char *unready(const struct tly_coordinator *c, char *out, size_t le
     return out;
 }
 
+/* Tallyd that have gone silent and serve nobody yet: there is nothing to put them out of. */
+static void lose_silent(struct tly_coordinator *c)
+{
+    char why[100];
+    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next;
+        if (tly_judge_is_silent(m, why, sizeof why) && (c->state != RUNNING || m->waiting))
+            lose(m, ETIMEDOUT, why);
+    }
+}
+
 static void tick(struct tly_hook *h)
 {
     struct tly_coordinator *c = tly_list_entry(h, struct tly_coordinator, hook);
     int64_t now = c->loop.awake;
     char missing[512], name[200];
     tly_judge_tick(c);
+    lose_silent(c);
     tly_change_miss_services(c);
-    if (c->state == RUNNING && c->setback_count)
-        tly_coordinator_advance(c); /* somebody's time to be invited again may have come */
     tly_adapt_tick(c);
+    advance(c); /* these want a change, or somebody's time to be invited again has come */
     tly_slow_tick(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
-        tly_coordinator_advance(c);
+        advance(c);
     }
     if (c->resuming && c->state == GATHERING && now - c->waiting_since >= c->dead_ns) {
         missing_text(c, missing, sizeof missing);

@@ -1,5 +1,18 @@
-/* internal.h - what the coordinator's files share: start.c up to the first epoch, change.c from one to the next,
- * judge.c for whom the job cannot go on with, slow.c for who holds it up, coordinator.c for what members say, and for time. */
+/* internal.h - the structures of the coordinator, and what its files offer each other.
+ *
+ * A file may use the files above it in this list (test/checks/test_circles.py):
+ *
+ *   tell.c         what is said to members; the end of the job
+ *   setback.c      tallyd that may not come again yet
+ *   start.c        up to the first epoch
+ *   adapt.c        the plan follows the network
+ *   slow.c         who holds the job up
+ *   change.c       from one epoch to the next
+ *   judge.c        with whom the job cannot go on
+ *   join.c         tally_join()
+ *   coordinator.c  what members say, and time
+ *
+ * Something that is due when one of them has changed the state is done by coordinator.c, which looks after each event. */
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
@@ -149,7 +162,7 @@ struct tly_coordinator {
     struct tly_event quiet; /* set when the last one that is known has gone */
 };
 
-/* --- coordinator.c ------------------------------------------------------------------------------- */
+/* --- tell.c -------------------------------------------------------------------------------------- */
 
 /* To one member; out of memory: its connection ends. */
 void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len);
@@ -159,15 +172,10 @@ void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *d
 /* End the job with a sentence that all members get; the first one counts.  err: an errno. */
 void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Something has happened: whatever is due now. */
-void tly_coordinator_advance(struct tly_coordinator *c);
 /* Its first rank is there: the others' time begins, however long a coordinator apart has stood idle. */
 void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */
 void tly_coordinator_name(const struct member *m, char *out, size_t len);
-
-/* A member's connection is no more, or is given up.  The member is freed. */
-void tly_coordinator_lose(struct member *m, int err, const char *why);
 
 /* --- join.c -------------------------------------------------------------------------------------- */
 
@@ -182,6 +190,8 @@ void tly_join_look(struct tly_coordinator *c);
 void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r);
 /* Put out each tallyd whose time is up, and fail the job if a complaint's is. */
 void tly_judge_tick(struct tly_coordinator *c);
+/* A tallyd that is silent to us, whether or not anything waits for it. */
+bool tly_judge_is_silent(const struct member *m, char *why, size_t len);
 
 /* --- start.c ------------------------------------------------------------------------------------- */
 

@@ -87,6 +87,5 @@ int tly_join_heard(struct member *m, struct tly_reader *r, const char **why)
             tly_coordinator_post(m, TLY_JOINED, 0, w.data, w.len);
     }
     free(w.data);
-    tly_coordinator_advance(c);
     return 0;
 }

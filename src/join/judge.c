@@ -82,24 +82,25 @@ static void put_out(struct member *m, const char *why)
     tly_change_evict(m, why);
     tly_coordinator_post_verdict(m, EAGAIN, text);
     m->accused_at = 0;
-    tly_coordinator_advance(m->c);
 }
 
-/* A tallyd that is silent to us, whether or not anything waits for it. */
+bool tly_judge_is_silent(const struct member *m, char *why, size_t len)
+{
+    if (!m->joined || m->info.role == TLY_ROLE_RANK ||
+        m->c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
+        return false;
+    snprintf(why, len, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
+    return true;
+}
+
 static void judge_silent(struct tly_coordinator *c)
 {
-    char text[100];
-    snprintf(text, sizeof text, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
-    for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
+    char why[100];
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        next = n->next;
-        if (!m->joined || m->info.role == TLY_ROLE_RANK ||
-            c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
-            continue;
-        if (c->state == RUNNING && m->service != TLY_NO_SERVICE)
-            put_out(m, text);
-        else if (c->state != RUNNING || m->waiting) /* else it has been told, and has yet to read that */
-            tly_coordinator_lose(m, ETIMEDOUT, text);
+        /* One that has been put out has been told, and has yet to read that. */
+        if (c->state == RUNNING && m->service != TLY_NO_SERVICE && tly_judge_is_silent(m, why, sizeof why))
+            put_out(m, why);
     }
 }
 

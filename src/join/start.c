@@ -484,5 +484,4 @@ void tly_start_measured(struct member *m, const struct tly_measure *x)
                 m->info.host, sent * 1e-9, x->count);
     if (go)
         tly_survey_counted(c->survey, m->card, x);
-    tly_coordinator_advance(c);
 }

@@ -1,0 +1,66 @@
+/* tell.c - what the coordinator says to members, and how messages call them.
+ *
+ * Frames wait in each member's outbox until its link asks for them.  The job's end is a sentence that all members get; the
+ * first one counts. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "join/internal.h"
+
+void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
+{
+    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
+    if (m->link) /* out of memory: the connection ends, which the member notices */
+        tly_outbox_post(&m->outbox, &f, data, len, NULL);
+}
+
+void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, (uint32_t)err);
+    tly_write_text(&w, sentence);
+    if (!w.failed)
+        tly_coordinator_post(m, TLY_VERDICT, 0, w.data, w.len);
+    free(w.data);
+}
+
+void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->joined)
+            tly_coordinator_post(m, type, 0, data, len);
+    }
+}
+
+void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
+{
+    va_list args;
+    if (c->state == FAILED || c->state == ENDED)
+        return;
+    va_start(args, format);
+    vsnprintf(c->verdict, sizeof c->verdict, format, args);
+    va_end(args);
+    c->state = FAILED;
+    c->over_at = c->loop.awake;
+    c->verdict_err = err;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
+        tly_coordinator_post_verdict(tly_list_entry(n, struct member, node), err, c->verdict);
+}
+
+void tly_coordinator_name(const struct member *m, char *out, size_t len)
+{
+    char address[TLY_HOST_TEXT];
+    uint32_t port = tly_endpoints_host(&m->info.at, address);
+    if (m->info.role == TLY_ROLE_TALLYD)
+        snprintf(out, len, "tallyd on %s (%s port %u)", m->info.host, address, port);
+    else
+        snprintf(out, len, m->info.host[0] ? "rank %u on %s" : "rank %u", m->info.rank, m->info.host);
+}
+
+void tly_coordinator_await(struct tly_coordinator *c, uint32_t size)
+{
+    c->size = size;
+    c->waiting_since = c->asked_missing = c->loop.awake;
+}
