@@ -299,6 +299,40 @@ static void note_left(struct tly_coordinator *c, uint32_t rank)
     free(w.data);
 }
 
+/* A member says goodbye: it has ended well, or a tallyd leaves the split. */
+static void on_goodbye(struct member *m)
+{
+    struct tly_coordinator *c = m->c;
+    m->left = true;
+    if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
+        note_left(c, m->info.rank);
+    if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
+        c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
+        c->wanted = true;
+    }
+    advance(c);
+}
+
+/* A member says what it is: newly come, or of a job that runs and whose coordinator has died. */
+static int on_roster(struct member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
+{
+    if (f->flags & TLY_REQUEST) {
+        m->nonce_seen = tly_read64(r);
+        m->proved = true;
+    } else if (m->joined || tly_member_read(r, &m->info) != 0 ||
+               m->info.role != tly_link_peer(m->link)->role) {
+        *why = "a member that cannot be read";
+        return -EPROTO;
+    } else if (!(f->flags & TLY_RESUMED)) {
+        on_member_info(m);
+        return 0;
+    } else if (tly_change_resumed(m, r, why) != 0) {
+        return -EPROTO;
+    }
+    advance(m->c);
+    return 0;
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct member *m = user;
@@ -306,23 +340,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     struct tly_reader r = {data, f->payload, false};
     switch (f->type) {
     case TLY_ROSTER:
-        if (f->flags & TLY_REQUEST) {
-            m->nonce_seen = tly_read64(&r);
-            m->proved = true;
-            advance(c);
-        } else {
-            if (m->joined || tly_member_read(&r, &m->info) != 0 || m->info.role != tly_link_peer(l)->role) {
-                *why = "a member that cannot be read";
-                return -EPROTO;
-            }
-            if (!(f->flags & TLY_RESUMED))
-                on_member_info(m);
-            else if (tly_change_resumed(m, &r, why) != 0)
-                return -EPROTO;
-            else
-                advance(c);
-        }
-        break;
+        return on_roster(m, f, &r, why);
     case TLY_BEGUN:
         m->begun = true;
         if (f->payload && tly_change_concerns(m) && tly_change_begun(m, f->flags & TLY_LAST, &r, why) != 0)
@@ -356,14 +374,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         advance(c);
         break;
     case TLY_GOODBYE:
-        m->left = true;
-        if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
-            note_left(c, m->info.rank);
-        if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
-            c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
-            c->wanted = true;
-        }
-        advance(c);
+        on_goodbye(m);
         break;
     case TLY_STATUS:
         if (c->state == FAILED)

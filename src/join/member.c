@@ -199,24 +199,45 @@ static void on_joined(struct tly_member *m, const struct tly_frame *f, struct tl
     }
 }
 
+/* Does the process behind this door share the machine with us?  name "": there is no door to knock at. */
+static void prove(struct tly_member *m, struct tly_reader *r)
+{
+    char name[64];
+    struct tly_writer w = {0};
+    uint64_t nonce = 0;
+    tly_read_text(r, name, sizeof name);
+    if (name[0] && tly_door_knock(name, &nonce) != 0)
+        tly_warn("join",
+                 "a rank with the same host id is not reachable on this machine: taken for another one");
+    tly_write64(&w, nonce);
+    post(m, TLY_ROSTER, TLY_REQUEST, &w);
+    free(w.data);
+}
+
+/* With a number: that rank has left, and others have not.  Without: all have. */
+static void on_goodbye(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
+{
+    if (f->payload) {
+        uint32_t rank = tly_read32(r);
+        if (!r->failed && rank < m->roster.rank_count)
+            m->roster.ranks[rank].left = 1;
+        return;
+    }
+    m->left = true;
+    if (m->state < TLY_MEMBER_RUNNING) /* it waited to be invited */
+        end(m, ESHUTDOWN, "the job has ended without this tallyd");
+    if (m->goodbye)
+        m->goodbye(m->user);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct tly_member *m = user;
     struct tly_reader r = {data, f->payload, false};
     switch (f->type) {
-    case TLY_ROSTER: {
-        char name[64];
-        struct tly_writer w = {0};
-        uint64_t nonce = 0;
-        tly_read_text(&r, name, sizeof name);
-        if (name[0] && tly_door_knock(name, &nonce) != 0)
-            tly_warn("join",
-                     "a rank with the same host id is not reachable on this machine: taken for another one");
-        tly_write64(&w, nonce);
-        post(m, TLY_ROSTER, TLY_REQUEST, &w);
-        free(w.data);
+    case TLY_ROSTER:
+        prove(m, &r);
         return 0;
-    }
     case TLY_MEASURE:
         return measure(m, &r, why);
     case TLY_INVITE:
@@ -250,17 +271,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         return 0;
     }
     case TLY_GOODBYE:
-        if (f->payload) { /* a rank has left, and others have not */
-            uint32_t rank = tly_read32(&r);
-            if (!r.failed && rank < m->roster.rank_count)
-                m->roster.ranks[rank].left = 1;
-            return 0;
-        }
-        m->left = true;
-        if (m->state < TLY_MEMBER_RUNNING) /* it waited to be invited */
-            end(m, ESHUTDOWN, "the job has ended without this tallyd");
-        if (m->goodbye)
-            m->goodbye(m->user);
+        on_goodbye(m, f, &r);
         return 0;
     case TLY_JOINED:
         on_joined(m, f, &r);

@@ -323,12 +323,18 @@ static const struct option options[] = {
     {"version", no_argument, NULL, 'v'},
     {0}};
 
-int main(int argc, char **argv)
-{
+/* What the command line says. */
+struct command {
     char text[3][512];
-    const char *settings[4] = {NULL}, *health = NULL;
+    const char *settings[4]; /* into text; NULL at the end */
+    const char *health;
+    bool once, coordinator;
+};
+
+/* An exit status, or -1: go on. */
+static int parse(int argc, char **argv, struct command *c)
+{
     int count = 0, o;
-    bool once = false, coordinator = false;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
         const char *name =
             o == 'c'   ? "TALLY_COORD"
@@ -336,15 +342,15 @@ int main(int argc, char **argv)
             : o == 'j' ? "TALLY_JOB"
                        : NULL;
         if (name && count < 3) {
-            snprintf(text[count], sizeof text[count], "%s=%s", name, optarg);
-            settings[count] = text[count];
+            snprintf(c->text[count], sizeof c->text[count], "%s=%s", name, optarg);
+            c->settings[count] = c->text[count];
             count++;
         } else if (o == 'H') {
-            health = optarg;
+            c->health = optarg;
         } else if (o == 'C') {
-            coordinator = true;
+            c->coordinator = true;
         } else if (o == 'o') {
-            once = true;
+            c->once = true;
         } else if (o == 'v') {
             printf("tallyd %s\n", TALLY_VERSION);
             return 0;
@@ -353,45 +359,21 @@ int main(int argc, char **argv)
             return o == 'h' ? 0 : 2;
         }
     }
-    if (optind < argc) {
-        fprintf(stderr, "tallyd: unexpected argument '%s'\n", argv[optind]);
-        usage(stderr);
-        return 2;
-    }
-    struct tly_params params;
-    struct tly_place place;
-    char why[TLY_SENTENCE];
-    if (sodium_init() < 0 || tly_params_load(&params, settings, why, sizeof why) != 0) {
-        fprintf(stderr, "tallyd: %s\n", why);
-        return 2;
-    }
-    if (tly_log_set_level(params.log) != 0 || tly_place_find(&place, &params, false) != 0) {
-        fprintf(stderr, "tallyd: %s\n", tly_error());
-        return 2;
-    }
-    forget_secret(&params);
-    if (health && tly_health_start(health, &pulse.health) != 0) {
-        fprintf(stderr, "tallyd: --health: %s\n", tly_error());
-        return 2;
-    }
-    struct sigaction act = {.sa_handler = on_signal};
-    sigaction(SIGTERM, &act, NULL);
-    sigaction(SIGINT, &act, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    if (optind == argc)
+        return -1;
+    fprintf(stderr, "tallyd: unexpected argument '%s'\n", argv[optind]);
+    usage(stderr);
+    return 2;
+}
 
+/* Job after job, until it is asked to stop, or with `once` until one has ended.  The last one's error. */
+static int serve_jobs(struct tly_place *place, struct tly_params *params, bool once)
+{
     int err;
-    if (coordinator) {
-        err = coordinate(&place, &params, once);
-        if (err)
-            fprintf(stderr, "tallyd: %s\n", tly_error());
-        tly_health_stop(pulse.health);
-        tly_params_finish(&params);
-        return err ? 1 : 0;
-    }
     unsigned late = 0;
     char told[TLY_SENTENCE] = "";
     do {
-        err = job(&place, &params);
+        err = job(place, params);
         bool turned_away = err == -EAGAIN || err == -ESTALE; /* another job's turn */
         bool news = err && !asked_to_stop && strcmp(told, tly_error()) != 0;
         if (news && (!turned_away || late++ == 0))
@@ -406,7 +388,39 @@ int main(int argc, char **argv)
             nanosleep(&pause, NULL);
         }
     } while (!asked_to_stop && (!once || err == -EAGAIN || err == -ESTALE));
+    return asked_to_stop ? 0 : err;
+}
+
+int main(int argc, char **argv)
+{
+    struct command c = {0};
+    struct tly_params params;
+    struct tly_place place;
+    char why[TLY_SENTENCE];
+    int status = parse(argc, argv, &c);
+    if (status >= 0)
+        return status;
+    if (sodium_init() < 0 || tly_params_load(&params, c.settings, why, sizeof why) != 0) {
+        fprintf(stderr, "tallyd: %s\n", why);
+        return 2;
+    }
+    if (tly_log_set_level(params.log) != 0 || tly_place_find(&place, &params, false) != 0) {
+        fprintf(stderr, "tallyd: %s\n", tly_error());
+        return 2;
+    }
+    forget_secret(&params);
+    if (c.health && tly_health_start(c.health, &pulse.health) != 0) {
+        fprintf(stderr, "tallyd: --health: %s\n", tly_error());
+        return 2;
+    }
+    struct sigaction act = {.sa_handler = on_signal};
+    sigaction(SIGTERM, &act, NULL);
+    sigaction(SIGINT, &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    int err = c.coordinator ? coordinate(&place, &params, c.once) : serve_jobs(&place, &params, c.once);
+    if (err && c.coordinator)
+        fprintf(stderr, "tallyd: %s\n", tly_error());
     tly_health_stop(pulse.health);
     tly_params_finish(&params);
-    return err && !asked_to_stop ? 1 : 0;
+    return err ? 1 : 0;
 }
