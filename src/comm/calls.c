@@ -207,14 +207,6 @@ int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tall
     return tly_submit(c, &r, NULL, op);
 }
 
-void tly_op_finish(struct tally_op *op, int err, const char *sentence)
-{
-    op->status = -err;
-    op->sentence = err ? strdup(sentence) : NULL;
-    tly_op_set_done(op);
-    tly_op_unref(op);
-}
-
 /* A handle of something that has ended. */
 static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_options *o, tally_op **out)
 {

@@ -18,70 +18,6 @@
 
 enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
-const char *tally_version(void)
-{
-    return TALLY_VERSION;
-}
-
-const char *tally_error(void)
-{
-    return tly_error();
-}
-
-int tally_comm_rank(const tally_comm *c)
-{
-    return c->rank;
-}
-int tally_comm_size(const tally_comm *c)
-{
-    return c->size;
-}
-int tally_comm_local_rank(const tally_comm *c)
-{
-    return c->local_rank;
-}
-int tally_comm_local_size(const tally_comm *c)
-{
-    return c->local_size;
-}
-int tally_comm_machine(const tally_comm *c)
-{
-    return c->machine;
-}
-int tally_comm_machine_count(const tally_comm *c)
-{
-    return c->machines;
-}
-int tally_comm_service_count(const tally_comm *c)
-{
-    tally_comm *lockable = (tally_comm *)c; /* the lock is no part of what its caller sees */
-    int count = 0;
-    pthread_mutex_lock(&lockable->names_lock);
-    for (int i = 0; i < c->epoch->services; i++)
-        count += c->epoch->incarnation[i] != 0;
-    pthread_mutex_unlock(&lockable->names_lock);
-    return count;
-}
-
-int tally_comm_status(const tally_comm *c, const char **sentence)
-{
-    /* Pairs with the release in tly_comm_fail(): the sentence is written. */
-    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
-    if (sentence)
-        *sentence = err ? c->sentence : "";
-    return -err;
-}
-
-int tly_comm_check(const tally_comm *c)
-{
-    if (c->generation != tly_fork_generation())
-        return tly_fail(ECHILD,
-                        "the communicator was opened by process %d; a forked child must open one of its own",
-                        c->opener);
-    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
-    return err ? tly_fail(err, "%s", c->sentence) : 0;
-}
-
 /* --- timeline ------------------------------------------------------------------------------------ */
 
 static void start_trace(tally_comm *c)
@@ -109,33 +45,9 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 
 /* --- failure ------------------------------------------------------------------------------------- */
 
-/* Nothing is under way, and nobody may still need what this rank has. */
-static bool is_idle(tally_comm *c)
+/* The communicator fails (state.c).  Connections end first, so that nothing touches a buffer once its operation has ended. */
+static void fail(tally_comm *c, int err)
 {
-    pthread_mutex_lock(&c->inbox_lock);
-    bool idle = tly_list_empty(&c->active_ops) && tly_list_empty(&c->inbox);
-    pthread_mutex_unlock(&c->inbox_lock);
-    for (int i = 0; i < c->services && idle; i++)
-        idle = tly_list_empty(&c->peers[i].kept) && tly_list_empty(&c->peers[i].doubted);
-    return idle;
-}
-
-void tly_comm_ended(tally_comm *c)
-{
-    if (c->draining && is_idle(c))
-        tly_event_set(&c->idle);
-}
-
-/* In the loop.  Connections end first, so that nothing touches a buffer once its operation has ended. */
-void tly_comm_fail(tally_comm *c, int err, const char *sentence)
-{
-    if (atomic_load_explicit(&c->failed, memory_order_relaxed))
-        return;
-    /* To who waits for an operation -ETIMEDOUT means that the waiting has ended, not the operation. */
-    if (err == ETIMEDOUT && c->opened_at)
-        err = ECONNRESET;
-    snprintf(c->sentence, sizeof c->sentence, "%s", sentence);
-    atomic_store_explicit(&c->failed, err, memory_order_release);
     for (int i = 0; i < c->services; i++) {
         tly_link_destroy(c->peers[i].link);
         c->peers[i].link = NULL;
@@ -535,6 +447,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         return tly_fail(ENOMEM, "out of memory");
     c->loop.epoll_fd = -1;
     c->generation = tly_fork_generation();
+    c->failing = fail;
     c->opener = getpid();
     tly_list_init(&c->inbox);
     tly_list_init(&c->active_ops);
@@ -614,7 +527,7 @@ int tally_comm_close(tally_comm *c)
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
     c->draining = true;
-    bool busy = !atomic_load(&c->failed) && !is_idle(c);
+    bool busy = !atomic_load(&c->failed) && !tly_comm_is_idle(c);
     tly_loop_unlock(&c->loop);
     if (busy)
         tly_event_wait(&c->idle, deadline);

@@ -189,7 +189,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
         data = k->part ? tly_keep_result(k->part, &length) : k->data;
         length = k->part ? length : k->length;
     }
-    const struct part *part = data ? NULL : tly_peer_find(p, f);
+    const struct part *part = data ? NULL : tly_op_find_part(p, f);
     if (part) {
         tly_peer_head(part, &head);
         data = part->landing;

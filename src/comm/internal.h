@@ -1,6 +1,6 @@
 /* internal.h - what the files of the communication service share.
  *
- *   comm.c    open, close, the thread, failure        tensor.c  names, keys, specs, parts and their services
+ *   comm.c    open, close, the thread                  tensor.c  names, keys, specs, parts and their services
  *   calls.c   the calls of tally.h that submit        peer.c    one service: parts out, results in
  *   submit.c  from a request to the loop              parts.c   which parts an operation has
  *   op.c      operations in the loop                  handle.c  the caller's handle of an operation
@@ -8,6 +8,7 @@
  *   queue.c   which part goes next: priority, credit, windows
  *   epoch.c   which service sums which part           follow.c  changes of epoch
  *   keep.c    results that not all ranks have         doubt.c   parts whose service is gone, or was out of reach
+ *   state.c   how a communicator stands               post.c    control frames to services, headers of parts
  *   events.c  the completion queue                    report.c  tally_comm_report
  *   local.c   the way through shared memory, and its pool
  *   team.c    the ranks of a machine that push once, where there are several machines
@@ -427,6 +428,7 @@ struct tally_comm {
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     /* failure; `failed` is set (release) after the sentence */
+    void (*failing)(tally_comm *c, int err); /* comm.c: end connections and operations */
     atomic_int failed;
     char sentence[TLY_SENTENCE];
 
@@ -439,9 +441,13 @@ struct tally_comm {
     int events_waiting; /* threads inside tally_comm_next() */
 };
 
-/* comm.c */
+/* state.c */
+/* In the loop.  All ends: connections, operations, this rank's part in the job. */
 void tly_comm_fail(tally_comm *c, int err, const char *sentence);
+/* May it be used?  -ECHILD in a forked child, or why it has failed. */
 int tly_comm_check(const tally_comm *c);
+/* Nothing is under way, and nobody may still need what this rank has. */
+bool tly_comm_is_idle(tally_comm *c);
 /* Something has ended: wake who closes, if it was the last. */
 void tly_comm_ended(tally_comm *c);
 
@@ -462,6 +468,9 @@ bool tly_tensor_goes_backwards(const struct tally_op *op);
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);
+/* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
+ * memory. */
+struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op);
 uint64_t tly_spec_hash(const struct tally_op *op);
 /* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names_lock held or its
  * operation in flight. */
@@ -527,9 +536,6 @@ int tly_parts_make(tally_comm *c, struct tally_op *op);
 /* All first dimensions of a gathered tensor are known: cut each rank's piece, each part a broadcast from its owner.
  * -EOVERFLOW, -ENOMEM. */
 int tly_parts_gather(tally_comm *c, struct tally_op *op);
-/* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
- * memory. */
-struct tly_plan_machine *tly_parts_machines(const tally_comm *c, const struct tally_op *op);
 /* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
 static inline uint16_t tly_service_of(const tally_comm *c, uint32_t rank)
 {
@@ -552,15 +558,17 @@ void tly_op_settled(tally_comm *c, struct part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
 void tly_op_drain(tally_comm *c);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
+/* The part that a frame of this service is about, or NULL. */
+struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);
 
 /* calls.c */
 int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
-/* A handle that tly_op_make() made ends; err is positive, or 0. */
-void tly_op_finish(struct tally_op *op, int err, const char *sentence);
 
 /* submit.c */
 /* A handle of no tensor, which neither the loop nor a queue has.  NULL: out of memory. */
 struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *options);
+/* Such a one ends; err is positive, or 0. */
+void tly_op_finish(struct tally_op *op, int err, const char *sentence);
 
 /* joining.c */
 /* The callbacks of the member. */
@@ -589,6 +597,12 @@ void tly_queue_again(tally_comm *c, struct part *p, uint32_t start);
 void tly_queue_lost(struct peer *p);
 void tly_queue_accepted(struct peer *peer, uint64_t accepted);
 
+/* post.c */
+/* Send a control frame to the service; out of memory: the communicator fails. */
+void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
+/* The header of a push of this part, from which those of all other frames about it are made. */
+void tly_peer_head(const struct part *p, struct tly_frame *f);
+
 /* peer.c */
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
 /* To the service of this place in the newest roster. */
@@ -601,13 +615,9 @@ void tly_peer_give_up(struct peer *p, const char *why);
 void tly_peer_drop(struct peer *p);
 /* Try again, or give up, where the connection is lost. */
 void tly_peer_tick(struct peer *p);
-void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
 /* Ask an operation's home for whom it waits; the answer goes to op->late. */
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
 void tly_peer_finish(struct peer *p);
-void tly_peer_head(const struct part *p, struct tly_frame *f);
-/* The part that a frame of this service is about, or NULL. */
-struct part *tly_peer_find(struct peer *peer, const struct tly_frame *f);
 
 /* events.c */
 void tly_events_init(tally_comm *c);

@@ -22,6 +22,36 @@ struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
     return op && op->round == f->round ? op : NULL;
 }
 
+/* Where the parts between two ranks begin and end. */
+static const uint32_t *pair_range(const struct tally_op *op, uint32_t pair)
+{
+    uint32_t me = (uint32_t)op->comm->rank;
+    bool given = tly_pair_from(pair) == me;
+    uint32_t other = given ? tly_pair_to(pair) : tly_pair_from(pair);
+    if (!(pair & TLY_PAIR) || (!given && tly_pair_to(pair) != me))
+        return NULL;
+    for (int i = 0; i < op->group->size; i++)
+        if (op->group->ranks[i] == other)
+            return &op->pairs[2 * i + !given];
+    return NULL;
+}
+
+struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
+{
+    struct tally_op *op = tly_op_find(peer->comm, f);
+    if (!op)
+        return NULL;
+    uint32_t at = f->part;
+    if (op->pairs && at > 0) {
+        const uint32_t *range = pair_range(op, f->group);
+        if (!range || at - 1 >= range[1] - range[0])
+            return NULL;
+        at += range[0] - 1;
+    }
+    struct part *p = at < op->part_count ? &op->parts[at] : NULL;
+    return p && p->owner == peer->index ? p : NULL;
+}
+
 static void complete(tally_comm *c, struct tally_op *op)
 {
     if (!op->mark)

@@ -251,26 +251,12 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-struct tly_plan_machine *tly_parts_machines(const tally_comm *c, const struct tally_op *op)
-{
-    size_t bytes = (size_t)op->epoch->services * sizeof(struct tly_plan_machine);
-    struct tly_plan_machine *machine = malloc(bytes);
-    if (!machine)
-        return NULL;
-    memcpy(machine, op->epoch->machine, bytes);
-    for (int i = 0; i < op->epoch->services; i++)
-        machine[i].ranks = 0;
-    for (int i = 0; i < op->group->size; i++)
-        machine[tly_service_of(c, op->group->ranks[i])].ranks++;
-    return machine;
-}
-
 /* Plan the services that relay the parts of these pieces.  -ENOMEM. */
 static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
                        struct tly_relay *r)
 {
     const struct tally_group *g = op->group;
-    struct tly_plan_machine *machine = tly_parts_machines(c, op);
+    struct tly_plan_machine *machine = tly_tensor_machines(c, op);
     uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
     for (int i = 0; bytes && i < g->size; i++)
         bytes[tly_service_of(c, g->ranks[i])] += piece[i];

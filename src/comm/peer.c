@@ -27,36 +27,6 @@ enum {
     MOST_UNASKED = 8 << 20,
 };
 
-void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
-{
-    if (tly_outbox_post(&p->outbox, f, data, len, NULL) != 0)
-        tly_comm_fail(p->comm, ENOMEM, "out of memory");
-}
-
-void tly_peer_head(const struct part *p, struct tly_frame *f)
-{
-    const struct tally_op *op = p->op;
-    *f = (struct tly_frame){
-        .type = TLY_PUSH,
-        .epoch = op->epoch->number,
-        .key = op->key,
-        .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
-        .count = op->mailbox ? op->mailbox : op->count,
-        .kind = op->kind,
-        .dtype = p->dtype,
-        .op = op->reduction,
-        .part = p->number,
-        .place = p->place,
-        .length = p->length,
-        .round = op->round,
-        .group = p->group,
-        .rank = (uint32_t)op->comm->rank,
-        .root = p->root,
-        .priority = op->priority,
-        .prescale = tly_team_carries(p) ? 1 : op->prescale, /* it has been applied */
-        .postscale = op->postscale};
-}
-
 /* --- out ----------------------------------------------------------------------------------------- */
 
 static void send_mark(struct part *p, struct tly_outgoing *out)
@@ -132,36 +102,6 @@ static void sent(void *user, struct tly_link *link, void *token)
 
 /* --- in ------------------------------------------------------------------------------------------ */
 
-/* Where the parts between two ranks begin and end. */
-static const uint32_t *pair_range(const struct tally_op *op, uint32_t pair)
-{
-    uint32_t me = (uint32_t)op->comm->rank;
-    bool given = tly_pair_from(pair) == me;
-    uint32_t other = given ? tly_pair_to(pair) : tly_pair_from(pair);
-    if (!(pair & TLY_PAIR) || (!given && tly_pair_to(pair) != me))
-        return NULL;
-    for (int i = 0; i < op->group->size; i++)
-        if (op->group->ranks[i] == other)
-            return &op->pairs[2 * i + !given];
-    return NULL;
-}
-
-struct part *tly_peer_find(struct peer *peer, const struct tly_frame *f)
-{
-    struct tally_op *op = tly_op_find(peer->comm, f);
-    if (!op)
-        return NULL;
-    uint32_t at = f->part;
-    if (op->pairs && at > 0) {
-        const uint32_t *range = pair_range(op, f->group);
-        if (!range || at - 1 >= range[1] - range[0])
-            return NULL;
-        at += range[0] - 1;
-    }
-    struct part *p = at < op->part_count ? &op->parts[at] : NULL;
-    return p && p->owner == peer->index ? p : NULL;
-}
-
 static bool awaits_result(const struct part *p)
 {
     switch (p->state) {
@@ -190,7 +130,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         return -EPROTO;
     }
     if (f->type == TLY_RESULT) {
-        struct part *p = tly_peer_find(peer, f);
+        struct part *p = tly_op_find_part(peer, f);
         if (!p || !awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
         bool ends = f->offset + f->payload == f->length;
@@ -219,7 +159,7 @@ static void count_received(struct peer *peer, uint32_t bytes)
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
 {
-    struct part *p = tly_peer_find(peer, f);
+    struct part *p = tly_op_find_part(peer, f);
     bool last = f->flags & TLY_LAST;
     if (p && awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
@@ -364,7 +304,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         tell_spec(peer, f);
         break;
     case TLY_AGAIN:
-        p = tly_peer_find(peer, f);
+        p = tly_op_find_part(peer, f);
         if (f->flags & TLY_MARK)
             tly_doubt_final(peer, f);
         else if (p)

@@ -393,6 +393,14 @@ struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_opt
     return make_op(c, &handle, o);
 }
 
+void tly_op_finish(struct tally_op *op, int err, const char *sentence)
+{
+    op->status = -err;
+    op->sentence = err ? strdup(sentence) : NULL;
+    tly_op_set_done(op);
+    tly_op_unref(op);
+}
+
 int tally_op_cancel(tally_op *op, const char *reason)
 {
     if (op->generation != tly_fork_generation())

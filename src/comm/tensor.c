@@ -164,11 +164,25 @@ static bool root_decides(const tally_comm *c, const struct tally_op *op)
            (op->kind == TALLY_REDUCE && strcmp(c->params.split, "optimal") == 0);
 }
 
+struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op)
+{
+    size_t bytes = (size_t)op->epoch->services * sizeof(struct tly_plan_machine);
+    struct tly_plan_machine *machine = malloc(bytes);
+    if (!machine)
+        return NULL;
+    memcpy(machine, op->epoch->machine, bytes);
+    for (int i = 0; i < op->epoch->services; i++)
+        machine[i].ranks = 0;
+    for (int i = 0; i < op->group->size; i++)
+        machine[tly_service_of(c, op->group->ranks[i])].ranks++;
+    return machine;
+}
+
 /* Who relays a broadcast from its root, or sums for it, over the machines of the group.  -ENOMEM. */
 static int plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
 {
     const struct epoch *e = op->epoch;
-    struct tly_plan_machine *machine = tly_parts_machines(c, op);
+    struct tly_plan_machine *machine = tly_tensor_machines(c, op);
     uint32_t *weight = calloc((size_t)e->services, sizeof *weight);
     int root = tly_service_of(c, op->root), err = machine && weight ? 0 : -ENOMEM;
     if (!err && op->kind == TALLY_BROADCAST)

@@ -1,0 +1,34 @@
+/* post.c - control frames to a service, and the header that all frames about a part have in common. */
+#include <errno.h>
+
+#include "comm/internal.h"
+
+void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
+{
+    if (tly_outbox_post(&p->outbox, f, data, len, NULL) != 0)
+        tly_comm_fail(p->comm, ENOMEM, "out of memory");
+}
+
+void tly_peer_head(const struct part *p, struct tly_frame *f)
+{
+    const struct tally_op *op = p->op;
+    *f = (struct tly_frame){
+        .type = TLY_PUSH,
+        .epoch = op->epoch->number,
+        .key = op->key,
+        .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
+        .count = op->mailbox ? op->mailbox : op->count,
+        .kind = op->kind,
+        .dtype = p->dtype,
+        .op = op->reduction,
+        .part = p->number,
+        .place = p->place,
+        .length = p->length,
+        .round = op->round,
+        .group = p->group,
+        .rank = (uint32_t)op->comm->rank,
+        .root = p->root,
+        .priority = op->priority,
+        .prescale = tly_team_carries(p) ? 1 : op->prescale, /* it has been applied */
+        .postscale = op->postscale};
+}
