@@ -61,7 +61,8 @@ enum tally_reduction {
 };
 
 /* An operation's options.  Zero the struct, set `size`, then set what you need.  A NULL pointer stands for all
- * defaults. */
+ * defaults.  Later versions append fields.  A program compiled for an older library runs with a newer one; one compiled for a
+ * newer library runs with an older one until it sets what that does not know. */
 struct tally_options {
     size_t size;          /* sizeof(struct tally_options) */
     int32_t priority;     /* higher goes first; default 0 */
@@ -75,6 +76,7 @@ struct tally_options {
     tally_group *group;   /* participating ranks; NULL: all */
     const char *note;     /* text that must be equal on all ranks, as the shape must; NULL: none */
     uint32_t partial;     /* nonzero, for an allgather: ranks that have joined contribute nothing */
+    uint32_t reserved;    /* zero */
 };
 
 /* The first ordered name space.  In it and above, calls without a name share one count over all kinds.  If the n-th

@@ -66,12 +66,16 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
                             .input = input,
                             .output = output,
                             .give = counts};
-    const struct tally_group *g = tly_submit_group(comm, options);
+    struct tally_options own;
     if ((unsigned)reduction > TALLY_BXOR)
         return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
     if (!counts)
         return tly_fail(EINVAL, "no counts");
-    int err = add_up(counts, g->size, &r.count);
+    int err = tly_options_take(&options, &own);
+    if (err)
+        return err;
+    const struct tally_group *g = tly_submit_group(comm, options);
+    err = add_up(counts, g->size, &r.count);
     if (err)
         return err;
     if (!output && counts[g->rank] == 0)
@@ -82,9 +86,13 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
 /* An operation of pieces between two ranks. */
 static int exchange(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **op)
 {
-    const struct tally_group *g = tly_submit_group(c, o);
+    struct tally_options own;
     uint64_t given = 0, taken = 0;
-    int err = add_up(r->give, g->size, &given);
+    int err = tly_options_take(&o, &own);
+    if (err)
+        return err;
+    const struct tally_group *g = tly_submit_group(c, o);
+    err = add_up(r->give, g->size, &given);
     if (!err)
         err = add_up(r->take, g->size, &taken);
     if (err)
@@ -115,6 +123,10 @@ int tally_alltoall(tally_comm *comm, const char *name, const void *input, const 
 static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t counts[], size_t count,
                               const struct tally_options *o, tally_op **op)
 {
+    struct tally_options own;
+    int err = tly_options_take(&o, &own);
+    if (err)
+        return err;
     const struct tally_group *g = tly_submit_group(c, o);
     bool root = r->root == (uint32_t)g->rank;
     if (r->root >= (uint32_t)g->size)
@@ -128,7 +140,7 @@ static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t
     bool gather = r->kind == TALLY_GATHER;
     r->give = gather ? one : root ? counts : NULL;
     r->take = gather ? root ? counts : NULL : one;
-    int err = exchange(c, r, o, op);
+    err = exchange(c, r, o, op);
     free(one);
     return err;
 }
@@ -177,8 +189,10 @@ int tally_allgather(tally_comm *comm, const char *name, const void *input, size_
 {
     struct tly_request r = {
         .name = name, .kind = TALLY_ALLGATHER, .dtype = (unsigned)dtype, .input = input, .count = count};
-    r.root = options && options->size == sizeof *options && options->partial;
-    return tly_submit(comm, &r, options, op);
+    struct tally_options own;
+    int err = tly_options_take(&options, &own);
+    r.root = !err && options && options->partial;
+    return err ? err : tly_submit(comm, &r, options, op);
 }
 
 int tally_allgather_into(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
@@ -237,7 +251,10 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
                             .count = count,
                             .from = (uint32_t)comm->rank,
                             .tag = tag};
-    int err = other_rank(tly_submit_group(comm, options), to, &r.to);
+    struct tally_options own;
+    int err = tly_options_take(&options, &own);
+    if (!err)
+        err = other_rank(tly_submit_group(comm, options), to, &r.to);
     if (err)
         return err;
     size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
@@ -262,7 +279,10 @@ int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dt
                             .count = count,
                             .to = (uint32_t)comm->rank,
                             .tag = tag};
-    int err = other_rank(tly_submit_group(comm, options), from, &r.from);
+    struct tally_options own;
+    int err = tly_options_take(&options, &own);
+    if (!err)
+        err = other_rank(tly_submit_group(comm, options), from, &r.from);
     return err ? err : tly_submit(comm, &r, options, op);
 }
 
@@ -285,8 +305,11 @@ int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct
                             .kind = (uint8_t)kind,
                             .dtype = TALLY_UINT8,
                             .reason = reason ? reason : "no reason given"};
-    struct tally_options o = {.size = sizeof o};
-    if (options && options->size == sizeof o) {
+    struct tally_options own, o = {.size = sizeof o};
+    int err = tly_options_take(&options, &own);
+    if (err)
+        return err;
+    if (options) {
         o.space = options->space;
         o.group = options->group;
     }

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "comm/internal.h"
+#include "comm/submit.h"
 
 enum {
     LOOK_MS = 1,     /* while operations in shared memory are still to end: none of them wakes the loop */
@@ -386,12 +387,12 @@ static int begin(tally_comm *c, struct tally_op *op)
 
 int tally_join(tally_comm *c, const struct tally_options *options, tally_op **op)
 {
+    struct tally_options own;
     int err = tly_comm_check(c);
+    if (!err)
+        err = tly_options_take(&options, &own);
     if (err)
         return err;
-    if (options && options->size != sizeof *options)
-        return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", options->size,
-                        sizeof *options);
     struct tally_op *made = tly_op_make(c, TLY_JOIN, options);
     if (!made)
         return tly_fail(ENOMEM, "out of memory");

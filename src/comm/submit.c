@@ -32,7 +32,7 @@ static bool has_root(uint8_t kind)
 
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o)
 {
-    return o && o->size == sizeof *o && o->group ? o->group : &c->all;
+    return o && o->group ? o->group : &c->all;
 }
 
 static int check_request(const tally_comm *c, const struct tly_request *r, const struct tally_options *o,
@@ -65,8 +65,6 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
                         (unsigned long long)r->count, c->part_least);
     if (!o)
         return 0;
-    if (o->size != sizeof *o)
-        return tly_fail(EINVAL, "tally_options.size is %zu, this library knows %zu", o->size, sizeof *o);
     if (o->queued && !out)
         return tly_fail(EINVAL, "a queued operation needs a handle");
     if (o->ndim > 64 || (o->ndim && !o->shape))
@@ -349,10 +347,14 @@ static void hand_over(tally_comm *c, uint64_t bytes)
 
 int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **out)
 {
+    struct tally_options own;
     int err = tly_comm_check(c);
-    r->group = tly_submit_group(c, o);
     if (!err)
-        err = check_request(c, r, o, out != NULL);
+        err = tly_options_take(&o, &own);
+    if (err)
+        return err;
+    r->group = tly_submit_group(c, o);
+    err = check_request(c, r, o, out != NULL);
     if (err)
         return err;
     struct tally_op *op = make_op(c, r, o);

@@ -30,7 +30,11 @@ struct tly_request {
  * handle, or NULL: the caller wants none.  -errno, with a sentence. */
 int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **out);
 
-/* The ranks that an operation with these options is for. */
+/* Make *options what this library knows: NULL or a whole struct, the caller's or, if that has another size, `own`.
+ * -EINVAL with a sentence.  Once is enough for a call; twice does no harm. */
+int tly_options_take(const struct tally_options **options, struct tally_options *own);
+
+/* The ranks that an operation with these options, which were taken, is for. */
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o);
 
 #endif

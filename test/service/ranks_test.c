@@ -528,7 +528,7 @@ static int bad_calls(int rank, void *arg)
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
     o.shape = NULL;
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
-    o = (struct tally_options){.size = sizeof o - 1};
+    o = (struct tally_options){.size = 0};
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
     o = (struct tally_options){.size = sizeof o, .space = 256};
     REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
