@@ -594,6 +594,47 @@ def failing():
         assert due() == 0
 
 
+def raising():
+    """A compression raises another exception than Tally's Error: one reader hears it, and training goes on."""
+    import torch
+    t = hvd()
+    broken = []
+
+    class Breaking(t.Compression.fp16):
+        @staticmethod
+        def decompress(tensor, ctx):
+            if broken and len(tensor) == 1 and tensor.ndim == 2:
+                raise KeyError(broken.pop())
+            return t.Compression.fp16.decompress(tensor, ctx)
+
+    def backward():
+        optimizer.zero_grad()
+        model(torch.ones(1, WIDTH)).sum().backward()
+
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model, compression=Breaking)
+        held = dict(model.named_parameters())
+        for read in (lambda: model(torch.ones(1, WIDTH)), optimizer.step, optimizer.synchronize):
+            backward()
+            optimizer.step()
+            bias = held["bias"].detach().clone()
+            broken.append("no such scale")
+            fails(KeyError, read, "no such scale")
+            assert due() == 0 and not broken
+            assert not torch.equal(bias, held["bias"].detach()), "the others are updated"
+        backward()
+        broken.append("no such scale")
+        fails(KeyError, lambda: (optimizer.synchronize(), optimizer.step()), "no such scale")
+        for _ in range(2):
+            backward()
+            optimizer.step()
+        assert due() == 2
+        broken.append("no such scale")
+        optimizer.load_state_dict(optimizer._original.state_dict())
+        assert due() == 0
+
+
 def frozen():
     """A parameter that is frozen with its gradient in place goes on by momentum and decay, as with the barrier."""
     import torch
@@ -775,7 +816,7 @@ def losing(service):
 
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
-                                  adversaries, checkpointed, references, joining, failing, made_again, leaving,
+                                  adversaries, checkpointed, references, joining, failing, raising, made_again, leaving,
                                   taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)

@@ -99,7 +99,7 @@ def drain(quietly=False, timeout=None):
     for owner in set(due.values()):
         try:
             owner.finish(timeout=timeout)
-        except (_core.Error, TimeoutError):
+        except Exception:
             if not quietly:
                 raise
 

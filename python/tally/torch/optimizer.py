@@ -338,7 +338,7 @@ class _Distributed:
             try:
                 if handle is not None:
                     handle.wait()
-            except _core.Error:
+            except Exception:
                 pass
         self._frozen = None
         self._order.begin_anew(self._observes())
@@ -370,7 +370,7 @@ class _Distributed:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
                         p.grad = result
-                except _core.Error as error:
+                except Exception as error:  # also of a user's compression
                     failure = failure or error
             self._delay[p] = self.backward_passes_per_step
         failure = failure or frozen_failure
