@@ -178,6 +178,21 @@ def recurrent():
     with late():
         mine = train(True)
     assert same(mine, train(False))
+    with late():
+        model = torch.nn.LSTM(WIDTH, WIDTH)
+        optimizer = distributed(model)
+        for use in (lambda x: model.forward(x), lambda x: model(x), lambda x: torch._VF.lstm(
+                x, (torch.zeros(1, 1, WIDTH),) * 2, model._flat_weights, True, 1, 0.0, False, False, False)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 1, WIDTH))[0].sum().backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            assert due() == 4
+            use(torch.ones(1, 1, WIDTH))
+            assert due() == 0 and not any(map(torch.equal, before, model.parameters()))
+        again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        assert again._flat_weights[0] is again.weight_ih_l0 and torch.equal(again.weight_ih_l0, model.weight_ih_l0)
+        fails(AttributeError, lambda: torch.nn.LSTM.__new__(torch.nn.LSTM)._flat_weights, "_flat_weights")
 
 
 def zeroing():
