@@ -133,7 +133,7 @@ def each_gate():
             before = step()
             read()
             assert updated("last.weight", before) or updated("first.weight", before)
-        for read in (optimizer.state_dict, optimizer.synchronize,
+        for read in (optimizer.state_dict, optimizer.synchronize, lambda: optimizer.state,
                      lambda: optimizer.load_state_dict(optimizer.state_dict()),
                      lambda: optimizer.add_param_group({"params": [torch.ones(1)]})):
             step()
@@ -193,6 +193,27 @@ def recurrent():
         again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         assert again._flat_weights[0] is again.weight_ih_l0 and torch.equal(again.weight_ih_l0, model.weight_ih_l0)
         fails(AttributeError, lambda: torch.nn.LSTM.__new__(torch.nn.LSTM)._flat_weights, "_flat_weights")
+
+
+def state():
+    """optimizer.state between step() and the next forward is that of the last step."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross, lambda p: torch.optim.Adam(p, lr=0.01))
+        seen = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            seen += [value.clone().numpy() for entry in optimizer.state.values() for value in entry.values()]
+        assert optimizer.state is optimizer._original.state
+        return seen
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
 
 
 def zeroing():
@@ -830,7 +851,7 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
+@pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
                                   adversaries, checkpointed, references, joining, failing, raising, made_again, leaving,
                                   taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
