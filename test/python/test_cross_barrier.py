@@ -403,6 +403,67 @@ def clip_value():
     fails(ValueError, lambda: distributed(make_model(), True, clip_value=-1.0), "positive")
 
 
+def clipped_without():
+    """A rank has no gradient behind a step that was put off, and all look at gradients: zeros count for it."""
+    import torch
+    import tally
+
+    def train(cross, look):
+        model = make_model()
+        optimizer = distributed(model, cross)
+        for step in range(6):
+            optimizer.zero_grad()
+            if (step, tally.rank()) not in ((1, 1), (3, 0), (4, 0)):
+                loss_of(model, step).backward()
+            if step % 2 == 0:
+                optimizer.step()
+            else:
+                look(model, optimizer)
+        return values(model)
+
+    def clip(model, optimizer):
+        with optimizer.skip_synchronize():
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    def scaled(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for look in (clip, scaled):
+        with late():
+            mine = train(True, look)
+        assert same(mine, train(False, look)), look
+
+    def outside(model, optimizer):
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    model = make_model()
+    optimizer = distributed(model)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if tally.rank() != 0:
+        loss_of(model, 1).backward()
+    fails(tally.Error, lambda: outside(model, optimizer), "step() in skip_synchronize() on rank 0",
+          "call synchronize() inside skip_synchronize(), too")
+    for again in (model, make_model()):  # training goes on, here too
+        if again is not model:
+            optimizer = distributed(again)
+        optimizer.zero_grad()
+        loss_of(again, 2).backward()
+        optimizer.step()
+        optimizer.synchronize()
+        assert due() == 0
+
+
 def closures():
     def train(cross):
         model = make_model()
@@ -851,7 +912,7 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
+@pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
                                   adversaries, checkpointed, references, joining, failing, raising, made_again, leaving,
                                   taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):

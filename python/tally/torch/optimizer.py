@@ -287,7 +287,7 @@ class _Distributed:
 
     def _refuse(self, p, reason):
         kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
-        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason)
+        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason, self._process_set.group())
 
     def _submit(self, p):
         if self._agreed != _core.generation():
