@@ -92,6 +92,18 @@ _before_shutdown = []      # called while the job is still there
 # --- the communicator ------------------------------------------------------------------------------------
 
 
+_calls = []  # arrays that the library may have a pointer to
+
+
+def name_calls(*names):
+    """Have messages call operations by these names, in the order of the kinds' numbers."""
+    _calls.append((ctypes.c_char_p * (1 + len(names)))(None, *[name.encode() for name in names]))
+    lib.tally_name_calls(_calls[-1])
+
+
+name_calls("push_pull", "broadcast", "allgather", "barrier", "reduce", "reduce_scatter", "alltoall", "gather", "scatter")
+
+
 def _failed(status, what):
     """The exception for a call that returned `status`, with the calling thread's tally_error()."""
     return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)
