@@ -31,13 +31,15 @@ _LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _li
            _lib.LOG_DEBUG: logging.DEBUG}
 
 
-def log(level, line):
-    """Pass a line to the logger "tally".  If the program has set up no logging, write it to standard error as the C library
+def log(level, line, error=None):
+    """Pass a line, with the exception that it is about, to the logger "tally".  If the program has set up no logging, write it to standard error as the C library
     does.  Python alone would drop what is no warning then, and the prefix of the rest."""
     if logger.hasHandlers():
-        logger.log(level, "%s", line)
+        logger.log(level, "%s", line, exc_info=error)
     else:
         print("tally %s %s" % (logging.getLevelName(level).lower(), line), file=sys.stderr, flush=True)
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
 
 
 class Events:
@@ -98,8 +100,9 @@ class Events:
             if entry is not None:
                 try:
                     entry[0](entry[1])
-                except Exception:
-                    log(logging.ERROR, "the call at the end of an operation has failed:\n" + traceback.format_exc())
+                except Exception as error:
+                    log(logging.ERROR, "the call at the end of an operation has failed: %s: %s" % (type(error).__name__, error),
+                        error)
             elif event.kind == _lib.EVENT_LOG:
                 log(_LEVELS.get(event.status, logging.INFO), event.text.decode(errors="replace"))
             with self._lock:

@@ -19,13 +19,12 @@ import weakref
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core
 from .._core import BUCKET
 from .._lib import ALLGATHER, PUSH_PULL
-from . import device
+from . import device, outcome
 from .join import join_default
 from .ops import Average, _reduce
 from .profile import Range, is_profiled
@@ -251,15 +250,18 @@ def _ended(tensor, limit):
     """(the future of an operation's result on `tensor`; the call that completes it at the operation's end; the listener
     for the operation once it has begun)."""
     on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
-    begun, ended = Future() if on is None else on.runtime.future(), []
+    begun, ended = outcome.Begun() if on is None else on.runtime.future(), []
 
     def then(operation):
+        if on is None:
+            begun.end(operation.wait)
+            return
         ended.append(operation)
         begun.set_result(None)
 
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
-    future = begun.then(lambda _: ended.pop().wait())  # what is left here keeps itself
+    future = begun.then_outcome() if on is None else begun.then(lambda _: ended.pop().wait())  # what is left keeps itself
     if is_profiled():
         future.add_done_callback(Range("tally:all_reduce", tensor).end)
     if limit is None:
