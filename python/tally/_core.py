@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 
-from . import _lib, _leaving
+from . import _lib, _leaving, _where
 from ._events import Events
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
                    lib)
@@ -441,7 +441,7 @@ class Operation:
             try:
                 if status < 0:
                     sentence = lib.tally_op_error(op).decode(errors="replace")
-                    self._failure = Error(sentence or os.strerror(-status), -status)
+                    self._failure = Error((sentence or os.strerror(-status)) + _where.of_caller(), -status)
                     self._result = None
                 elif self._finish is not None:
                     self._result = self._finish(self._result)
@@ -565,8 +565,9 @@ def refuse(kind, name, space, reason, group=None):
     if name is not None:
         _refusals[period(), kind, name, space, group] += 1
     key = ((), 0, 1.0, 1.0, space, False, group, None)
-    options = _options.get(key) or _make_options(key)
-    lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
+    options, where = _options.get(key) or _make_options(key), _where.of_caller()
+    text = str(reason)
+    lib.tally_refuse(_comm, _encode(name), kind, options[0], (text if text.endswith(where) else text + where).encode())
 
 
 def _unfit(error, name, kind, space, group=None):
