@@ -104,6 +104,19 @@ def name_calls(*names):
 name_calls("push_pull", "broadcast", "allgather", "barrier", "reduce", "reduce_scatter", "alltoall", "gather", "scatter")
 
 
+def explain(sentence):
+    """A sentence of the library's in words of the model: which parameters its buckets hold, as the explainers say."""
+    for explainer in explainers:
+        try:
+            sentence = explainer(sentence)
+        except Exception:  # the sentence itself matters more
+            pass
+    return sentence
+
+
+explainers = []  # sentence -> sentence
+
+
 def _failed(status, what):
     """The exception for a call that returned `status`, with the calling thread's tally_error()."""
     return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)
@@ -164,7 +177,7 @@ def init(settings=None):
         _opener = os.getpid()
         _generation += 1
         _joins = 0
-        _events = Events(comm.value)
+        _events = Events(comm.value, explain)
         _comm = comm.value
         _leaving.watch(_abort)
 
@@ -441,7 +454,7 @@ class Operation:
             try:
                 if status < 0:
                     sentence = lib.tally_op_error(op).decode(errors="replace")
-                    self._failure = Error((sentence or os.strerror(-status)) + _where.of_caller(), -status)
+                    self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
                     self._result = None
                 elif self._finish is not None:
                     self._result = self._finish(self._result)
@@ -540,7 +553,7 @@ def _encode(name):
 
 def _rejected(status, name, kind, space, group=None):
     """The exception for a submission that the library refused.  Tells the other ranks the reason."""
-    sentence = _lib.error() or os.strerror(-status)
+    sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
     if status in (-errno.EINVAL, -errno.ENOTSUP):

@@ -45,8 +45,9 @@ def log(level, line, error=None):
 class Events:
     """The completion queue of one communicator, from its opening to its closing."""
 
-    def __init__(self, comm):
-        self._comm = comm
+    def __init__(self, comm, explain):
+        """explain: log line -> what is logged."""
+        self._comm, self._explain = comm, explain
         self._lock = threading.Lock()  # guards the rest
         self._changed = threading.Condition(self._lock)
         self._calls = {}     # address of a queued operation -> (call, operation)
@@ -104,7 +105,7 @@ class Events:
                     log(logging.ERROR, "the call at the end of an operation has failed: %s: %s" % (type(error).__name__, error),
                         error)
             elif event.kind == _lib.EVENT_LOG:
-                log(_LEVELS.get(event.status, logging.INFO), event.text.decode(errors="replace"))
+                log(_LEVELS.get(event.status, logging.INFO), self._explain(event.text.decode(errors="replace")))
             with self._lock:
                 if entry is not None:
                     entry = None  # and with it what the call holds

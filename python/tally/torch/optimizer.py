@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 import errno
 import functools
 import gc
+import re
 import warnings
 import weakref
 import zlib
@@ -49,6 +50,15 @@ def _version(gradient):
     for all parts."""
     whole = gradient._base
     return gradient._version if whole is None or whole.numel() == gradient.numel() else None
+
+
+def _explain(sentence):
+    """A sentence with the users' words for what is compared at the begin of a step."""
+    return _STEP.sub(lambda match: "the step of DistributedOptimizer%s" % (" " + match[1] if match[1] else ""), sentence)
+
+
+_STEP = re.compile(r"'(?:(\d+):)?/frozen'")
+_core.explainers.append(_explain)
 
 
 class _Distributed:
