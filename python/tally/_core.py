@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 
-from . import _lib, _leaving
+from . import _lib, _leaving, _where
 from ._events import Events
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
                    lib)
@@ -92,6 +92,31 @@ _before_shutdown = []      # called while the job is still there
 # --- the communicator ------------------------------------------------------------------------------------
 
 
+_calls = []  # arrays that the library may have a pointer to
+
+
+def name_calls(*names):
+    """Have messages call operations by these names, in the order of the kinds' numbers."""
+    _calls.append((ctypes.c_char_p * (1 + len(names)))(None, *[name.encode() for name in names]))
+    lib.tally_name_calls(_calls[-1])
+
+
+name_calls("push_pull", "broadcast", "allgather", "barrier", "reduce", "reduce_scatter", "alltoall", "gather", "scatter")
+
+
+def explain(sentence):
+    """A sentence of the library's in words of the model: which parameters its buckets hold, as the explainers say."""
+    for explainer in explainers:
+        try:
+            sentence = explainer(sentence)
+        except Exception:  # the sentence itself matters more
+            pass
+    return sentence
+
+
+explainers = []  # sentence -> sentence
+
+
 def _failed(status, what):
     """The exception for a call that returned `status`, with the calling thread's tally_error()."""
     return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)
@@ -152,7 +177,7 @@ def init(settings=None):
         _opener = os.getpid()
         _generation += 1
         _joins = 0
-        _events = Events(comm.value)
+        _events = Events(comm.value, explain)
         _comm = comm.value
         _leaving.watch(_abort)
 
@@ -429,7 +454,7 @@ class Operation:
             try:
                 if status < 0:
                     sentence = lib.tally_op_error(op).decode(errors="replace")
-                    self._failure = Error(sentence or os.strerror(-status), -status)
+                    self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
                     self._result = None
                 elif self._finish is not None:
                     self._result = self._finish(self._result)
@@ -528,7 +553,7 @@ def _encode(name):
 
 def _rejected(status, name, kind, space, group=None):
     """The exception for a submission that the library refused.  Tells the other ranks the reason."""
-    sentence = _lib.error() or os.strerror(-status)
+    sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
     if status in (-errno.EINVAL, -errno.ENOTSUP):
@@ -553,8 +578,9 @@ def refuse(kind, name, space, reason, group=None):
     if name is not None:
         _refusals[period(), kind, name, space, group] += 1
     key = ((), 0, 1.0, 1.0, space, False, group, None)
-    options = _options.get(key) or _make_options(key)
-    lib.tally_refuse(_comm, _encode(name), kind, options[0], str(reason).encode())
+    options, where = _options.get(key) or _make_options(key), _where.of_caller()
+    text = str(reason)
+    lib.tally_refuse(_comm, _encode(name), kind, options[0], (text if text.endswith(where) else text + where).encode())
 
 
 def _unfit(error, name, kind, space, group=None):

@@ -31,20 +31,23 @@ _LEVELS = {_lib.LOG_ERROR: logging.ERROR, _lib.LOG_WARNING: logging.WARNING, _li
            _lib.LOG_DEBUG: logging.DEBUG}
 
 
-def log(level, line):
-    """Pass a line to the logger "tally".  If the program has set up no logging, write it to standard error as the C library
+def log(level, line, error=None):
+    """Pass a line, with the exception that it is about, to the logger "tally".  If the program has set up no logging, write it to standard error as the C library
     does.  Python alone would drop what is no warning then, and the prefix of the rest."""
     if logger.hasHandlers():
-        logger.log(level, "%s", line)
+        logger.log(level, "%s", line, exc_info=error)
     else:
         print("tally %s %s" % (logging.getLevelName(level).lower(), line), file=sys.stderr, flush=True)
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
 
 
 class Events:
     """The completion queue of one communicator, from its opening to its closing."""
 
-    def __init__(self, comm):
-        self._comm = comm
+    def __init__(self, comm, explain):
+        """explain: log line -> what is logged."""
+        self._comm, self._explain = comm, explain
         self._lock = threading.Lock()  # guards the rest
         self._changed = threading.Condition(self._lock)
         self._calls = {}     # address of a queued operation -> (call, operation)
@@ -98,10 +101,11 @@ class Events:
             if entry is not None:
                 try:
                     entry[0](entry[1])
-                except Exception:
-                    log(logging.ERROR, "the call at the end of an operation has failed:\n" + traceback.format_exc())
+                except Exception as error:
+                    log(logging.ERROR, "the call at the end of an operation has failed: %s: %s" % (type(error).__name__, error),
+                        error)
             elif event.kind == _lib.EVENT_LOG:
-                log(_LEVELS.get(event.status, logging.INFO), event.text.decode(errors="replace"))
+                log(_LEVELS.get(event.status, logging.INFO), self._explain(event.text.decode(errors="replace")))
             with self._lock:
                 if entry is not None:
                     entry = None  # and with it what the call holds

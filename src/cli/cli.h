@@ -43,6 +43,9 @@ const char *tly_cli_rate_text(double rate, char text[32]);
 /* "7.895 MB", in powers of 1024. */
 const char *tly_cli_bytes_text(double bytes, char text[32]);
 
+/* Seconds as s, ms or us. */
+const char *tly_cli_time_text(double seconds, char text[32]);
+
 /* "NAME": x and `end`, or null for what is not finite. */
 void tly_cli_json_number(const char *name, double x, const char *end);
 

@@ -327,11 +327,13 @@ static void print_row(const struct plan *p, const struct row *r)
 static void print_inside(const struct plan *p, const struct times *t, const struct inside *in)
 {
     double all = fmax(t->here, in->seconds), reduce = fmax(t->reduce, in->reduce);
+    char time[32];
     printf("\nwith the inside of worker machines, %d GPU%s each: %s\n", gpus.gpus, gpus.gpus == 1 ? "" : "s",
            in->way);
-    printf("%-22s %14.6f s  bottleneck: %s\n", "Tally", all,
+    printf("%-22s %14s  bottleneck: %s\n", "Tally", tly_cli_time_text(all, time),
            in->seconds >= t->here * (1 - GAIN) ? in->waits : "the network of other machines");
-    printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", reduce, all > 0 ? reduce / all : 1);
+    printf("%-22s %14s  %.3f times as long\n", "all-reduce", tly_cli_time_text(reduce, time),
+           all > 0 ? reduce / all : 1);
     if (p->assumed)
         printf("assumed: four GPUs to a PCIe 3.0 switch, the card on a port of its own; --topo FILE "
                "describes yours\n");
@@ -341,7 +343,7 @@ static void print_inside(const struct plan *p, const struct times *t, const stru
 
 static void print_text(const struct plan *p, const struct times *t)
 {
-    char rate[32], bytes[32];
+    char rate[32], bytes[32], time[32];
     printf("gradients: %s\n\n", tly_cli_bytes_text((double)p->bytes, bytes));
     printf("%-36s %12s %9s %16s\n", "machines, rate each way", "each sums", "share", "moves each way");
     for (int worker = 1; worker >= 0; worker--)
@@ -353,7 +355,7 @@ static void print_text(const struct plan *p, const struct times *t)
                          : "\nall worker machines behind one card: nothing crosses it\n");
         return;
     }
-    printf("\n%-22s %14.6f s", "Tally", t->here);
+    printf("\n%-22s %14s", "Tally", tly_cli_time_text(t->here, time));
     for (int i = 0; i < p->rows && p->rows > 2; i++) {
         const struct row *r = &p->row[i];
         if (t->busiest >= r->first && t->busiest < r->first + r->count)
@@ -361,14 +363,16 @@ static void print_text(const struct plan *p, const struct times *t)
                    tly_cli_rate_text(r->rate, rate));
     }
     putchar('\n');
-    printf("%-22s %14.6f s  %.3f times as long\n", "all-reduce", t->reduce, t->reduce / t->here);
+    printf("%-22s %14s  %.3f times as long\n", "all-reduce", tly_cli_time_text(t->reduce, time),
+           t->reduce / t->here);
     if (p->k > 0)
-        printf("%-22s %14.6f s  %.3f times as long\n", "parameter server", t->server, t->server / t->here);
+        printf("%-22s %14s  %.3f times as long\n", "parameter server", tly_cli_time_text(t->server, time),
+               t->server / t->here);
     else
         printf("%-22s %14s    has no machines\n", "parameter server", "-");
     if (t->useful)
-        printf("\none more CPU machine: %.6f s, %.1f%% less; up to %d more bring something\n", t->one_more,
-               100 * (1 - t->one_more / t->here), t->useful);
+        printf("\none more CPU machine: %s, %.1f%% less; up to %d more bring something\n",
+               tly_cli_time_text(t->one_more, time), 100 * (1 - t->one_more / t->here), t->useful);
     else if (p->n == 2)
         printf("\nbetween two worker machines no CPU machine brings anything\n");
     else if (p->n + p->k == TLY_MAX_SERVICES)

@@ -56,6 +56,17 @@ const char *tly_cli_bytes_text(double bytes, char text[32])
     return text;
 }
 
+const char *tly_cli_time_text(double seconds, char text[32])
+{
+    if (seconds >= 1)
+        snprintf(text, 32, "%.3f s", seconds);
+    else if (seconds >= 1e-3)
+        snprintf(text, 32, "%.2f ms", seconds * 1e3);
+    else
+        snprintf(text, 32, "%.1f us", seconds * 1e6);
+    return text;
+}
+
 void tly_cli_json_number(const char *name, double x, const char *end)
 {
     if (isfinite(x))

@@ -39,9 +39,6 @@ const char *tly_cli_rule_text(const struct tly_inside *plan, char text[TLY_CLI_W
 const char *tly_cli_copied_text(const struct tly_inside *plan, char text[TLY_CLI_WORDS]);
 const char *tly_cli_card_text(const struct tly_card *c, char text[TLY_CLI_WORDS]);
 
-/* Seconds as s, ms or us. */
-const char *tly_cli_time_text(double seconds, char text[32]);
-
 /* "1, 3 to 5" of the GPUs whose bit is set. */
 const char *tly_cli_list_text(uint64_t set, char text[TLY_CLI_WORDS]);
 

@@ -12,17 +12,6 @@
 
 /* --- words -------------------------------------------------------------------------------------------------- */
 
-const char *tly_cli_time_text(double seconds, char text[32])
-{
-    if (seconds >= 1)
-        snprintf(text, 32, "%.3f s", seconds);
-    else if (seconds >= 1e-3)
-        snprintf(text, 32, "%.2f ms", seconds * 1e3);
-    else
-        snprintf(text, 32, "%.1f us", seconds * 1e6);
-    return text;
-}
-
 static const char *gbits(struct tly_rate r, char text[32])
 {
     if (r.bytes <= 0)

@@ -146,6 +146,7 @@ struct tensor {
     uint8_t kind, space;
     bool unnamed;     /* used once */
     uint8_t called;   /* kind of the operation, if it has no name: 0: it has one */
+    bool even;        /* of an allgather without a name: all ranks give as much */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
     struct spec {     /* what the ranks compare, but for the name */

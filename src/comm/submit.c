@@ -285,7 +285,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);
     op->tensor = t;
     if (!r->name)
-        t->called = (uint8_t)r->kind;
+        t->called = (uint8_t)r->kind, t->even = r->even;
     int err = check_reduction(op);
     if (err)
         return err;

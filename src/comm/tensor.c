@@ -1,5 +1,6 @@
 /* tensor.c - names and what follows from them: key, home, parts and the services that sum them, spec. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -267,9 +268,19 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
     return 0;
 }
 
-static const char *const kinds[] = {"?",       "push_pull", "broadcast",      "allgather",
-                                    "barrier", "reduce",    "reduce_scatter", "alltoall",
-                                    "gather",  "scatter",   "message"};
+static const char *const functions[] = {
+    "?",
+    "tally_push_pull",
+    "tally_broadcast",
+    "tally_allgather",
+    "tally_barrier",
+    "tally_reduce",
+    "tally_reduce_scatter",
+    "tally_alltoall",
+    "tally_gather",
+    "tally_scatter",
+    "message"};
+static _Atomic(const char *const *) given_names; /* of operations, by the interface over us; NULL: none */
 static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
                                      "uint8",     "int16",      "int32",   "int64",    "bool",
                                      "complex64", "complex128", "uint16",  "uint32",   "uint64"};
@@ -342,6 +353,20 @@ uint64_t tly_spec_hash(const struct tally_op *op)
     return is_as_before(op) ? op->tensor->spec_hash : hash_spec(op);
 }
 
+void tally_name_calls(const char *const *names)
+{
+    atomic_store_explicit(&given_names, names, memory_order_release);
+}
+
+/* What the caller calls an operation.  even: all ranks of an allgather give as much. */
+static const char *call_of(uint32_t kind, bool even)
+{
+    const char *const *names = atomic_load_explicit(&given_names, memory_order_acquire);
+    if (names && kind <= TALLY_SCATTER)
+        return names[kind];
+    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : functions[kind];
+}
+
 /* torch's words, and nearly MPI's: their calls are those of ordered spaces. */
 static const char *const collectives[] = {"?",      "all_reduce",     "broadcast",  "all_gather", "barrier",
                                           "reduce", "reduce_scatter", "all_to_all", "gather",     "scatter"};
@@ -354,8 +379,10 @@ void tly_tensor_title(const struct tensor *t, char *out, size_t len)
         snprintf(out, len, "'%.100s'", t->name);
     else if (t->kind == 0)
         snprintf(out, len, "%s %.80s", collectives[t->called], t->name);
-    else
-        snprintf(out, len, "%.100s", t->name);
+    else if (t->kind > TALLY_SCATTER)
+        snprintf(out, len, "%.100s", t->name); /* a message */
+    else                                       /* "push_pull no. 7" */
+        snprintf(out, len, "%.60s no. %.20s", call_of(t->kind, t->even), strrchr(t->name, ' ') + 1);
 }
 
 const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
@@ -408,7 +435,7 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
     }
     separator = at < len ? out + at : NULL;
     if (named && at < len)
-        at += (size_t)snprintf(out + at, len - at, " %s", kinds[op->kind]);
+        at += (size_t)snprintf(out + at, len - at, " %s", call_of(op->kind, op->even));
     if (op->kind != TALLY_BARRIER)
         at = data_text(op, out, len, at);
     else if (op->digest && at < len)

@@ -282,8 +282,8 @@ static void welcome(struct tly_coordinator *c)
         tly_setback_forget(c, m);
         any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
-        tly_coordinator_name(m, name, sizeof name);
-        tly_info("join", "%s joins", name);
+        tly_service_name(&c->roster, m->service, name, sizeof name);
+        tly_warn("join", "%s is in; the job goes on with it", name); /* as loud as that it is out */
     }
     c->invitation = 0;
     c->wanted |= any;
@@ -321,7 +321,7 @@ static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, b
     char name[200];
     tly_service_name(&c->roster, service, name, sizeof name);
     if (left)
-        tly_info("join", "%s has left", name);
+        tly_warn("join", "%s has left; the job goes on without it", name);
     else
         tly_log(said_before ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING, "join",
                 "%s is out: %s; the job goes on without it", name, why);

@@ -102,8 +102,8 @@ static void resume(struct tly_member *m)
         say_joined(m);
     if (m->leaving)
         post(m, TLY_GOODBYE, 0, NULL);
-    tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_INFO, "join",
-            "the coordinator at %s is there again", m->coordinator);
+    tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING,
+            "join", "the coordinator at %s is back: services come and go again", m->coordinator);
 }
 
 static void opened(void *user, struct tly_link *l)

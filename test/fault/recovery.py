@@ -22,7 +22,7 @@ from fault import Job
 
 LEVEL_S = 2  # so long at the job's end is taken for its new speed
 NEAR = 1.1
-NOTICED = re.compile(r"(?:rank \d+ )?join: .*( is out: | has left| joins$)")  # the coordinator says so, inside rank 0
+NOTICED = re.compile(r"(?:rank \d+ )?join: .*( is out: | has left| is in; )")  # the coordinator says so, inside rank 0
 
 SHORT = {"TALLY_DEAD_TIMEOUT": "2"}
 

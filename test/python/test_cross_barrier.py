@@ -133,7 +133,7 @@ def each_gate():
             before = step()
             read()
             assert updated("last.weight", before) or updated("first.weight", before)
-        for read in (optimizer.state_dict, optimizer.synchronize,
+        for read in (optimizer.state_dict, optimizer.synchronize, lambda: optimizer.state,
                      lambda: optimizer.load_state_dict(optimizer.state_dict()),
                      lambda: optimizer.add_param_group({"params": [torch.ones(1)]})):
             step()
@@ -174,6 +174,42 @@ def recurrent():
             model(torch.full((2, 1, WIDTH), float(step)))[0].sum().backward()
             optimizer.step()
         return values(model)
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+    with late():
+        model = torch.nn.LSTM(WIDTH, WIDTH)
+        optimizer = distributed(model)
+        for use in (lambda x: model.forward(x), lambda x: model(x), lambda x: torch._VF.lstm(
+                x, (torch.zeros(1, 1, WIDTH),) * 2, model._flat_weights, True, 1, 0.0, False, False, False)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 1, WIDTH))[0].sum().backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            assert due() == 4
+            use(torch.ones(1, 1, WIDTH))
+            assert due() == 0 and not any(map(torch.equal, before, model.parameters()))
+        again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        assert again._flat_weights[0] is again.weight_ih_l0 and torch.equal(again.weight_ih_l0, model.weight_ih_l0)
+        fails(AttributeError, lambda: torch.nn.LSTM.__new__(torch.nn.LSTM)._flat_weights, "_flat_weights")
+
+
+def state():
+    """optimizer.state between step() and the next forward is that of the last step."""
+    import torch
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross, lambda p: torch.optim.Adam(p, lr=0.01))
+        seen = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            seen += [value.clone().numpy() for entry in optimizer.state.values() for value in entry.values()]
+        assert optimizer.state is optimizer._original.state
+        return seen
 
     with late():
         mine = train(True)
@@ -365,6 +401,67 @@ def clip_value():
         assert same(scaled(make_model(), False), scaled(make_model(), True)), "unscaled gradients are clipped"
     fails(ValueError, lambda: distributed(make_model(), False, clip_value=1.0), "cross_barrier")
     fails(ValueError, lambda: distributed(make_model(), True, clip_value=-1.0), "positive")
+
+
+def clipped_without():
+    """A rank has no gradient behind a step that was put off, and all look at gradients: zeros count for it."""
+    import torch
+    import tally
+
+    def train(cross, look):
+        model = make_model()
+        optimizer = distributed(model, cross)
+        for step in range(6):
+            optimizer.zero_grad()
+            if (step, tally.rank()) not in ((1, 1), (3, 0), (4, 0)):
+                loss_of(model, step).backward()
+            if step % 2 == 0:
+                optimizer.step()
+            else:
+                look(model, optimizer)
+        return values(model)
+
+    def clip(model, optimizer):
+        with optimizer.skip_synchronize():
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    def scaled(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for look in (clip, scaled):
+        with late():
+            mine = train(True, look)
+        assert same(mine, train(False, look)), look
+
+    def outside(model, optimizer):
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    model = make_model()
+    optimizer = distributed(model)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if tally.rank() != 0:
+        loss_of(model, 1).backward()
+    fails(tally.Error, lambda: outside(model, optimizer), "step() in skip_synchronize() on rank 0",
+          "call synchronize() inside skip_synchronize(), too")
+    for again in (model, make_model()):  # training goes on, here too
+        if again is not model:
+            optimizer = distributed(again)
+        optimizer.zero_grad()
+        loss_of(again, 2).backward()
+        optimizer.step()
+        optimizer.synchronize()
+        assert due() == 0
 
 
 def closures():
@@ -594,6 +691,47 @@ def failing():
         assert due() == 0
 
 
+def raising():
+    """A compression raises another exception than Tally's Error: one reader hears it, and training goes on."""
+    import torch
+    t = hvd()
+    broken = []
+
+    class Breaking(t.Compression.fp16):
+        @staticmethod
+        def decompress(tensor, ctx):
+            if broken and len(tensor) == 1 and tensor.ndim == 2:
+                raise KeyError(broken.pop())
+            return t.Compression.fp16.decompress(tensor, ctx)
+
+    def backward():
+        optimizer.zero_grad()
+        model(torch.ones(1, WIDTH)).sum().backward()
+
+    with late():
+        model = torch.nn.Linear(WIDTH, 1)
+        optimizer = distributed(model, compression=Breaking)
+        held = dict(model.named_parameters())
+        for read in (lambda: model(torch.ones(1, WIDTH)), optimizer.step, optimizer.synchronize):
+            backward()
+            optimizer.step()
+            bias = held["bias"].detach().clone()
+            broken.append("no such scale")
+            fails(KeyError, read, "no such scale")
+            assert due() == 0 and not broken
+            assert not torch.equal(bias, held["bias"].detach()), "the others are updated"
+        backward()
+        broken.append("no such scale")
+        fails(KeyError, lambda: (optimizer.synchronize(), optimizer.step()), "no such scale")
+        for _ in range(2):
+            backward()
+            optimizer.step()
+        assert due() == 2
+        broken.append("no such scale")
+        optimizer.load_state_dict(optimizer._original.state_dict())
+        assert due() == 0
+
+
 def frozen():
     """A parameter that is frozen with its gradient in place goes on by momentum and decay, as with the barrier."""
     import torch
@@ -774,8 +912,8 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, zeroing, modes, barriers, clip_value, closures, unused_and_changing,
-                                  adversaries, checkpointed, references, joining, failing, made_again, leaving,
+@pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
+                                  adversaries, checkpointed, references, joining, failing, raising, made_again, leaving,
                                   taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)

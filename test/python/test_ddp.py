@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -591,6 +592,9 @@ def differ(path):
 def test_ranks_that_disagree(three, store):
     for said in three(differ, store):
         assert "disagree" in said and "float16 on rank 1" in said, said
+        assert re.search(r"Error: bucket 0 of DDP model \d+( of process group \d+)? \([\w.]+ … [\w.]+\): the ranks disagree: "
+                         r"allreduce float32 ", said), said
+        assert "At:" not in said and "/tally/" not in said, "no frames of ours"
 
 
 def share_state(path):
@@ -746,8 +750,9 @@ def test_a_rank_that_comes_after_the_time_out(store, sparse):
     """), store, sparse])
     assert status == 0, output
     assert [output.count("step %d True" % step) for step in range(4)] == [2, 2, 0, 2], output
-    told = "': rank 0 has cancelled it: Timed out: it has not ended within 2 s, the group's time-out"
-    assert output.count((".rows" if sparse else "") + told) == 2, output
+    told = ("bucket 0 of DDP model 0 (weight): rank 0 has cancelled it: Timed out: it has not ended within 2 s, the group's "
+            "time-out")
+    assert output.count(told) == 2, output
 
 
 def test_a_rank_with_a_past(store):

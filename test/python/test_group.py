@@ -322,7 +322,7 @@ def test_calls_that_differ(three, store):
     for one in told:
         assert "rank 1 gives rank 0 1 elements, and 2 are expected" in one["splits"], one["splits"]
         assert re.fullmatch(r"\w*Error: all_gather no\. \d+: the ranks disagree: float32 \[4\] on ranks 0, 2, "
-                            r"\[5\] on rank 1", one["lengths"]), one["lengths"]
+                            r"\[5\] on rank 1 \(\S*test_group\.py:\d+\)", one["lengths"]), one["lengths"]
     assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
 

@@ -1,5 +1,6 @@
 """Operations of tally.torch over real ranks and services."""
 
+import re
 import time
 
 import numpy as np
@@ -323,6 +324,39 @@ def test_ranks_that_disagree(four, what):
     sentences = {sentence for sentence, _ in four(disagree, what)}
     assert len(sentences) == 1, sentences
     assert "2" in sentences.pop(), "the odd rank is named"
+
+
+def named():
+    """Errors have the caller's words and line: Horovod's functions, and where this file calls them."""
+    import torch
+    t = hvd()
+    n, line = 4 if t.rank() == 2 else 3, r" \(.*test_ops\.py:\d+\)"
+    differ = r"float32 \[3\]( \w+)? on ranks 0-1, 3, \[4\] on rank 2" + line
+    for call, said in ((lambda: t.allreduce(torch.ones(n)), r"allreduce no\. \d+: the ranks disagree: "),
+                       (lambda: t.synchronize(t.allreduce_async_(torch.ones(n), name="w")),
+                        r"'w': the ranks disagree: allreduce "),
+                       (lambda: t.reducescatter(torch.ones(4 * n), name="w"), r"'w': the ranks disagree: reducescatter "),
+                       (lambda: t.alltoall(torch.ones(4 * n, n)), r"ranks disagree on alltoall no\. \d+: the rows of .*0 and 2"),
+                       (lambda: t.broadcast(torch.ones(n), 0), r"broadcast no\. \d+: the ranks disagree: ")):
+        sentence = fails(RuntimeError, call)
+        if "allreduce" not in said:
+            assert re.match(said, sentence) and ("alltoall" in said or re.search(line + "$", sentence)), sentence
+        else:
+            assert re.fullmatch(said + differ, sentence), sentence
+    from tally import _core
+    for made_up, said in (("'sparse.noname.0.rows': x", "sparse_allreduce no. 1: x"),
+                          ("'alltoall.noname.2.splits' has waited", "alltoall no. 3 has waited"),
+                          ("'device.noname.4[1]': x", "call no. 4: x"), ("'a.reducescatter': x", "'a': x"),
+                          ("'/frozen' has waited", "the step of DistributedOptimizer has waited"),
+                          ("'1:/frozen': x", "the step of DistributedOptimizer 1: x"), ("'a.rows': x", "'a.rows': x")):
+        assert _core.explain(made_up) == said
+    refused = torch.ones(2, dtype=torch.complex64) if t.rank() == 1 else torch.ones(2)
+    sentence = fails(TypeError if t.rank() == 1 else RuntimeError, lambda: t.allreduce(refused, name="refused"))
+    assert t.rank() == 1 or re.search("rank 1.*" + line + line + "$", sentence), sentence
+
+
+def test_words_of_the_caller(four):
+    four(named)
 
 
 def refuse(what):

@@ -283,6 +283,9 @@ static void test_join_and_drain(void **state)
         some_steps(b, 3);
     }
     job_log_lacks(&j, 0, "is out:");
+    job_log_holds(&j, 0, "tally warning rank 0 join: tallyd 1 on ");
+    job_log_holds(&j, 0, ") is in; the job goes on with it");
+    job_log_holds(&j, 0, ") has left; the job goes on without it");
     end(&j, b);
 }
 
@@ -423,6 +426,8 @@ static void test_coordinator_killed(void **state)
         await_services(b, i == 0 ? 6 : 5);
         some_steps(b, 3);
     }
+    job_log_holds(&j, 0, " is gone (");
+    job_log_holds(&j, 0, " is back: services come and go again");
     end(&j, b);
     kill(coordinator, SIGKILL);
     waitpid(coordinator, NULL, 0);

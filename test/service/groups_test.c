@@ -240,8 +240,9 @@ static int wrong_lists(int rank, void *arg)
             CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
             CHECK(tally_op_wait(op, -1) == -EINVAL);
             CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: ");
-            CHECK_HOLDS(tally_op_error(op), ": 'w' in group 'g' of ranks 1-3: push_pull float32 [");
-            CHECK_HOLDS(tally_op_error(op), "rank 2: 'w' in group 'g' of ranks 1-2: push_pull float32 [");
+            CHECK_HOLDS(tally_op_error(op), ": 'w' in group 'g' of ranks 1-3: tally_push_pull float32 [");
+            CHECK_HOLDS(tally_op_error(op),
+                        "rank 2: 'w' in group 'g' of ranks 1-2: tally_push_pull float32 [");
             tally_op_free(op);
         }
         CHECK(tally_group_create(c, "g", three + 1, 2, &other) == (rank == 1 ? -EINVAL : -EEXIST));
@@ -251,7 +252,8 @@ static int wrong_lists(int rank, void *arg)
             o = in(g);
             CHECK(tally_push_pull(c, "w", x, x, 1, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
             CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "rank 1: 'w' in group 'h' of ranks 2, 1: push_pull float32");
+            CHECK_HOLDS(tally_op_error(op),
+                        "rank 1: 'w' in group 'h' of ranks 2, 1: tally_push_pull float32");
             tally_op_free(op);
         }
     }
@@ -431,7 +433,7 @@ static int exchange_all(int rank, void *arg)
     CHECK(tally_alltoall(c, "a", x, give, y, take, rank == 2 ? TALLY_FLOAT32 : TALLY_INT32, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     CHECK_HOLDS(tally_op_error(op),
-                "'a': the ranks disagree: alltoall int32 on ranks 0-1, 3, float32 on rank 2");
+                "'a': the ranks disagree: tally_alltoall int32 on ranks 0-1, 3, float32 on rank 2");
     tally_op_free(op);
     CHECK(tally_alltoall(c, "a", x, give, y, take, TALLY_INT32, NULL, &op) == 0 && ends(op) == 0);
     leave(c);

@@ -387,8 +387,8 @@ static int disagree(int rank, void *arg)
         CHECK(tally_op_wait(op, -1) == -EINVAL);
         char part[100];
         snprintf(part, sizeof part,
-                 "'w': the ranks disagree: push_pull float32 [%zu] sum on ranks 0, 2, [%zu] on rank 1", count,
-                 count - 1);
+                 "'w': the ranks disagree: tally_push_pull float32 [%zu] sum on ranks 0, 2, [%zu] on rank 1",
+                 count, count - 1);
         CHECK_HOLDS(tally_op_error(op), part);
         tally_op_free(op);
         struct tally_options o = {.size = sizeof o, .note = rank == 1 ? "complex64" : NULL};

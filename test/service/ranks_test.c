@@ -95,7 +95,7 @@ static int different_sizes(int rank, void *arg)
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     CHECK_HOLDS(tally_op_error(op), "'w'");
     CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: "
-                                    "push_pull float32 [10000000] sum on rank 0, [5000000] on rank 1");
+                                    "tally_push_pull float32 [10000000] sum on rank 0, [5000000] on rank 1");
     tally_op_free(op);
     free(x);
     sums_well(c, "w", SMALL);
@@ -116,18 +116,18 @@ enum way { DTYPE, OP, COUNT, SHAPE, SCALE, NOTE, NO_NOTE, ROOT, GATHER_SHAPE, WA
 static void disagree(tally_comm *c, int rank, enum way way, size_t count)
 {
     static const char *const says[WAYS][2] = {
-        {"push_pull float32 [", "] sum on ranks 0-1, int32 on rank 2"},
-        {"push_pull float32 [", "] sum on ranks 0-1, max on rank 2"},
-        {"push_pull float32 [", "] sum on ranks 0-1, ["},
-        {"push_pull float32 [", ", 4] on rank 2"},
-        {"push_pull float32 [", "] sum on ranks 0-1, prescale 0.5 on rank 2"},
-        {"push_pull float32 [", "] sum (uint32) on ranks 0-1, (complex64) on rank 2"},
-        {"push_pull float32 [", "] sum on ranks 0-1, (complex64) on rank 2"},
-        {"broadcast float32 [", "] from rank 0 on ranks 0-1, from rank 1 on rank 2"},
-        {"allgather float32 [*, 2] on ranks 0-1, ", ", [*, 4] on rank 2"}};
+        {"tally_push_pull float32 [", "] sum on ranks 0-1, int32 on rank 2"},
+        {"tally_push_pull float32 [", "] sum on ranks 0-1, max on rank 2"},
+        {"tally_push_pull float32 [", "] sum on ranks 0-1, ["},
+        {"tally_push_pull float32 [", ", 4] on rank 2"},
+        {"tally_push_pull float32 [", "] sum on ranks 0-1, prescale 0.5 on rank 2"},
+        {"tally_push_pull float32 [", "] sum (uint32) on ranks 0-1, (complex64) on rank 2"},
+        {"tally_push_pull float32 [", "] sum on ranks 0-1, (complex64) on rank 2"},
+        {"tally_broadcast float32 [", "] from rank 0 on ranks 0-1, from rank 1 on rank 2"},
+        {"tally_allgather float32 [*, 2] on ranks 0-1, ", ", [*, 4] on rank 2"}};
     static float x[400000];
     bool odd = rank == 2;
-    char name[32], part[64];
+    char name[32], part[128];
     tally_op *op = NULL;
     int64_t shape[2] = {(int64_t)(count / (odd ? 4 : 2)), odd ? 4 : 2};
     struct tally_options o = {.size = sizeof o, .prescale = way == SCALE && odd ? 0.5 : 1};
@@ -194,7 +194,7 @@ static int late_third(int rank, void *arg)
     CHECK(tally_push_pull(c, "w", x, x, rank ? 300000 : 200000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
     atomic_fetch_add(&b->stage, 1);
-    CHECK_HOLDS(tally_op_error(op), "push_pull float32 [200000] sum on rank 0, [300000] on rank 1");
+    CHECK_HOLDS(tally_op_error(op), "tally_push_pull float32 [200000] sum on rank 0, [300000] on rank 1");
     tally_op_free(op);
     sums_well(c, "w", 300000);
     services_hold_nothing(c);
@@ -207,6 +207,46 @@ static void test_late_third(void **state)
     struct board *b = job_shared(sizeof *b);
     run_job(&(struct job){
         .ranks = 3, .tallyds = 1, .main = late_third, .arg = b, .settings = {"TALLY_PART_BYTES=65536"}});
+}
+
+/* What messages call operations: the functions, or what an interface over them has. */
+static void call_differs(tally_comm *c, int rank, const char *name, bool gather, const char *said)
+{
+    static float x[4], y[8];
+    size_t count = rank ? 4 : 3;
+    tally_op *op;
+    int err = gather ? tally_allgather_into(c, name, x, y, count, TALLY_FLOAT32, NULL, &op)
+                     : tally_push_pull(c, name, x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op);
+    CHECK(err == 0 && tally_op_wait(op, -1) == -EINVAL);
+    CHECK(strcmp(tally_op_error(op), said) == 0);
+    tally_op_free(op);
+}
+
+static int call_names(int rank, void *arg)
+{
+    static const char *const names[TALLY_SCATTER + 1] = {
+        [TALLY_PUSH_PULL] = "allreduce", [TALLY_ALLGATHER] = "allgather"};
+    tally_comm *c = join();
+    call_differs(c, rank, NULL, false,
+                 "tally_push_pull no. 1: the ranks disagree: float32 [3] sum on rank 0, [4] on rank 1");
+    call_differs(c, rank, NULL, true,
+                 "tally_allgather_into no. 1: the ranks disagree: float32 [3] on rank 0, [4] on rank 1");
+    tally_name_calls(names);
+    call_differs(c, rank, NULL, false,
+                 "allreduce no. 2: the ranks disagree: float32 [3] sum on rank 0, [4] on rank 1");
+    call_differs(c, rank, "w", true,
+                 "'w': the ranks disagree: allgather float32 [3] on rank 0, [4] on rank 1");
+    tally_name_calls(NULL);
+    call_differs(c, rank, "w", false,
+                 "'w': the ranks disagree: tally_push_pull float32 [3] sum on rank 0, [4] on rank 1");
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_call_names(void **state)
+{
+    run_job(&(struct job){.ranks = 2, .tallyds = 1, .main = call_names});
+    run_job(&(struct job){.ranks = 2, .main = call_names});
 }
 
 /* Without names, in an ordered space: the n-th call meets the n-th, and of another kind disagrees with it. */
@@ -701,6 +741,7 @@ int main(void)
         cmocka_unit_test(test_different_sizes),
         cmocka_unit_test(test_every_disagreement),
         cmocka_unit_test(test_late_third),
+        cmocka_unit_test(test_call_names),
         cmocka_unit_test(test_other_kinds),
         cmocka_unit_test(test_refuse),
         cmocka_unit_test(test_refuse_to_some),

@@ -234,7 +234,7 @@ static int disagree(int rank, void *arg)
         CHECK(tally_push_pull(c, "w", x, x, COUNT, rank < 2 ? TALLY_FLOAT32 : TALLY_INT32, TALLY_SUM, NULL,
                               &op) == 0);
         CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: push_pull float32 [");
+        CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: tally_push_pull float32 [");
         CHECK_HOLDS(tally_op_error(op), "] sum on ranks 0-1, int32 on ranks 2-3");
         tally_op_free(op);
         if (rank == odd) {

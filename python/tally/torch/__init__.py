@@ -37,6 +37,9 @@ from .sparse import sparse_allreduce_async
 from .sync_batch_norm import SyncBatchNorm
 from .uneven import join
 
+# Horovod's functions.
+_core.name_calls("allreduce", "broadcast", "allgather", "barrier", "reduce", "reducescatter", "alltoall", "gather", "scatter")
+
 if torch.distributed.is_available():
     from . import group  # registers the backend
     from . import parallel

@@ -88,14 +88,34 @@ class CrossBarrier(Deferring, _Distributed):
         if reason:
             self._barrier.warn(reason)
         if self._deferred and not self._should_synchronize and not self._synchronized:
-            raise AssertionError("step() in skip_synchronize(), and there was no gradient for synchronize() to reduce since "
-                                 "the last step(): it only made the updates of that")
+            raise self._unreduced()
         self._deferred = False
         self._barrier.finish()
         result = super().step(closure)
         return result if closure is not None else loss
 
     step.hooked = True
+
+    def _unreduced(self):
+        """The Error of a step() in skip_synchronize() behind a synchronize() that only made updates.  The other ranks may
+        wait for gradients of this one, and hear it too."""
+        error = _core.Error(
+            "step() in skip_synchronize() on rank %d, which had no gradient since the last step(): synchronize() only made the "
+            "updates of that step. Where a rank may have no gradient, call synchronize() inside skip_synchronize(), too: there "
+            "it reduces gradients, and zeros for those that are missing" % _core.rank(), errno.EINVAL)
+        self._barrier.finish()
+        self._compare_frozen()
+        for p in self._update:
+            if p.requires_grad:
+                self._refuse(p, error)
+        self._hear_frozen()
+        return error
+
+    def before_unscaling(self):
+        if self._should_synchronize and not self._synchronized:
+            self._barrier.finish()
+            self._deferred = False  # gradients of this step are asked for, even if there is none here
+        super().before_unscaling()
 
     def _defer(self):
         self._barrier.finish()
@@ -123,9 +143,9 @@ class CrossBarrier(Deferring, _Distributed):
 
     def synchronize(self):
         """Behind step(): make all updates that it has put off.  Behind backward: as DistributedOptimizer's, and step(),
-        in skip_synchronize(), keeps the barrier."""
+        in skip_synchronize(), keeps the barrier.  In skip_synchronize(): always as behind backward."""
         self._barrier.finish()
-        if self._deferred and not self._handles:
+        if self._deferred and not self._handles and self._should_synchronize:
             return
         super().synchronize()
 

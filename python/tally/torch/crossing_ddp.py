@@ -135,7 +135,7 @@ class CrossBarrier(Deferring):
                 try:
                     self._check(flight)
                     flight.operation.wait()
-                except _core.Error as error:
+                except Exception as error:
                     failure = failure or error
                 for p in flight.parameters:
                     gates.flying.pop(id(p), None)

@@ -97,6 +97,7 @@ class Barrier:
         self._first = None     # what has to be heard before any update
         self._optimizer = None  # while updates are due; the gates keep it that long
         self._stream = None    # (device, its kind, its stream that step() was called on)
+        self._updating = None  # the thread that makes updates now
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._warned = set()
@@ -205,7 +206,7 @@ class Barrier:
         ready, failure, front, left = [], None, True, len(needed)
         try:
             self.hear(end)
-        except (_core.Error, TimeoutError) as error:
+        except Exception as error:
             failure = error
         for reduction in list(self._waiting):
             if reduction in needed:
@@ -220,7 +221,7 @@ class Barrier:
                 reduction.wait(end)
                 self._check(reduction)
                 ready.append(reduction)
-            except (_core.Error, TimeoutError) as error:
+            except Exception as error:  # also of a user's compression, or of a sparse gradient
                 failure = failure or error
         return ready, failure
 
@@ -254,7 +255,7 @@ class Barrier:
                 if current is not gradient:
                     kept.append((p, current))
                     p.grad = gradient
-            before = optimizer.__dict__["param_groups"]
+            before, self._updating = optimizer.__dict__["param_groups"], threading.get_ident()
             optimizer.__dict__["param_groups"] = [{**options, "params": subset}
                                                   for options, subset in zip(self._groups, subsets) if subset]
             try:
@@ -262,12 +263,17 @@ class Barrier:
                     torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
                 self._step(optimizer)
             finally:
-                optimizer.__dict__["param_groups"] = before
+                optimizer.__dict__["param_groups"], self._updating = before, None
                 for p, gradient in pairs if self._zero else ():
                     if id(p) in self._zero:
                         gradient.zero_()
                 for p, current in kept:
                     p.grad = current
+
+    def before_state(self):
+        """Somebody is about to read the optimizer's state, perhaps an update itself."""
+        if self._waiting and self._updating != threading.get_ident():
+            self.finish()
 
     def waiting(self):
         """Parameters whose updates are due."""
@@ -332,6 +338,18 @@ class Deferring:
     """What stands before the class of an optimizer that has a Barrier, `_barrier`: all but step() makes the updates that
     are due first, or leaves them what they need."""
 
+    @property
+    def state(self):
+        """The optimizer's, once all updates are made."""
+        barrier = self.__dict__.get("_barrier")
+        if barrier is not None:
+            barrier.before_state()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state):
+        self.__dict__["state"] = state
+
     def _run_closure(self, closure):
         with torch.enable_grad():
             return closure()
@@ -361,7 +379,7 @@ class Deferring:
         """As the optimizer's own; an update that is due and fails counts for nothing then."""
         try:
             self._barrier.finish()
-        except _core.Error:
+        except Exception:
             pass
         super().load_state_dict(state_dict)
 

@@ -45,8 +45,8 @@ class _Exchange:
             table = _Gather(operation, torch.int64, (1 + self._size,)).wait().tolist()
             for rank, (shape, *_) in enumerate(table):
                 if shape != table[0][0]:
-                    raise Error("ranks disagree on %r: the rows of the process set's ranks 0 and %d are of other shapes"
-                                % (self._name, rank), errno.EINVAL)
+                    raise Error(_core.explain("ranks disagree on %r: the rows of the process set's ranks 0 and %d are of "
+                                              "other shapes" % (self._name.removesuffix(".rows"), rank)), errno.EINVAL)
             rows, self._received = self._rows, [given[1 + self._rank] for given in table]
             each = rows[0].numel() if len(rows) else math.prod(rows.shape[1:])
             give, take = ([count * each for count in counts] for counts in (self._given, self._received))

@@ -3,7 +3,8 @@
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
 owner that reduces its gradient behind backward's end.  `observed` maps one to the Order (order.py) that wants to know
 when forward first uses it.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
-place of the module's `_parameters`, for parameters that are read without a call of their module.
+place of the module's `_parameters`, for parameters that are read without a call of their module.  A FlatWeights is the
+attribute of torch's recurrent modules that holds a list of their parameters, for C++.
 
 How: guard() finds every module that holds one of the parameters, and all modules around them, and puts both in place.
 They stay: where nothing is due, a gate is a look at an empty dictionary.  A gate updates all that is due of its module.
@@ -13,8 +14,9 @@ parent, updates all that lies inside.  Compiled code without such a gate is cut 
 Any thread may pass a gate: each Barrier has a lock of its own, so that threads which train different models never wait for
 each other.  In backward there must be nothing due.
 
-Why two kinds: nn.MultiheadAttention reads `out_proj.weight` without a call, and nn.LSTM reads a list of its own.  Each
-needs the other gate.  The optimizer gets parameters alone, so guard() finds modules through the garbage collector, once.
+Why several kinds: nn.MultiheadAttention reads `out_proj.weight` without a call, and nn.LSTM reads a list of its own, in a
+call or not.  None of the gates sees all of these.  The optimizer gets parameters alone, so guard() finds modules through
+the garbage collector, once.
 Evidence: test/python/test_cross_barrier.py; bench/train/barrier.py (commit 68c1a03).  Rejected: hooks on all modules of
 the process (every module pays); a tensor subclass (it reaches user code); draining in each `parameters()`
 (`next(model.parameters()).device` stands in many forwards); keys by the tensor (its Python hash took 0.5 ms of a step
@@ -99,7 +101,7 @@ def drain(quietly=False, timeout=None):
     for owner in set(due.values()):
         try:
             owner.finish(timeout=timeout)
-        except (_core.Error, TimeoutError):
+        except Exception:
             if not quietly:
                 raise
 
@@ -171,6 +173,27 @@ class Parameters(dict):
 
     def __reduce_ex__(self, protocol):
         return dict, (dict(self),)
+
+
+class FlatWeights:
+    """The attribute `_flat_weights` of torch's recurrent modules.  C++ reads that list past each method of a list."""
+
+    def __get__(self, module, kind=None):
+        if module is None:
+            return self
+        try:
+            weights = module.__dict__["_flat_weights"]
+        except KeyError:
+            raise AttributeError("%r object has no attribute '_flat_weights'" % type(module).__name__) from None
+        if not _is_compiling() and (due or observed):
+            _pass([p for p in weights if p is not None])
+        return weights
+
+    def __set__(self, module, weights):
+        module.__dict__["_flat_weights"] = weights
+
+    def __delete__(self, module):
+        del module.__dict__["_flat_weights"]
 
 
 class Gate:
@@ -271,6 +294,8 @@ def _attach(module):
     """Give a module its gates.  Whether its parameters have gates then."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
+    if isinstance(module, torch.nn.RNNBase) and "_flat_weights" not in torch.nn.RNNBase.__dict__:
+        torch.nn.RNNBase._flat_weights = FlatWeights()
     if _gate(module) is None:
         module.register_forward_pre_hook(Gate(_is_wrapper(module)), prepend=True)
     parameters = module.__dict__.get("_parameters")

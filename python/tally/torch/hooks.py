@@ -13,19 +13,19 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import functools
 import itertools
+import re
 import threading
 import time
 import weakref
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core
 from .._core import BUCKET
 from .._lib import ALLGATHER, PUSH_PULL
-from . import device
+from . import device, gates, outcome
 from .join import join_default
 from .ops import Average, _reduce
 from .profile import Range, is_profiled
@@ -70,6 +70,7 @@ class _Model:
         self._group = None   # the library's group of the ranks; None: all
         self._joined = 0     # generation of the communicator that has been looked at
         self.hook = None     # the _Hook that torch calls
+        self._buckets = {}   # index -> (where its gradients lie, weak references to its parameters)
 
     def count(self):
         """Take the next number, but only once the hook is known to be Tally's: torch may not know another hook's
@@ -95,7 +96,24 @@ class _Model:
         self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
 
     def name_of(self, bucket):
-        return "%s bucket %d" % (self.name, bucket.index())
+        index, buffer = bucket.index(), bucket.buffer()
+        place = None if buffer.is_sparse else (buffer.data_ptr(), buffer.numel())
+        known = self._buckets.get(index)
+        if known is None or known[0] != place:  # torch rebuilds them after the first step
+            self._buckets[index] = place, [weakref.ref(p) for p in bucket.parameters()]
+        return "%s bucket %d" % (self.name, index)
+
+    def describe(self, index):
+        """The first and the last parameter of a bucket, for errors."""
+        module = self.module and self.module()
+        if module is None or index not in self._buckets:
+            return None
+        with gates.through():
+            names = {id(p): name for name, p in module.named_parameters()}
+        held = [names.get(id(reference())) for reference in self._buckets[index][1]]
+        if not held or None in held:
+            return None
+        return held[0] if len(held) == 1 else "%s \u2026 %s" % (held[0], held[-1])
 
     def refuse(self, bucket, reason):
         """Tell the ranks that wait for this one's bucket why it does not come."""
@@ -110,6 +128,22 @@ class _Model:
 
     def size(self):
         return len(self._ranks) if self._ranks else _core.size()
+
+
+def _explain(sentence):
+    """A sentence with the parameters of the bucket that it names: "bucket 3 of DDP model 0 (layer1.weight \u2026 layer2.bias)"."""
+    def described(match):
+        name, index = match[1], int(match[2])
+        models = {model for model in list(_models.values()) if (model.name, model._joined) == (name, _core.generation())}
+        held = {model.describe(index) for model in models} - {None}
+        said = held.pop() if len(held) == 1 else None  # models of other process groups may have the name
+        return "bucket %d of DDP %s (%s)" % (index, name, said) if said else match[0]
+
+    return _BUCKET.sub(described, sentence) if " bucket " in sentence else sentence
+
+
+_BUCKET = re.compile(r"'(model \d+(?: of process group \d+)?) bucket (\d+)[^']*'")
+_core.explainers.append(_explain)
 
 
 class State:
@@ -251,15 +285,18 @@ def _ended(tensor, limit):
     """(the future of an operation's result on `tensor`; the call that completes it at the operation's end; the listener
     for the operation once it has begun)."""
     on = device.of(tensor) if device.supported(tensor.device) else None  # then it is refused
-    begun, ended = Future() if on is None else on.runtime.future(), []
+    begun, ended = outcome.Begun() if on is None else on.runtime.future(), []
 
     def then(operation):
+        if on is None:
+            begun.end(operation.wait)
+            return
         ended.append(operation)
         begun.set_result(None)
 
     # What is raised here becomes the error of the future that then() makes, and of the backward that waits.  On a
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
-    future = begun.then(lambda _: ended.pop().wait())  # what is left here keeps itself
+    future = begun.then_outcome() if on is None else begun.then(lambda _: ended.pop().wait())  # what is left keeps itself
     if is_profiled():
         future.add_done_callback(Range("tally:all_reduce", tensor).end)
     if limit is None:

@@ -18,6 +18,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
+import re
 import warnings
 
 import torch
@@ -208,6 +209,20 @@ def _flow(start, back, tensors):
 
 def _names(name, count):
     return [None if name is None else "%s.%d" % (name, index) for index in range(count)]
+
+
+def _explain(sentence):
+    """A sentence with the users' words for names that are made up here."""
+    def said(match):
+        if match[3] is not None:
+            return "'%s'" % match[3]
+        words, first = {"alltoall": ("alltoall", 0), "sparse": ("sparse_allreduce", 0), "device": ("call", 1)}[match[1]]
+        return "%s no. %d" % (words, int(match[2]) + 1 - first)
+    return _MADE_UP.sub(said, sentence)
+
+
+_MADE_UP = re.compile(r"'(?:(alltoall|sparse|device)\.noname\.(\d+)(?:[.\[][^']*)?|([^']*)\.reducescatter)'")
+_core.explainers.append(_explain)
 
 
 def _backward_name(name):

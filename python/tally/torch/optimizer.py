@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 import errno
 import functools
 import gc
+import re
 import warnings
 import weakref
 import zlib
@@ -49,6 +50,15 @@ def _version(gradient):
     for all parts."""
     whole = gradient._base
     return gradient._version if whole is None or whole.numel() == gradient.numel() else None
+
+
+def _explain(sentence):
+    """A sentence with the users' words for what is compared at the begin of a step."""
+    return _STEP.sub(lambda match: "the step of DistributedOptimizer%s" % (" " + match[1] if match[1] else ""), sentence)
+
+
+_STEP = re.compile(r"'(?:(\d+):)?/frozen'")
+_core.explainers.append(_explain)
 
 
 class _Distributed:
@@ -287,7 +297,7 @@ class _Distributed:
 
     def _refuse(self, p, reason):
         kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
-        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason)
+        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason, self._process_set.group())
 
     def _submit(self, p):
         if self._agreed != _core.generation():
@@ -338,7 +348,7 @@ class _Distributed:
             try:
                 if handle is not None:
                     handle.wait()
-            except _core.Error:
+            except Exception:
                 pass
         self._frozen = None
         self._order.begin_anew(self._observes())
@@ -370,7 +380,7 @@ class _Distributed:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
                         p.grad = result
-                except _core.Error as error:
+                except Exception as error:  # also of a user's compression
                     failure = failure or error
             self._delay[p] = self.backward_passes_per_step
         failure = failure or frozen_failure

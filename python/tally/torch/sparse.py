@@ -92,8 +92,9 @@ class SparseReduction:
         for rank, piece in given:
             if not torch.equal(piece[:length], like[:length]):
                 shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (like, piece)]
-                raise Error("ranks disagree on the sparse tensor of %r: rank %d has one of shape %s, rank %d one of "
-                            "shape %s" % (self._name, first, shapes[0], rank, shapes[1]), errno.EINVAL)
+                raise Error(_core.explain("ranks disagree on the sparse tensor of %r: rank %d has one of shape %s, rank %d "
+                                          "one of shape %s" % (self._name.removesuffix(".values"), first, shapes[0], rank,
+                                                               shapes[1])), errno.EINVAL)
         return torch.unique(torch.cat([piece[length:] for _, piece in given]))
 
     def cancel(self, reason):

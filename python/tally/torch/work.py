@@ -30,7 +30,7 @@ from torch._C import Future, _distributed_c10d
 from torch._C._distributed_c10d import Work
 
 from .._core import Error, again
-from . import device
+from . import device, outcome
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
@@ -269,7 +269,10 @@ class GroupWork(_Work):
         if begun is not None:
             before, _ended.call = just_ended(), self
             try:
-                begun.set_result(None)  # runs the callbacks
+                if self._device is None:
+                    begun.end(self._value)
+                else:
+                    begun.set_result(None)  # runs the callbacks
             finally:
                 _ended.call = before
 
@@ -283,8 +286,8 @@ class GroupWork(_Work):
         if self._failure is not None:
             raise again(self._failure)
 
-    def _value(self, _):
-        # Raised here, in then()'s callback, an error is one for C++ too.
+    def _value(self, _=None):
+        # Raised in then()'s callback, an error is one for C++ too.
         self._check()
         self._join()
         return self._outputs
@@ -384,8 +387,12 @@ class GroupWork(_Work):
                 self._future = Future([])
                 self._future.set_result(self._outputs)
                 return self._future
-            self._begun = self._device.runtime.future() if self._device else Future([])
-            self._future = self._begun.then(self._value)
+            if self._device is None:
+                self._begun = outcome.Begun()
+                self._future = self._begun.then_outcome()
+            else:
+                self._begun = self._device.runtime.future()
+                self._future = self._begun.then(self._value)
         self._see()
         deadlines.watch(self)
         if self.has_ended:
