@@ -213,7 +213,7 @@ static void tell_change(struct tly_coordinator *c, double took)
 static void remember(struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
-        c->adapt.place[i].bandwidth = c->roster.services[i].bandwidth;
+        c->adapt.place[i].bandwidth = c->adapt.place[i].told = c->roster.services[i].bandwidth;
         c->adapt.place[i].weight = c->roster.services[i].weight;
     }
 }
@@ -273,10 +273,41 @@ static uint64_t bits(double bytes)
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
 {
     *out = c->roster.services[i];
-    if (!c->adapt.replan || out->card >= c->adapt.places)
-        return;
+    if (!c->adapt.replan || i >= c->adapt.places ||
+        c->adapt.place[out->card].incarnation != c->roster.services[out->card].incarnation)
+        return; /* nothing was seen of it */
     out->bandwidth = bits(tly_replan_bandwidth(c->adapt.replan, (int)out->card));
     out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
+}
+
+void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out)
+{
+    uint32_t count = c->roster.service_count;
+    *out = (struct tly_currents){.epoch = c->roster.epoch};
+    if (c->adapt.replan && count)
+        out->bandwidth = calloc(count, sizeof *out->bandwidth);
+    out->count = out->bandwidth ? count : 0;
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct tly_roster_service seen;
+        tly_adapt_see(c, i, &seen);
+        out->bandwidth[i] = seen.bandwidth;
+    }
+}
+
+bool tly_adapt_moved(struct tly_coordinator *c)
+{
+    bool moved = false;
+    for (uint32_t i = 0; c->adapt.replan && i < c->roster.service_count && i < c->adapt.places; i++) {
+        struct tly_roster_service seen;
+        uint64_t *told = &c->adapt.place[i].told;
+        tly_adapt_see(c, i, &seen);
+        double is = (double)seen.bandwidth, was = (double)*told;
+        if (seen.card != i || fabs(is - was) <= TLY_ADAPT_MOVED * was)
+            continue;
+        *told = seen.bandwidth;
+        moved = true;
+    }
+    return moved;
 }
 
 /* What the replanner knows, into the roster.  A service that has just come has the values that it said. */

@@ -109,7 +109,8 @@ struct tly_coordinator {
         struct tly_replan *replan; /* owned; NULL: no traffic crosses cards */
         struct place {
             uint64_t incarnation; /* whose estimates these are */
-            uint64_t bandwidth;   /* bit/s, as was last told */
+            uint64_t bandwidth;   /* bit/s, as the last line about a change had it */
+            uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
         } * place;                /* owned */
         uint32_t places;
@@ -223,6 +224,11 @@ void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roste
 void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len);
 /* A card that carries more or less than was said by this fraction is news. */
 #define TLY_ADAPT_NEWS .15
+/* What each card is seen to carry; the caller frees it.  Count 0: nothing is known, or memory lacks. */
+void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out);
+/* Does some card carry more or less than all members were told, by TLY_ADAPT_MOVED?  From then on that is told. */
+bool tly_adapt_moved(struct tly_coordinator *c);
+#define TLY_ADAPT_MOVED .05
 
 /* --- slow.c --------------------------------------------------------------------------------------- */
 

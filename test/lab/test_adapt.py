@@ -90,6 +90,7 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         assert re.match(slow, seen["split_changed"]), seen["split_changed"]
         last = seen["services"][-1 if seen["services"][-1]["host"] == "c1" else -2]
         assert last["declared_bits_per_s"] == 50e6 and last["bandwidth_bits_per_s"] < 15e6 and last["share"] < 0.15
+        assert last["current_bits_per_s"] < 15e6
         net.set_rate("c1", "50mbit")
         eventually(lambda: any(share(line) > 22 for line in job.said(back)))
         job.finish()
@@ -105,6 +106,8 @@ def test_a_split_that_is_to_stay_stays(tmp_path):
         eventually(lambda: job.said(line))
         seen = job.status()
         assert re.fullmatch(what, seen["held_up_by"]) and seen["held_up_why"] == "card", seen
+        last = next(x for x in seen["services"] if x["host"] == "c1")
+        assert last["bandwidth_bits_per_s"] == 50e6 and last["current_bits_per_s"] < 15e6, last
         output = job.finish()
     assert "its share is now" not in output
     assert re.search(rf"\), held up by {what}", output), output

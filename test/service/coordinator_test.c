@@ -41,7 +41,11 @@ struct member {
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
     int judged;
-    struct tly_slow slow; /* who holds the job up */
+    struct tly_slow slow;        /* who holds the job up, */
+    struct tly_currents current; /* and what cards carry */
+    int told;                    /* how often it has heard of these two */
+    struct tly_status status;    /* the answer to its last question, */
+    int answered;                /* and how many came */
 };
 
 static struct {
@@ -120,9 +124,19 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_GOODBYE:
         m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
         break;
-    case TLY_PACE:
+    case TLY_PACE: {
+        uint32_t was = m->slow.why;
+        tly_currents_finish(&m->current);
         assert_int_equal(tly_slow_read(&r, &m->slow), 0);
-        m->judged++;
+        assert_int_equal(tly_currents_read(&r, &m->current), 0);
+        m->judged += m->slow.why != was;
+        m->told++;
+        break;
+    }
+    case TLY_STATUS:
+        tly_status_finish(&m->status);
+        assert_int_equal(tly_status_read(&r, &m->status), 0);
+        m->answered++;
         break;
     case TLY_VERDICT:
         tly_read32(&r);
@@ -173,6 +187,8 @@ static struct member *knock(uint32_t i)
     struct tly_endpoints to;
     struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
     tly_roster_finish(&m->roster);
+    tly_currents_finish(&m->current);
+    tly_status_finish(&m->status);
     memset(m, 0, sizeof *m);
     tly_outbox_init(&m->outbox);
     m->number = i;
@@ -307,6 +323,8 @@ static int tear_down(void **state)
         if (x.member[i].outbox.letters.next)
             tly_outbox_finish(&x.member[i].outbox, NULL, NULL);
         tly_roster_finish(&x.member[i].roster);
+        tly_currents_finish(&x.member[i].current);
+        tly_status_finish(&x.member[i].status);
     }
     tly_loop_unlock(&x.loop);
     tly_coordinator_destroy(x.coordinator, 0);
@@ -484,6 +502,16 @@ static void test_a_tallyd_leaves_while_the_split_changes(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
+/* What `tally status` gets. */
+static const struct tly_status *ask(void)
+{
+    struct member *m = x.member[WATCHER].link ? &x.member[WATCHER] : enter(WATCHER);
+    int before = m->answered;
+    post(m, TLY_STATUS, 0, NULL);
+    turn_until(&m->answered, before + 1);
+    return &m->status;
+}
+
 /* Who holds the job up is said, whether or not the split follows, and by all members alike. */
 static void test_a_split_that_stays(void **state)
 {
@@ -491,6 +519,17 @@ static void test_a_split_that_stays(void **state)
     assert_int_equal(x.member[0].slow.why, TLY_WHY_CARD);
     assert_non_null(strstr(x.member[0].slow.who, "tallyd 0 ("));
     assert_non_null(strstr(x.member[0].slow.what, " of 0.8 Gbit/s since "));
+    for (uint32_t i = 0; i <= FIRST; i++) { /* what its card carries is told beside what the split goes by */
+        const struct member *m = &x.member[i];
+        turn_until(&m->judged, 1);
+        assert_true(m->roster.services[FIRST].bandwidth == 800000000);
+        assert_in_range(tly_current(&m->current, &m->roster, FIRST), 140000000, 180000000);
+        assert_true(tly_current(&m->current, &m->roster, 0) == 800000000);
+    }
+    const struct tly_status *status = ask();
+    assert_true(status->roster.services[FIRST].bandwidth == 800000000);
+    assert_true(status->roster.services[FIRST].said == 800000000);
+    assert_in_range(tly_current(&status->current, &status->roster, FIRST), 140000000, 180000000);
     report_until(&x.member[0].judged, 2, FINE); /* and when nobody does any more */
     assert_int_equal(x.member[0].slow.why, TLY_WHY_NOBODY);
     assert_int_equal(x.member[0].prepared, 0);
