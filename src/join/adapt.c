@@ -240,8 +240,8 @@ static void make_places(struct tly_coordinator *c)
         if (a->place[i].incarnation == s->incarnation)
             continue;
         double most = s->measured ? 0 : (double)s->said / 8;
-        if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8) ==
-            0)
+        if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8,
+                             s->rests) == 0)
             a->place[i] = (struct place){.incarnation = s->incarnation};
     }
 }

@@ -360,6 +360,16 @@ static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnati
     return at;
 }
 
+/* Somebody who shares this service's card has come back: all behind it are on his host. */
+static void know_host(struct tly_coordinator *c, uint32_t service, const char host_id[64])
+{
+    char was[64];
+    memcpy(was, c->host_id[service], sizeof was);
+    for (uint32_t i = 0; i < c->roster.service_count; i++)
+        if (was[0] == TLY_HOST_AWAY && strcmp(c->host_id[i], was) == 0)
+            memcpy(c->host_id[i], host_id, sizeof c->host_id[i]);
+}
+
 /* A member of a job that goes on without a coordinator has come. */
 static void take_back(struct member *m)
 {
@@ -368,7 +378,7 @@ static void take_back(struct member *m)
     uint32_t at = find_serving(c, m->info.incarnation);
     bool known = at < c->roster.service_count;
     if (known)
-        memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
+        know_host(c, at, m->info.host_id);
     if (!is_rank)
         m->service = known ? at : TLY_NO_SERVICE;
     if (!is_rank && !known)
@@ -392,7 +402,9 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
     if (c->roster.rank_count)
         tly_roster_merge_joins(roster, &c->roster);
-    void *ids = calloc(roster->service_count, sizeof *c->host_id);
+    char(*ids)[64] = calloc(roster->service_count, sizeof *ids);
+    for (uint32_t i = 0; ids && i < roster->service_count; i++)
+        snprintf(ids[i], sizeof ids[i], "%c%u", TLY_HOST_AWAY, roster->services[i].card);
     tly_roster_write(&w, roster);
     struct tly_reader r = {w.data, w.len, false};
     int err = !ids || w.failed ? -ENOMEM : tly_roster_read(&r, &settled);

@@ -95,6 +95,7 @@ struct tly_coordinator {
     struct member **ranks;    /* owned array of size, of borrowed */
     struct tly_roster roster; /* from INVITING on */
     char (*host_id)[64];      /* owned: of each service of it */
+#define TLY_HOST_AWAY '\1' /* stands before its card's number instead, until somebody behind that is back */
     /* A change of epoch.  Invitations and preparations are numbered in one sequence, from the first epoch's 1. */
     uint32_t number;         /* the last one given */
     uint32_t invitation;     /* the one under way; 0: none */

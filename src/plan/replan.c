@@ -48,7 +48,8 @@ void tly_replan_destroy(struct tly_replan *r)
     free(r);
 }
 
-int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate)
+int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
+                     bool rests)
 {
     if (place >= r->room) {
         struct place *more = realloc(r->place, (size_t)(place + 1) * sizeof *more);
@@ -59,7 +60,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
         r->room = place + 1;
     }
     struct place *p = &r->place[place];
-    *p = (struct place){.rest_for = FIRST_REST};
+    *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;

@@ -84,8 +84,10 @@ struct tly_replan; /* opaque */
 int tly_replan_create(bool fixed, struct tly_replan **out);
 void tly_replan_destroy(struct tly_replan *r); /* NULL is accepted */
 /* Another service has this place.  bandwidth: bytes/s, 0: not known; most: its declared bandwidth, which estimates do not
- * exceed, or 0; sum_rate: what has been found of its sums, 0: no limit.  -ENOMEM. */
-int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate);
+ * exceed, or 0; sum_rate: what has been found of its sums, 0: no limit; rests: another replanner has put it to rest.
+ * -ENOMEM. */
+int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
+                     bool rests);
 /* Another epoch has begun, for whatever reason: samples count anew. */
 void tly_replan_begin(struct tly_replan *r);
 /* A sample.  goodput: bytes/s of operations' results, by which a try is judged.  True: the split is to change, to that by

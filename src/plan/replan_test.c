@@ -215,7 +215,7 @@ static void start(struct cluster *c, int workers, int spare, const double *said,
         c->real[i] = 100;
         c->s[i] = (struct tly_replan_service){
             .machine = {.ranks = i < workers, .card = (uint32_t)i}, .active = true, .spare = i >= workers};
-        assert_int_equal(tly_replan_place(c->r, i, said ? said[i] : 100, most, 0), 0);
+        assert_int_equal(tly_replan_place(c->r, i, said ? said[i] : 100, most, 0, false), 0);
     }
     split(c);
     c->changes = 0;
@@ -624,7 +624,7 @@ static int stands_out(int count, const double *rate, const double *busy, int nam
                                            .active = true,
                                            .weight = 1,
                                            .card = {rate[i] * busy[i], busy[i], busy[i]}};
-        assert_int_equal(tly_replan_place(r, i, 100, 100, 0), 0);
+        assert_int_equal(tly_replan_place(r, i, 100, 100, 0, false), 0);
     }
     for (int i = 0; i < 2 * TLY_GAUGE_LONG; i++)
         assert_false(tly_replan_step(r, count, s, 1));

@@ -58,6 +58,7 @@ static struct {
     uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
     bool contained;         /* each in a container: not one machine with others of its host */
+    bool guest_rests; /* a job that has lost its coordinator has the guest as its second tallyd, at rest */
 } x;
 
 static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
@@ -640,12 +641,13 @@ static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committ
 {
     struct tly_roster_rank ranks[RANKS] = {{.machine = 0, .left = left == 0},
                                            {.machine = 1, .left = left == 1}};
-    struct tly_roster_service services[RANKS + 1] = {0};
+    struct tly_roster_service services[GUEST + 1] = {0};
+    uint32_t count = x.guest_rests ? GUEST + 1 : FIRST + 1;
     struct tly_roster roster = {
         .epoch = committed,
         .rank_count = RANKS,
         .machine_count = RANKS,
-        .service_count = RANKS + 1,
+        .service_count = count,
         .standalone = 1,
         .part_bytes = 65536,
         .part_least = 65536,
@@ -655,16 +657,20 @@ static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committ
         .services = services};
     struct tly_writer w = {0};
     struct member *m = enter(i);
-    for (uint32_t k = 0; k <= RANKS; k++) {
+    for (uint32_t k = 0; k < count; k++) {
         char where[40];
-        snprintf(where, sizeof where, "127.0.0.1:%u", 1000 + k);
+        snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
+                 x.bandwidth ? k + 1 : 1, 1000 + k);
         services[k] = (struct tly_roster_service){
             .role = k < RANKS ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
             .state = k < RANKS ? TLY_SERVICE_ACTIVE : tallyd,
             .rank = k < RANKS ? k : 0,
             .incarnation = 100 + k,
             .card = k,
-            .weight = k < RANKS || tallyd == TLY_SERVICE_ACTIVE,
+            .bandwidth = x.bandwidth,
+            .said = x.bandwidth,
+            .rests = k == GUEST,
+            .weight = k < RANKS || (k == FIRST && tallyd == TLY_SERVICE_ACTIVE),
             .host = "host"};
         tly_endpoints_add(&services[k].at, "tcp", where);
     }
@@ -737,6 +743,51 @@ static void test_a_rank_that_is_behind_comes_first(void **state)
 static void test_a_rank_that_is_behind_comes_last(void **state)
 {
     catch_up(0, 0);
+}
+
+static uint32_t change_all(int nth)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, nth);
+        answer_in(&x.member[i], x.member[i].roster.epoch, 4, 0, 0, true);
+    }
+    for (uint32_t i = 0; i < RANKS; i++)
+        turn_until(&x.member[i].committed, nth);
+    return x.member[0].roster.epoch;
+}
+
+/* The next coordinator goes on with what the last one had found: tallyds that are not back yet have cards of their own, and one
+ * that rests goes on resting. */
+static void test_the_next_coordinator_keeps_cards_and_rests(void **state)
+{
+    const struct tly_roster *r = &x.member[0].roster;
+    x.bandwidth = 800000000;
+    x.guest_rests = true;
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    assert_int_equal(r->services[FIRST].card, FIRST);
+    assert_int_equal(r->services[GUEST].card, GUEST);
+    assert_true(r->services[GUEST].rests && !r->services[GUEST].weight);
+    say_all(resume(GUEST, 4, TLY_SERVICE_ACTIVE));
+    say_all(resume(FIRST, 4, TLY_SERVICE_ACTIVE));
+    post(&x.member[FIRST], TLY_GOODBYE, 0, NULL);
+    change_all(2);
+    assert_int_equal(state_of(&x.member[0], FIRST), TLY_SERVICE_IDLE);
+    assert_int_equal(r->services[GUEST].card, GUEST);
+    assert_true(r->services[GUEST].rests && !r->services[GUEST].weight);
+}
+
+/* All on one host, where no card matters, and a tallyd of it is not back yet: none matters still. */
+static void test_the_next_coordinator_has_all_on_one_host(void **state)
+{
+    x.bandwidth = 800000000;
+    x.host[1] = x.host[FIRST] = x.host[0];
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    for (uint32_t i = 0; i <= FIRST; i++)
+        assert_int_equal(x.member[0].roster.services[i].card, i);
 }
 
 /* One rank has said goodbye and gone before the other is back, who knows more than it did. */
@@ -875,6 +926,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_next_coordinator_keeps_cards_and_rests, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_next_coordinator_has_all_on_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_the_others_hear_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_has_left_before, set_up, tear_down),
