@@ -46,7 +46,7 @@ static void plan_by(const struct tly_traffic *t)
             require(isnan(s[i].sums.rate) || (s[i].sums.busy <= 1 && isfinite(s[i].sums.rate)));
         }
         if (tly_replan_step(replan, SERVICES, s, goodput))
-            tly_replan_begin(replan);
+            tly_replan_begin(replan, true);
         for (int i = 0; i < SERVICES; i++) {
             is_finite(tly_replan_bandwidth(replan, i));
             is_finite(tly_replan_sum_rate(replan, i));

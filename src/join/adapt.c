@@ -215,10 +215,23 @@ static void remember(struct tly_coordinator *c)
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         c->adapt.place[i].bandwidth = c->adapt.place[i].told = c->roster.services[i].bandwidth;
         c->adapt.place[i].weight = c->roster.services[i].weight;
+        c->adapt.place[i].active = c->roster.services[i].state == TLY_SERVICE_ACTIVE;
     }
 }
 
 /* --- changes ---------------------------------------------------------------------------------------- */
+
+/* Has no service come or gone since the last epoch? */
+static bool are_same(const struct tly_coordinator *c)
+{
+    bool same = c->roster.service_count == c->adapt.places;
+    for (uint32_t i = 0; same && i < c->adapt.places; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        same = c->adapt.place[i].incarnation == s->incarnation &&
+               c->adapt.place[i].active == (s->state == TLY_SERVICE_ACTIVE);
+    }
+    return same;
+}
 
 /* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
 static void make_places(struct tly_coordinator *c)
@@ -258,9 +271,10 @@ void tly_adapt_begin(struct tly_coordinator *c)
     if (a->pending)
         tell_change(c, a->takes);
     a->pending = false;
+    bool alone = are_same(c);
     make_places(c);
     if (a->replan)
-        tly_replan_begin(a->replan);
+        tly_replan_begin(a->replan, alone);
     remember(c);
 }
 

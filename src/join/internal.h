@@ -113,6 +113,7 @@ struct tly_coordinator {
             uint64_t bandwidth;   /* bit/s, as the last line about a change had it */
             uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
+            bool active;          /* the service had a part in the last epoch */
         } * place;                /* owned */
         uint32_t places;
         bool pending;  /* a change of its making is under way */

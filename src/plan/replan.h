@@ -88,8 +88,8 @@ void tly_replan_destroy(struct tly_replan *r); /* NULL is accepted */
  * -ENOMEM. */
 int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
                      bool rests);
-/* Another epoch has begun, for whatever reason: samples count anew. */
-void tly_replan_begin(struct tly_replan *r);
+/* Another epoch has begun, for whatever reason: samples count anew.  alone: no service has come or gone with it. */
+void tly_replan_begin(struct tly_replan *r, bool alone);
 /* A sample.  goodput: bytes/s of operations' results, by which a try is judged.  True: the split is to change, to that by
  * tly_replan_bandwidth() and the two below.  At most TLY_MAX_SERVICES services. */
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput);
