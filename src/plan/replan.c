@@ -200,21 +200,23 @@ static bool lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s
     return some;
 }
 
-/* Those that have rested long enough, with a quarter of what the median of the others carries.  True: there are some. */
+/* Those that have rested long enough, with a quarter of what the median of the others carries unless their card is used by
+ * others.  True: there are some. */
 static bool wake(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int n = 0;
     bool some = false;
     for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(s, i) && !r->place[i].rests && r->place[i].card.value > 0)
+        if (tly_candidates_is_card(r, s, i) && r->place[i].card.value > 0)
             r->sorted[n++] = r->place[i].card.value;
     qsort(r->sorted, (size_t)n, sizeof *r->sorted, by_value);
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct place *p = &r->place[i], *card = &r->place[s[i].machine.card];
         if (!s[i].active || !p->rests || (p->rest_left && --p->rest_left) || !n)
             continue;
         double quarter = r->sorted[n / 2] / 4;
-        p->card.value = p->next = p->card.most > 0 ? fmin(quarter, p->card.most) : quarter;
+        if (!card->used)
+            card->card.value = card->next = card->card.most > 0 ? fmin(quarter, card->card.most) : quarter;
         p->sums.value = p->next_sums = 0;
         p->rests = false;
         p->woke_at = r->samples;
@@ -363,7 +365,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
 /* What it carries over what the split goes by; 0: its sums limit it. */
 static double of_planned(const struct place *p, const struct tly_replan_service *s)
 {
-    if (p->sums.value > 0)
+    if (p->sums.value > 0 && !p->rests)
         return 0;
     return s->machine.bandwidth > 0 && p->card.value > 0 ? p->card.value / s->machine.bandwidth : 1;
 }
@@ -374,11 +376,11 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
     double least = INFINITY, most = 0;
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
-        bool full = tly_candidates_is_card(s, i) && !p->rests && tly_gauge_is_full(&p->card);
-        full |= s[i].active && s[i].weight && tly_gauge_is_full(&p->sums);
+        bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card);
+        full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
         double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
         busy += full;
-        if (tly_candidates_is_card(s, i) && !p->rests)
+        if (tly_candidates_is_card(r, s, i))
             most = fmax(most, ratio);
         if (full && counts < least) {
             least = counts;

@@ -584,6 +584,37 @@ static void a_try_is_not_judged_by_anothers_change(void **state)
     finish(&c);
 }
 
+/* Two tallyds behind one card, of which the first has no share, for it rests or has no memory: the card is followed by what the
+ * second one carries, and keeps its value when the first one wakes. */
+static void a_card_is_followed_though_its_first_service_has_no_share(void **state)
+{
+    for (int rests = 0; rests < 2; rests++) {
+        struct cluster c;
+        uint32_t changes = 0;
+        start(&c, 4, 2, NULL, 0);
+        c.s[5].machine.card = 4;
+        c.s[4].active = rests;
+        assert_int_equal(tly_replan_place(c.r, 4, 100, 0, 0, rests), 0);
+        for (int i = 0; i < c.count; i++) {
+            c.s[i].card = (struct tly_sight){60, .6, .6};
+            c.s[i].weight = i == 4 ? 0 : i < 4 ? 2 : 6;
+        }
+        c.s[4].card = (struct tly_sight){20, 1, 1};
+        c.s[5].card = (struct tly_sight){NAN, NAN, NAN};
+        for (int i = 0; i < 30; i++)
+            changes += tly_replan_step(c.r, c.count, c.s, 10);
+        assert_true(changes > 0);
+        assert_true(tly_replan_bandwidth(c.r, 4) == 20);
+        for (int i = 0; i < 100 && rests && tly_replan_rests(c.r, 4); i++) {
+            tly_replan_begin(c.r, true);
+            tly_replan_step(c.r, c.count, c.s, 10);
+        }
+        assert_false(tly_replan_rests(c.r, 4));
+        assert_true(tly_replan_bandwidth(c.r, 4) == 20);
+        finish(&c);
+    }
+}
+
 /* It rests, is awake for long, and rests again: no longer than the first time. */
 static void who_was_awake_for_long_rests_briefly(void **state)
 {
@@ -763,6 +794,7 @@ int main(void)
         cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
         cmocka_unit_test(a_try_in_vain_wakes_whom_it_has_put_to_rest),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
+        cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
         cmocka_unit_test(who_was_awake_for_long_rests_briefly),
         cmocka_unit_test(calm_shortens_the_interval_step_by_step),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),

@@ -15,6 +15,8 @@ struct place {
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
+    bool used;                    /* of a card: some service behind it may have a share and does not rest */
+    bool slowed;                  /* of a card: some such service's sums have a limit */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
@@ -50,8 +52,10 @@ struct tly_replan {
 
 /* --- candidates.c ----------------------------------------------------------------------------------- */
 
-/* Is it the first service behind its card? */
-bool tly_candidates_is_card(const struct tly_replan_service *s, int i);
+/* Which cards are used, and behind which of them sums are slow. */
+void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* Is it the first service behind a card that is used?  It may rest itself: its place stands for the card all the same. */
+bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_service *s, int i);
 /* A sample into the gauges; candidates are what there is. */
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s);
 void tly_candidates_forget(struct tly_replan *r);
