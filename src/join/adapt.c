@@ -284,13 +284,24 @@ static uint64_t bits(double bytes)
     return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
 }
 
+static bool is_seen(const struct tly_coordinator *c, uint32_t i)
+{
+    uint32_t card = c->roster.services[i].card;
+    return c->adapt.replan && i < c->adapt.places &&
+           c->adapt.place[card].incarnation == c->roster.services[card].incarnation;
+}
+
+uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t i)
+{
+    return is_seen(c, i) ? bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card)) : 0;
+}
+
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
 {
     *out = c->roster.services[i];
-    if (!c->adapt.replan || i >= c->adapt.places ||
-        c->adapt.place[out->card].incarnation != c->roster.services[out->card].incarnation)
-        return; /* nothing was seen of it */
-    out->bandwidth = bits(tly_replan_bandwidth(c->adapt.replan, (int)out->card));
+    if (!is_seen(c, i))
+        return;
+    out->bandwidth = tly_adapt_seen(c, i);
     out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
 }
 

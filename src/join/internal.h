@@ -83,10 +83,11 @@ struct tly_coordinator {
     char *given; /* owned: figures that count as measured ("HOST=RATE,..."), for tests; or NULL */
     struct tly_survey *survey; /* owned: MEASURING */
     struct tly_measure step;   /* of it, the one under way */
-    struct {
+    struct found {
         char host_id[64];
-        uint64_t bandwidth;
-    } * found; /* owned: what came of it */
+        uint64_t bandwidth; /* of its card, bit/s, as measured at the start; 0: it was not */
+        uint64_t last;      /* bit/s, as it was last seen to carry when a tallyd there ended; 0: not known */
+    } * found;              /* owned: what is known of hosts */
     uint32_t found_count;
     int64_t measuring_at, step_at, inviting_at; /* awake clock */
     struct tly_list members;
@@ -218,6 +219,8 @@ void tly_adapt_apply(struct tly_coordinator *c);
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
+/* What this service's card is seen to carry, bit/s; 0: nothing was seen of it. */
+uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t service);
 /* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
  * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11". */
 void tly_adapt_time(char out[16]);

@@ -294,6 +294,14 @@ static int set_up(void **state)
     return set_up_with("TALLY_SERVERS=1", NULL);
 }
 
+static void leave(struct member *m)
+{
+    tly_loop_lock(&x.loop);
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    tly_loop_unlock(&x.loop);
+}
+
 /* The first so many members are all connected: the job runs. */
 static void run(uint32_t count)
 {
@@ -484,6 +492,30 @@ static void test_a_slow_card_changes_the_split(void **state)
     assert_true(a->roster.services[FIRST].said == 800000000 && !a->roster.services[FIRST].measured);
     assert_true(a->roster.services[0].bandwidth == 800000000);
     assert_int_equal(a->failed + b->failed, 0);
+}
+
+/* A slow tallyd dies, and another comes on its host: it begins with what was last seen of that card, not with what it says. */
+static void test_a_slow_tallyd_comes_back(void **state)
+{
+    struct member *a = &x.member[0];
+    x.host[GUEST] = x.host[FIRST];
+    report_until(&a->prepared, 1, SLOW);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 1);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->committed, 2);
+    leave(&x.member[FIRST]);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 2);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->committed, 3);
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    assert_int_equal(guest->roster.services[FIRST].incarnation, 100 + GUEST);
+    assert_in_range(guest->roster.services[FIRST].bandwidth, 140000000, 180000000);
+    assert_true(guest->roster.services[FIRST].said == 800000000);
 }
 
 /* Somebody goes while that change is under way: it begins anew, and the one that is made has both. */
@@ -688,14 +720,6 @@ static void say_all(struct member *m)
 {
     for (int turn = 0; turn < 20 || !tly_list_empty(&m->outbox.letters); turn++)
         tly_loop_turn(&x.loop, 2);
-}
-
-static void leave(struct member *m)
-{
-    tly_loop_lock(&x.loop);
-    tly_link_destroy(m->link);
-    m->link = NULL;
-    tly_loop_unlock(&x.loop);
 }
 
 static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
@@ -916,6 +940,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_card_changes_the_split, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_leaves_while_the_split_changes, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
