@@ -41,13 +41,20 @@ tally.shutdown()
 
 
 class Running:
-    """A job that goes on until finish()."""
+    """A job that goes on until finish().  first: settings that only rank 0 has; apart: those of a coordinator of its own on
+    rank 0's host, if there is to be one."""
 
-    def __init__(self, net, folder, env):
+    def __init__(self, net, folder, env, first=None, apart=None):
         self.stop = folder / "stop"
         base = {"PYTHONPATH": str(BUILD / "python"), **env}
         ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
         argv = [sys.executable, "-c", STEPS, str(self.stop)]
+        ranks[0] |= first or {}
+        if apart is not None:
+            env = {**daemons["c0"], "TALLY_HOST_ID": "w0", "TALLY_SERVERS": "2", **apart}
+            self.coordinator = net.start("w0", [tallyd(), "--coordinator"], env, inherit=False)
+            asked = [built("bin/tally", "src/cli/tally"), "status"]
+            eventually(lambda: net.run("w1", asked, ranks[1], inherit=False).status == 0)
         self.net, self.env, self.daemons = net, ranks[1], daemons
         self.services = [net.start(h, [tallyd(), "--once"], daemons[h], inherit=False) for h in SERVICES]
         self.ranks = [net.start(h, argv, ranks[i], inherit=False) for i, h in enumerate(WORKERS)]
@@ -96,20 +103,28 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         job.finish()
 
 
-def test_a_split_that_is_to_stay_stays(tmp_path):
+# The coordinator's setting counts, and no other one: rank 0's unless there is a coordinator of its own.
+@pytest.mark.parametrize("apart", [False, True], ids=["rank 0", "apart"])
+def test_a_split_that_is_to_stay_stays(tmp_path, apart):
     what = r"tallyd [01] \(c1\), which carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d"
     line = rf"the job is held up by {what}; the split stays as it is"
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
-        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "0"})
+        stays = {"TALLY_REPLAN": "0"}
+        where = {"apart": stays} if apart else {"first": stays}
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "1"}, **where)
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
-        eventually(lambda: job.said(line))
+        eventually(lambda: re.search(line, (job.coordinator if apart else job.ranks[0]).output()))
         seen = job.status()
         assert re.fullmatch(what, seen["held_up_by"]) and seen["held_up_why"] == "card", seen
         last = next(x for x in seen["services"] if x["host"] == "c1")
         assert last["bandwidth_bits_per_s"] == 50e6 and last["current_bits_per_s"] < 15e6, last
         output = job.finish()
-    assert "its share is now" not in output
+        said = output
+        if apart:
+            job.coordinator.kill()
+            said = job.coordinator.output()
+    assert "its share is now" not in said
     assert re.search(rf"\), held up by {what}", output), output
 
 
