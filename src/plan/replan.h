@@ -37,7 +37,7 @@ struct tly_gauge {
 void tly_gauge_init(struct tly_gauge *g, double value, double most);
 /* Forget the samples: they were of another epoch. */
 void tly_gauge_clear(struct tly_gauge *g);
-/* A sample that makes no sense (not finite, negative) is ignored. */
+/* A sample that makes no sense (not finite, negative, more than can be) is ignored. */
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 /* The value by the samples so far; g->value unless they clearly say otherwise:
  *   - it has carried more than that in most of the last TLY_GAUGE_SHORT samples;

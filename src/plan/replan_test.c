@@ -615,6 +615,56 @@ static void a_card_is_followed_though_its_first_service_has_no_share(void **stat
     }
 }
 
+/* Samples that cannot be, of one card, of all, of sums, or of goodput: what is known stays finite, and what is true is followed
+ * afterwards. */
+static void nonsense_is_survived(void **state)
+{
+    static const double bad[] = {0, INFINITY, -INFINITY, NAN, -1, -0., 1e300, 5e-324};
+    enum { BAD = sizeof bad / sizeof *bad };
+    for (int kind = 0; kind < 5 * BAD; kind++) {
+        struct cluster c;
+        double x = bad[kind % BAD];
+        start(&c, 4, 2, NULL, 0);
+        run(&c, 10);
+        for (int i = 0; i < 100; i++) {
+            double goodput = 10;
+            for (int k = 0; k < c.count; k++) {
+                c.s[k].card = (struct tly_sight){60, .6, .6};
+                c.s[k].sums = (struct tly_sight){10, 0, 0};
+            }
+            switch (kind / BAD) {
+            case 0:
+                c.s[5].card.rate = x;
+                break;
+            case 1:
+                for (int k = 0; k < c.count; k++)
+                    c.s[k].card.busy = c.s[k].card.both = x;
+                break;
+            case 2:
+                c.s[5].sums = (struct tly_sight){x, x, x};
+                break;
+            case 3:
+                goodput = x;
+                break;
+            default:
+                for (int k = 0; k < c.count; k++)
+                    c.s[k].card = c.s[k].sums = (struct tly_sight){x, 1, 1};
+            }
+            if (tly_replan_step(c.r, c.count, c.s, goodput))
+                split(&c);
+            tly_replan_standout(c.r, c.count, c.s, -1);
+            for (int k = 0; k < c.count; k++) {
+                assert_true(isfinite(tly_replan_bandwidth(c.r, k)) && tly_replan_bandwidth(c.r, k) > 0);
+                assert_true(isfinite(tly_replan_sum_rate(c.r, k)) && tly_replan_sum_rate(c.r, k) >= 0);
+            }
+        }
+        c.real[5] = 20;
+        run(&c, 800);
+        assert_true(fraction(&c) >= .9);
+        finish(&c);
+    }
+}
+
 /* It rests, is awake for long, and rests again: no longer than the first time. */
 static void who_was_awake_for_long_rests_briefly(void **state)
 {
@@ -795,6 +845,7 @@ int main(void)
         cmocka_unit_test(a_try_in_vain_wakes_whom_it_has_put_to_rest),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
         cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
+        cmocka_unit_test(nonsense_is_survived),
         cmocka_unit_test(who_was_awake_for_long_rests_briefly),
         cmocka_unit_test(calm_shortens_the_interval_step_by_step),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),

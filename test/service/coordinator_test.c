@@ -571,12 +571,26 @@ static void test_a_split_that_stays(void **state)
 /* What cannot be counts for nothing, and ends nothing: with only one rank's reports there is no sample. */
 static void test_a_report_that_cannot_be(void **state)
 {
-    struct tly_traffic_line line[1] = {{{UINT64_MAX / 16, 1}, {0, 0}, 0}};
-    struct tly_traffic t = {
-        .epoch = 1, .epochs = 1, .period_us = 1000, .active_us = 1000, .count = 1, .line = line};
-    struct tly_writer w = {0};
-    tly_traffic_write(&w, &t);
-    post(&x.member[1], TLY_PACE, 0, &w);
+    enum { NONSENSE = 9 };
+    for (int i = 0; i < NONSENSE; i++) {
+        struct tly_traffic_line line[FIRST + 1] = {0};
+        struct tly_traffic t = {.epoch = x.member[1].roster.epoch,
+                                .epochs = 1,
+                                .period_us = 1000,
+                                .active_us = 1000,
+                                .count = FIRST + 1,
+                                .line = line};
+        struct tly_writer w = {0};
+        *(i == 0 ? &line[0].out.bytes : &line[1].in.bytes) = i < 2 ? UINT64_MAX / 16 : 0;
+        line[0].out.busy_us = i == 2 ? TLY_TRAFFIC_LONGEST_US + 1 : 0;
+        line[0].held_us = i == 3 ? UINT32_MAX : 0;
+        t.active_us = i == 4 ? 0 : i == 5 ? 1001 : 1000;
+        t.moved = i == 6 ? UINT64_MAX : 0;
+        t.count = i == 7 ? 1 : FIRST + 1; /* of another number of services */
+        tly_traffic_write(&w, &t);
+        w.len -= i == 8;
+        post(&x.member[1], TLY_PACE, 0, &w);
+    }
     for (int i = 0; i < 20; i++) {
         report(&x.member[0], x.member[0].roster.epoch, SLOW);
         for (int turn = 0; turn < 30; turn++)
