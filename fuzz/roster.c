@@ -56,6 +56,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             require(status.members[i].role == TLY_ROLE_TALLYD || status.members[i].rank < status.size);
         if (status.has_roster)
             use(&status.roster);
+        for (uint32_t i = 0; i < status.roster.service_count; i++)
+            require(tly_current(&status.current, &status.roster, i) <= TLY_MAX_RATE);
         tly_status_finish(&status);
     }
     struct tly_reader f = {data, size, false};

@@ -35,7 +35,7 @@ static void plan_by(const struct tly_traffic *t)
         s[i].machine = (struct tly_plan_machine){.ranks = i < RANKS, .card = services[i].card};
         s[i].weight = 1;
         s[i].spare = i == RANKS;
-        require(tly_replan_place(replan, i, i % 2 ? 1e8 : 0, i == 1 ? 1e8 : 0, 0) == 0);
+        require(tly_replan_place(replan, i, i % 2 ? 1e8 : 0, i == 1 ? 1e8 : 0, 0, false) == 0);
     }
     for (int step = 0; step < 40; step++) {
         tly_traffic_sum(&r, of, s, &goodput);
@@ -46,7 +46,7 @@ static void plan_by(const struct tly_traffic *t)
             require(isnan(s[i].sums.rate) || (s[i].sums.busy <= 1 && isfinite(s[i].sums.rate)));
         }
         if (tly_replan_step(replan, SERVICES, s, goodput))
-            tly_replan_begin(replan);
+            tly_replan_begin(replan, true);
         for (int i = 0; i < SERVICES; i++) {
             is_finite(tly_replan_bandwidth(replan, i));
             is_finite(tly_replan_sum_rate(replan, i));

@@ -32,7 +32,7 @@ from systems import BUILD, Lab, LabError, why_not  # noqa: E402
 
 PAYLOAD = 1448 / 1514  # of what a card carries
 PATIENCE_S = 120
-ENOUGH = 0.95  # of what the split reached before the change, relative to the optimum: it has followed
+ENOUGH = 0.95  # of the optimum of the moment: the split has followed
 FEWEST_STEPS, LEAST_S = 20, 10  # within the later of these it should
 
 
@@ -143,6 +143,17 @@ class Cores:
 
     def __init__(self):
         self.group = (self.V1 if self.V1.is_dir() else pathlib.Path("/sys/fs/cgroup")) / f"tally-adapt-{os.getpid()}"
+
+    @classmethod
+    def why_not(cls):
+        """Why no process can be limited here; None: it can."""
+        v2 = pathlib.Path("/sys/fs/cgroup/cgroup.subtree_control")
+        if cls.V1.is_dir():
+            there = (cls.V1 / "cpu.cfs_quota_us").exists() and os.access(cls.V1, os.W_OK)
+            return None if there else "/sys/fs/cgroup/cpu limits nothing here"
+        if not v2.exists() or "cpu" not in v2.read_text().split() or not os.access(v2.parent, os.W_OK):
+            return "there is no control group for processors in /sys/fs/cgroup"
+        return None
 
     def limit(self, process, cores):
         self.group.mkdir(exist_ok=True)
@@ -262,11 +273,11 @@ def run(arguments, scenario):
 # --- what it says ---------------------------------------------------------------------------------------
 
 
-def settled(steps, usual, since):
-    """(steps, seconds) after `since` until three in a row reach ENOUGH of the usual; None: never."""
-    after = [s for s in steps if s["at_s"] - s["seconds"] >= since]
+def settled(steps, since, until):
+    """(steps, seconds) after `since` until three in a row reach ENOUGH; None: not before `until`."""
+    after = [s for s in steps if s["at_s"] - s["seconds"] >= since and s["at_s"] <= until]
     for i in range(len(after) - 2):
-        if all(s["fraction"] >= ENOUGH * usual for s in after[i : i + 3]):
+        if all(s["fraction"] >= ENOUGH for s in after[i : i + 3]):
             return i, after[i]["at_s"] - after[i]["seconds"] - since
     return None
 
@@ -280,9 +291,11 @@ def show(name, arguments, scenario, found):
     row = f"{name:11} {arguments.workers}+{arguments.services} {len(steps):5} steps  mean {mean:.3f}  usual {usual:.3f}"
     row += f"  changes {len(found['changes']):3}"
     few = [at for at in found["events_s"] if at > 1] if len(scenario.events) <= 4 else []
-    for at in few or ([0.0] if scenario.said else []):
-        took = settled(steps, usual, at)
-        row += f"  after {at:.0f} s: " + (f"{took[0]} steps, {took[1]:.1f} s" if took else "never")
+    few = few or ([0.0] if scenario.said else [])
+    for at, until in zip(few, [*few[1:], float("inf")]):
+        took = settled(steps, at, until)
+        late = took and took[0] > FEWEST_STEPS and took[1] > LEAST_S
+        row += f"  after {at:.0f} s: " + (f"{took[0]} steps, {took[1]:.1f} s" if took else "never") + " (late)" * bool(late)
     print(row, flush=True)
     for line in found["changes"] if arguments.verbose else []:
         print("    " + line)
@@ -311,6 +324,9 @@ def main():
     if unknown := [n for n in names if n not in known]:
         sys.exit(f"adapt: there is no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     for name in names:
+        if any(what == "cores" for _, what, _, _ in known[name].events) and Cores.why_not():
+            print(f"{name:11} skipped: {Cores.why_not()}", flush=True)
+            continue
         everything[name] = run(arguments, known[name])
         show(name, arguments, known[name], everything[name])
     if arguments.json:

@@ -169,10 +169,11 @@ struct service {
     const char *host;
     bool embedded;
     uint32_t rank, port;
-    uint64_t bandwidth,
-        said;      /* bit/s each way: what the plan goes by, and what was said or measured; 0: not known */
-    bool measured; /* `said` was; else declared */
-    double share;  /* of all sums */
+    uint64_t current;   /* bit/s each way that its card is seen to carry now; 0: not known */
+    uint64_t bandwidth; /* what the split goes by; 0: not known */
+    uint64_t said;      /* what was declared or, `measured`, found at the start; 0: not known */
+    bool measured;
+    double share; /* of all sums */
 };
 
 struct job {
@@ -222,6 +223,7 @@ static int list_services(struct job *j)
         add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host, &x->at);
         struct service *added = &j->services[j->service_count - 1];
         added->bandwidth = x->bandwidth;
+        added->current = tly_current(&s->current, r, i);
         added->said = x->said;
         added->measured = x->measured;
         added->share = total > 0 ? x->weight / total : 0;
@@ -330,16 +332,25 @@ static void print_late(const struct query *q, const char *name)
                q->facts.waits_for);
 }
 
-/* Whether the card does what was said of it: 5% and less is what a measurement errs by. */
+/* 5% and less is what a measurement errs by. */
+static bool differs(double is, double from)
+{
+    return from > 0 && (is < .95 * from || is > 1.05 * from);
+}
+
+/* What the card carries now; what was said of it and what the split goes by, where that is something else. */
 static const char *rate(const struct service *x, char *out, size_t len)
 {
-    double is = (double)x->bandwidth / 1e9, said = (double)x->said / 1e9;
-    if (said > 0 && (is < .95 * said || is > 1.05 * said))
-        snprintf(out, len, "%.3g of %.3g Gbit/s (%s)", is, said, x->measured ? "measured" : "declared");
-    else if (x->bandwidth)
-        snprintf(out, len, "%.3g Gbit/s", is);
-    else
+    double is = (double)x->current / 1e9, said = (double)x->said / 1e9, plan = (double)x->bandwidth / 1e9;
+    if (!x->current)
         snprintf(out, len, "unknown");
+    else if (differs(is, said))
+        snprintf(out, len, "%.3g of %.3g Gbit/s (%s)", is, said, x->measured ? "measured" : "declared");
+    else
+        snprintf(out, len, "%.3g Gbit/s", is);
+    size_t at = strlen(out);
+    if (x->current && differs(is, plan))
+        snprintf(out + at, len - at, ", the split goes by %.3g", plan);
     return out;
 }
 
@@ -347,7 +358,7 @@ static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
-    char size[32], network[64], in[32], out[32], slow[TLY_SENTENCE];
+    char size[32], network[120], in[32], out[32], slow[TLY_SENTENCE];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
@@ -488,6 +499,8 @@ static void json_job(const struct job *j, const struct asker *a)
             printf("\"rank\": %u, ", x->rank);
         json_text("host", x->host, ", ");
         json_text("address", x->address, ", ");
+        if (x->current)
+            printf("\"current_bits_per_s\": %" PRIu64 ", ", x->current);
         if (x->bandwidth)
             printf("\"bandwidth_bits_per_s\": %" PRIu64 ", ", x->bandwidth);
         if (x->said)

@@ -59,6 +59,9 @@ static void write_json(const tally_comm *c, FILE *out)
         fprintf(out, "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, ", i ? ", " : "",
                 s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", address, port);
         write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);
+        write_number(out, "current_bits_per_s",
+                     (double)tly_current(&c->member.current, &c->member.roster, (uint32_t)i));
+        write_number(out, s->measured ? "measured_bits_per_s" : "declared_bits_per_s", (double)s->said);
         fprintf(out,
                 "\"share\": %.9g, \"bytes_summed\": "
                 "%" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64

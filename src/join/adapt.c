@@ -213,12 +213,25 @@ static void tell_change(struct tly_coordinator *c, double took)
 static void remember(struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
-        c->adapt.place[i].bandwidth = c->roster.services[i].bandwidth;
+        c->adapt.place[i].bandwidth = c->adapt.place[i].told = c->roster.services[i].bandwidth;
         c->adapt.place[i].weight = c->roster.services[i].weight;
+        c->adapt.place[i].active = c->roster.services[i].state == TLY_SERVICE_ACTIVE;
     }
 }
 
 /* --- changes ---------------------------------------------------------------------------------------- */
+
+/* Has no service come or gone since the last epoch? */
+static bool are_same(const struct tly_coordinator *c)
+{
+    bool same = c->roster.service_count == c->adapt.places;
+    for (uint32_t i = 0; same && i < c->adapt.places; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        same = c->adapt.place[i].incarnation == s->incarnation &&
+               c->adapt.place[i].active == (s->state == TLY_SERVICE_ACTIVE);
+    }
+    return same;
+}
 
 /* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
 static void make_places(struct tly_coordinator *c)
@@ -240,8 +253,8 @@ static void make_places(struct tly_coordinator *c)
         if (a->place[i].incarnation == s->incarnation)
             continue;
         double most = s->measured ? 0 : (double)s->said / 8;
-        if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8) ==
-            0)
+        if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8,
+                             s->rests) == 0)
             a->place[i] = (struct place){.incarnation = s->incarnation};
     }
 }
@@ -257,9 +270,10 @@ void tly_adapt_begin(struct tly_coordinator *c)
     if (a->pending)
         tell_change(c, a->takes);
     a->pending = false;
+    bool alone = are_same(c);
     make_places(c);
     if (a->replan)
-        tly_replan_begin(a->replan);
+        tly_replan_begin(a->replan, alone);
     remember(c);
 }
 
@@ -269,13 +283,55 @@ static uint64_t bits(double bytes)
     return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
 }
 
+static bool is_seen(const struct tly_coordinator *c, uint32_t i)
+{
+    uint32_t card = c->roster.services[i].card;
+    return c->adapt.replan && i < c->adapt.places &&
+           c->adapt.place[card].incarnation == c->roster.services[card].incarnation;
+}
+
+uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t i)
+{
+    return is_seen(c, i) ? bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card)) : 0;
+}
+
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
 {
     *out = c->roster.services[i];
-    if (!c->adapt.replan || out->card >= c->adapt.places)
+    if (!is_seen(c, i))
         return;
-    out->bandwidth = bits(tly_replan_bandwidth(c->adapt.replan, (int)out->card));
+    out->bandwidth = tly_adapt_seen(c, i);
     out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
+}
+
+void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out)
+{
+    uint32_t count = c->roster.service_count;
+    *out = (struct tly_currents){.epoch = c->roster.epoch};
+    if (c->adapt.replan && count)
+        out->bandwidth = calloc(count, sizeof *out->bandwidth);
+    out->count = out->bandwidth ? count : 0;
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct tly_roster_service seen;
+        tly_adapt_see(c, i, &seen);
+        out->bandwidth[i] = seen.bandwidth;
+    }
+}
+
+bool tly_adapt_moved(struct tly_coordinator *c)
+{
+    bool moved = false;
+    for (uint32_t i = 0; c->adapt.replan && i < c->roster.service_count && i < c->adapt.places; i++) {
+        struct tly_roster_service seen;
+        uint64_t *told = &c->adapt.place[i].told;
+        tly_adapt_see(c, i, &seen);
+        double is = (double)seen.bandwidth, was = (double)*told;
+        if (seen.card != i || fabs(is - was) <= TLY_ADAPT_MOVED * was)
+            continue;
+        *told = seen.bandwidth;
+        moved = true;
+    }
+    return moved;
 }
 
 /* What the replanner knows, into the roster.  A service that has just come has the values that it said. */

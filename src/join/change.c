@@ -84,14 +84,35 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
     return 0;
 }
 
-/* What was measured of a host's card; 0: nothing.  A tallyd that comes while the job runs is not measured, but it may have
+/* What is known of a host's card; NULL: nothing.  A tallyd that comes while the job runs is not measured, but it may have
  * been here before. */
-static uint64_t measured_of(const struct tly_coordinator *c, const char *host_id)
+static struct found *find_host(const struct tly_coordinator *c, const char *host_id)
 {
     for (uint32_t i = 0; i < c->found_count; i++)
         if (strcmp(c->found[i].host_id, host_id) == 0)
-            return c->found[i].bandwidth;
-    return 0;
+            return &c->found[i];
+    return NULL;
+}
+
+/* A tallyd ends: one that comes there again begins with what its card was seen to carry. */
+static void remember_host(struct tly_coordinator *c, uint32_t service)
+{
+    const char *host_id = c->host_id[service];
+    uint64_t last = tly_adapt_seen(c, service);
+    struct found *f = find_host(c, host_id);
+    if (!last || host_id[0] == TLY_HOST_AWAY)
+        return;
+    if (!f && c->found_count < TLY_MAX_MACHINES) {
+        struct found *more = realloc(c->found, (c->found_count + 1) * sizeof *more);
+        if (!more)
+            return; /* then it begins with what it says */
+        c->found = more;
+        f = &more[c->found_count++];
+        *f = (struct found){0};
+        memcpy(f->host_id, host_id, sizeof f->host_id);
+    }
+    if (f)
+        f->last = last;
 }
 
 /* Those who came since the last time. */
@@ -104,14 +125,18 @@ static void invite_more(struct tly_coordinator *c)
             continue;
         m->waiting = false;
         uint32_t at;
+        const struct found *f = find_host(c, m->info.host_id);
         if (!m->info.bandwidth) {
-            m->info.bandwidth = measured_of(c, m->info.host_id);
+            m->info.bandwidth = f ? f->bandwidth : 0;
             m->measured = true; /* or not known */
         }
         int err = find_place(c, &at);
         if (!err) {
             tly_start_add(c, &c->roster, at, &m->info);
-            c->roster.services[at].measured = m->measured;
+            struct tly_roster_service *s = &c->roster.services[at];
+            s->measured = m->measured;
+            if (f && f->last)
+                s->bandwidth = m->measured || f->last < s->said ? f->last : s->said;
             err = tly_start_place(c, &c->roster, at);
             c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
         }
@@ -325,6 +350,7 @@ static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, b
     else
         tly_log(said_before ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING, "join",
                 "%s is out: %s; the job goes on without it", name, why);
+    remember_host(c, service);
     c->roster.services[service].state = TLY_SERVICE_GONE;
     c->wanted = true;
 }
@@ -361,6 +387,16 @@ static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnati
     return at;
 }
 
+/* Somebody who shares this service's card has come back: all behind it are on his host. */
+static void know_host(struct tly_coordinator *c, uint32_t service, const char host_id[64])
+{
+    char was[64];
+    memcpy(was, c->host_id[service], sizeof was);
+    for (uint32_t i = 0; i < c->roster.service_count; i++)
+        if (was[0] == TLY_HOST_AWAY && strcmp(c->host_id[i], was) == 0)
+            memcpy(c->host_id[i], host_id, sizeof c->host_id[i]);
+}
+
 /* A member of a job that goes on without a coordinator has come. */
 static void take_back(struct member *m)
 {
@@ -369,7 +405,7 @@ static void take_back(struct member *m)
     uint32_t at = find_serving(c, m->info.incarnation);
     bool known = at < c->roster.service_count;
     if (known)
-        memcpy(c->host_id[at], m->info.host_id, sizeof c->host_id[at]);
+        know_host(c, at, m->info.host_id);
     if (!is_rank)
         m->service = known ? at : TLY_NO_SERVICE;
     if (!is_rank && !known)
@@ -393,7 +429,9 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
     if (c->roster.rank_count)
         tly_roster_merge_joins(roster, &c->roster);
-    void *ids = calloc(roster->service_count, sizeof *c->host_id);
+    char(*ids)[64] = calloc(roster->service_count, sizeof *ids);
+    for (uint32_t i = 0; ids && i < roster->service_count; i++)
+        snprintf(ids[i], sizeof ids[i], "%c%u", TLY_HOST_AWAY, roster->services[i].card);
     tly_roster_write(&w, roster);
     struct tly_reader r = {w.data, w.len, false};
     int err = !ids || w.failed ? -ENOMEM : tly_roster_read(&r, &settled);

@@ -243,6 +243,7 @@ static void answer(struct member *watcher)
     s.members = calloc(c->ranks_here + c->tallyds_here + 1, sizeof *s.members);
     if (!s.members)
         return; /* who asks gets no answer in time */
+    tly_adapt_currents(c, &s.current);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         const struct tly_member_info *info = &m->info;
@@ -264,6 +265,7 @@ static void answer(struct member *watcher)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);
     free(w.data);
     free(s.members); /* the roster is the coordinator's */
+    tly_currents_finish(&s.current);
 }
 
 /* --- frames -------------------------------------------------------------------------------------- */

@@ -96,10 +96,11 @@ struct tly_coordinator {
     char *given; /* owned: figures that count as measured ("HOST=RATE,..."), for tests; or NULL */
     struct tly_survey *survey; /* owned: MEASURING */
     struct tly_measure step;   /* of it, the one under way */
-    struct {
+    struct found {
         char host_id[64];
-        uint64_t bandwidth;
-    } * found; /* owned: what came of it */
+        uint64_t bandwidth; /* of its card, bit/s, as measured at the start; 0: it was not */
+        uint64_t last;      /* bit/s, as it was last seen to carry when a tallyd there ended; 0: not known */
+    } * found;              /* owned: what is known of hosts */
     uint32_t found_count;
     int64_t measuring_at, step_at, inviting_at; /* awake clock */
     struct tly_list members;
@@ -108,6 +109,7 @@ struct tly_coordinator {
     struct member **ranks;    /* owned array of size, of borrowed */
     struct tly_roster roster; /* from INVITING on */
     char (*host_id)[64];      /* owned: of each service of it */
+#define TLY_HOST_AWAY '\1' /* stands before its card's number instead, until somebody behind that is back */
     /* A change of epoch.  Invitations and preparations are numbered in one sequence, from the first epoch's 1. */
     uint32_t number;         /* the last one given */
     uint32_t invitation;     /* the one under way; 0: none */
@@ -122,8 +124,10 @@ struct tly_coordinator {
         struct tly_replan *replan; /* owned; NULL: no traffic crosses cards */
         struct place {
             uint64_t incarnation; /* whose estimates these are */
-            uint64_t bandwidth;   /* bit/s, as was last told */
+            uint64_t bandwidth;   /* bit/s, as the last line about a change had it */
+            uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
+            bool active;          /* the service had a part in the last epoch */
         } * place;                /* owned */
         uint32_t places;
         bool pending;  /* a change of its making is under way */
@@ -225,6 +229,8 @@ void tly_adapt_apply(struct tly_coordinator *c);
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
+/* What this service's card is seen to carry, bit/s; 0: nothing was seen of it. */
+uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t service);
 /* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
  * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11". */
 void tly_adapt_time(char out[16]);
@@ -233,6 +239,11 @@ void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roste
 void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len);
 /* A card that carries more or less than was said by this fraction is news. */
 #define TLY_ADAPT_NEWS .15
+/* What each card is seen to carry; the caller frees it.  Count 0: nothing is known, or memory lacks. */
+void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out);
+/* Does some card carry more or less than all members were told, by TLY_ADAPT_MOVED?  From then on that is told. */
+bool tly_adapt_moved(struct tly_coordinator *c);
+#define TLY_ADAPT_MOVED .05
 
 /* --- slow.c --------------------------------------------------------------------------------------- */
 

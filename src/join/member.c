@@ -145,6 +145,16 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
     return 0;
 }
 
+/* Who holds the job up, and what cards carry: for words and figures alone, so what cannot be read is no reason to end. */
+static void take_news(struct tly_member *m, struct tly_reader *r)
+{
+    struct tly_currents current;
+    if (tly_slow_read(r, &m->slow) != 0 || tly_currents_read(r, &current) != 0)
+        return;
+    tly_currents_finish(&m->current);
+    m->current = current;
+}
+
 /* The first one says "go"; a later one has the rounds begun in older epochs, then (LAST) the new roster. */
 static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
 {
@@ -277,7 +287,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         on_joined(m, f, &r);
         return 0;
     case TLY_PACE:
-        (void)tly_slow_read(&r, &m->slow); /* it is for words alone */
+        take_news(m, &r);
         return 0;
     default:
         return 0;
@@ -380,6 +390,7 @@ void tly_member_finish(struct tly_member *m)
     tly_link_destroy(m->link);
     tly_streams_close(&m->streams);
     tly_door_close(&m->door);
+    tly_currents_finish(&m->current);
     tly_roster_finish(&m->roster);
     tly_outbox_finish(&m->outbox, NULL, NULL);
     m->loop = NULL;

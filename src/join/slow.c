@@ -168,7 +168,11 @@ static void write_log(struct tly_coordinator *c)
 static void tell(struct tly_coordinator *c)
 {
     struct tly_writer w = {0};
+    struct tly_currents current;
     tly_slow_write(&w, &c->slow.told);
+    tly_adapt_currents(c, &current);
+    tly_currents_write(&w, &current);
+    tly_currents_finish(&current);
     if (!w.failed)
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
@@ -187,10 +191,12 @@ void tly_slow_tick(struct tly_coordinator *c)
     struct slow *s = &c->slow;
     struct tly_lateness late;
     uint32_t who;
+    bool news = false;
     if (c->state != RUNNING || c->wanted || c->preparing)
         return;
     if (s->fresh) {
         s->fresh = false;
+        news = tly_adapt_moved(c);
         enum tly_why why = judge(c, &who, &late);
         double is = figure(c, why, who);
         bool moved = s->figure > 0 && is > 0 && fabs(log(is / s->figure)) > TLY_ADAPT_NEWS;
@@ -200,9 +206,11 @@ void tly_slow_tick(struct tly_coordinator *c)
             s->figure = is;
             s->is_logged = false;
             describe(c, who, &late, &s->told);
-            tell(c);
+            news = true;
         }
     }
+    if (news)
+        tell(c);
     write_log(c);
 }
 

@@ -132,10 +132,13 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
- * matters (false), and each counts as a machine of its own.  Only who has a share counts. */
+ * matters (false), and each counts as a machine of its own.  Only who has a share counts.  Until those who come back to
+ * another coordinator have said where they are, the roster tells whether all were on one host. */
 bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r)
 {
-    bool one = true;
+    bool one = true, shared = false;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        shared |= r->services[i].card != i;
     for (uint32_t i = 0; i < r->service_count; i++) {
         uint32_t first = 0;
         while (r->services[first].state != TLY_SERVICE_ACTIVE ||
@@ -145,7 +148,8 @@ bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r)
             first++;
         }
         r->services[i].card = first;
-        one &= first == 0 || r->services[i].state != TLY_SERVICE_ACTIVE;
+        bool away = c->host_id[i][0] == TLY_HOST_AWAY;
+        one &= first == 0 || r->services[i].state != TLY_SERVICE_ACTIVE || (away && !shared);
     }
     for (uint32_t i = 0; one && i < r->service_count; i++)
         r->services[i].card = i;

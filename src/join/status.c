@@ -5,7 +5,8 @@
  *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
  *   why, who, what         32, texts: who holds the job up
  *   changed                text
- *   has_roster             32; if 1: the roster */
+ *   has_roster             32; if 1: the roster
+ *   epoch, count           32 each, then of each service what its card carries now, 64 */
 #include "join/status.h"
 
 #include <errno.h>
@@ -46,11 +47,54 @@ const char *tly_slow_why(const struct tly_slow *s)
     return s->why < TLY_WHYS ? word[s->why] : "";
 }
 
+void tly_currents_write(struct tly_writer *w, const struct tly_currents *c)
+{
+    tly_write32(w, c->epoch);
+    tly_write32(w, c->count);
+    for (uint32_t i = 0; i < c->count; i++)
+        tly_write64(w, c->bandwidth[i]);
+}
+
+int tly_currents_read(struct tly_reader *r, struct tly_currents *out)
+{
+    struct tly_currents c = {.epoch = tly_read32(r)};
+    c.count = tly_read32(r);
+    if (r->failed || c.count > TLY_MAX_MACHINES || c.count > r->len / 8)
+        return -EPROTO;
+    c.bandwidth = c.count ? calloc(c.count, sizeof *c.bandwidth) : NULL;
+    if (c.count && !c.bandwidth)
+        return -ENOMEM;
+    bool sane = true;
+    for (uint32_t i = 0; i < c.count; i++) {
+        c.bandwidth[i] = tly_read64(r);
+        sane &= c.bandwidth[i] <= TLY_MAX_RATE;
+    }
+    if (r->failed || !sane) {
+        tly_currents_finish(&c);
+        return -EPROTO;
+    }
+    *out = c;
+    return 0;
+}
+
+void tly_currents_finish(struct tly_currents *c)
+{
+    free(c->bandwidth);
+    *c = (struct tly_currents){0};
+}
+
+uint64_t tly_current(const struct tly_currents *c, const struct tly_roster *r, uint32_t service)
+{
+    bool known = c->epoch == r->epoch && service < c->count && c->bandwidth[service];
+    return known ? c->bandwidth[service] : r->services[service].bandwidth;
+}
+
 void tly_status_finish(struct tly_status *s)
 {
     if (!s)
         return;
     free(s->members);
+    tly_currents_finish(&s->current);
     tly_roster_finish(&s->roster);
     memset(s, 0, sizeof *s);
 }
@@ -76,6 +120,7 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
     tly_write32(w, s->has_roster);
     if (s->has_roster)
         tly_roster_write(w, &s->roster);
+    tly_currents_write(w, &s->current);
 }
 
 static int read_member(struct tly_reader *r, const struct tly_status *s, struct tly_status_member *m)
@@ -121,6 +166,8 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
         if (!err && s.roster.rank_count != s.size)
             err = -EPROTO;
     }
+    if (!err)
+        err = tly_currents_read(r, &s.current);
     if (err) {
         tly_status_finish(&s);
         return err;

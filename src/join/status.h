@@ -37,6 +37,19 @@ void tly_slow_text(const struct tly_slow *s, char *out, size_t len);
 /* One word for programs: "card", "processor", "computing", "all cards"; "": nobody. */
 const char *tly_slow_why(const struct tly_slow *s);
 
+/* What each service's network card is seen to carry now.  The split follows it only where that pays. */
+struct tly_currents {
+    uint32_t epoch;      /* whose roster numbers the services */
+    uint32_t count;      /* of services; 0: nothing is known */
+    uint64_t *bandwidth; /* owned: bit/s; 0: not known */
+};
+
+void tly_currents_write(struct tly_writer *w, const struct tly_currents *c);
+int tly_currents_read(struct tly_reader *r, struct tly_currents *c); /* -EPROTO, -ENOMEM; *c untouched then */
+void tly_currents_finish(struct tly_currents *c);
+/* Of a service of this roster; where nothing is known, what the split goes by. */
+uint64_t tly_current(const struct tly_currents *c, const struct tly_roster *r, uint32_t service);
+
 struct tly_status_member {
     uint32_t role; /* TLY_ROLE_RANK or TLY_ROLE_TALLYD */
     uint32_t rank; /* TLY_NO_RANK of a tallyd */
@@ -57,6 +70,7 @@ struct tly_status {
     char changed[400];                 /* the last change of the split, what for and when; "" none */
     bool has_roster;                   /* from INVITING on */
     struct tly_roster roster;
+    struct tly_currents current;
 };
 
 void tly_status_finish(struct tly_status *s);

@@ -37,6 +37,8 @@ static struct tly_roster_service services[] = {
     {.role = TLY_ROLE_TALLYD, .incarnation = 6, .card = 1, .at = {1, {{"tcp:10.0.0.2:4001"}}}, .host = "two"},
 };
 
+static uint64_t current[] = {400000000, 80000000};
+
 static struct tly_status example(void)
 {
     struct tly_status s = {.state = TLY_JOB_INVITING,
@@ -59,6 +61,7 @@ static struct tly_status example(void)
         .window_bytes = 8192,
         .ranks = ranks,
         .services = services};
+    s.current = (struct tly_currents){.epoch = 1, .count = 2, .bandwidth = current};
     return s;
 }
 
@@ -90,6 +93,11 @@ static void there_and_back(void **state)
     assert_true(t.has_roster);
     assert_int_equal(t.roster.ranks[1].local_rank, 1);
     assert_string_equal(t.roster.services[1].at.at[0].text, "tcp:10.0.0.2:4001");
+    assert_true(tly_current(&t.current, &t.roster, 0) == 400000000);
+    assert_true(tly_current(&t.current, &t.roster, 1) == 80000000);
+    t.roster.services[1].bandwidth = 7;
+    t.roster.epoch++; /* they are of another roster */
+    assert_true(tly_current(&t.current, &t.roster, 1) == 7);
     tly_status_finish(&t);
     tly_status_finish(NULL);
     free(w.data);
@@ -121,6 +129,10 @@ static void nonsense_is_refused(void **state)
     refused(&s);
     s = example();
     s.slow.why = TLY_WHYS;
+    refused(&s);
+    s = example();
+    uint64_t too_fast[] = {1, TLY_MAX_RATE + 1};
+    s.current.bandwidth = too_fast;
     refused(&s);
     uint8_t many[28] = {0}; /* four thousand million members in no bytes */
     memset(many + 20, 0xff, 4);

@@ -22,9 +22,22 @@
 #define MOST_STEP 2.0
 #define LESS_BUSY .05 /* fraction of the time */
 
-bool tly_candidates_is_card(const struct tly_replan_service *s, int i)
+void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    return s[i].active && s[i].machine.card == (uint32_t)i;
+    for (int i = 0; i < count; i++)
+        r->place[i].used = r->place[i].slowed = false;
+    for (int i = 0; i < count; i++) {
+        struct place *card = &r->place[s[i].machine.card];
+        if (!s[i].active || r->place[i].rests)
+            continue;
+        card->used = true;
+        card->slowed |= r->place[i].sums.value > 0;
+    }
+}
+
+bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_service *s, int i)
+{
+    return s[i].machine.card == (uint32_t)i && r->place[i].used;
 }
 
 /* --- a plan by candidates --------------------------------------------------------------------------- */
@@ -83,7 +96,7 @@ static double snap(const struct tly_replan *r, int count, const struct tly_repla
 {
     double best = value, nearest = tolerance;
     for (int i = 0; i < count; i++) {
-        double theirs = tly_candidates_is_card(s, i) && i != but ? r->place[i].next : 0;
+        double theirs = tly_candidates_is_card(r, s, i) && i != but ? r->place[i].next : 0;
         double away = theirs > 0 ? fabs(theirs / value - 1) : INFINITY;
         bool allowed = !(r->place[but].card.most > 0 && theirs > r->place[but].card.most);
         if (away < nearest && allowed) {
@@ -104,9 +117,10 @@ void tly_candidates_forget(struct tly_replan *r)
 
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
+    tly_candidates_look(r, count, s);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        if (tly_candidates_is_card(s, i))
+        if (tly_candidates_is_card(r, s, i))
             tly_gauge_see(&p->card, &s[i].card);
         if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
             p->card.guess = false;
@@ -129,7 +143,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     bool ready = true, missing = false;
     for (int i = 0; i < count; i++) {
         const struct tly_gauge *g = &r->place[i].card;
-        if (!tly_candidates_is_card(s, i) || r->place[i].rests)
+        if (!tly_candidates_is_card(r, s, i))
             continue;
         if (g->value > 0)
             slowest = fmin(slowest, g->value);
@@ -141,7 +155,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
         return false;
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        if (!tly_candidates_is_card(s, i) || p->card.value > 0)
+        if (!tly_candidates_is_card(r, s, i) || p->card.value > 0)
             continue;
         double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
         p->card.value = p->next = value > 0 ? snap(r, count, s, i, value, SAME_AT_FIRST) : 0;
@@ -154,7 +168,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 static bool is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
 {
     for (int i = 0; i < count; i++)
-        if (i != but && tly_candidates_is_card(s, i) && r->place[i].card.value == r->place[but].card.value)
+        if (i != but && tly_candidates_is_card(r, s, i) && r->place[i].card.value == r->place[but].card.value)
             return true;
     return false;
 }
@@ -166,7 +180,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
     double value = r->place[first].card.value;
     int members = 0, known = 0;
     for (int i = first; i < count; i++) {
-        if (!tly_candidates_is_card(s, i) || r->place[i].rests || r->place[i].card.value != value)
+        if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
             continue;
         double own = tly_gauge_estimate(&r->place[i].card, 0);
         members++;
@@ -181,7 +195,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         return;
     for (int i = first; i < count; i++) {
         struct place *p = &r->place[i];
-        if (!tly_candidates_is_card(s, i) || p->rests || p->card.value != value)
+        if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
         double own = tly_gauge_estimate(&p->card, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
@@ -192,9 +206,9 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
 static bool is_first_of_class(const struct tly_replan *r, const struct tly_replan_service *s, int i)
 {
     for (int j = 0; j < i; j++)
-        if (tly_candidates_is_card(s, j) && r->place[j].card.value == r->place[i].card.value)
+        if (tly_candidates_is_card(r, s, j) && r->place[j].card.value == r->place[i].card.value)
             return false;
-    return tly_candidates_is_card(s, i) && r->place[i].card.value > 0;
+    return tly_candidates_is_card(r, s, i) && r->place[i].card.value > 0;
 }
 
 /* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
@@ -209,17 +223,15 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 {
     bool moved = false, busy = false;
     for (int i = 0; i < count; i++)
-        busy |= tly_candidates_is_card(s, i) && !r->place[i].rests && tly_gauge_is_full(&r->place[i].card);
+        busy |= tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
         if (is_first_of_class(r, s, i))
             estimate_class(r, count, s, i);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
-        if (p->rests)
-            continue;
         moved |= p->next != p->card.value;
-        if (tly_candidates_is_card(s, i) && p->card.value > 0 && p->next == p->card.value) {
+        if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i);
             double value = tly_gauge_estimate(&p->card, shared ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))
@@ -229,7 +241,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
         }
         /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
         bool limits = p->sums.value > 0 || (!busy && tly_gauge_is_full(&p->sums));
-        if (s[i].active && limits && s[i].weight)
+        if (s[i].active && !p->rests && limits && s[i].weight)
             p->next_sums = p->sums.value > 0 ? tly_gauge_estimate(&p->sums, TLY_REPLAN_NEAR)
                                              : tly_gauge_while_busy(&p->sums);
         moved |= p->next_sums != p->sums.value;
@@ -247,32 +259,31 @@ static bool may_be_more(const struct tly_gauge *g, double busiest)
 }
 
 /* The median of the values of those cards that are busy all the time; 0: there is none. */
-static double usual(struct tly_replan *r, int n, const struct tly_replan_service *s)
+static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int full = 0;
-    for (int j = 0; j < n; j++)
-        if (tly_candidates_is_card(s, r->from[j]) && tly_gauge_is_full(&r->place[r->from[j]].card))
-            r->sorted[full++] = r->place[r->from[j]].card.value;
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card))
+            r->sorted[full++] = r->place[i].card.value;
     qsort(r->sorted, (size_t)full, sizeof *r->sorted, by_value);
     return full ? r->sorted[full / 2] : 0;
 }
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    int n = tly_candidates_gather(r, count, s);
-    double others = usual(r, n, s), busiest = 0;
+    double others = usual(r, count, s), busiest = 0;
     bool found = false;
-    for (int j = 0; j < n; j++)
-        if (tly_candidates_is_card(s, r->from[j]))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[r->from[j]].card));
-    for (int j = 0; j < n; j++) {
-        int i = r->from[j];
+    tly_candidates_look(r, count, s);
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+    for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy must have been idle for long. */
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
         bool worth = !alike || tly_gauge_is_idle(&p->card);
-        if (tly_candidates_is_card(s, i) && worth && may_be_more(&p->card, busiest) && !(p->sums.value > 0)) {
+        if (tly_candidates_is_card(r, s, i) && worth && may_be_more(&p->card, busiest) && !p->slowed) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
@@ -282,7 +293,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
             p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
             found = true;
         }
-        if (p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
+        if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
             p->next_sums = far ? 0 : STEP_ONE * p->sums.value;
             found = true;
         }

@@ -18,6 +18,9 @@
 /* Samples of a card that is just changing differ by more than this from each other. */
 #define CALM .15
 
+/* bytes/s; no card carries more, and no service adds more. */
+#define MOST_RATE 1.25e14
+
 void tly_gauge_init(struct tly_gauge *g, double value, double most)
 {
     *g = (struct tly_gauge){.value = value, .most = most};
@@ -31,7 +34,7 @@ void tly_gauge_clear(struct tly_gauge *g)
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s)
 {
     struct tly_sight sane = {.rate = s->rate, .busy = fmin(s->busy, 1), .both = fmin(s->both, 1)};
-    if (isfinite(s->rate) && isfinite(s->busy) && isfinite(s->both) && s->rate >= 0 && s->busy >= 0 &&
+    if (isfinite(s->busy) && isfinite(s->both) && s->rate >= 0 && s->rate <= MOST_RATE && s->busy >= 0 &&
         s->both >= 0)
         g->sight[g->count++ % TLY_GAUGE_LONG] = sane;
 }

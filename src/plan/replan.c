@@ -4,8 +4,9 @@
  * value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a
  * split that promises 3% or more changes it; a value whose change promises less is kept quietly.
  *
- * A try is taken back unless at least half of the promised gain comes.  Small deviations are tried in the same way, for
- * gauges err by a few per cent where processors are short.
+ * A try is taken back unless at least half of the promised gain comes, and those that it has put to rest with it.  Small
+ * deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change
+ * is part of the same epoch, what the try has brought cannot be told, and it stands.
  *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include <errno.h>
@@ -24,6 +25,7 @@ enum {
     FIRST_FINE_PAUSE = 60, /* the same of small deviations */
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
+    MOST_QUIET = 160,      /* samples: no value that moves quietly doubles a longer interval */
     FEW_GOODPUTS = TLY_GAUGE_SHORT, /* samples by which a try that promises much is judged */
 };
 
@@ -48,7 +50,8 @@ void tly_replan_destroy(struct tly_replan *r)
     free(r);
 }
 
-int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate)
+int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
+                     bool rests)
 {
     if (place >= r->room) {
         struct place *more = realloc(r->place, (size_t)(place + 1) * sizeof *more);
@@ -59,7 +62,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
         r->room = place + 1;
     }
     struct place *p = &r->place[place];
-    *p = (struct place){.rest_for = FIRST_REST};
+    *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;
@@ -75,10 +78,10 @@ static void clear(struct tly_replan *r)
     r->changed_at = r->samples;
 }
 
-void tly_replan_begin(struct tly_replan *r)
+void tly_replan_begin(struct tly_replan *r, bool alone)
 {
     clear(r);
-    if (!r->expected)
+    if (!r->expected || !alone)
         r->trying = NULL;
     r->expected = false;
 }
@@ -123,44 +126,60 @@ static uint32_t soon(const struct tly_replan *r)
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
-/* A card that goes back and forth is followed more and more slowly. */
-static void pace(struct tly_replan *r, bool reversal)
-{
-    uint32_t quiet = r->samples - r->changed_at;
-    if (reversal)
-        r->interval = r->interval < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * r->interval : TLY_REPLAN_MOST_INTERVAL;
-    else if (quiet > 4 * soon(r) && r->interval > TLY_REPLAN_INTERVAL)
-        r->interval /= 2;
-}
-
-/* The candidates hold.  undone: they are what was before. */
-static void take(struct tly_replan *r, bool undone)
+/* A card that goes back and forth is followed more and more slowly, and so are values that do while the split stays (quiet), up
+ * to a point: they are noise. */
+static void pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
         int way = (p->next > p->card.value) - (p->next < p->card.value);
-        if (way && !undone) {
-            reversal |= way == -p->moved && r->samples - p->moved_at < soon(r);
-            p->moved = way;
-            p->moved_at = r->samples;
-            p->card.guess = way > 0; /* it carries so much at least */
-        }
+        if (!way)
+            continue;
+        reversal |= way == -p->moved && r->samples - p->moved_at < soon(r);
+        p->moved = way;
+        p->moved_at = r->samples;
+    }
+    if (!reversal || (quiet && r->interval > MOST_QUIET))
+        return;
+    r->interval = r->interval < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * r->interval : TLY_REPLAN_MOST_INTERVAL;
+    r->paced_at = r->samples;
+}
+
+/* Faster again with each such time in which the split has not changed. */
+static void relax(struct tly_replan *r)
+{
+    uint32_t since = r->changed_at > r->paced_at ? r->changed_at : r->paced_at;
+    if (r->interval <= TLY_REPLAN_INTERVAL || r->samples - since <= 4 * soon(r))
+        return;
+    r->interval = r->interval / 2 > TLY_REPLAN_INTERVAL ? r->interval / 2 : TLY_REPLAN_INTERVAL;
+    r->paced_at = r->samples;
+}
+
+/* The candidates hold.  undone: they are what was before. */
+static void take(struct tly_replan *r, bool undone)
+{
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        if (p->next != p->card.value && !undone)
+            p->card.guess = p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
         p->sums.value = p->next_sums;
     }
-    pace(r, reversal);
 }
 
 static bool change(struct tly_replan *r, bool undone)
 {
+    if (!undone)
+        pace(r, false);
     take(r, undone);
     clear(r);
     r->expected = true;
     return true;
 }
 
-/* A tallyd that would have next to nothing has nothing, for it gets whole parts.  True: there is one. */
+/* A tallyd that would have next to nothing has nothing, for it gets whole parts.  One that was awake for longer than it would
+ * rest now begins with short rests again.  True: there is one. */
 static bool lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
 {
     double total = 0;
@@ -172,29 +191,35 @@ static bool lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s
         if (!s[r->from[j]].spare || r->weight[j] > LEAST_SHARE / n * total)
             continue;
         some = p->rests = true;
+        p->rested_for = r->trying ? p->rest_for : 0;
+        if (r->samples - p->woke_at > p->rest_for)
+            p->rest_for = FIRST_REST;
         p->rest_left = p->rest_for;
         p->rest_for = p->rest_for < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * p->rest_for : TLY_REPLAN_MOST_INTERVAL;
     }
     return some;
 }
 
-/* Those that have rested long enough, with a quarter of what the median of the others carries.  True: there are some. */
+/* Those that have rested long enough, with a quarter of what the median of the others carries unless their card is used by
+ * others.  True: there are some. */
 static bool wake(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int n = 0;
     bool some = false;
     for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(s, i) && !r->place[i].rests && r->place[i].card.value > 0)
+        if (tly_candidates_is_card(r, s, i) && r->place[i].card.value > 0)
             r->sorted[n++] = r->place[i].card.value;
     qsort(r->sorted, (size_t)n, sizeof *r->sorted, by_value);
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct place *p = &r->place[i], *card = &r->place[s[i].machine.card];
         if (!s[i].active || !p->rests || (p->rest_left && --p->rest_left) || !n)
             continue;
         double quarter = r->sorted[n / 2] / 4;
-        p->card.value = p->next = p->card.most > 0 ? fmin(quarter, p->card.most) : quarter;
+        if (!card->used)
+            card->card.value = card->next = card->card.most > 0 ? fmin(quarter, card->card.most) : quarter;
         p->sums.value = p->next_sums = 0;
         p->rests = false;
+        p->woke_at = r->samples;
         some = true;
     }
     return some;
@@ -222,6 +247,11 @@ static bool judge_try(struct tly_replan *r)
     t->at = vain ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room && vain; i++) {
         struct place *p = &r->place[i];
+        if (p->rests && p->rested_for) {
+            p->rests = false;
+            p->rest_for = p->rested_for;
+            undone = true;
+        }
         /* What was tried in vain and is busy all the time tells by that what it carries; what is another value by far
          * than before the try and after has changed meanwhile. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
@@ -243,6 +273,7 @@ static void take_quietly(struct tly_replan *r)
     for (int i = 0; i < r->room; i++)
         if (r->place[i].parts)
             r->place[i].next = r->place[i].card.value;
+    pace(r, true);
     take(r, false);
 }
 
@@ -267,6 +298,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->before = p->card.value;
         p->before_sums = p->sums.value;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
+        p->rested_for = 0;
     }
     r->trying = t;
     r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
@@ -312,6 +344,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
         return false;
     tly_candidates_see(r, count, s);
     r->samples++;
+    relax(r);
     if (isfinite(goodput) && goodput > 0)
         r->goodput[r->goodputs++ % TLY_GOODPUTS] = goodput;
     bool learnt = tly_candidates_learn(r, count, s);
@@ -332,7 +365,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
 /* What it carries over what the split goes by; 0: its sums limit it. */
 static double of_planned(const struct place *p, const struct tly_replan_service *s)
 {
-    if (p->sums.value > 0)
+    if (p->sums.value > 0 && !p->rests)
         return 0;
     return s->machine.bandwidth > 0 && p->card.value > 0 ? p->card.value / s->machine.bandwidth : 1;
 }
@@ -343,11 +376,11 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
     double least = INFINITY, most = 0;
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
-        bool full = tly_candidates_is_card(s, i) && !p->rests && tly_gauge_is_full(&p->card);
-        full |= s[i].active && s[i].weight && tly_gauge_is_full(&p->sums);
+        bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card);
+        full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
         double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
         busy += full;
-        if (tly_candidates_is_card(s, i) && !p->rests)
+        if (tly_candidates_is_card(r, s, i))
             most = fmax(most, ratio);
         if (full && counts < least) {
             least = counts;

@@ -37,7 +37,7 @@ struct tly_gauge {
 void tly_gauge_init(struct tly_gauge *g, double value, double most);
 /* Forget the samples: they were of another epoch. */
 void tly_gauge_clear(struct tly_gauge *g);
-/* A sample that makes no sense (not finite, negative) is ignored. */
+/* A sample that makes no sense (not finite, negative, more than can be) is ignored. */
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 /* The value by the samples so far; g->value unless they clearly say otherwise:
  *   - it has carried more than that in most of the last TLY_GAUGE_SHORT samples;
@@ -84,10 +84,12 @@ struct tly_replan; /* opaque */
 int tly_replan_create(bool fixed, struct tly_replan **out);
 void tly_replan_destroy(struct tly_replan *r); /* NULL is accepted */
 /* Another service has this place.  bandwidth: bytes/s, 0: not known; most: its declared bandwidth, which estimates do not
- * exceed, or 0; sum_rate: what has been found of its sums, 0: no limit.  -ENOMEM. */
-int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate);
-/* Another epoch has begun, for whatever reason: samples count anew. */
-void tly_replan_begin(struct tly_replan *r);
+ * exceed, or 0; sum_rate: what has been found of its sums, 0: no limit; rests: another replanner has put it to rest.
+ * -ENOMEM. */
+int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
+                     bool rests);
+/* Another epoch has begun, for whatever reason: samples count anew.  alone: no service has come or gone with it. */
+void tly_replan_begin(struct tly_replan *r, bool alone);
 /* A sample.  goodput: bytes/s of operations' results, by which a try is judged.  True: the split is to change, to that by
  * tly_replan_bandwidth() and the two below.  At most TLY_MAX_SERVICES services. */
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput);

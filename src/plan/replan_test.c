@@ -171,7 +171,7 @@ static void split(struct cluster *c)
     assert_int_equal(tly_plan_split(TLY_SPLIT_OPTIMAL, n, m, weight), 0);
     for (int j = 0; j < n; j++)
         c->s[at[j]].weight = weight[j];
-    tly_replan_begin(c->r);
+    tly_replan_begin(c->r, true);
 }
 
 /* What a step takes by the true rates and a split. */
@@ -215,7 +215,7 @@ static void start(struct cluster *c, int workers, int spare, const double *said,
         c->real[i] = 100;
         c->s[i] = (struct tly_replan_service){
             .machine = {.ranks = i < workers, .card = (uint32_t)i}, .active = true, .spare = i >= workers};
-        assert_int_equal(tly_replan_place(c->r, i, said ? said[i] : 100, most, 0), 0);
+        assert_int_equal(tly_replan_place(c->r, i, said ? said[i] : 100, most, 0, false), 0);
     }
     split(c);
     c->changes = 0;
@@ -540,6 +540,174 @@ static void a_try_in_vain_is_taken_back_whatever_happens_beside_it(void **state)
     finish(&c);
 }
 
+/* Cards of 100 with time to spare, beside a tallyd of 2 that is busy all the time: the others are tried with 150, and the tallyd,
+ * whose share would be next to nothing, is put to rest.  Nothing comes of it.  Returns when a try has begun. */
+static void try_and_rest(struct cluster *c)
+{
+    static const double said[] = {100, 100, 100, 100, 100, 2};
+    bool changed = false;
+    start(c, 4, 2, said, 0);
+    for (int i = 0; i < c->count; i++)
+        c->s[i].card = (struct tly_sight){i == 5 ? 2 : 50, i == 5 ? 1 : .6, i == 5 ? 1 : .6};
+    for (int i = 0; i < 40 && !changed; i++)
+        changed = tly_replan_step(c->r, c->count, c->s, 10);
+    assert_true(changed && c->r->trying);
+    assert_true(tly_replan_bandwidth(c->r, 0) == 150);
+    assert_true(tly_replan_rests(c->r, 5));
+}
+
+static void a_try_in_vain_wakes_whom_it_has_put_to_rest(void **state)
+{
+    struct cluster c;
+    bool changed = false;
+    try_and_rest(&c);
+    split(&c);
+    for (int i = 0; i < 40 && !changed; i++)
+        changed = tly_replan_step(c.r, c.count, c.s, 10);
+    assert_true(changed);
+    assert_true(tly_replan_bandwidth(c.r, 0) == 100 && tly_replan_bandwidth(c.r, 5) == 2);
+    assert_false(tly_replan_rests(c.r, 5));
+    finish(&c);
+}
+
+/* A tallyd leaves with the change by which a try begins: that less comes says nothing of the try. */
+static void a_try_is_not_judged_by_anothers_change(void **state)
+{
+    struct cluster c;
+    bool changed = false;
+    try_and_rest(&c);
+    c.s[4].active = false;
+    tly_replan_begin(c.r, false);
+    for (int i = 0; i < 40 && !changed; i++)
+        changed = tly_replan_step(c.r, c.count, c.s, 5);
+    assert_true(tly_replan_bandwidth(c.r, 0) >= 150);
+    finish(&c);
+}
+
+/* Two tallyds behind one card, of which the first has no share, for it rests or has no memory: the card is followed by what the
+ * second one carries, and keeps its value when the first one wakes. */
+static void a_card_is_followed_though_its_first_service_has_no_share(void **state)
+{
+    for (int rests = 0; rests < 2; rests++) {
+        struct cluster c;
+        uint32_t changes = 0;
+        start(&c, 4, 2, NULL, 0);
+        c.s[5].machine.card = 4;
+        c.s[4].active = rests;
+        assert_int_equal(tly_replan_place(c.r, 4, 100, 0, 0, rests), 0);
+        for (int i = 0; i < c.count; i++) {
+            c.s[i].card = (struct tly_sight){60, .6, .6};
+            c.s[i].weight = i == 4 ? 0 : i < 4 ? 2 : 6;
+        }
+        c.s[4].card = (struct tly_sight){20, 1, 1};
+        c.s[5].card = (struct tly_sight){NAN, NAN, NAN};
+        for (int i = 0; i < 30; i++)
+            changes += tly_replan_step(c.r, c.count, c.s, 10);
+        assert_true(changes > 0);
+        assert_true(tly_replan_bandwidth(c.r, 4) == 20);
+        for (int i = 0; i < 100 && rests && tly_replan_rests(c.r, 4); i++) {
+            tly_replan_begin(c.r, true);
+            tly_replan_step(c.r, c.count, c.s, 10);
+        }
+        assert_false(tly_replan_rests(c.r, 4));
+        assert_true(tly_replan_bandwidth(c.r, 4) == 20);
+        finish(&c);
+    }
+}
+
+/* Samples that cannot be, of one card, of all, of sums, or of goodput: what is known stays finite, and what is true is followed
+ * afterwards. */
+static void nonsense_is_survived(void **state)
+{
+    static const double bad[] = {0, INFINITY, -INFINITY, NAN, -1, -0., 1e300, 5e-324};
+    enum { BAD = sizeof bad / sizeof *bad };
+    for (int kind = 0; kind < 5 * BAD; kind++) {
+        struct cluster c;
+        double x = bad[kind % BAD];
+        start(&c, 4, 2, NULL, 0);
+        run(&c, 10);
+        for (int i = 0; i < 100; i++) {
+            double goodput = 10;
+            for (int k = 0; k < c.count; k++) {
+                c.s[k].card = (struct tly_sight){60, .6, .6};
+                c.s[k].sums = (struct tly_sight){10, 0, 0};
+            }
+            switch (kind / BAD) {
+            case 0:
+                c.s[5].card.rate = x;
+                break;
+            case 1:
+                for (int k = 0; k < c.count; k++)
+                    c.s[k].card.busy = c.s[k].card.both = x;
+                break;
+            case 2:
+                c.s[5].sums = (struct tly_sight){x, x, x};
+                break;
+            case 3:
+                goodput = x;
+                break;
+            default:
+                for (int k = 0; k < c.count; k++)
+                    c.s[k].card = c.s[k].sums = (struct tly_sight){x, 1, 1};
+            }
+            if (tly_replan_step(c.r, c.count, c.s, goodput))
+                split(&c);
+            tly_replan_standout(c.r, c.count, c.s, -1);
+            for (int k = 0; k < c.count; k++) {
+                assert_true(isfinite(tly_replan_bandwidth(c.r, k)) && tly_replan_bandwidth(c.r, k) > 0);
+                assert_true(isfinite(tly_replan_sum_rate(c.r, k)) && tly_replan_sum_rate(c.r, k) >= 0);
+            }
+        }
+        c.real[5] = 20;
+        run(&c, 800);
+        assert_true(fraction(&c) >= .9);
+        finish(&c);
+    }
+}
+
+/* It rests, is awake for long, and rests again: no longer than the first time. */
+static void who_was_awake_for_long_rests_briefly(void **state)
+{
+    struct cluster c;
+    uint32_t first = 0;
+    start(&c, 4, 2, NULL, 0);
+    for (int time = 0; time < 3; time++) {
+        c.real[5] = .5;
+        for (int i = 0; i < 100 && !tly_replan_rests(c.r, 5); i++)
+            step(&c);
+        assert_true(tly_replan_rests(c.r, 5));
+        first = time ? first : c.r->place[5].rest_left;
+        assert_int_equal(c.r->place[5].rest_left, first);
+        c.real[5] = 100;
+        run(&c, 1600);
+        assert_false(tly_replan_rests(c.r, 5));
+    }
+    finish(&c);
+}
+
+/* Whatever gauges say meanwhile, the interval halves once in four times the time within which a change back is a reversal. */
+static void calm_shortens_the_interval_step_by_step(void **state)
+{
+    for (int noisy = 0; noisy < 2; noisy++) {
+        struct cluster c;
+        start(&c, 4, 2, NULL, 0);
+        c.noise = noisy ? .05 : 0;
+        c.r->interval = 80;
+        run(&c, 4 * 160 - 2);
+        assert_int_equal(c.r->interval, 80);
+        run(&c, 4);
+        assert_int_equal(c.r->interval, 40);
+        run(&c, 4 * 80 - 4);
+        assert_int_equal(c.r->interval, 40);
+        run(&c, 8);
+        assert_int_equal(c.r->interval, 20);
+        run(&c, 1000);
+        assert_int_equal(c.r->interval, TLY_REPLAN_INTERVAL);
+        assert_int_equal(c.changes, 0);
+        finish(&c);
+    }
+}
+
 static void sums_that_are_slow_are_found_and_found_again(void **state)
 {
     struct cluster c;
@@ -624,7 +792,7 @@ static int stands_out(int count, const double *rate, const double *busy, int nam
                                            .active = true,
                                            .weight = 1,
                                            .card = {rate[i] * busy[i], busy[i], busy[i]}};
-        assert_int_equal(tly_replan_place(r, i, 100, 100, 0), 0);
+        assert_int_equal(tly_replan_place(r, i, 100, 100, 0, false), 0);
     }
     for (int i = 0; i < 2 * TLY_GAUGE_LONG; i++)
         assert_false(tly_replan_step(r, count, s, 1));
@@ -674,6 +842,12 @@ int main(void)
         cmocka_unit_test(a_liar_stops_nobody),
         cmocka_unit_test(who_is_next_to_nothing_rests_and_is_tried_again),
         cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
+        cmocka_unit_test(a_try_in_vain_wakes_whom_it_has_put_to_rest),
+        cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
+        cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
+        cmocka_unit_test(nonsense_is_survived),
+        cmocka_unit_test(who_was_awake_for_long_rests_briefly),
+        cmocka_unit_test(calm_shortens_the_interval_step_by_step),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
         cmocka_unit_test(a_random_walk_is_followed),
         cmocka_unit_test(who_flaps_is_followed_slowly),

@@ -15,9 +15,13 @@ struct place {
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
-    uint32_t rest_left, rest_for;
-    bool parts;                 /* its candidate parts it from cards that are alike */
-    bool tried;                 /* it has a part in the try that is under way */
+    bool used;                    /* of a card: some service behind it may have a share and does not rest */
+    bool slowed;                  /* of a card: some such service's sums have a limit */
+    uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
+    uint32_t woke_at;             /* samples: when the last one ended */
+    uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
+    bool parts;          /* its candidate parts it from cards that are alike */
+    bool tried;          /* it has a part in the try that is under way */
     double before, before_sums; /* its values before the last change of the split */
     double next, next_sums;     /* this step's candidates */
     double refuted;             /* a small deviation to this value was tried in vain: not again, */
@@ -29,6 +33,7 @@ struct tly_replan {
     int room;
     bool fixed;
     uint32_t samples, changed_at, interval;
+    uint32_t paced_at;            /* samples: when the interval was last doubled or halved */
     double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
     uint32_t goodputs;
     struct
@@ -47,8 +52,10 @@ struct tly_replan {
 
 /* --- candidates.c ----------------------------------------------------------------------------------- */
 
-/* Is it the first service behind its card? */
-bool tly_candidates_is_card(const struct tly_replan_service *s, int i);
+/* Which cards are used, and behind which of them sums are slow. */
+void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* Is it the first service behind a card that is used?  It may rest itself: its place stands for the card all the same. */
+bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_service *s, int i);
 /* A sample into the gauges; candidates are what there is. */
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s);
 void tly_candidates_forget(struct tly_replan *r);

@@ -97,10 +97,14 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "services", "gauge", "Summation services of the job.", n->services);
     metric(t, "epoch", "gauge", "The job's epoch.", n->epoch);
     gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
-    gauge(t, "card_bits_per_second", "What its network card carries, as the split has it; 0: not known.",
-          (double)n->bandwidth);
-    gauge(t, "card_said_bits_per_second", "What was declared or measured of it at the start; 0: nothing.",
-          (double)n->said);
+    gauge(t, "card_current_bits_per_second", "What its network card is seen to carry now; 0: not known.",
+          (double)n->current);
+    gauge(t, "card_planned_bits_per_second", "What the split goes by for this card; 0: not known.",
+          (double)n->planned);
+    gauge(t, "card_declared_bits_per_second", "What was declared of this card; 0: nothing.",
+          (double)n->declared);
+    gauge(t, "card_measured_bits_per_second", "What was measured of this card at the start; 0: nothing.",
+          (double)n->measured);
     add(t, "# HELP tally_held_up 1 while somebody holds the job up; who, and by what.\n"
            "# TYPE tally_held_up gauge\ntally_held_up{by=\"");
     add_label(t, n->slow.who);

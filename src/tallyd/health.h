@@ -21,8 +21,10 @@ struct tly_health_news {
     char job[64];                              /* its name */
     uint32_t ranks, machines, services, epoch; /* of it */
     double share;                              /* of all sums that are this service's, 0 to 1 */
-    uint64_t bandwidth,
-        said; /* bit/s of its card: what the split goes by, and what was declared or measured; 0: not known */
+    /* Of its card, bit/s; 0: not known. */
+    uint64_t current;                /* what it is seen to carry now */
+    uint64_t planned;                /* what the split goes by */
+    uint64_t declared, measured;     /* what was said of it, or found at the start: one of them */
     struct tly_slow slow;            /* who holds the job up */
     uint64_t jobs;                   /* that have begun here, this one too */
     struct tly_service_facts facts;  /* of this job */

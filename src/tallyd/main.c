@@ -62,11 +62,12 @@ static struct pulse {
 } pulse;
 
 /* Of the roster that holds, what concerns this service. */
-static void tell_share(struct tly_health_news *n, const struct tly_roster *r, uint64_t incarnation)
+static void tell_share(struct tly_health_news *n, const struct tly_roster *r, const struct tly_currents *now,
+                       uint64_t incarnation)
 {
     double total = 0;
     n->share = 0;
-    n->bandwidth = n->said = 0;
+    n->planned = n->current = n->declared = n->measured = 0;
     for (uint32_t i = 0; i < r->service_count; i++)
         total += r->services[i].weight;
     for (uint32_t i = 0; i < r->service_count; i++) {
@@ -74,8 +75,9 @@ static void tell_share(struct tly_health_news *n, const struct tly_roster *r, ui
         if (s->incarnation != incarnation || s->state == TLY_SERVICE_GONE)
             continue;
         n->share = total > 0 ? s->weight / total : 0;
-        n->bandwidth = s->bandwidth;
-        n->said = s->said;
+        n->planned = s->bandwidth;
+        n->current = tly_current(now, r, i);
+        *(s->measured ? &n->measured : &n->declared) = s->said;
     }
 }
 
@@ -94,7 +96,7 @@ static void tell(struct tly_hook *h)
     n->slow = pulse.member->slow;
     if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
-        tell_share(n, r, tly_service_incarnation(pulse.service));
+        tell_share(n, r, &pulse.member->current, tly_service_incarnation(pulse.service));
     }
     tly_health_tell(pulse.health, n);
 }

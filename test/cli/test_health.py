@@ -160,7 +160,8 @@ def test_from_waiting_to_the_next_job(tmp_path):
             assert during['tally_info{version="%s",job="the \\"job\\""}' % version()] == 1
             assert (during["tally_serving"], during["tally_ranks"], during["tally_services"]) == (1, 2, 3)
             assert during["tally_share"] == 0.5 and before["tally_share"] == 0  # Eq. 1, 2 for n = 2, k = 1
-            assert during["tally_card_bits_per_second"] == during["tally_card_said_bits_per_second"]
+            card = {name: during[f"tally_card_{name}_bits_per_second"] for name in ("current", "planned", "declared", "measured")}
+            assert card["current"] == card["planned"] == card["declared"] and card["measured"] == 0, card
             go.write_bytes(b"x")
             for process in running:
                 process.communicate(timeout=PATIENCE_S)

@@ -40,17 +40,36 @@ tally.shutdown()
 """
 
 
-class Running:
-    """A job that goes on until finish()."""
+def program(env):
+    """One with fail points if the environment names one (test/fault/fail.c)."""
+    return built("meson/test/fault/fault_failing_tallyd") if "FAULT_FAIL" in env else tallyd()
 
-    def __init__(self, net, folder, env):
+
+class Running:
+    """A job that goes on until finish().  first: settings that only rank 0 has; apart: those of a coordinator of its own on
+    rank 0's host, if there is to be one."""
+
+    def __init__(self, net, folder, env, first=None, apart=None, failing=None):
         self.stop = folder / "stop"
         base = {"PYTHONPATH": str(BUILD / "python"), **env}
         ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
         argv = [sys.executable, "-c", STEPS, str(self.stop)]
+        ranks[0] |= first or {}
         self.net, self.env, self.daemons = net, ranks[1], daemons
-        self.services = [net.start(h, [tallyd(), "--once"], daemons[h], inherit=False) for h in SERVICES]
+        if apart is not None:
+            self.start_coordinator(apart)
+        self.services = [self.start_service(h, **(failing or {}).get(h, {})) for h in SERVICES]
         self.ranks = [net.start(h, argv, ranks[i], inherit=False) for i, h in enumerate(WORKERS)]
+
+    def start_coordinator(self, env):
+        env = {**self.daemons["c0"], "TALLY_HOST_ID": "w0", "TALLY_SERVERS": "2", **env}
+        self.coordinator = self.net.start("w0", [program(env), "--coordinator"], env, inherit=False)
+        asked = [built("bin/tally", "src/cli/tally"), "status"]
+        eventually(lambda: self.net.run("w1", asked, self.env, inherit=False).status == 0)
+
+    def start_service(self, host, **env):
+        env = {**self.daemons[host], **env}
+        return self.net.start(host, [program(env), "--once"], env, inherit=False)
 
     def said(self, pattern):
         return re.findall(pattern, self.ranks[0].output())
@@ -64,7 +83,11 @@ class Running:
     def replace(self, i):
         """A tallyd dies, and another comes on its host."""
         self.services[i].kill()
-        self.services[i] = self.net.start(SERVICES[i], [tallyd(), "--once"], self.daemons[SERVICES[i]], inherit=False)
+        self.services[i] = self.start_service(SERVICES[i])
+
+    def share(self, host):
+        """Of a tallyd, 0 to 1; 1: there is none."""
+        return next((x.get("share", 1) for x in self.status()["services"] if x["host"] == host and x["kind"] == "tallyd"), 1)
 
     def finish(self):
         self.stop.touch()
@@ -90,23 +113,34 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         assert re.match(slow, seen["split_changed"]), seen["split_changed"]
         last = seen["services"][-1 if seen["services"][-1]["host"] == "c1" else -2]
         assert last["declared_bits_per_s"] == 50e6 and last["bandwidth_bits_per_s"] < 15e6 and last["share"] < 0.15
+        assert last["current_bits_per_s"] < 15e6
         net.set_rate("c1", "50mbit")
         eventually(lambda: any(share(line) > 22 for line in job.said(back)))
         job.finish()
 
 
-def test_a_split_that_is_to_stay_stays(tmp_path):
+# The coordinator's setting counts, and no other one: rank 0's unless there is a coordinator of its own.
+@pytest.mark.parametrize("apart", [False, True], ids=["rank 0", "apart"])
+def test_a_split_that_is_to_stay_stays(tmp_path, apart):
     what = r"tallyd [01] \(c1\), which carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d"
     line = rf"the job is held up by {what}; the split stays as it is"
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
-        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "0"})
+        stays = {"TALLY_REPLAN": "0"}
+        where = {"apart": stays} if apart else {"first": stays}
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M", "TALLY_REPLAN": "1"}, **where)
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
-        eventually(lambda: job.said(line))
+        eventually(lambda: re.search(line, (job.coordinator if apart else job.ranks[0]).output()))
         seen = job.status()
         assert re.fullmatch(what, seen["held_up_by"]) and seen["held_up_why"] == "card", seen
+        last = next(x for x in seen["services"] if x["host"] == "c1")
+        assert last["bandwidth_bits_per_s"] == 50e6 and last["current_bits_per_s"] < 15e6, last
         output = job.finish()
-    assert "its share is now" not in output
+        said = output
+        if apart:
+            job.coordinator.kill()
+            said = job.coordinator.output()
+    assert "its share is now" not in said
     assert re.search(rf"\), held up by {what}", output), output
 
 
@@ -136,3 +170,73 @@ def test_cards_change_at_random_while_tallyds_die(tmp_path, seed):
             net.set_rate(host, "10mbit" if host == SERVICES[1] else "50mbit")
         eventually(lambda: job.said("its share is now"))
         job.finish()
+
+
+# --- somebody dies in a change that nobody's coming or going has caused ------------------------------------
+
+CHAOS = bool(os.environ.get("TALLY_CHAOS"))
+SEEDS = range(1, 9 if CHAOS else 2)
+# How often the start comes to the moment, and how often the change does.
+START = len(WORKERS) + len(SERVICES)
+MOMENTS = {"has sent PREPARE": (0, len(WORKERS)), "gets BEGUN": (START, len(WORKERS)), "sends COMMIT": (START, START),
+           "has sent COMMIT": (START, START - 1)}
+
+
+def slow_down(net, job):
+    eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+    net.set_rate("c1", "10mbit")
+
+
+def await_moment(process, ends=True):
+    eventually(lambda: "fail point:" in process.output() and (process.poll() or not ends))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("moment", MOMENTS if CHAOS else ["gets BEGUN", "has sent COMMIT"])
+def test_the_coordinator_dies_while_the_split_changes(tmp_path, moment, seed):
+    """The next one completes the change, or makes it by what it sees itself."""
+    before, times = MOMENTS[moment]
+    number = before + random.Random(f"{moment} {seed}").randrange(1, times + 1)
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        apart = {"FAULT_FAIL": f"coordinator {moment}:{number}:kill"}
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, apart=apart)
+        slow_down(net, job)
+        await_moment(job.coordinator)
+        job.start_coordinator({})
+        eventually(lambda: job.share("c1") < 0.15)
+        job.finish()
+        job.coordinator.kill()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "moment,host", [(m, h) for m in ("gets COMMIT", "has done COMMIT") for h in SERVICES if CHAOS or (m[0] == "g") == (h == "c1")]
+)
+def test_a_tallyd_dies_of_the_split_that_changes(tmp_path, moment, host, seed):
+    failing = {host: {"FAULT_FAIL": f"tallyd {moment}:2:kill"}}
+    dies = SERVICES.index(host)
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, failing=failing)
+        slow_down(net, job)
+        await_moment(job.services[dies])
+        job.services[dies] = job.start_service(host)
+        eventually(lambda: job.share("c1") < 0.15)
+        job.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("moment", ["has sent PREPARE", "gets BEGUN"] if CHAOS else ["has sent PREPARE"])
+def test_a_tallyd_dies_while_the_split_is_prepared(tmp_path, moment, seed):
+    """The coordinator stands still in the change for as long as it takes."""
+    rnd = random.Random(f"prepared {moment} {seed}")
+    before, times = MOMENTS[moment]
+    dies = rnd.randrange(len(SERVICES))
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        apart = {"FAULT_FAIL": f"coordinator {moment}:{before + rnd.randrange(1, times + 1)}:1000"}
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, apart=apart)
+        slow_down(net, job)
+        await_moment(job.coordinator, ends=False)
+        job.replace(dies)
+        eventually(lambda: job.share("c1") < 0.15)
+        job.finish()
+        job.coordinator.kill()

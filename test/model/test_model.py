@@ -1,4 +1,5 @@
-"""SPIN on recovery.pml: every interleaving of small jobs with faults in them, and proof that the model would notice."""
+"""SPIN on recovery.pml and window.pml: every interleaving of small jobs with faults in them, and proof that the models would
+notice."""
 
 import os
 import pathlib
@@ -9,6 +10,7 @@ import subprocess
 import pytest
 
 MODEL = pathlib.Path(__file__).resolve().with_name("recovery.pml")
+WINDOW = MODEL.with_name("window.pml")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 pytestmark = pytest.mark.skipif(
@@ -72,10 +74,26 @@ MUTANTS = {
 }
 
 
-def search(folder, settings, *flags, options=()):
+# The same of window.pml: two ranks, four parts, two changes of the window, unless it says otherwise.
+WINDOWS = {
+    "the window stays": "CHANGES=0",
+    "the window changes": "CHANGES=2",
+    "the window changes, connections break": "CHANGES=2 BREAKS=1",
+    "the window changes again and again, connections break": "CHANGES=3 BREAKS=2",
+}
+BEYOND = r"came\[r\]<=granted\[r\]"
+WINDOW_MUTANTS = {
+    "KEEP_GRANTING": ("CHANGES=1", "<=window"),
+    "REVOKE": ("CHANGES=1", BEYOND),
+    "LET_WAIT": ("CHANGES=1", r"state\[i\]==4"),
+    "BEGIN_AT_NEWEST": ("CHANGES=1 BREAKS=1", BEYOND),
+}
+
+
+def search(folder, settings, *flags, options=(), model=MODEL):
     """Every reachable state; the report of the search."""
     defines = [f"-D{setting}" for setting in settings.split()]
-    subprocess.run(["spin", "-a", *defines, MODEL], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["spin", "-a", *defines, model], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([COMPILER, "-w", "-DVECTORSZ=1024", *flags, "-o", "pan", "pan.c"], cwd=folder, check=True)
     report = subprocess.run(["./pan", *options], cwd=folder, check=True, capture_output=True, text=True)
     text = report.stdout
@@ -83,10 +101,10 @@ def search(folder, settings, *flags, options=()):
     return text
 
 
-def trail(folder, settings):
+def trail(folder, settings, model=MODEL):
     """The shortest account of what went wrong: the frames, in order."""
     defines = [f"-D{setting}" for setting in settings.split()]
-    command = ["spin", "-t", "-c", "-k", f"{MODEL.name}.trail", *defines, MODEL]
+    command = ["spin", "-t", "-c", "-k", f"{model.name}.trail", *defines, model]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
 
@@ -105,6 +123,22 @@ def test_nothing_goes_round_for_ever(tmp_path):
     assert "errors: 0" in report and "non-progress cycles" in report, report
 
 
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_change_and_nothing_goes_wrong(name, tmp_path):
+    report = search(tmp_path, WINDOWS[name], "-O1", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=8000", model=WINDOW)
+    assert "errors: 0" in report, report + trail(tmp_path, WINDOWS[name], WINDOW)
+    if "BREAKS" in WINDOWS[name]:
+        assert re.findall(r"line|state \d+, \"(?!-end-)", report.partition("unreached")[2]) == [], report
+
+
+@pytest.mark.parametrize("rule", WINDOW_MUTANTS)
+def test_a_dropped_rule_of_windows_is_noticed(rule, tmp_path):
+    settings, assertion = WINDOW_MUTANTS[rule]
+    report = search(tmp_path, f"{settings} MUTANT_{rule}", "-DSAFETY", model=WINDOW)
+    found = re.search(r"assertion violated (.*)", report)
+    assert found and re.search(assertion, found[1]), report
+
+
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_dropped_rule_is_noticed(rule, tmp_path):
     settings, assertion = MUTANTS[rule]
@@ -114,4 +148,5 @@ def test_a_dropped_rule_is_noticed(rule, tmp_path):
 
 
 def test_every_mutant_is_tried():
-    assert set(re.findall(r"\bMUTANT_(\w+)", MODEL.read_text(encoding="utf-8"))) == set(MUTANTS)
+    for model, mutants in ((MODEL, MUTANTS), (WINDOW, WINDOW_MUTANTS)):
+        assert set(re.findall(r"\bMUTANT_(\w+)", model.read_text(encoding="utf-8"))) == set(mutants)

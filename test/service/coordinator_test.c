@@ -41,7 +41,11 @@ struct member {
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
     int judged;
-    struct tly_slow slow; /* who holds the job up */
+    struct tly_slow slow;        /* who holds the job up, */
+    struct tly_currents current; /* and what cards carry */
+    int told;                    /* how often it has heard of these two */
+    struct tly_status status;    /* the answer to its last question, */
+    int answered;                /* and how many came */
 };
 
 static struct {
@@ -54,6 +58,7 @@ static struct {
     uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
     bool contained;         /* each in a container: not one machine with others of its host */
+    bool guest_rests; /* a job that has lost its coordinator has the guest as its second tallyd, at rest */
 } x;
 
 static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
@@ -120,9 +125,19 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     case TLY_GOODBYE:
         m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
         break;
-    case TLY_PACE:
+    case TLY_PACE: {
+        uint32_t was = m->slow.why;
+        tly_currents_finish(&m->current);
         assert_int_equal(tly_slow_read(&r, &m->slow), 0);
-        m->judged++;
+        assert_int_equal(tly_currents_read(&r, &m->current), 0);
+        m->judged += m->slow.why != was;
+        m->told++;
+        break;
+    }
+    case TLY_STATUS:
+        tly_status_finish(&m->status);
+        assert_int_equal(tly_status_read(&r, &m->status), 0);
+        m->answered++;
         break;
     case TLY_VERDICT:
         tly_read32(&r);
@@ -173,6 +188,8 @@ static struct member *knock(uint32_t i)
     struct tly_endpoints to;
     struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
     tly_roster_finish(&m->roster);
+    tly_currents_finish(&m->current);
+    tly_status_finish(&m->status);
     memset(m, 0, sizeof *m);
     tly_outbox_init(&m->outbox);
     m->number = i;
@@ -277,6 +294,14 @@ static int set_up(void **state)
     return set_up_with("TALLY_SERVERS=1", NULL);
 }
 
+static void leave(struct member *m)
+{
+    tly_loop_lock(&x.loop);
+    tly_link_destroy(m->link);
+    m->link = NULL;
+    tly_loop_unlock(&x.loop);
+}
+
 /* The first so many members are all connected: the job runs. */
 static void run(uint32_t count)
 {
@@ -307,6 +332,8 @@ static int tear_down(void **state)
         if (x.member[i].outbox.letters.next)
             tly_outbox_finish(&x.member[i].outbox, NULL, NULL);
         tly_roster_finish(&x.member[i].roster);
+        tly_currents_finish(&x.member[i].current);
+        tly_status_finish(&x.member[i].status);
     }
     tly_loop_unlock(&x.loop);
     tly_coordinator_destroy(x.coordinator, 0);
@@ -467,6 +494,30 @@ static void test_a_slow_card_changes_the_split(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
+/* A slow tallyd dies, and another comes on its host: it begins with what was last seen of that card, not with what it says. */
+static void test_a_slow_tallyd_comes_back(void **state)
+{
+    struct member *a = &x.member[0];
+    x.host[GUEST] = x.host[FIRST];
+    report_until(&a->prepared, 1, SLOW);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 1);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->committed, 2);
+    leave(&x.member[FIRST]);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 2);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->committed, 3);
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    assert_int_equal(guest->roster.services[FIRST].incarnation, 100 + GUEST);
+    assert_in_range(guest->roster.services[FIRST].bandwidth, 140000000, 180000000);
+    assert_true(guest->roster.services[FIRST].said == 800000000);
+}
+
 /* Somebody goes while that change is under way: it begins anew, and the one that is made has both. */
 static void test_a_tallyd_leaves_while_the_split_changes(void **state)
 {
@@ -484,6 +535,16 @@ static void test_a_tallyd_leaves_while_the_split_changes(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
+/* What `tally status` gets. */
+static const struct tly_status *ask(void)
+{
+    struct member *m = x.member[WATCHER].link ? &x.member[WATCHER] : enter(WATCHER);
+    int before = m->answered;
+    post(m, TLY_STATUS, 0, NULL);
+    turn_until(&m->answered, before + 1);
+    return &m->status;
+}
+
 /* Who holds the job up is said, whether or not the split follows, and by all members alike. */
 static void test_a_split_that_stays(void **state)
 {
@@ -491,6 +552,17 @@ static void test_a_split_that_stays(void **state)
     assert_int_equal(x.member[0].slow.why, TLY_WHY_CARD);
     assert_non_null(strstr(x.member[0].slow.who, "tallyd 0 ("));
     assert_non_null(strstr(x.member[0].slow.what, " of 0.8 Gbit/s since "));
+    for (uint32_t i = 0; i <= FIRST; i++) { /* what its card carries is told beside what the split goes by */
+        const struct member *m = &x.member[i];
+        turn_until(&m->judged, 1);
+        assert_true(m->roster.services[FIRST].bandwidth == 800000000);
+        assert_in_range(tly_current(&m->current, &m->roster, FIRST), 140000000, 180000000);
+        assert_true(tly_current(&m->current, &m->roster, 0) == 800000000);
+    }
+    const struct tly_status *status = ask();
+    assert_true(status->roster.services[FIRST].bandwidth == 800000000);
+    assert_true(status->roster.services[FIRST].said == 800000000);
+    assert_in_range(tly_current(&status->current, &status->roster, FIRST), 140000000, 180000000);
     report_until(&x.member[0].judged, 2, FINE); /* and when nobody does any more */
     assert_int_equal(x.member[0].slow.why, TLY_WHY_NOBODY);
     assert_int_equal(x.member[0].prepared, 0);
@@ -499,12 +571,26 @@ static void test_a_split_that_stays(void **state)
 /* What cannot be counts for nothing, and ends nothing: with only one rank's reports there is no sample. */
 static void test_a_report_that_cannot_be(void **state)
 {
-    struct tly_traffic_line line[1] = {{{UINT64_MAX / 16, 1}, {0, 0}, 0}};
-    struct tly_traffic t = {
-        .epoch = 1, .epochs = 1, .period_us = 1000, .active_us = 1000, .count = 1, .line = line};
-    struct tly_writer w = {0};
-    tly_traffic_write(&w, &t);
-    post(&x.member[1], TLY_PACE, 0, &w);
+    enum { NONSENSE = 9 };
+    for (int i = 0; i < NONSENSE; i++) {
+        struct tly_traffic_line line[FIRST + 1] = {0};
+        struct tly_traffic t = {.epoch = x.member[1].roster.epoch,
+                                .epochs = 1,
+                                .period_us = 1000,
+                                .active_us = 1000,
+                                .count = FIRST + 1,
+                                .line = line};
+        struct tly_writer w = {0};
+        *(i == 0 ? &line[0].out.bytes : &line[1].in.bytes) = i < 2 ? UINT64_MAX / 16 : 0;
+        line[0].out.busy_us = i == 2 ? TLY_TRAFFIC_LONGEST_US + 1 : 0;
+        line[0].held_us = i == 3 ? UINT32_MAX : 0;
+        t.active_us = i == 4 ? 0 : i == 5 ? 1001 : 1000;
+        t.moved = i == 6 ? UINT64_MAX : 0;
+        t.count = i == 7 ? 1 : FIRST + 1; /* of another number of services */
+        tly_traffic_write(&w, &t);
+        w.len -= i == 8;
+        post(&x.member[1], TLY_PACE, 0, &w);
+    }
     for (int i = 0; i < 20; i++) {
         report(&x.member[0], x.member[0].roster.epoch, SLOW);
         for (int turn = 0; turn < 30; turn++)
@@ -601,12 +687,13 @@ static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committ
 {
     struct tly_roster_rank ranks[RANKS] = {{.machine = 0, .left = left == 0},
                                            {.machine = 1, .left = left == 1}};
-    struct tly_roster_service services[RANKS + 1] = {0};
+    struct tly_roster_service services[GUEST + 1] = {0};
+    uint32_t count = x.guest_rests ? GUEST + 1 : FIRST + 1;
     struct tly_roster roster = {
         .epoch = committed,
         .rank_count = RANKS,
         .machine_count = RANKS,
-        .service_count = RANKS + 1,
+        .service_count = count,
         .standalone = 1,
         .part_bytes = 65536,
         .part_least = 65536,
@@ -616,16 +703,20 @@ static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committ
         .services = services};
     struct tly_writer w = {0};
     struct member *m = enter(i);
-    for (uint32_t k = 0; k <= RANKS; k++) {
+    for (uint32_t k = 0; k < count; k++) {
         char where[40];
-        snprintf(where, sizeof where, "127.0.0.1:%u", 1000 + k);
+        snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
+                 x.bandwidth ? k + 1 : 1, 1000 + k);
         services[k] = (struct tly_roster_service){
             .role = k < RANKS ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
             .state = k < RANKS ? TLY_SERVICE_ACTIVE : tallyd,
             .rank = k < RANKS ? k : 0,
             .incarnation = 100 + k,
             .card = k,
-            .weight = k < RANKS || tallyd == TLY_SERVICE_ACTIVE,
+            .bandwidth = x.bandwidth,
+            .said = x.bandwidth,
+            .rests = k == GUEST,
+            .weight = k < RANKS || (k == FIRST && tallyd == TLY_SERVICE_ACTIVE),
             .host = "host"};
         tly_endpoints_add(&services[k].at, "tcp", where);
     }
@@ -643,14 +734,6 @@ static void say_all(struct member *m)
 {
     for (int turn = 0; turn < 20 || !tly_list_empty(&m->outbox.letters); turn++)
         tly_loop_turn(&x.loop, 2);
-}
-
-static void leave(struct member *m)
-{
-    tly_loop_lock(&x.loop);
-    tly_link_destroy(m->link);
-    m->link = NULL;
-    tly_loop_unlock(&x.loop);
 }
 
 static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
@@ -698,6 +781,51 @@ static void test_a_rank_that_is_behind_comes_first(void **state)
 static void test_a_rank_that_is_behind_comes_last(void **state)
 {
     catch_up(0, 0);
+}
+
+static uint32_t change_all(int nth)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, nth);
+        answer_in(&x.member[i], x.member[i].roster.epoch, 4, 0, 0, true);
+    }
+    for (uint32_t i = 0; i < RANKS; i++)
+        turn_until(&x.member[i].committed, nth);
+    return x.member[0].roster.epoch;
+}
+
+/* The next coordinator goes on with what the last one had found: tallyds that are not back yet have cards of their own, and one
+ * that rests goes on resting. */
+static void test_the_next_coordinator_keeps_cards_and_rests(void **state)
+{
+    const struct tly_roster *r = &x.member[0].roster;
+    x.bandwidth = 800000000;
+    x.guest_rests = true;
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    assert_int_equal(r->services[FIRST].card, FIRST);
+    assert_int_equal(r->services[GUEST].card, GUEST);
+    assert_true(r->services[GUEST].rests && !r->services[GUEST].weight);
+    say_all(resume(GUEST, 4, TLY_SERVICE_ACTIVE));
+    say_all(resume(FIRST, 4, TLY_SERVICE_ACTIVE));
+    post(&x.member[FIRST], TLY_GOODBYE, 0, NULL);
+    change_all(2);
+    assert_int_equal(state_of(&x.member[0], FIRST), TLY_SERVICE_IDLE);
+    assert_int_equal(r->services[GUEST].card, GUEST);
+    assert_true(r->services[GUEST].rests && !r->services[GUEST].weight);
+}
+
+/* All on one host, where no card matters, and a tallyd of it is not back yet: none matters still. */
+static void test_the_next_coordinator_has_all_on_one_host(void **state)
+{
+    x.bandwidth = 800000000;
+    x.host[1] = x.host[FIRST] = x.host[0];
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    for (uint32_t i = 0; i <= FIRST; i++)
+        assert_int_equal(x.member[0].roster.services[i].card, i);
 }
 
 /* One rank has said goodbye and gone before the other is back, who knows more than it did. */
@@ -826,6 +954,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_card_changes_the_split, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_leaves_while_the_split_changes, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
@@ -836,6 +965,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_next_coordinator_keeps_cards_and_rests, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_next_coordinator_has_all_on_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_the_others_hear_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_has_left_before, set_up, tear_down),
