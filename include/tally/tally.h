@@ -76,7 +76,7 @@ struct tally_options {
     tally_group *group;   /* participating ranks; NULL: all */
     const char *note;     /* text that must be equal on all ranks, as the shape must; NULL: none */
     uint32_t partial;     /* nonzero, for an allgather: ranks that have joined contribute nothing */
-    uint32_t reserved;    /* zero */
+    uint32_t unused;      /* never read: padding in earlier headers */
 };
 
 /* The first ordered name space.  In it and above, calls without a name share one count over all kinds.  If the n-th

@@ -37,7 +37,7 @@ class Options(Structure):
         ("group", c_void_p),
         ("note", c_char_p),
         ("partial", c_uint32),
-        ("reserved", c_uint32),
+        ("unused", c_uint32),
     ]
 
 

@@ -9,22 +9,29 @@ SPDX-License-Identifier: Apache-2.0
 
 import os
 import sys
-import threading
+import sysconfig
 
 _OWN = os.path.dirname(__file__) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = os.path.join(sysconfig.get_path("stdlib"), "site-packages") + os.sep
+
+
+def _is_inside(path, inside):
+    """Whether a frame's file is Tally's, torch's or of Python's library."""
+    return path.startswith(inside) or (path.startswith(_STANDARD) and not path.startswith(_PACKAGES))
 
 
 def of_caller():
-    """" (train.py:31)", the innermost line outside of Tally and torch on this thread's stack.  "" if there is none, as in
-    threads of Tally's and of torch's own."""
+    """" (train.py:31)", the innermost line outside of Tally, torch and Python's library on this thread's stack.  "" if there
+    is none, as in threads of Tally's and of torch's own."""
     try:
         torch = getattr(sys.modules.get("torch"), "__file__", None)
         inside = (_OWN, os.path.dirname(torch) + os.sep) if torch else (_OWN,)
         inside += ("<frozen ", "<eval_with_key>")  # Python's own, and what torch.fx has made
         frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(inside):
+        while frame is not None and _is_inside(frame.f_code.co_filename, inside):
             frame = frame.f_back
-        if frame is None or frame.f_code.co_filename == threading.__file__:
+        if frame is None:
             return ""
         path, here = frame.f_code.co_filename, os.getcwd() + os.sep
         return " (%s:%d)" % (path[len(here):] if path.startswith(here) else path, frame.f_lineno)

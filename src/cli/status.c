@@ -169,7 +169,8 @@ struct service {
     const char *host;
     bool embedded;
     uint32_t rank, port;
-    uint64_t current;   /* bit/s each way that its card is seen to carry now; 0: not known */
+    uint64_t
+        current; /* bit/s each way that its card carries now: the plan's until it is seen; 0: not known */
     uint64_t bandwidth; /* what the split goes by; 0: not known */
     uint64_t said;      /* what was declared or, `measured`, found at the start; 0: not known */
     bool measured;

@@ -33,15 +33,5 @@ static int take_other(const struct tally_options **options, struct tally_options
 
 int tly_options_take(const struct tally_options **options, struct tally_options *own)
 {
-    if (!*options)
-        return 0;
-    if ((*options)->size != sizeof *own) {
-        int err = take_other(options, own);
-        if (err)
-            return err;
-    }
-    if ((*options)->reserved)
-        return tly_fail(EINVAL, "tally_options.reserved is %u: zero the struct before it is filled in",
-                        (*options)->reserved);
-    return 0;
+    return !*options || (*options)->size == sizeof *own ? 0 : take_other(options, own);
 }

@@ -37,7 +37,7 @@ void tly_slow_text(const struct tly_slow *s, char *out, size_t len);
 /* One word for programs: "card", "processor", "computing", "all cards"; "": nobody. */
 const char *tly_slow_why(const struct tly_slow *s);
 
-/* What each service's network card is seen to carry now.  The split follows it only where that pays. */
+/* What each service's network card carries now: the plan's figure until it is seen.  The split follows it only where that pays. */
 struct tly_currents {
     uint32_t epoch;      /* whose roster numbers the services */
     uint32_t count;      /* of services; 0: nothing is known */

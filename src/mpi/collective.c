@@ -129,7 +129,7 @@ static int reduce(const void *send, void *take, int count, const struct tly_mpi_
         return error;
     tally_op *op;
     struct tally_options options = tly_mpi_options(comm);
-    if (take != send)
+    if (take != send && (root == TLY_MPI_NONE || root == comm->rank))
         tly_mpi_expect_result(take, bytes);
     int err = root == TLY_MPI_NONE
                   ? tally_push_pull(c, NULL, send, take, (size_t)count, r.dtype, r.how, &options, &op)

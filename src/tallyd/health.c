@@ -97,7 +97,8 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "services", "gauge", "Summation services of the job.", n->services);
     metric(t, "epoch", "gauge", "The job's epoch.", n->epoch);
     gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
-    gauge(t, "card_current_bits_per_second", "What its network card is seen to carry now; 0: not known.",
+    gauge(t, "card_current_bits_per_second",
+          "What its network card carries now, the plan's figure until it is seen; 0: not known.",
           (double)n->current);
     gauge(t, "card_planned_bits_per_second", "What the split goes by for this card; 0: not known.",
           (double)n->planned);

@@ -22,7 +22,7 @@ struct tly_health_news {
     uint32_t ranks, machines, services, epoch; /* of it */
     double share;                              /* of all sums that are this service's, 0 to 1 */
     /* Of its card, bit/s; 0: not known. */
-    uint64_t current;                /* what it is seen to carry now */
+    uint64_t current;                /* what it carries now: the plan's figure until it is seen */
     uint64_t planned;                /* what the split goes by */
     uint64_t declared, measured;     /* what was said of it, or found at the start: one of them */
     struct tly_slow slow;            /* who holds the job up */

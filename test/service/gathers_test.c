@@ -125,10 +125,10 @@ static void test_into(void **state)
 static void disagree(tally_comm *c, int rank, int way, size_t count)
 {
     static const char *const says[][2] = {
-        {"allgather float32 [", "] on ranks 0-1, 3, ["},
-        {"allgather float32 [", "] on ranks 0-1, 3, int32 on rank 2"},
-        {"allgather float32 [", "] on ranks 0-1, 3, [*] on rank 2"},
-        {"allgather float32 [", "] on ranks 0-1, 3, [2, "},
+        {" float32 [", "] on ranks 0-1, 3, ["},
+        {" float32 [", "] on ranks 0-1, 3, int32 on rank 2"},
+        {" float32 [", "] on ranks 0-1, 3, tally_allgather float32 [*] on rank 2"},
+        {" float32 [", "] on ranks 0-1, 3, [2, "},
     };
     bool odd = rank == 2;
     int64_t shape[] = {2, (int64_t)count / 2};
@@ -146,7 +146,7 @@ static void disagree(tally_comm *c, int rank, int way, size_t count)
                                    odd && way == 1 ? TALLY_INT32 : TALLY_FLOAT32, &o, &op);
     CHECK(err == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
-    CHECK_HOLDS(tally_op_error(op), "'d': the ranks disagree: ");
+    CHECK_HOLDS(tally_op_error(op), "'d': the ranks disagree: tally_allgather");
     CHECK_HOLDS(tally_op_error(op), " on rank 2");
     CHECK_HOLDS(tally_op_error(op), says[way][0]);
     CHECK_HOLDS(tally_op_error(op), says[way][1]);

@@ -344,7 +344,10 @@ class Deferring:
         barrier = self.__dict__.get("_barrier")
         if barrier is not None:
             barrier.before_state()
-        return self.__dict__["state"]
+        try:
+            return self.__dict__["state"]
+        except KeyError:
+            raise AttributeError("%r object has no attribute 'state'" % type(self).__name__) from None
 
     @state.setter
     def state(self, state):

@@ -187,6 +187,9 @@ class FlatWeights:
             raise AttributeError("%r object has no attribute '_flat_weights'" % type(module).__name__) from None
         if not _is_compiling() and (due or observed):
             _pass([p for p in weights if p is not None])
+        if flying:
+            for p in weights:
+                land(p)
         return weights
 
     def __set__(self, module, weights):

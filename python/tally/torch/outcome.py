@@ -33,6 +33,9 @@ class Begun(Future):
         """Complete the future of then_outcome() with what call() returns or raises."""
         try:
             self.outcome = [call()].pop
-        except Exception as error:
+        except BaseException as error:  # an interrupt, too, must leave no future open
             self.outcome = functools.partial(_raise, type(error), error.with_traceback(None))
+            if not isinstance(error, Exception):
+                self.set_result(None)
+                raise
         self.set_result(None)
