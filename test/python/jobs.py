@@ -55,7 +55,7 @@ def end(process):
     process.wait()
 
 
-def run(ranks, services, arguments, timeout=60, env=None, machines=None):
+def run(ranks, services, arguments, timeout=240, env=None, machines=None):
     """Run a Python program on each rank.  Returns (exit status, output of all); status None: out of time."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command(ranks, services, arguments, machines), env=environment(env), stdout=output,
