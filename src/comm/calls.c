@@ -232,8 +232,14 @@ static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_option
     return 0;
 }
 
-static int other_rank(const struct tally_group *g, int place, uint32_t *rank)
+/* Take the options of a message, and the rank that the caller means by a place in their group. */
+static int other_rank(tally_comm *c, const struct tally_options **options, struct tally_options *own,
+                      int place, uint32_t *rank)
 {
+    int err = tly_options_take(options, own);
+    if (err)
+        return err;
+    const struct tally_group *g = tly_submit_group(c, *options);
     if (place < 0 || place >= g->size)
         return tly_fail(EINVAL, "%d is no rank from 0 to %d", place, g->size - 1);
     if (place == g->rank)
@@ -252,9 +258,7 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
                             .from = (uint32_t)comm->rank,
                             .tag = tag};
     struct tally_options own;
-    int err = tly_options_take(&options, &own);
-    if (!err)
-        err = other_rank(tly_submit_group(comm, options), to, &r.to);
+    int err = other_rank(comm, &options, &own, to, &r.to);
     if (err)
         return err;
     size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
@@ -280,9 +284,7 @@ int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dt
                             .to = (uint32_t)comm->rank,
                             .tag = tag};
     struct tally_options own;
-    int err = tly_options_take(&options, &own);
-    if (!err)
-        err = other_rank(tly_submit_group(comm, options), from, &r.from);
+    int err = other_rank(comm, &options, &own, from, &r.from);
     return err ? err : tly_submit(comm, &r, options, op);
 }
 

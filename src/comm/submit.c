@@ -110,7 +110,7 @@ static int64_t *make_table(const struct tly_request *r)
     return table;
 }
 
-/* What is compared of lengths: the caller's shape, or those of all pieces; nothing, where only two ranks know them. */
+/* Ranks compare the caller's shape, or the lengths of all pieces.  Where only two ranks know a length, they compare none. */
 static void take_shape(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)
 {
     bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;

@@ -290,9 +290,15 @@ static bool is_seen(const struct tly_coordinator *c, uint32_t i)
            c->adapt.place[card].incarnation == c->roster.services[card].incarnation;
 }
 
-uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t i)
+static uint64_t seen(const struct tly_coordinator *c, uint32_t i)
 {
-    return is_seen(c, i) ? bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card)) : 0;
+    return bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card));
+}
+
+uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t i)
+{
+    bool sure = is_seen(c, i) && tly_replan_is_sure(c->adapt.replan, (int)c->roster.services[i].card);
+    return sure ? seen(c, i) : 0;
 }
 
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
@@ -300,7 +306,7 @@ void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roste
     *out = c->roster.services[i];
     if (!is_seen(c, i))
         return;
-    out->bandwidth = tly_adapt_seen(c, i);
+    out->bandwidth = seen(c, i);
     out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
 }
 
@@ -312,9 +318,9 @@ void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *ou
         out->bandwidth = calloc(count, sizeof *out->bandwidth);
     out->count = out->bandwidth ? count : 0;
     for (uint32_t i = 0; i < out->count; i++) {
-        struct tly_roster_service seen;
-        tly_adapt_see(c, i, &seen);
-        out->bandwidth[i] = seen.bandwidth;
+        struct tly_roster_service now;
+        tly_adapt_see(c, i, &now);
+        out->bandwidth[i] = now.bandwidth;
     }
 }
 
@@ -322,13 +328,13 @@ bool tly_adapt_moved(struct tly_coordinator *c)
 {
     bool moved = false;
     for (uint32_t i = 0; c->adapt.replan && i < c->roster.service_count && i < c->adapt.places; i++) {
-        struct tly_roster_service seen;
+        struct tly_roster_service now;
         uint64_t *told = &c->adapt.place[i].told;
-        tly_adapt_see(c, i, &seen);
-        double is = (double)seen.bandwidth, was = (double)*told;
-        if (seen.card != i || fabs(is - was) <= TLY_ADAPT_MOVED * was)
+        tly_adapt_see(c, i, &now);
+        double is = (double)now.bandwidth, was = (double)*told;
+        if (now.card != i || fabs(is - was) <= TLY_ADAPT_MOVED * was)
             continue;
-        *told = seen.bandwidth;
+        *told = now.bandwidth;
         moved = true;
     }
     return moved;

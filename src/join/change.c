@@ -84,8 +84,8 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
     return 0;
 }
 
-/* What is known of a host's card; NULL: nothing.  A tallyd that comes while the job runs is not measured, but it may have
- * been here before. */
+/* What is known of a host's card; NULL: nothing.  Nobody measures a tallyd that comes while the job runs, but one may have been
+ * there before. */
 static struct found *find_host(const struct tly_coordinator *c, const char *host_id)
 {
     for (uint32_t i = 0; i < c->found_count; i++)
@@ -98,7 +98,7 @@ static struct found *find_host(const struct tly_coordinator *c, const char *host
 static void remember_host(struct tly_coordinator *c, uint32_t service)
 {
     const char *host_id = c->host_id[service];
-    uint64_t last = tly_adapt_seen(c, service);
+    uint64_t last = tly_adapt_sure(c, service);
     struct found *f = find_host(c, host_id);
     if (!last || host_id[0] == TLY_HOST_AWAY)
         return;
@@ -135,7 +135,7 @@ static void invite_more(struct tly_coordinator *c)
             tly_start_add(c, &c->roster, at, &m->info);
             struct tly_roster_service *s = &c->roster.services[at];
             s->measured = m->measured;
-            if (f && f->last)
+            if (f && f->last && !c->fixed)
                 s->bandwidth = m->measured || f->last < s->said ? f->last : s->said;
             err = tly_start_place(c, &c->roster, at);
             c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;

@@ -229,8 +229,8 @@ void tly_adapt_apply(struct tly_coordinator *c);
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
-/* What this service's card is seen to carry, bit/s; 0: nothing was seen of it. */
-uint64_t tly_adapt_seen(const struct tly_coordinator *c, uint32_t service);
+/* What this service's card carries, bit/s; 0: nothing was seen of it, or the figure is a guess. */
+uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t service);
 /* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
  * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11". */
 void tly_adapt_time(char out[16]);

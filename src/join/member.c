@@ -145,7 +145,7 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
     return 0;
 }
 
-/* Who holds the job up, and what cards carry: for words and figures alone, so what cannot be read is no reason to end. */
+/* Who holds the job up, and what cards carry.  Only messages and gauges use it, so the job goes on if it cannot be read. */
 static void take_news(struct tly_member *m, struct tly_reader *r)
 {
     struct tly_currents current;

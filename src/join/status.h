@@ -47,7 +47,7 @@ struct tly_currents {
 void tly_currents_write(struct tly_writer *w, const struct tly_currents *c);
 int tly_currents_read(struct tly_reader *r, struct tly_currents *c); /* -EPROTO, -ENOMEM; *c untouched then */
 void tly_currents_finish(struct tly_currents *c);
-/* Of a service of this roster; where nothing is known, what the split goes by. */
+/* The figure of a service of this roster.  Where nothing is known, that is the plan's. */
 uint64_t tly_current(const struct tly_currents *c, const struct tly_roster *r, uint32_t service);
 
 struct tly_status_member {

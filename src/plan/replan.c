@@ -91,6 +91,13 @@ double tly_replan_bandwidth(const struct tly_replan *r, int place)
     return place < r->room ? r->place[place].card.value : 0;
 }
 
+bool tly_replan_is_sure(const struct tly_replan *r, int place)
+{
+    const struct place *p = place < r->room ? &r->place[place] : NULL;
+    bool tried = p && r->trying && p->tried, woken = p && p->woke_at && !p->card.count;
+    return p && !p->card.guess && !tried && !woken;
+}
+
 double tly_replan_sum_rate(const struct tly_replan *r, int place)
 {
     return place < r->room ? r->place[place].sums.value : 0;

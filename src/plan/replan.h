@@ -101,6 +101,8 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
 
 /* What the plan is to go by: bytes/s; 0: not known. */
 double tly_replan_bandwidth(const struct tly_replan *r, int place);
+/* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until something was seen. */
+bool tly_replan_is_sure(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);
 /* It is so slow that it is to have no share; it is tried again after a while. */

@@ -553,6 +553,7 @@ static void try_and_rest(struct cluster *c)
         changed = tly_replan_step(c->r, c->count, c->s, 10);
     assert_true(changed && c->r->trying);
     assert_true(tly_replan_bandwidth(c->r, 0) == 150);
+    assert_true(!tly_replan_is_sure(c->r, 0) && tly_replan_is_sure(c->r, 5));
     assert_true(tly_replan_rests(c->r, 5));
 }
 
@@ -566,6 +567,7 @@ static void a_try_in_vain_wakes_whom_it_has_put_to_rest(void **state)
         changed = tly_replan_step(c.r, c.count, c.s, 10);
     assert_true(changed);
     assert_true(tly_replan_bandwidth(c.r, 0) == 100 && tly_replan_bandwidth(c.r, 5) == 2);
+    assert_true(tly_replan_is_sure(c.r, 0));
     assert_false(tly_replan_rests(c.r, 5));
     finish(&c);
 }

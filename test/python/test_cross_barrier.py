@@ -209,6 +209,7 @@ def state():
             optimizer.step()
             seen += [value.clone().numpy() for entry in optimizer.state.values() for value in entry.values()]
         assert optimizer.state is optimizer._original.state
+        assert not cross or not hasattr(type(optimizer).__new__(type(optimizer)), "state")
         return seen
 
     with late():

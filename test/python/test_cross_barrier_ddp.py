@@ -125,6 +125,29 @@ def ddp_looked_at(path, look):
             fails(RuntimeError, optimizer.step, "was changed between backward and the end of its reduction")
 
 
+def ddp_recurrent(path):
+    """So does who reads them by way of a recurrent module's own list."""
+    import torch
+    import tally
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+    with group("gloo", path), late():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.LSTM(WIDTH, WIDTH), gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        t.cross_barrier(model, optimizer)
+        weights = model.module._flat_weights
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.full((2, 1, WIDTH), 0.1 * (1 + step + tally.rank())))[0].square().sum().backward()
+            if step < 5:
+                optimizer.step()
+        gradients = [p.grad.clone() for p in model.module._flat_weights]
+        assert all(a is b for a, b in zip(weights, model.module._flat_weights))
+        for i, gradient in enumerate(gradients):
+            assert torch.equal(gradient, t.allreduce(gradient.clone(), name="own %d" % i, op=t.Max)), "the same on all ranks"
+
+
 def ddp_clip_value(path):
     """clip_value= clips what a closure computes, too, for optimizers that call it themselves."""
     import torch
@@ -190,6 +213,10 @@ def test_ddp_has_the_same_bits(three, mode, store):
 @pytest.mark.parametrize("look", ("attribute", "written", "replaced", "dropped"))
 def test_ddp_gradients_that_are_looked_at(two, store, look):
     two(ddp_looked_at, store, look)
+
+
+def test_ddp_gradients_of_a_recurrent_module(two, store):
+    two(ddp_recurrent, store)
 
 
 def test_ddp_join(three, store):

@@ -1,5 +1,6 @@
 """Operations of tally.torch over real ranks and services."""
 
+import functools
 import re
 import time
 
@@ -357,6 +358,36 @@ def named():
 
 def test_words_of_the_caller(four):
     four(named)
+
+
+def test_lines_are_of_scripts_alone():
+    """Not of Python's library, by whichever way it calls."""
+    import concurrent.futures
+    import contextlib
+    import operator
+    import types
+    from tally import _where
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(_where.of_caller).result() == ""
+    said = []
+    look = map(operator.methodcaller("of_caller"), [_where])
+    thing = types.SimpleNamespace(close=functools.partial(said.extend, look))
+    with contextlib.closing(thing):
+        pass
+    assert re.fullmatch(r" \(.*test_ops\.py:\d+\)", said[0]), said
+
+
+def test_an_interrupt_leaves_no_future_open():
+    from tally.torch.outcome import Begun
+    begun = Begun()
+    ended = begun.then_outcome()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begun.end(interrupt)
+    assert ended.done()
 
 
 def refuse(what):

@@ -568,6 +568,23 @@ static void test_a_split_that_stays(void **state)
     assert_int_equal(x.member[0].prepared, 0);
 }
 
+/* Then a tallyd that comes back begins as the first one did: the split could not follow if its card is better now. */
+static void test_a_tallyd_comes_back_to_a_split_that_stays(void **state)
+{
+    struct member *a = &x.member[0];
+    x.host[GUEST] = x.host[FIRST];
+    report_until(&a->judged, 1, SLOW);
+    leave(&x.member[FIRST]);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 1);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->committed, 2);
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    assert_true(guest->roster.services[FIRST].bandwidth == 800000000);
+}
+
 /* What cannot be counts for nothing, and ends nothing: with only one rank's reports there is no sample. */
 static void test_a_report_that_cannot_be(void **state)
 {
@@ -956,6 +973,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_tallyd_leaves_while_the_split_changes, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),

@@ -404,8 +404,11 @@ static int has_large_results(int rank, void *arg)
     for (int i = 0; i < RANKS * PIECE / 4; i++)
         CHECK(y[i] == RANKS * i + RANKS * (RANKS - 1) / 2);
     CHECK(!advised((unsigned char *)x + RANKS * PIECE / 2));
+    int32_t *z = numbers(RANKS * PIECE / 4); /* a result on the root alone */
+    CHECK(mpi.reduce(x, z, RANKS * PIECE / 4, mpi.int32, mpi.sum, 1, mpi.world) == 0);
+    CHECK(advised((unsigned char *)z + RANKS * PIECE / 2) == (known && rank == 1));
     mpi.finalize();
-    free(x), free(y), munmap(huge, 4 << 20);
+    free(x), free(y), free(z), munmap(huge, 4 << 20);
     return 0;
 }
 

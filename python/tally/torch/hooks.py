@@ -95,8 +95,9 @@ class _Model:
         turn = worlds.index(world)
         self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
 
-    def name_of(self, bucket):
-        index, buffer = bucket.index(), bucket.buffer()
+    def name_of(self, bucket, buffer):
+        """The name of a bucket, whose gradients are in this buffer."""
+        index = bucket.index()
         place = None if buffer.is_sparse else (buffer.data_ptr(), buffer.numel())
         known = self._buckets.get(index)
         if known is None or known[0] != place:  # torch rebuilds them after the first step
@@ -118,8 +119,9 @@ class _Model:
     def refuse(self, bucket, reason):
         """Tell the ranks that wait for this one's bucket why it does not come."""
         self.enter()
-        kind, what = (ALLGATHER, ".rows") if bucket.buffer().is_sparse else (PUSH_PULL, "")
-        _core.refuse(kind, self.name_of(bucket) + what, BUCKET, reason, self._group)
+        buffer = bucket.buffer()
+        kind, what = (ALLGATHER, ".rows") if buffer.is_sparse else (PUSH_PULL, "")
+        _core.refuse(kind, self.name_of(bucket, buffer) + what, BUCKET, reason, self._group)
 
     # As a process set's.
 
@@ -322,7 +324,7 @@ def _average(state, bucket, dtype):
     model = state.enter(bucket)
     gradient = bucket.buffer()
     if gradient.is_sparse:
-        return _average_sparse(model, gradient, model.name_of(bucket), bucket.index())
+        return _average_sparse(model, gradient, model.name_of(bucket, gradient), bucket.index())
     future, then, begun = _ended(gradient, model.limit)
     operation = start(model, bucket, dtype)
     begun(operation)
@@ -345,7 +347,7 @@ def start(model, bucket, dtype):
                 return gradient.copy_(result)
 
     # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    return _reduce(sent, sent, model.name_of(bucket), Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
+    return _reduce(sent, sent, model.name_of(bucket, gradient), Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
                    group=model.group())
 
 
