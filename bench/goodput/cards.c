@@ -21,8 +21,9 @@ enum {
     PACKET = 160, /* bytes of a card that a part takes beside its own, each way: header and acknowledgement */
     SERVICE_NS =
         30000, /* from the last push to the first result; and through memory to the service beside a rank */
-    REQUEST = 256,  /* bytes of a rank's credit */
-    ROWS_AHEAD = 6, /* parts of each piece: src/comm/parts.c */
+    REQUEST = 256,           /* bytes of a rank's credit */
+    ROWS_AHEAD = 6,          /* parts of each piece: src/comm/parts.c */
+    UNASKED_BYTES = 1 << 20, /* a piece: there, too */
     EDGE_NS = 40000000,
     MOST = 1024,
 };
@@ -303,11 +304,6 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
         }
 }
 
-static void all_gather(uint64_t bytes, uint32_t most)
-{
-    pieces(bytes, most, true);
-}
-
 static void reduce_scatter(uint64_t bytes, uint32_t most)
 {
     pieces(bytes, most, false);
@@ -320,7 +316,7 @@ static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
     tly_plan_weights(n, k, weight);
     struct tly_stretch whole = {.bytes = piece * (unsigned)n};
     credit = 2ull * (unsigned)count_active(weight) * most;
-    most = tly_plan_largest_part(&whole, most, n);
+    most = tly_plan_largest_part(&whole, most, 1);
     for (uint64_t at = 0; at < piece; at += most)
         for (int turn = 1; turn < n; turn++)
             for (int from = 0; from < n; from++) {
@@ -334,6 +330,15 @@ static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
 static bool any_pair(int from, int to)
 {
     return from != to;
+}
+
+static void all_gather(uint64_t bytes, uint32_t most)
+{
+    uint64_t piece = bytes / (unsigned)n / 64 * 64;
+    if (piece <= UNASKED_BYTES)
+        pairs(piece, most, any_pair);
+    else
+        pieces(bytes, most, true);
 }
 
 static bool to_root(int from, int to)

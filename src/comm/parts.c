@@ -190,12 +190,19 @@ static int message_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
+/* What goes from one rank to another is cut as a tensor of that size for each of the ranks, over one service: the card of a
+ * rank that gives all as much sends at least as many parts as one of a sum does. */
+static uint32_t part_of_pair(const struct tally_op *op, uint64_t bytes)
+{
+    return part_of_pieces(op, bytes * (unsigned)op->group->size, 1);
+}
+
 /* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
  * all send to one machine at a time. */
 static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
                        const uint8_t *input, uint8_t *landing, int turn)
 {
-    uint32_t part = part_of_pieces(op, bytes * (unsigned)op->group->size, op->group->size), n = 0;
+    uint32_t part = part_of_pair(op, bytes), n = 0;
     for (uint64_t at = 0; at < bytes; at += part, p++, n++) {
         uint32_t length = part_at(at, bytes, part);
         *p = (struct part){
@@ -216,18 +223,32 @@ static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint3
     }
 }
 
+/* Bytes that the i-th of the group is given, and that it gives: of an allgather a piece each way. */
+static uint64_t given_bytes(const struct tally_op *op, int i)
+{
+    return op->table ? (uint64_t)op->table[i] * tly_reduce_element_size(op->dtype) : op->bytes;
+}
+
+static uint64_t taken_bytes(const struct tally_op *op, int i)
+{
+    return op->table ? (uint64_t)op->table[op->group->size + i] * tly_reduce_element_size(op->dtype)
+                     : op->bytes;
+}
+
+/* What each rank gives each other, through the receiver's machine.  Of an allgather all are given the same. */
 static int exchange_parts(tally_comm *c, struct tally_op *op)
 {
     const struct tally_group *g = op->group;
-    uint64_t element = tly_reduce_element_size(op->dtype), n = (uint64_t)g->size, total = 0;
+    uint64_t n = (uint64_t)g->size, total = 0;
     op->pairs = calloc(2 * n + 1, sizeof *op->pairs);
     if (!op->pairs)
         return tly_fail(ENOMEM, "out of memory");
-    for (uint64_t i = 0; i < 2 * n; i++) {
-        op->pairs[i] = 1 + (uint32_t)total;
-        uint64_t bytes = (uint64_t)op->table[i % 2 * n + i / 2] * element;
-        if (i / 2 != (uint64_t)g->rank)
-            total += chunks(bytes, part_of_pieces(op, bytes * n, g->size));
+    for (int i = 0; i < g->size; i++) {
+        uint64_t given = given_bytes(op, i), taken = taken_bytes(op, i);
+        op->pairs[2 * i] = 1 + (uint32_t)total;
+        total += i != g->rank ? chunks(given, part_of_pair(op, given)) : 0;
+        op->pairs[2 * i + 1] = 1 + (uint32_t)total;
+        total += i != g->rank ? chunks(taken, part_of_pair(op, taken)) : 0;
     }
     op->pairs[2 * n] = 1 + (uint32_t)total;
     int err = more_parts(op, total);
@@ -237,15 +258,17 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
     const uint8_t *input = op->input;
     uint8_t *output = op->output;
     for (int i = 0; i < g->size; i++) {
-        uint64_t given = (uint64_t)op->table[i] * element, taken = (uint64_t)op->table[g->size + i] * element;
+        uint64_t given = given_bytes(op, i), taken = taken_bytes(op, i);
         int ahead = (i - g->rank + g->size) % g->size, behind = (g->rank - i + g->size) % g->size;
         if (i != g->rank) {
             pair_parts(c, op, op->parts + op->pairs[2 * i], tly_pair(me, g->ranks[i]), given, input, NULL,
                        2 * ahead);
             pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
                        output, 2 * behind + 1);
+        } else if (!op->table && taken && output != op->input) {
+            memcpy(output, op->input, taken);
         }
-        input += given;
+        input += op->table ? given : 0;
         output += taken;
     }
     return 0;
@@ -333,8 +356,15 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
     return err;
 }
 
+/* Equal pieces of up to so many bytes go to each rank unasked, as in an alltoall: each card sends as much as it receives,
+ * and the round trip of the requests would show.  Of larger pieces it does not, and a part that is asked for lands where it
+ * belongs, while one that comes unasked is copied there from the service. */
+enum { UNASKED_BYTES = 1 << 20 }; /* bench/goodput/cards.c has it, too */
+
 static int even_parts(tally_comm *c, struct tally_op *op)
 {
+    if (op->bytes <= UNASKED_BYTES)
+        return exchange_parts(c, op);
     uint64_t *piece = malloc((size_t)op->group->size * sizeof *piece);
     if (!piece)
         return -ENOMEM;
