@@ -192,9 +192,6 @@ struct tly_local {
     bool no_more;     /* no memory for others */
 };
 
-/* local.c: say which processors this rank may use; before the others look at it. */
-void tly_local_describe(struct tly_local *l);
-
 /* meet.c */
 int tly_local_meet(struct tly_local *l);
 
@@ -205,8 +202,8 @@ void tly_work_cut(const struct tly_local *l, struct tly_round *r);
 bool tly_work_do(struct tly_local *l, struct tly_round *r);
 /* Is there any, or has it all been taken by somebody? */
 bool tly_work_left(const struct tly_round *r);
-/* This rank ends a round that cannot be finished: nobody begins a part of it any more, nor is in one.  False: the job
- * fails meanwhile. */
+/* This rank ends a round that cannot be finished and does not go through windows.  When it returns, no rank is in a part
+ * of it or begins one.  False: the job fails meanwhile. */
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);
 /* Until no neighbour works at what has this name.  One that is stopped there breaks the communicator, lest this rank's
  * thread wait for it and be taken for dead itself.  False: the job fails meanwhile. */
@@ -273,8 +270,6 @@ static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_r
 {
     return l->joined && !r->posts[rank].kind && l->at[rank].joins > r->joins && !l->config.team;
 }
-/* What stands for it, up to the most that is summed at once. */
-extern const uint8_t tly_posts_zeros[TLY_ZEROS];
 /* The service ends it, or says what is wrong. */
 void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op);
 
@@ -290,13 +285,12 @@ bool tly_posts_no_doubts(const struct tly_local *l);
 
 /* alone.c */
 enum tly_alone { TLY_ALONE_NOT, TLY_ALONE_ENDED, TLY_ALONE_POSTED };
-/* A small sum or a barrier, if nothing else is under way: post it, and look for the others' posts for a moment.  Not:
- * nothing was done.  Posted: they have not all come, or are of something else. */
-enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op);
+/* Do a small sum or a barrier, if nothing else is under way: post it, and look for the others' posts for a moment.
+ * NOT: nothing was done.  POSTED: `p` is in our ring, where l->tail was before; the others' posts have not all come, or
+ * are of something else. */
+enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p);
 
 /* local.c */
-/* The operation is the engine's from here on. */
-void tly_local_take(struct tly_local *l, struct tly_local_op *op);
 /* Let others have the core, if there are fewer of them than ranks or this has been called often. */
 void tly_local_rest(const struct tly_local *l, unsigned spins);
 /* A rank's number in the job. */

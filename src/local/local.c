@@ -443,7 +443,8 @@ static void linger(struct tly_local *l, const struct errand *e, bool eager)
     }
 }
 
-void tly_local_take(struct tly_local *l, struct tly_local_op *op)
+/* The operation is the engine's from here on. */
+static void take(struct tly_local *l, struct tly_local_op *op)
 {
     tly_local_ref(l);
     op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
@@ -455,7 +456,13 @@ static enum tly_alone do_alone(struct tly_local *l, struct tly_local_op *op)
     if (!(atomic_load_explicit(&l->prompt, memory_order_relaxed) || l->count == 1) ||
         atomic_load(&l->in_flight) || pthread_mutex_trylock(&l->lock) != 0)
         return TLY_ALONE_NOT;
-    enum tly_alone done = tly_alone_do(l, op);
+    struct tly_post p;
+    uint64_t at = l->tail;
+    enum tly_alone done = tly_alone_do(l, op, &p);
+    if (done == TLY_ALONE_POSTED) {
+        take(l, op);
+        tly_posts_follow(l, op, &p, at);
+    }
     pthread_mutex_unlock(&l->lock);
     return done;
 }
@@ -481,7 +488,7 @@ bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
     bool looked;
     enum tly_alone alone = do_alone(l, op);
     if (alone == TLY_ALONE_NOT)
-        tly_local_take(l, op);
+        take(l, op);
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct errand light = {.light = prompt ? PROMPT : LIGHT};
     if (alone != TLY_ALONE_NOT || submit_directly(l, op, &light, prompt)) {
@@ -789,16 +796,6 @@ bool tly_local_direct(const struct tly_local *l)
 }
 
 /* --- the beginning ------------------------------------------------------------------------------- */
-
-void tly_local_describe(struct tly_local *l)
-{
-    cpu_set_t mine;
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
-    for (size_t i = 0; i < TLY_PROCESSORS; i++)
-        if (CPU_ISSET(i, &mine))
-            l->own->processors[i / 64] |= 1ull << i % 64;
-}
 
 /* More ranks than cores?  A launcher may have bound each rank to cores of its own. */
 static bool is_crowded(const struct tly_local *l)

@@ -14,8 +14,6 @@ enum {
     MOST_IDLE = 64,        /* rounds kept for later */
 };
 
-const uint8_t tly_posts_zeros[TLY_ZEROS];
-
 /* --- rounds -------------------------------------------------------------------------------------- */
 
 static uint64_t round_id(uint64_t key, uint32_t round)
@@ -492,6 +490,16 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
     return r->op->kind == TALLY_ALLGATHER || !(r->posts[rank].flags & TLY_POST_EAGER);
 }
 
+/* Take this rank's memory back from a round that cannot be finished.  False: the job fails meanwhile. */
+static bool give_up(struct tly_local *l, const struct tly_round *r)
+{
+    if (r->op->parts)
+        return tly_team_give_up(l, r);
+    if (!r->work)
+        return true;
+    return r->windowed ? tly_stage_give_up(l, r) : tly_work_give_up(l, r);
+}
+
 static void end_lost(struct tly_local *l)
 {
     for (struct tly_list *n = l->ops.next, *next; n != &l->ops; n = next) {
@@ -501,7 +509,7 @@ static void end_lost(struct tly_local *l)
         for (uint32_t i = 0; i < l->count; i++)
             if (is_lost(l, r, i)) {
                 char sentence[64];
-                if (op->parts ? !tly_team_give_up(l, r) : r->work && !tly_work_give_up(l, r))
+                if (!give_up(l, r))
                     return; /* the failure ends it */
                 snprintf(sentence, sizeof sentence, "rank %u has left the job", tly_local_number(l, i));
                 tly_posts_end(l, tly_posts_let_go(l, r), ESHUTDOWN, sentence);
