@@ -2,7 +2,8 @@
  * and there in the rings, without a round.  So a call is little more than the way of a cache line to another core and
  * back. */
 #include "base/clock.h"
-#include "local/control.h"
+#include "local/posts.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
@@ -62,7 +63,7 @@ static bool meet(struct tly_local *l, const struct tly_post *own, const void *in
 
 enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t length = sizeof(struct tly_post) + (op->bytes <= TLY_TINY ? 0 : (op->bytes + 63) / 64 * 64);
+    uint64_t length = sizeof(struct tly_post) + tly_posts_bytes_behind(op->bytes);
     const void *in[TLY_LOCAL_RANKS];
     if (!suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
         return TLY_ALONE_NOT;

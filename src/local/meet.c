@@ -23,7 +23,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "local/control.h"
+#include "local/engine.h"
+#include "local/work.h"
 #include "wire/hello.h"
 
 enum { SLICE_MS = 5, MAGIC = 0x74616c31 };

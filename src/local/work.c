@@ -10,8 +10,8 @@
 #include <sys/uio.h>
 
 #include "base/clock.h"
-#include "local/control.h"
 #include "local/process.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
