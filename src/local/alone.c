@@ -2,7 +2,8 @@
  * and there in the rings, without a round.  So a call is little more than the way of a cache line to another core and
  * back. */
 #include "base/clock.h"
-#include "local/control.h"
+#include "local/posts.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
@@ -60,26 +61,22 @@ static bool meet(struct tly_local *l, const struct tly_post *own, const void *in
     return true;
 }
 
-enum tly_alone tly_alone_do(struct tly_local *l, struct tly_local_op *op)
+enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t length = sizeof(struct tly_post) + (op->bytes <= TLY_TINY ? 0 : (op->bytes + 63) / 64 * 64);
+    uint64_t length = sizeof(struct tly_post) + tly_posts_bytes_behind(op->bytes);
     const void *in[TLY_LOCAL_RANKS];
     if (!suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
         return TLY_ALONE_NOT;
-    struct tly_post p = {.key = op->key,
-                         .spec = op->spec,
-                         .bytes = op->bytes,
-                         .first_dim = op->priority,
-                         .round = op->round,
-                         .kind = op->kind,
-                         .flags = TLY_POST_EAGER | (op->patient ? TLY_POST_PATIENT : 0)};
-    uint64_t at = l->tail;
-    tly_posts_show(l, op, &p);
-    if (!meet(l, &p, in) || !tly_posts_no_doubts(l)) {
-        tly_local_take(l, op);
-        tly_posts_follow(l, op, &p, at);
+    *p = (struct tly_post){.key = op->key,
+                           .spec = op->spec,
+                           .bytes = op->bytes,
+                           .first_dim = op->priority,
+                           .round = op->round,
+                           .kind = op->kind,
+                           .flags = TLY_POST_EAGER | (op->patient ? TLY_POST_PATIENT : 0)};
+    tly_posts_show(l, op, p);
+    if (!meet(l, p, in) || !tly_posts_no_doubts(l))
         return TLY_ALONE_POSTED;
-    }
     in[l->me] = op->input;
     if (op->count) {
         struct tly_reduction h = tly_work_how(l, op);

@@ -7,11 +7,28 @@
  * (tly_local_enter) and what has landed.  What cannot be done here, because ranks disagree or
  * refuse or memory is short, is given back (`divert`) on all ranks, and takes the way through the service.
  *
- *   meet.c     the start: segments change hands        local.c   who drives the engine, and waiting
- *   posts.c    posts out and in, rounds                control.h what lies in shared memory
- *   alone.c    one small operation, without a round    segment.c the memory, and the pool for tensors
- *   work.c     moving and reducing the data            process.c whether another rank still lives
- *   stage.c    reductions through windows              team.c    what a team does */
+ * A file may use the files above it in this list (test/checks/test_circles.py):
+ *
+ *   process.c    whether another rank still lives
+ *   segment.c    the memory, and the pool for tensors
+ *   wake.c       whom a change is to wake, and sleeping
+ *   work.c       moving and reducing the data
+ *   stage.c      reductions through windows
+ *   team.c       what a team does
+ *   meet.c       the start: segments change hands
+ *   ring.c       posts as bytes in a rank's ring
+ *   posts.c      rounds, in which posts meet
+ *   posts_in.c   the posts of other ranks
+ *   posts_out.c  the posts of this rank
+ *   alone.c      one small operation, without a round
+ *   drive.c      a turn of the engine
+ *   wait.c       callers that wait, and the thread "tally-local"
+ *   local.c      the engine's life, joining, facts
+ *   carry.c      a team's operation as its user's loop sees it
+ *   submit.c     operations come in, or are taken back
+ *
+ * control.h says what lies in shared memory; engine.h has the structures, posts.h, work.h and drive.h what the files offer
+ * each other. */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 

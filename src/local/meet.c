@@ -6,6 +6,7 @@
  * then all do without. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,7 +23,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "local/control.h"
+#include "local/engine.h"
+#include "local/work.h"
 #include "wire/hello.h"
 
 enum { SLICE_MS = 5, MAGIC = 0x74616c31 };
@@ -332,6 +334,17 @@ static int agree(struct meeting *m)
     return able ? 0 : -EOPNOTSUPP;
 }
 
+/* Say which processors this rank may use, before the others look at it. */
+static void describe(struct tly_local *l)
+{
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    for (size_t i = 0; i < TLY_PROCESSORS; i++)
+        if (CPU_ISSET(i, &mine))
+            l->own->processors[i / 64] |= 1ull << i % 64;
+}
+
 int tly_local_meet(struct tly_local *l)
 {
     struct sockaddr_un a;
@@ -345,7 +358,7 @@ int tly_local_meet(struct tly_local *l)
         randombytes_buf(&l->probe, sizeof l->probe);
         l->own->probe = l->probe;
         l->own->probe_at = (uint64_t)(uintptr_t)&l->probe;
-        tly_local_describe(l);
+        describe(l);
         l->at[l->me] = (struct tly_neighbour){.control = l->own,
                                               .base = (uint8_t *)l->own,
                                               .bytes = tly_segment_bytes(l->segment),

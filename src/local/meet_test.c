@@ -20,7 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "local/control.h"
+#include "local/engine.h"
 #include "wire/hello.h"
 
 #include <cmocka.h>

@@ -1,4 +1,4 @@
-/* segment.h - a rank's shared memory: one memfd, a head for local.c and the pool behind it.
+/* segment.h - a rank's shared memory: one memfd, a head (control.h) and the pool behind it.
  *
  * The file is as large as the machine's memory and empty: pages come when they are touched, so that peers map it
  * once, at the start, and no descriptor is passed later.  Nothing has a name: what a killed rank leaves is gone

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "local/control.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 

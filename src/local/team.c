@@ -10,7 +10,7 @@
  * until nobody is at this round. */
 #include <string.h>
 
-#include "local/control.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 

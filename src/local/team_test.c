@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "local/control.h"
+#include "local/work.h"
 #include "tally/tally.h"
 
 #include <cmocka.h>

@@ -10,8 +10,8 @@
 #include <sys/uio.h>
 
 #include "base/clock.h"
-#include "local/control.h"
 #include "local/process.h"
+#include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
@@ -22,6 +22,8 @@ enum {
     BLOCK = TLY_ZEROS, /* of pool memory: sums are copied to the other ranks while the first cache has them */
     PARTS_EACH = 2,    /* for each rank, at least, of a large tensor */
 };
+
+static const uint8_t zeros[TLY_ZEROS]; /* what stands for a rank that has joined */
 
 void tly_work_cut(const struct tly_local *l, struct tly_round *r)
 {
@@ -53,7 +55,7 @@ void tly_work_eager(struct tly_local *l, struct tly_round *r)
         return;
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = i == l->me ? op->input : r->posts[i].kind ? r->data + (size_t)i * r->room : tly_posts_zeros;
+        in[i] = i == l->me ? op->input : r->posts[i].kind ? r->data + (size_t)i * r->room : zeros;
     struct tly_reduction h = tly_work_how(l, op);
     tly_reduce(&h, (int)l->count, in, op->output, op->count);
 }
@@ -123,7 +125,7 @@ static void reduce_block(struct tly_local *l, struct tly_round *r, const struct 
 {
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = r->posts[i].kind ? l->at[i].base + r->posts[i].input + from : tly_posts_zeros;
+        in[i] = r->posts[i].kind ? l->at[i].base + r->posts[i].input + from : zeros;
     uint8_t *sum = l->at[r->lead].base + r->posts[r->lead].output + from;
     tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
     for (uint32_t i = r->lead + 1; i < l->count; i++)
@@ -225,8 +227,6 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
 
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
 {
-    if (r->windowed)
-        return tly_stage_give_up(l, r);
     if (r->op->kind != TALLY_PUSH_PULL)
         return true; /* the others only read, and what they have read counts for nothing */
     uint64_t v = atomic_load(&r->work->next);

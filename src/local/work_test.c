@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "local/control.h"
 #include "local/process.h"
+#include "local/work.h"
 #include "tally/tally.h"
 
 #include <cmocka.h>

@@ -10,7 +10,7 @@
 
 #include "comm/internal.h"
 #include "job.h"
-#include "local/control.h"
+#include "local/engine.h"
 
 #include <cmocka.h>
 

@@ -1,0 +1,165 @@
+/* drive.c - one turn of the engine: send posts, read posts, then a step of the first round that has one.
+ *
+ * Whoever holds the engine's lock drives it.  A submission does what is done in a moment, a caller that waits does all
+ * the work that there is, and "tally-local" does it when no caller waits.  A struct tly_errand says how far the thread may
+ * go.  Ready rounds lie in a list by priority and age.
+ *
+ * A thread that finds the lock taken leaves its word in `missed` or in the inbox.  The holder looks there once more
+ * before it goes. */
+#include "local/drive.h"
+#include "base/clock.h"
+#include "local/posts.h"
+#include "local/work.h"
+#include "tally/tally.h"
+
+enum { MOST_WINDOWED = 8 }; /* rounds with windows that are looked at; then only who has one, or is elected */
+
+bool tly_drive_has_news(struct tly_local *l)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (i != l->me &&
+            tly_post_is_there(&l->at[i], atomic_load_explicit(&l->at[i].read, memory_order_relaxed)))
+            return true;
+    return atomic_load(&l->pending) > 0;
+}
+
+static bool called_off(struct tly_local *l, const struct tly_errand *e)
+{
+    if (atomic_load_explicit(&l->claims, memory_order_relaxed))
+        return true;
+    if (e->done)
+        return tly_event_is_set(e->done) || tly_drive_is_past(e->deadline);
+    return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
+}
+
+static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r)
+{
+    uint64_t bytes = r->op->bytes;
+    for (uint32_t i = 0; i < l->count && r->op->kind == TALLY_ALLGATHER; i++)
+        bytes += i == l->me ? 0 : r->posts[i].bytes;
+    return bytes;
+}
+
+/* Of many that go through windows, those far behind cannot get one soon.  Who has one is to give it back all the same: the
+ * elected one may wait for it. */
+static bool is_passed_over(const struct tly_local *l, const struct tly_round *r, int windowed)
+{
+    return r->windowed && windowed >= MOST_WINDOWED && !r->op->borrowed && !tly_stage_is_elected(l, r);
+}
+
+/* Whether any round has one for this rank, now, or somebody has left. */
+static bool has_step(struct tly_local *l)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
+            return true;
+    int windowed = 0;
+    for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
+        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        if (is_passed_over(l, r, windowed))
+            continue;
+        if (tly_work_finished(r) || r->op->parts ||
+            (r->windowed ? tly_stage_can(l, r, windowed == 0) : tly_work_left(r)))
+            return true;
+        windowed += r->windowed;
+    }
+    return false;
+}
+
+/* One step of the first round that has one. */
+static bool step(struct tly_local *l, const struct tly_errand *e)
+{
+    uint64_t before = 0; /* bytes that wait to be sent, of what is as urgent */
+    int windowed = 0;    /* of those that go through windows, looked at in vain */
+    for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        next = n->next;
+        if (is_passed_over(l, r, windowed))
+            continue;
+        if (tly_work_finished(r)) {
+            tly_posts_finish(l, r);
+            return true;
+        }
+        before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
+        if ((e->light && moved_bytes(l, r) > e->light) ||
+            !(r->op->parts  ? tly_team_do(l, r, before)
+              : r->windowed ? tly_stage_do(l, r, windowed == 0)
+                            : tly_work_do(l, r))) {
+            windowed += r->windowed;
+            continue;
+        }
+        if (tly_work_finished(r))
+            tly_posts_finish(l, r);
+        return true;
+    }
+    return false;
+}
+
+bool tly_drive_advance(struct tly_local *l, const struct tly_errand *e)
+{
+    bool any = false, more;
+    do {
+        more = tly_posts_send(l);
+        more |= tly_posts_read(l);
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed))
+            return any;
+        more |= step(l, e);
+        any |= more;
+    } while (more && !called_off(l, e));
+    return any;
+}
+
+/* Who has the lock for a moment, to do something else, looks whether somebody has missed it. */
+static bool try_lock(struct tly_local *l)
+{
+    if (pthread_mutex_trylock(&l->lock) == 0)
+        return true;
+    atomic_store(&l->missed, true);
+    return pthread_mutex_trylock(&l->lock) == 0;
+}
+
+bool tly_drive_try(struct tly_local *l, const struct tly_errand *e, bool *looked)
+{
+    bool any = false;
+    do {
+        *looked = !atomic_load(&l->claims) && try_lock(l);
+        if (!*looked)
+            return any; /* who holds it looks at the inbox once more */
+        if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
+            any |= tly_drive_advance(l, e);
+        pthread_mutex_unlock(&l->lock);
+    } while (atomic_load(&l->pending) > 0 && !atomic_load_explicit(&l->failed, memory_order_relaxed));
+    return any;
+}
+
+void tly_drive_hand_on(struct tly_local *l)
+{
+    bool busy = atomic_load(&l->in_flight) > 0;
+    if (!busy || atomic_load(&l->spinning))
+        return;
+    if (!tly_drive_has_news(l) && pthread_mutex_trylock(&l->lock) == 0) {
+        busy = has_step(l) || !tly_list_empty(&l->backlog);
+        pthread_mutex_unlock(&l->lock);
+        busy |= atomic_exchange(&l->missed, false);
+    }
+    if (busy)
+        tly_local_ring(l, l->me, TLY_WAKE_THREAD);
+}
+
+/* Who waits for its operations one by one comes back in a moment.  Until then the others would wake our thread for
+ * each post of theirs, and that costs more than the operation.  The lock stays held: of a call of half a microsecond each
+ * time that it is taken counts. */
+void tly_drive_linger(struct tly_local *l, const struct tly_errand *e, bool eager)
+{
+    int64_t until = 0;
+    for (int spins = 1; atomic_load(&l->in_flight) && !atomic_load(&l->claims); spins++) {
+        if ((eager && !tly_drive_has_news(l)) || !tly_drive_advance(l, e))
+            tly_local_rest(l, 0);
+        if (spins % TLY_LOOKS)
+            continue;
+        int64_t now = tly_now();
+        until = until ? until : now + l->linger_ns;
+        if (now >= until)
+            break;
+    }
+}

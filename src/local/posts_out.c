@@ -1,0 +1,233 @@
+/* posts_out.c - posts what this rank submits, takes posts back, and says that it has joined.
+ *
+ * Operations come from the inbox into the backlog and from there into the rank's ring, as far as there is room.  A small
+ * tensor travels in the post.  A large one's post says where it lies; where the other ranks cannot reach it, it is staged
+ * in the pool or goes through windows.  The post also names an entry for the work, which is free again once the round
+ * has ended here.
+ *
+ * All under the engine's lock. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "local/posts.h"
+#include "local/work.h"
+#include "tally/tally.h"
+
+static bool sends(const struct tly_local *l, const struct tly_local_op *op)
+{
+    return op->kind != TALLY_BROADCAST || op->root == l->me;
+}
+
+static uint64_t address(const void *p)
+{
+    return (uint64_t)(uintptr_t)p;
+}
+
+/* Say where a large tensor lies; stage it where the others cannot reach it.  False: no memory. */
+static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
+{
+    bool writes = op->kind == TALLY_PUSH_PULL;
+    uint64_t in = sends(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
+    uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
+    p->input = in ? in : address(op->input);
+    p->output = out ? out : address(op->output);
+    if (writes && !op->parts) { /* as a whole in the pool, or through a window */
+        p->flags |= in && out ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT : 0;
+        return true;
+    }
+    bool stage_in = sends(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
+    if (stage_in || stage_out) {
+        if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
+            return false;
+        uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
+        if (stage_in) {
+            memcpy(op->borrowed, op->input, op->bytes);
+            p->input = in = at;
+        }
+        if (stage_out)
+            p->output = out = at;
+    }
+    p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
+    return true;
+}
+
+static bool take_work(struct tly_local *l, struct tly_post *p)
+{
+    if (!l->free_count)
+        return false;
+    p->work = l->free_work[--l->free_count];
+    p->gen = ++l->gens[p->work];
+    struct tly_work *w = &l->own->work[p->work];
+    /* The post publishes them. */
+    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32,
+                          memory_order_release); /* who is late reads it as an end */
+    atomic_store_explicit(&w->next, (uint64_t)p->gen << 32, memory_order_relaxed);
+    return true;
+}
+
+static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op, const struct tly_post *p)
+{
+    r->op = op;
+    op->meeting = r;
+    r->posts[l->me] = *p;
+}
+
+/* Our post is out, and began at this place of our ring. */
+static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
+{
+    r->order = l->me == 0 ? at : r->order;
+    r->posted = true;
+    r->arrived++;
+    l->own_posts++;
+    tly_list_append(&l->ops, &r->op->node);
+    tly_posts_check(l, r);
+}
+
+void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
+{
+    struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
+    book(l, r, op, p);
+    posted(l, r, at);
+}
+
+/* False: no room in the ring, or no memory, and the job fails. */
+static bool post(struct tly_local *l, struct tly_local_op *op)
+{
+    struct tly_post p = {
+        .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
+    bool small = op->bytes <= TLY_EAGER && !op->parts;
+    uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
+    uint64_t need = sizeof p + tly_posts_bytes_behind(payload);
+    if (!tly_posts_has_room(l, need + sizeof p) || (op->parts && !l->free_count))
+        return false;
+    struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
+    if (!r) {
+        l->calls->broken(l->user, ENOMEM, "out of memory");
+        return false; /* it stays where the failure will find it */
+    }
+    p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
+    p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0) |
+              (op->stands_in ? TLY_POST_LATE : 0);
+    bool placed = small || op->mark || place(l, op, &p);
+    if (op->parts && !placed) {
+        char sentence[300];
+        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
+                 tly_error());
+        l->calls->broken(l->user, ENOMEM, sentence);
+        return false;
+    }
+    bool works = op->parts || (!small && op->kind == TALLY_PUSH_PULL) ||
+                 (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
+    if (op->mark || !placed || (works && !take_work(l, &p)))
+        p.flags |= TLY_POST_SERVICE;
+    if (op->kind == TALLY_PUSH_PULL)
+        p.first_dim = op->parts ? (int64_t)op->parts : op->priority;
+    if (op->parts) {
+        op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
+        struct tly_work *w = &l->own->work[p.work];
+        w->what.prescale = op->prescale;
+        w->what.postscale = op->postscale;
+        w->what.count = op->count;
+        w->what.priority = op->priority;
+        w->what.dtype = op->dtype;
+        w->what.reduction = op->reduction;
+    }
+    book(l, r, op, &p);
+    if (!small && op->kind == TALLY_PUSH_PULL && !op->parts &&
+        !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
+        tly_stage_prepare(l, r);
+    uint64_t at = l->tail;
+    tly_posts_show(l, op, &p);
+    posted(l, r, at);
+    return true;
+}
+
+/* --- taking back -------------------------------------------------------------------------------- */
+
+/* Nobody begins a round while he knows of a doubt and not of its outcome; so if a post is still missing once ours is said,
+ * nobody has begun it, nor will.  False: no room in the ring. */
+static bool take_back(struct tly_local *l, const struct tly_local_op *op)
+{
+    struct tly_post p = {.key = op->key, .round = op->round, .kind = op->kind, .flags = TLY_POST_BACK};
+    if (!tly_posts_has_room(l, 2 * sizeof p))
+        return false;
+    atomic_fetch_add(&l->at[0].control->doubts, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
+    tly_posts_read(l);                         /* it may end here */
+    struct tly_round *r = tly_posts_find(l, p.key, p.round);
+    bool back = r && r->op && !tly_posts_all_there(l, r);
+    p.flags |= back ? TLY_POST_SERVICE : 0;
+    tly_posts_show(l, op, &p);
+    tly_posts_settle(l, r, l->me, back);
+    return true;
+}
+
+static void take_back_all(struct tly_local *l)
+{
+    l->unwanted = false;
+    for (struct tly_list *n = l->ops.next; n != &l->ops && !l->unwanted; n = n->next) {
+        const struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
+        if (!op->mark || tly_posts_all_there(l, op->meeting))
+            continue;
+        l->unwanted = !take_back(l, op); /* again once there is room */
+        n = &l->ops;                     /* from the beginning: others may have ended meanwhile */
+    }
+}
+
+/* --- all of it ---------------------------------------------------------------------------------- */
+
+/* Behind all that this rank has posted.  False: no room in the ring. */
+static bool say_joined(struct tly_local *l)
+{
+    static const struct tly_local_op nothing;
+    struct tly_post p = {.flags = TLY_POST_JOINED};
+    if (!tly_posts_has_room(l, 2 * sizeof p))
+        return false;
+    l->said = true;
+    tly_posts_show(l, &nothing, &p);
+    return tly_posts_take_joined(l, l->me);
+}
+
+bool tly_posts_send(struct tly_local *l)
+{
+    bool any = false, full = false;
+    if (atomic_load_explicit(&l->pending, memory_order_relaxed) > 0) {
+        pthread_mutex_lock(&l->inbox_lock);
+        while (!tly_list_empty(&l->inbox)) {
+            struct tly_list *n = l->inbox.next;
+            tly_list_remove(n);
+            tly_list_append(&l->backlog, n);
+        }
+        while (!tly_list_empty(&l->landed)) {
+            struct tly_list *n = l->landed.next;
+            struct tly_local_op *op = tly_list_entry(n, struct tly_local_piece, node)->op;
+            tly_list_remove(n);
+            if (op->held)
+                tly_list_append(&op->landed, n);
+            any = true;
+        }
+        atomic_store(&l->pending, 0);
+        pthread_mutex_unlock(&l->inbox_lock);
+    }
+    if (atomic_load_explicit(&l->own->left, memory_order_relaxed))
+        return false; /* as we have told the others */
+    while (!tly_list_empty(&l->backlog) && !full) {
+        struct tly_local_op *op = tly_list_entry(l->backlog.next, struct tly_local_op, node);
+        tly_list_remove(&op->node);
+        full = !post(l, op);
+        if (full)
+            tly_list_append(l->backlog.next, &op->node); /* back to the front */
+        any |= !full;
+    }
+    if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
+        atomic_store(&l->own->stuck, 0);
+    if (l->joining && !l->said && l->own_posts == l->to_post && !full)
+        any |= say_joined(l);
+    if (l->unwanted && !full)
+        take_back_all(l);
+    if (any && l->lost)
+        tly_posts_end_lost(l);
+    return any;
+}
