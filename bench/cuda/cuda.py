@@ -42,6 +42,7 @@ def timed(call):
 def ways(length):
     """{way: a call}, and the tensor that two of them work on."""
     import tally.torch
+    from tally._core import Call
     from tally.torch import device
 
     x = torch.ones(length // 4, device="cuda")
@@ -56,10 +57,10 @@ def ways(length):
             y.copy_(back, non_blocking=True)
 
     def staging():
-        on = device.of(x)
-        loads = [([(x[low:high], x[low:high])], lambda hosts, then: then(_Ended()), None)
+        on, call = device.of(x), Call()
+        loads = [(call, None, [(x[low:high], x[low:high])], lambda call, hosts: call.then(_Ended()))
                  for _, low, high in device.chunks("x", x.numel(), 4, on)]
-        device.begin(on, loads).wait()
+        device.begin(call, on, loads).wait()
 
     def allreduce():
         tally.torch.allreduce_(x, name="x", op=tally.torch.Sum)

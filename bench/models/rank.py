@@ -183,8 +183,9 @@ class Own(System):
             self.pending[p] = hvd.allreduce_async_(p.grad, name=name, priority=self.priorities[p])
         else:
             self.submitted.setdefault(name, time.perf_counter())  # of the first step; ended is, too
-            self.pending[p] = _reduce(p.grad, p.grad, name, 1, 1.0, 1.0, self.priorities[p],
-                                      then=lambda _: self.ended.setdefault(name, time.perf_counter()))
+            call = _core.Call(name, hvd.Average, priority=self.priorities[p],
+                              then=lambda _: self.ended.setdefault(name, time.perf_counter()))
+            self.pending[p] = reduce(call, p.grad, p.grad)
 
     def finish(self, p):
         handle = self.pending.pop(p, None)
@@ -247,16 +248,16 @@ class Dear(System):
         if not bucket["left"]:
             bucket["left"] = bucket["count"]
             flat, shard = bucket["flat"], bucket["shard"]
-            bucket["pending"] = _core.reduce_scatter(bucket["name"], flat.data_ptr(), shard.data_ptr(),
-                                                     [shard.numel()] * hvd.size(), 0, 1, keep=(flat, shard))
+            bucket["pending"] = _core.reduce_scatter(_core.Call(bucket["name"], hvd.Average), flat.data_ptr(), shard.data_ptr(),
+                                                     [shard.numel()] * hvd.size(), 0, (flat, shard))
 
     def done(self):
         for bucket in self.buckets:
             bucket["pending"].wait()
         for bucket in reversed(self.buckets):
             flat, shard = bucket["flat"], bucket["shard"]
-            bucket["pending"] = _core.allgather_into(bucket["name"] + ".all", shard.data_ptr(), flat.data_ptr(),
-                                                     shard.numel(), 0, (shard.numel(),), keep=(flat, shard))
+            bucket["pending"] = _core.allgather_into(_core.Call(bucket["name"] + ".all"), shard.data_ptr(), flat.data_ptr(),
+                                                     shard.numel(), 0, (shard.numel(),), (flat, shard))
         self.due = set(self.place)
 
     def gate(self, layer, _):
@@ -370,7 +371,7 @@ def turn(task, cell, system, rank, ranks, option, barrier):
 
 
 def main():
-    global hvd, _core, _reduce, dist, DistributedDataParallel
+    global hvd, _core, reduce, dist, DistributedDataParallel
     with open(sys.argv[1], encoding="utf-8") as file:
         task = Task(**json.load(file))
     torch.set_num_threads(1)
@@ -383,7 +384,7 @@ def main():
     else:
         import tally.torch as hvd
         from tally import _core
-        from tally.torch.ops import _reduce
+        from tally.torch.calls import reduce
 
         hvd.init()
         rank, ranks, barrier = hvd.rank(), hvd.size(), hvd.barrier

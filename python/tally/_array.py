@@ -10,7 +10,7 @@ import sys
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
 from . import _core
-from ._core import USER, Reduction
+from ._core import Call, Reduction
 from ._lib import DTYPE_CODES, DTYPE_NAMES, PUSH_PULL
 
 # Libraries whose arrays must not be written, whatever their exports say.
@@ -211,10 +211,10 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
                 memory[...] = packed
                 return done
     except Exception as reason:
-        _core.refuse(PUSH_PULL, name, USER, reason)
+        _core.refuse(PUSH_PULL, Call(name), reason)
         raise
-    return _core.push_pull(name, source, target, view.count, view.dtype, op, view.shape, priority,
-                           prescale_factor, postscale_factor, USER, keep, result, finish)
+    call = Call(name, op, None, priority, prescale_factor, postscale_factor, finish=finish)
+    return _core.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
 
 
 def push_pull(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):

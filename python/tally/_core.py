@@ -1,8 +1,8 @@
 """The process's one communicator and its operations, on addresses.  `_array` and `tally.torch` build on it.
 
-Flow: a caller describes memory by address, count and dtype -> submit() hands it to the C library -> an Operation
-keeps the memory alive and waits, or `_events` makes a call at its end.  Any thread may call; `_lock` is held while the
-communicator is opened or closed.  The library's own threads never enter Python.
+Flow: a caller describes memory by address, count and dtype, and the rest by a Call -> push_pull() or another hands them
+to the C library -> an Operation keeps the memory alive and waits, or `_events` calls Call.then at its end.  Any thread may
+call; `_lock` is held while the communicator is opened or closed.  The library's own threads never enter Python.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -84,7 +84,7 @@ _joins = 0                 # how often all ranks have joined, in this communicat
 _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
 _events = None             # its completion queue
-_orphans = []              # (operation, what it uses) of handles dropped in flight
+_orphans = []              # (operation, *what it uses) of handles dropped in flight
 _finish_lock = threading.Lock()
 _before_shutdown = []      # called while the job is still there
 
@@ -315,12 +315,11 @@ def join():
     global _joins
     if _comm is None:
         raise _unusable()
-    op, key = ctypes.c_void_p(), ((), 0, 1.0, 1.0, USER, False, None, None)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_join(_comm, options[0], ctypes.byref(op))
+    op, call = ctypes.c_void_p(), Call()
+    status = lib.tally_join(_comm, _options_of(call, ()), ctypes.byref(op))
     if status < 0:
         raise _failed(status, "join")
-    operation = Operation(op.value, None, None, None)
+    operation = Operation(op.value, call)
     operation.wait()
     _joins += 1
     return operation.source()
@@ -368,7 +367,11 @@ def make_group(name, ranks):
                                     ctypes.byref(group))
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
+    _group_sizes[group.value] = len(ranks)
     return group.value
+
+
+_group_sizes = {}  # handle -> number of ranks
 
 
 # --- memory ----------------------------------------------------------------------------------------------
@@ -396,6 +399,44 @@ def alloc(length):
 # --- operations ------------------------------------------------------------------------------------------
 
 
+class Call:
+    """What the ranks are to do with some memory.  A submission only reads it, so it may be submitted again.
+
+    name: the ranks' calls meet by it; None: by their number among the calls of their kind.
+    reduction: a Reduction or its number.  prescale, postscale: factors of inputs and of the result; not 0.
+    group: from make_group(); None: all ranks.
+    priority: higher goes first.
+    space: of names; a user's never meet the package's.
+    note: text that must be equal on all ranks.
+    partial: an allgather does not fail if a rank has joined, which contributes nothing.
+    then: called with the operation at its end, in another thread or before the submission returns.
+    finish: result -> what wait() returns; the first waiter calls it, once, after success.
+    line: in an ordered name space, the calls before this one; see tally.torch.device.
+    """
+
+    __slots__ = ("name", "reduction", "group", "priority", "prescale", "postscale", "space", "note", "partial", "then",
+                 "finish", "line")
+
+    def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=USER, note=None,
+                 partial=False, then=None, finish=None, line=None):
+        self.name = name
+        self.reduction = reduction
+        self.group = group
+        self.priority = priority
+        self.prescale = prescale
+        self.postscale = postscale
+        self.space = space
+        self.note = note
+        self.partial = partial
+        self.then = then
+        self.finish = finish
+        self.line = line
+
+    def but(self, **changes):
+        """A copy with other values."""
+        return Call(**{**{name: getattr(self, name) for name in self.__slots__}, **changes})
+
+
 class Operation:
     """An operation in flight.  Poll it with done(), end it with wait().
 
@@ -403,16 +444,16 @@ class Operation:
     memory until the operation has ended.
     """
 
-    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_ranks", "__weakref__")
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_group", "__weakref__")
 
-    def __init__(self, op, keep, result, finish, ranks=None):
+    def __init__(self, op, call, keep=None, result=None):
         self._ended = False
-        self._keep = keep      # memory in use until the end
+        self._keep = keep      # memory in use until the end, beside the result
         self._op = op          # address; owned
         self._result = result  # what wait() returns, or passes to finish
-        self._finish = finish  # None, or result -> what wait() returns; runs once after success
+        self._finish = call.finish
+        self._group = call.group
         self._failure = None
-        self._ranks = ranks    # of an allgather in a group: how many there are
 
     def done(self):
         """Whether the operation has ended, successfully or not."""
@@ -489,7 +530,7 @@ class Operation:
         status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
         if status < 0:
             raise _failed(status, "allgather")
-        return data.value, length.value, dims[:self._ranks or _fact(1)]
+        return data.value, length.value, dims[:_group_sizes[self._group] if self._group else _fact(1)]
 
     def source(self):
         """The sender of the message that a finished probe has found, as a place in the group.  For a finished join: the rank that
@@ -506,7 +547,7 @@ class Operation:
         if self._ended or _poll(self._op):
             _free(self._op)
         else:
-            _orphans.append((self._op, self._keep))
+            _orphans.append((self._op, self._keep, self._result))
 
 
 def _sweep():
@@ -527,14 +568,21 @@ _options = {}
 _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
-def _make_options(key):
-    shape, priority, prescale, postscale, space, queued, group, note, *partial = key
+def _options_of(call, shape):
+    """The address of a call's options."""
+    key = (shape, call.priority, call.prescale, call.postscale, call.space, call.then is not None, call.group, call.note,
+           call.partial)
+    return (_options.get(key) or _make_options(*key))[0]
+
+
+def _make_options(*key):
+    shape, priority, prescale, postscale, space, queued, group, note, partial = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
                            shape=dims, prescale=prescale, postscale=postscale, space=space,
-                           queued=queued, group=group, note=note and note.encode(), partial=any(partial))
+                           queued=queued, group=group, note=note and note.encode(), partial=partial)
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)
@@ -551,268 +599,168 @@ def _encode(name):
     return name.encode()
 
 
-def _rejected(status, name, kind, space, group=None):
+def _rejected(status, kind, call):
     """The exception for a submission that the library refused.  Tells the other ranks the reason."""
     sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
     if status in (-errno.EINVAL, -errno.ENOTSUP):
-        refuse(kind, name, space, sentence, group)
+        refuse(kind, call, sentence)
         return ValueError(sentence)
     return Error(sentence, -status)
+
+
+def meeting(kind, call):
+    """Where the ranks' calls meet, as a key."""
+    return period(), kind, call.name, call.space, call.group
 
 
 _refusals = collections.Counter()
 
 
-def refusals(kind, name, space, group):
+def refusals(kind, call):
     """How often this rank has refused such a call in this job."""
-    return _refusals[period(), kind, name, space, group]
+    return _refusals[meeting(kind, call)]
 
 
-def refuse(kind, name, space, reason, group=None):
-    """Tell the ranks that submit `name` (None: the next call without a name) why this rank cannot.  Their calls fail with the
-    reason."""
-    if _comm is None:
+def refuse(kind, call, reason):
+    """Tell the ranks that submit this call (without a name: the next one) why this rank cannot.  Their calls fail with the
+    reason.  Nobody is told about a message (kind None)."""
+    if _comm is None or kind is None:
         return
-    if name is not None:
-        _refusals[period(), kind, name, space, group] += 1
-    key = ((), 0, 1.0, 1.0, space, False, group, None)
-    options, where = _options.get(key) or _make_options(key), _where.of_caller()
+    if call.name is not None:
+        _refusals[meeting(kind, call)] += 1
+    options, where = _options_of(Call(space=call.space, group=call.group), ()), _where.of_caller()
     text = str(reason)
-    lib.tally_refuse(_comm, _encode(name), kind, options[0], (text if text.endswith(where) else text + where).encode())
+    lib.tally_refuse(_comm, _encode(call.name), kind, options, (text if text.endswith(where) else text + where).encode())
 
 
-def _unfit(error, name, kind, space, group=None):
+def _unfit(error, kind, call):
     """The exception for an argument that cannot be passed to the library.  Tells the other ranks the reason."""
     if isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
-    refuse(kind, name, space, error, group)
+    refuse(kind, call, error)
     return error
 
 
-def push_pull(name, source, target, count, dtype, reduction, shape, priority=0, prescale=1.0, postscale=1.0,
-              space=USER, keep=None, result=None, finish=None, then=None, group=None, note=None,
-              _submit=lib.tally_push_pull, _pointer=ctypes.c_void_p, _byref=ctypes.byref):
-    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
+# Below, `keep` is memory in use until the end, beside `result`, which wait() returns.
 
-    then: called with the operation when it has ended, in another thread or before this call returns.
-    group: from make_group(); None: all ranks.
-    note: text about the call that must be equal on all ranks.
-    """
+
+def _submit(kind, function, call, shape, keep, result, *arguments):
+    """Call the library's function(comm, *arguments, options, op).  kind: None for a message.  Returns the Operation."""
     if _comm is None:
         raise _unusable()
-    events = _events
-    encoded = None if name is None else _encode(name)
-    key = (shape, priority, prescale, postscale, space, then is not None, group, note)
-    op = _pointer()
+    events, op = _events, ctypes.c_void_p()
     try:
-        options = _options.get(key) or _make_options(key)
-        status = _submit(_comm, encoded, source, target, count, dtype, reduction, options[0], _byref(op))
+        status = function(_comm, *arguments, _options_of(call, shape), ctypes.byref(op))
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
-        raise _unfit(error, name, PUSH_PULL, space, group) from None
+        raise _unfit(error, kind, call) from None
     if status < 0:
-        raise _rejected(status, name, PUSH_PULL, space, group)
+        raise _rejected(status, kind, call)
     if _orphans:
         _sweep()
-    operation = Operation(op.value, keep, result, finish)
-    if then is not None:
-        events.expect(op.value, then, operation)
+    operation = Operation(op.value, call, keep, result)
+    if call.then is not None:
+        events.expect(op.value, call.then, operation)
     return operation
 
 
-def broadcast(name, buffer, count, dtype, root, shape, space=USER, keep=None, result=None, finish=None, then=None,
-              group=None, note=None):
-    """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
+def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, _function=lib.tally_push_pull,
+              _pointer=ctypes.c_void_p, _byref=ctypes.byref):
+    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
     if _comm is None:
         raise _unusable()
-    events = _events
-    encoded = _encode(name)
-    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    op = ctypes.c_void_p()
+    events, op, name, then = _events, _pointer(), call.name, call.then
+    key = (shape, call.priority, call.prescale, call.postscale, call.space, then is not None, call.group, call.note,
+           call.partial)
+    encoded = None if name is None else _encode(name)
     try:
-        status = lib.tally_broadcast(_comm, encoded, buffer, count, dtype, root, options[0], ctypes.byref(op))
-    except ctypes.ArgumentError as error:  # a root that is no number
-        raise _unfit(error, name, BROADCAST, space, group) from None
+        options = _options.get(key) or _make_options(*key)
+        status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
+    except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
+        raise _unfit(error, PUSH_PULL, call) from None
     if status < 0:
-        raise _rejected(status, name, BROADCAST, space, group)
+        raise _rejected(status, PUSH_PULL, call)
     if _orphans:
         _sweep()
-    operation = Operation(op.value, keep, result, finish)
+    operation = Operation(op.value, call, keep, result)
     if then is not None:
         events.expect(op.value, then, operation)
     return operation
 
 
-def allgather(name, source, count, dtype, shape, space=USER, keep=None, then=None, group=None, ranks=None,
-              note=None, partial=False):
-    """Submit an allgather of `count` elements at address `source`.  Operation.gathered() returns the result.
-
-    ranks: number of ranks in the group.  partial: a rank that has joined contributes nothing, and the call does not fail."""
-    if _comm is None:
-        raise _unusable()
-    events = _events
-    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
-    key = (*key, True) if partial else key
-    options = _options.get(key) or _make_options(key)
-    op = ctypes.c_void_p()
-    status = lib.tally_allgather(_comm, _encode(name), source, count, dtype, options[0], ctypes.byref(op))
-    if status < 0:
-        raise _rejected(status, name, ALLGATHER, space, group)
-    if _orphans:
-        _sweep()
-    operation = Operation(op.value, keep, None, None, ranks)
-    if then is not None:
-        events.expect(op.value, then, operation)
-    return operation
+def broadcast(call, buffer, count, dtype, root, shape, keep=None, result=None):
+    """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
+    return _submit(BROADCAST, lib.tally_broadcast, call, shape, keep, result, _encode(call.name), buffer, count, dtype, root)
 
 
-def _begun(op, status, kind, name, space, group, keep, result, finish, then, events):
-    """The Operation of a call that returned `status`."""
-    if status < 0:
-        raise _rejected(status, name, kind, space, group)
-    if _orphans:
-        _sweep()
-    operation = Operation(op.value, keep, result, finish)
-    if then is not None:
-        events.expect(op.value, then, operation)
-    return operation
+def allgather(call, source, count, dtype, shape, keep=None):
+    """Submit an allgather of `count` elements at address `source`.  Operation.gathered() returns the result."""
+    return _submit(ALLGATHER, lib.tally_allgather, call, shape, keep, None, _encode(call.name), source, count, dtype)
 
 
-def allgather_into(name, source, target, count, dtype, shape, space=USER, keep=None, then=None, group=None, note=None):
+def allgather_into(call, source, target, count, dtype, shape, keep=None):
     """Submit an allgather of `count` elements at address `source` on each rank, concatenated at `target`."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = (shape, 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_allgather_into(_comm, encoded, source, target, count, dtype, options[0], ctypes.byref(op))
-    return _begun(op, status, ALLGATHER, name, space, group, keep, None, None, then, events)
+    return _submit(ALLGATHER, lib.tally_allgather_into, call, shape, keep, None, _encode(call.name), source, target, count,
+                   dtype)
 
 
 def _sizes(counts):
     return (ctypes.c_size_t * len(counts))(*counts)
 
 
-def reduce_scatter(name, source, target, counts, dtype, reduction, prescale=1.0, postscale=1.0, space=USER, keep=None,
-                   result=None, finish=None, then=None, group=None, note=None):
+def reduce_scatter(call, source, target, counts, dtype, keep=None, result=None):
     """Submit a reduce-scatter.  `source` holds counts[i] elements for rank i, in order of ranks; `target` gets this rank's."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, prescale, postscale, space, then is not None, group, note)
-    try:
-        options = _options.get(key) or _make_options(key)
-    except ValueError as error:
-        raise _unfit(error, name, REDUCE_SCATTER, space, group) from None
-    status = lib.tally_reduce_scatter(_comm, encoded, source, target, _sizes(counts), dtype, reduction, options[0],
-                                      ctypes.byref(op))
-    return _begun(op, status, REDUCE_SCATTER, name, space, group, keep, result, finish, then, events)
+    return _submit(REDUCE_SCATTER, lib.tally_reduce_scatter, call, (), keep, result, _encode(call.name), source, target,
+                   _sizes(counts), dtype, call.reduction)
 
 
-def alltoall(name, source, give, target, take, dtype, space=USER, keep=None, result=None, finish=None, then=None,
-             group=None, note=None):
+def alltoall(call, source, give, target, take, dtype, keep=None, result=None):
     """Submit an all-to-all: give[i] elements at address `source` for rank i, take[i] elements from it at `target`."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_alltoall(_comm, encoded, source, _sizes(give), target, _sizes(take), dtype, options[0],
-                                ctypes.byref(op))
-    return _begun(op, status, ALLTOALL, name, space, group, keep, result, finish, then, events)
+    return _submit(ALLTOALL, lib.tally_alltoall, call, (), keep, result, _encode(call.name), source, _sizes(give), target,
+                   _sizes(take), dtype)
 
 
-def reduce(name, source, target, count, dtype, reduction, root, space=USER, keep=None, then=None, group=None,
-           note=None):
+def reduce(call, source, target, count, dtype, root, keep=None):
     """Submit a reduction.  Only the root gets the result, at `target`."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((count,), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_reduce(_comm, encoded, source, target, count, dtype, reduction, root, options[0],
-                              ctypes.byref(op))
-    return _begun(op, status, REDUCE, name, space, group, keep, None, None, then, events)
+    return _submit(REDUCE, lib.tally_reduce, call, (count,), keep, None, _encode(call.name), source, target, count, dtype,
+                   call.reduction, root)
 
 
-def gather(name, source, count, target, counts, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
+def gather(call, source, count, target, counts, dtype, root, keep=None):
     """Submit a gather: counts[i] elements of rank i, in order of ranks, at the root's `target`.
 
     target, counts: only on the root, elsewhere None."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_gather(_comm, encoded, source, count, target, counts and _sizes(counts), dtype, root,
-                              options[0], ctypes.byref(op))
-    return _begun(op, status, GATHER, name, space, group, keep, None, None, then, events)
+    return _submit(GATHER, lib.tally_gather, call, (), keep, None, _encode(call.name), source, count, target,
+                   counts and _sizes(counts), dtype, root)
 
 
-def scatter(name, source, counts, target, count, dtype, root, space=USER, keep=None, then=None, group=None, note=None):
+def scatter(call, source, counts, target, count, dtype, root, keep=None):
     """Submit a scatter: counts[i] elements of the root's `source` for rank i."""
-    if _comm is None:
-        raise _unusable()
-    events, encoded, op = _events, _encode(name), ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = lib.tally_scatter(_comm, encoded, source, counts and _sizes(counts), target, count, dtype, root,
-                               options[0], ctypes.byref(op))
-    return _begun(op, status, SCATTER, name, space, group, keep, None, None, then, events)
+    return _submit(SCATTER, lib.tally_scatter, call, (), keep, None, _encode(call.name), source, counts and _sizes(counts),
+                   target, count, dtype, root)
 
 
-def _message(submit, arguments, space, group, keep, then, note=None):
-    if _comm is None:
-        raise _unusable()
-    events, op = _events, ctypes.c_void_p()
-    key = ((), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    status = submit(_comm, *arguments, options[0], ctypes.byref(op))
-    if status < 0:
-        sentence = _lib.error() or os.strerror(-status)
-        raise ValueError(sentence) if status == -errno.EINVAL else Error(sentence, -status)
-    if _orphans:
-        _sweep()
-    operation = Operation(op.value, keep, None, None)
-    if then is not None:
-        events.expect(op.value, then, operation)
-    return operation
-
-
-def send(source, count, dtype, to, tag, space=USER, keep=None, then=None, group=None, note=None):
+def send(call, source, count, dtype, to, tag, keep=None):
     """Submit a message of `count` elements at address `source` to a rank of the group."""
-    return _message(lib.tally_send, (source, count, dtype, to, tag), space, group, keep, then, note)
+    return _submit(None, lib.tally_send, call, (), keep, None, source, count, dtype, to, tag)
 
 
-def recv(target, count, dtype, sender, tag, space=USER, keep=None, then=None, group=None, note=None):
+def recv(call, target, count, dtype, sender, tag, keep=None):
     """Submit a receive from a rank of the group."""
-    return _message(lib.tally_recv, (target, count, dtype, sender, tag), space, group, keep, then, note)
+    return _submit(None, lib.tally_recv, call, (), keep, None, target, count, dtype, sender, tag)
 
 
-def probe(tag, space=USER, then=None, group=None):
+def probe(call, tag):
     """Submit a search for a message that this rank has not begun to receive.  Operation.source() returns its sender."""
-    return _message(lib.tally_probe, (tag,), space, group, None, then)
+    return _submit(None, lib.tally_probe, call, (), None, None, tag)
 
 
-def barrier_async(name=None, space=USER, then=None, group=None, note=None):
+def barrier_async(call):
     """Submit a barrier, which ends when all ranks have called it."""
-    if _comm is None:
-        raise _unusable()
-    events = _events
-    key = ((0,), 0, 1.0, 1.0, space, then is not None, group, note)
-    options = _options.get(key) or _make_options(key)
-    op = ctypes.c_void_p()
-    status = lib.tally_barrier(_comm, _encode(name), options[0], ctypes.byref(op))
-    if status < 0:
-        raise _rejected(status, name, BARRIER, space, group)
-    operation = Operation(op.value, None, None, None)
-    if then is not None:
-        events.expect(op.value, then, operation)
-    return operation
+    return _submit(BARRIER, lib.tally_barrier, call, (0,), None, None, _encode(call.name))
 
 
 def barrier(name=None, group=None):
     """Wait until all ranks, or those of a group, have called it."""
-    barrier_async(name, group=group).wait()
+    barrier_async(Call(name, group=group)).wait()

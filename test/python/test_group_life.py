@@ -307,7 +307,8 @@ def test_what_ends_soon_is_waited_for():
             pass
 
     nothing = lambda *_: None
-    group = types.SimpleNamespace(limit=60, begun=0, failure=None, enter=nothing, hold=nothing, let_go=nothing, fail=nothing)
+    group = types.SimpleNamespace(limit=60, begun=0, failure=None, enter=nothing, hold=nothing, let_go=nothing, fail=nothing,
+                                  call=nothing)
     work = GroupWork(group, "call", False, [], None)
     with work:
         work.add(lambda *_: Operation())

@@ -668,8 +668,8 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
     import threading
 
     import torch
-    from tally._core import GRADIENT, Error
-    from tally.torch import sparse
+    from tally._core import GRADIENT, Call, Error
+    from tally.torch import calls, sparse
 
     class Gather:
         def __init__(self, tensor, *_):
@@ -679,10 +679,10 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
         def __init__(self, values):
             self.done, self.wait = lambda: True, lambda: values
 
-    def reduce(summands, *rest):
+    def reduce(call, summands, _):
         if fails:
             raise Error("as if a rank had died", 104)
-        rest[-2](None)
+        call.then(None)
         return Ended(summands)
 
     def told(handle):
@@ -692,11 +692,11 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
             outcomes.append(error.errno)
 
     outcomes = []
-    monkeypatch.setattr(sparse, "_Gather", Gather)
-    monkeypatch.setattr(sparse, "_allgather", lambda tensor, name, space, then, process_set, partial: then(tensor))
-    monkeypatch.setattr(sparse, "_reduce", reduce)
-    thread = threading.Thread(target=sparse.SparseReduction, daemon=True, kwargs={"then": told},
-                              args=(torch.eye(2).to_sparse(1), "s", hvd().Sum, GRADIENT))
+    monkeypatch.setattr(calls, "Gather", Gather)
+    monkeypatch.setattr(calls, "allgather", lambda call, tensor: call.then(tensor))
+    monkeypatch.setattr(calls, "reduce", reduce)
+    thread = threading.Thread(target=sparse.SparseReduction, daemon=True,
+                              args=(Call("s", hvd().Sum, space=GRADIENT, then=told), torch.eye(2).to_sparse(1)))
     thread.start()
     thread.join(60)
     assert outcomes == [104 if fails else [[1, 0], [0, 1]]]

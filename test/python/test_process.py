@@ -650,8 +650,8 @@ def test_shutdown_with_calls_to_come():
         x, y, seen = np.ones(3, np.float32), np.ones(3, np.float32), []
 
         def submit(array, name):
-            return _core.push_pull(name, array.ctypes.data, array.ctypes.data, 3, 0, 0, (3,), keep=array,
-                                   then=seen.append)
+            call, address = _core.Call(name, then=seen.append), array.ctypes.data
+            return _core.push_pull(call, address, address, 3, 0, (3,), array)
 
         met = submit(x, "met")
         met.wait()
@@ -659,8 +659,8 @@ def test_shutdown_with_calls_to_come():
         left = threading.Barrier(4)
         for number in range(4):
             submit(np.ones(3, np.float32), "deep %d" % number)
-        deep = [_core.push_pull("wait %d" % number, x.ctypes.data, x.ctypes.data, 0, 0, 0, (0,), keep=x,
-                                then=lambda _: left.wait(30)) for number in range(4)]
+        deep = [_core.push_pull(_core.Call("wait %d" % number, then=lambda _: left.wait(30)), x.ctypes.data, x.ctypes.data,
+                                0, 0, (0,), x) for number in range(4)]
         if tally.rank() == 0:
             alone = submit(y, "alone")
         else:

@@ -17,6 +17,7 @@ import torch.distributed
 from .. import _core
 from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
 from . import elastic, steps
+from .calls import Adasum
 from .deferred import find_stale_reads
 from .compression import Compression
 from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
@@ -24,7 +25,7 @@ from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
 from .join import join_launched
-from .ops import (Adasum, Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
+from .ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
                   allreduce_async, allreduce_async_, barrier, broadcast, broadcast_, broadcast_async,
                   broadcast_async_, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
                   grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull, push_pull_async,

@@ -200,27 +200,29 @@ class Line:
     """Calls of a group that must be submitted in order.  A call behind a tensor that is still being copied from the device
     waits too."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("calls", "waiting")
 
     def __init__(self):
+        self.calls = 0    # that have a number
         self.waiting = 0  # not yet submitted; guarded by the carrier's lock
 
 
 class _Load:
     """One operation in flight, with its copies before and after.
 
+    call: the Call of this operation; its `then` and `finish` are the transfer's.
+    kind: of the operation, for telling the other ranks if it cannot be started; None: do not tell them.
     spans: (source or None, target or None), contiguous, of one type and length, sharing host memory.
-    submit(host vectors, then): starts the operation.
-    about: (kind, name, space, group), for telling the other ranks if it cannot be started; None: do not tell them.
+    submit(call, host vectors): starts the operation.
     first: whether it is the first of its transfer."""
 
-    __slots__ = ("_generation", "_device", "_ready", "_spans", "_submit", "_about", "_line", "_transfer", "_first",
+    __slots__ = ("_generation", "_device", "_ready", "_call", "_kind", "_spans", "_submit", "_transfer", "_first",
                  "_piece", "_hosts", "_copied", "_failure")
 
-    def __init__(self, device, ready, spans, submit, about, line, transfer, first):
+    def __init__(self, transfer, first, device, ready, call, kind, spans, submit):
         self._generation = _core.generation()
-        self._device, self._ready, self._spans, self._submit = device, ready, spans, submit
-        self._about, self._line, self._transfer, self._first = about, line, transfer, first
+        self._transfer, self._first, self._device, self._ready = transfer, first, device, ready
+        self._call, self._kind, self._spans, self._submit = call, kind, spans, submit
         self._piece = self._copied = self._failure = None
         self._hosts = [target if source is None else source for source, target in spans]
 
@@ -270,7 +272,7 @@ class _Load:
 
     def hand_over(self):
         """Submit the operation after the copies have ended."""
-        line, lost = self._line, self._transfer.lost
+        line, lost = self._call.line, self._transfer.lost
         if lost is None:
             self._start()
         else:
@@ -288,14 +290,12 @@ class _Load:
         try:
             if self._generation != _core.generation():  # nothing of it shall meet the next job's
                 raise _core.Error("this rank has left the job", errno.ESHUTDOWN)
-            if self._failure is None and self._about is not None:
+            if self._failure is None and self._kind is not None:
                 self._failure = self._transfer.broken()  # submitted and then cancelled, it might end before that
             if self._failure is not None:
-                if self._about is not None:
-                    kind, name, space, group = self._about
-                    _core.refuse(kind, name, space, self._failure, group)
+                _core.refuse(self._kind, self._call, self._failure)
                 raise self._failure
-            self._transfer.begun(self._submit(self._hosts, self._ended))
+            self._transfer.begun(self._submit(self._call.but(then=self._ended, finish=None), self._hosts))
         except Exception as error:
             self._landed(error)
 
@@ -314,8 +314,8 @@ class _Load:
                             target.copy_(host, non_blocking=True)
                     self._piece.event = self._device.mark()
         except Exception as error:
-            if self._first and not alone and self._about is not None:
-                _failures[(_core.period(), *self._about)] += 1
+            if self._first and not alone and self._kind is not None:
+                _failures[_core.meeting(self._kind, self._call)] += 1
             self._landed(error, alone)
         else:
             self._landed(None)
@@ -428,9 +428,9 @@ class Transfer:
     in flight when the next call comes.  If the first one fails, operations that have not begun never begin, on any rank
     (see _attempt()).  This does not apply if only the first one's copy has failed."""
 
-    def __init__(self, device, count, tensors, result, finish, then):
+    def __init__(self, call, device, count, tensors, result):
         self._device, self._left, self._tensors = device, count, tensors
-        self._result, self._finish, self._then = result, finish, then
+        self._result, self._finish, self._then = result, call.finish, call.then
         self._lock = threading.Lock()  # guards the rest
         self._arrived = threading.Event()
         self._event = self._failure = None
@@ -529,25 +529,23 @@ class Transfer:
         return self.operation.gathered()
 
 
-def begin(device, loads, result=None, finish=None, then=None, line=None, ready=None):
-    """Start operations on tensors of one device (None: of the host, behind others of `line`).  Returns their Transfer.
+def begin(call, device, loads, result=None, ready=None):
+    """Start operations on tensors of one device (None: of the host, behind others of call.line).  Returns their Transfer.
 
-    loads: (spans, submit, about) for each operation, as in _Load.
-    result, finish: wait() returns `result`, or finish(result), which the first waiter calls once.
-    then: called with the Transfer at the end, in another thread.
+    loads: (call, kind, spans, submit) for each operation, as in _Load.
+    result: wait() returns it, or call.finish(result).
     ready: an event after which tensors may be read; default: the current stream's work so far."""
-    tensors = [one for spans, _, _ in loads for span in spans for one in span if one is not None]
+    tensors = [one for *_, spans, _ in loads for span in spans for one in span if one is not None]
     if device is not None:
         runtime = device.runtime
         for tensor in tensors:
             runtime.keep(tensor, device.leaving)
             runtime.keep(tensor, device.arriving)
         ready = ready or device.mark()
-        loads = [([tuple(one if one is None else one.detach().view(-1) for one in span) for span in spans],
-                  submit, about) for spans, submit, about in loads]
-    transfer = Transfer(device, len(loads), tensors, result, finish, then)
-    _carrier.add([_Load(device, ready, spans, submit, about, line, transfer, i == 0)
-                  for i, (spans, submit, about) in enumerate(loads)], line)
+        loads = [(part, kind, [tuple(one if one is None else one.detach().view(-1) for one in span) for span in spans],
+                  submit) for part, kind, spans, submit in loads]
+    transfer = Transfer(call, device, len(loads), tensors, result)
+    _carrier.add([_Load(transfer, i == 0, device, ready, *load) for i, load in enumerate(loads)], call.line)
     return transfer
 
 
@@ -557,11 +555,10 @@ def begin(device, loads, result=None, finish=None, then=None, line=None, ready=N
 _failures = collections.Counter()
 
 
-def _attempt(name, space, group):
+def _attempt(call):
     """How often the first operation of a call in chunks has failed; it fails on all ranks.  The names of the other chunks
     contain this number, because ranks may have submitted different numbers of them."""
-    return (_failures[_core.period(), PUSH_PULL, name, space, group]
-            + _core.refusals(PUSH_PULL, name, space, group))
+    return _failures[_core.meeting(PUSH_PULL, call)] + _core.refusals(PUSH_PULL, call)
 
 
 def chunks(name, length, size, device, attempt=0):
@@ -586,38 +583,36 @@ def chunks(name, length, size, device, attempt=0):
 _calls = collections.Counter()
 
 
-def named(name, kind, space, group):
+def named(kind, call):
     """Name a call that has no name by its number among such calls of the same kind on devices.  The library's own numbers
     would follow the order in which copies end."""
-    if name is not None:
-        return name
-    key = (_core.period(), kind, space, group)
+    if call.name is not None:
+        return call
+    key = _core.meeting(kind, call)
     _calls[key] += 1
-    return "device.noname.%d" % _calls[key]
+    return call.but(name="device.noname.%d" % _calls[key])
 
 
-def reduce(name, source, target, dtype, reduction, shape, priority, prescale, postscale, space, result, finish, then,
-           group, line=None, note=None):
+def reduce(call, source, target, dtype, result):
     """Submit the reduction of the contiguous `source` into `target`, both on one device, as _core.push_pull() does.
 
-    line: the Line of an ordered name space.  There the first operation has no name, and `name` makes the others' names."""
-    device = of(source)
+    In an ordered name space the first operation has no name, and the others are named by the call's number."""
+    device, shape, ordered = of(source), source.shape, call.line is not None
+    call = call.but(name="call %d" % call.line.calls) if ordered else named(PUSH_PULL, call)
     source, target = source.detach().view(-1), target.detach().view(-1)
-    attempt = _attempt(name, space, group)
-    pieces = chunks(name, source.numel(), source.element_size(), device, attempt)
+    attempt = _attempt(call)
+    pieces = chunks(call.name, source.numel(), source.element_size(), device, attempt)
     if attempt and len(pieces) > 1:
-        note = "%s; attempt %d" % (note or "", attempt)
+        call = call.but(note="%s; attempt %d" % (call.note or "", attempt))
 
-    def load(called, low, high):
-        if line is not None and low == 0:
-            called = None  # by its number
+    def load(name, low, high):
         dims = shape if len(pieces) == 1 else (high - low,)
 
-        def submit(hosts, ended):
+        def submit(part, hosts):
             address = hosts[0].data_ptr()
-            return _core.push_pull(called, address, address, high - low, dtype, reduction, dims, priority, prescale,
-                                   postscale, space, hosts, None, None, ended, group, note)
+            return _core.push_pull(part, address, address, high - low, dtype, dims, hosts)
 
-        return [(source[low:high], target[low:high])], submit, (PUSH_PULL, called, space, group)
+        part = call.but(name=None if ordered and low == 0 else name)
+        return part, PUSH_PULL, [(source[low:high], target[low:high])], submit
 
-    return begin(device, [load(*piece) for piece in pieces], result, finish, then, line)
+    return begin(call, device, [load(*piece) for piece in pieces], result)

@@ -11,12 +11,12 @@ import zlib
 import torch
 
 from .. import _core
-from .._core import USER, Error
+from .._core import Call, Error
 from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
-from . import device, uneven
+from . import calls, device, uneven
+from .calls import DTYPES
 from .compression import Compression
-from .ops import (_DTYPES, Average, Group, Sum, _allgather, _backward_name, _check, _flow, _Gather, _gathered, _names,
-                  _reduction, _refuse)
+from .ops import Average, Sum
 from .process_sets import global_process_set
 
 # --- alltoall ----------------------------------------------------------------------------------------------
@@ -26,45 +26,45 @@ class _Exchange:
     """Handle of an alltoall: the ranks gather their splits -> at the gather's end each rank knows how much it receives, and
     submits the exchange of rows, in the thread on the completion queue."""
 
-    def __init__(self, tensor, given, dtype, name, process_set):
+    def __init__(self, call, tensor, given, dtype, process_set):
         self._rows = tensor.detach().resolve_neg().contiguous()
         self._device = device.of(self._rows)
         self._ready = self._device and self._device.mark()
-        self._given, self._dtype, self._name, self._process_set = given, dtype, name + ".rows", process_set
-        self._group, self._rank, self._size = process_set.group(), process_set.rank(), process_set.size()
+        self._call, self._given, self._dtype = call.but(name=call.name + ".rows"), given, dtype
+        self._rank, self._size = process_set.rank(), process_set.size()
         self._exchange = self._failure = None
         self.submitted = threading.Event()
         # Rows of other shapes might have as many elements.
         shape = zlib.crc32(repr(tuple(tensor.shape[1:])).encode())
-        _allgather(torch.tensor([[shape, *given]], device="cpu"), name + ".splits", then=self._splits_known,
-                   process_set=process_set)
+        calls.allgather(call.but(name=call.name + ".splits", then=self._splits_known),
+                        torch.tensor([[shape, *given]], device="cpu"))
         uneven.begin_half(self)
 
     def _splits_known(self, operation):
         try:
-            table = _Gather(operation, torch.int64, (1 + self._size,)).wait().tolist()
+            table = calls.Gather(operation, torch.int64, (1 + self._size,)).wait().tolist()
             for rank, (shape, *_) in enumerate(table):
                 if shape != table[0][0]:
                     raise Error(_core.explain("ranks disagree on %r: the rows of the process set's ranks 0 and %d are of "
-                                              "other shapes" % (self._name.removesuffix(".rows"), rank)), errno.EINVAL)
+                                              "other shapes" % (self._call.name.removesuffix(".rows"), rank)), errno.EINVAL)
             rows, self._received = self._rows, [given[1 + self._rank] for given in table]
             each = rows[0].numel() if len(rows) else math.prod(rows.shape[1:])
             give, take = ([count * each for count in counts] for counts in (self._given, self._received))
 
-            def submit(pair, then, result=None):
-                return _core.alltoall(self._name, pair[0].data_ptr(), give, pair[1].data_ptr(), take,
-                                      _DTYPES[rows.dtype], USER, pair, result, then=then, group=self._group)
+            def submit(call, pair, result=None):
+                return _core.alltoall(call, pair[0].data_ptr(), give, pair[1].data_ptr(), take, DTYPES[rows.dtype], pair,
+                                      result)
 
             shape = (sum(self._received), *rows.shape[1:])
             if self._device is None:
                 result = torch.empty(shape, dtype=rows.dtype, device="cpu")
-                self._exchange = submit((rows, result), None, result)
+                self._exchange = submit(self._call, (rows, result), result)
             else:
                 with self._device.arrived():
                     result = rows.new_empty(shape)
                 self._exchange = device.begin(
-                    self._device, [([(rows, None), (None, result)], submit, (ALLTOALL, self._name, USER, self._group))],
-                    result, ready=self._ready)
+                    self._call, self._device, [(self._call, ALLTOALL, [(rows, None), (None, result)], submit)], result,
+                    self._ready)
         except Exception as failure:
             self._failure = failure
         self.submitted.set()
@@ -86,9 +86,9 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
     """Start an exchange of rows; the result is (tensor, received splits); see alltoall()."""
     if name is None:
         name = "alltoall.noname.%d" % process_set.number("alltoall")
-    size = process_set.size()
+    call, size = Call(name, group=process_set.group()), process_set.size()
     try:
-        _check(tensor)
+        calls.check(tensor)
         if not tensor.dim():
             raise ValueError("alltoall needs a tensor with a first dimension")
         rows, dtype = tensor.shape[0], torch.int32
@@ -105,9 +105,9 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
                 raise ValueError("splits must be %d numbers from 0 whose sum is the first dimension, %d, not %s"
                                  % (size, rows, given))
     except (TypeError, ValueError, NotImplementedError) as reason:
-        _core.refuse(ALLGATHER, name + ".splits", USER, reason, process_set.group())
+        _core.refuse(ALLGATHER, call.but(name=name + ".splits"), reason)
         raise
-    return _Exchange(tensor, given, dtype, name, process_set)
+    return _Exchange(call, tensor, given, dtype, process_set)
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
@@ -127,81 +127,77 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
         return [rows]
 
     def back(gradients):
-        return [alltoall_async(gradients[0], received[-1], _backward_name(name), process_set).wait()[0]]
+        return [alltoall_async(gradients[0], received[-1], calls.backward_name(name), process_set).wait()[0]]
 
-    rows = _flow(start, back, [tensor])[0]
+    rows = calls.flow(start, back, [tensor])[0]
     return rows if splits is None else (rows, received[-1])
 
 
 # --- reducescatter -----------------------------------------------------------------------------------------
 
 
-def _scattered_name(name):
-    return None if name is None else name + ".reducescatter"
+def _scattering(several):
+    """The Calls, under names of their own."""
+    return [call.but(name=None if call.name is None else call.name + ".reducescatter") for call in several]
 
 
-def _reducescatter(tensors, names, reduction, process_set, prescale, postscale):
-    names = [_scattered_name(name) for name in names]
-    group, rank, size = process_set.group(), process_set.rank(), process_set.size()
+def _reducescatter(several, tensors, process_set):
+    several, rank, size = _scattering(several), process_set.rank(), process_set.size()
     try:
         for tensor in tensors:
-            _check(tensor)
+            calls.check(tensor)
             if not tensor.dim():
                 raise ValueError("reducescatter needs a tensor with a first dimension")
     except (TypeError, ValueError, NotImplementedError) as reason:
-        for tensor, name in zip(tensors, names):
-            _refuse(tensor, REDUCE_SCATTER, name, USER, reason, group)
+        for call, tensor in zip(several, tensors):
+            calls.refuse(REDUCE_SCATTER, call, tensor, reason)
         raise
     operations = []
-    for tensor, name in zip(tensors, names):
+    for call, tensor in zip(several, tensors):
         packed = tensor.detach().resolve_neg().contiguous()
         # Where rows do not come out even the first ranks have one more.
         length, more = divmod(packed.shape[0], size)
         rows = [length + (one < more) for one in range(size)]
         each = math.prod(packed.shape[1:])
         result = packed.new_empty((rows[rank], *packed.shape[1:]))
-        counts, code = [count * each for count in rows], _DTYPES[packed.dtype]
-        if not packed.is_cpu:
-            name = device.named(name, REDUCE_SCATTER, USER, group)
+        counts, code = [count * each for count in rows], DTYPES[packed.dtype]
+        call = call.but(note=str(list(packed.shape)))  # ranks whose tensors have as many elements in other rows are told
 
-        shape = str(list(packed.shape))  # ranks whose tensors have as many elements in other rows are told
-
-        def submit(pair, then, result=None, name=name, counts=counts, code=code, shape=shape):
-            return _core.reduce_scatter(name, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, reduction, prescale,
-                                        postscale, USER, pair, result, then=then, group=group, note=shape)
+        def submit(call, pair, result=None, counts=counts, code=code):
+            return _core.reduce_scatter(call, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, pair, result)
 
         if packed.is_cpu:
-            operations.append(submit((packed, result), None, result))
+            operations.append(submit(call, (packed, result), result))
         else:
+            call = device.named(REDUCE_SCATTER, call)
             operations.append(device.begin(
-                device.of(packed), [([(packed, None), (None, result)], submit, (REDUCE_SCATTER, name, USER, group))],
-                result))
-    return Group(operations)
+                call, device.of(packed), [(call, REDUCE_SCATTER, [(packed, None), (None, result)], submit)], result))
+    return calls.Group(operations)
 
 
-def _reducescattered(tensors, names, compression, op, process_set, prescale, postscale):
-    reduction = _reduction(op, None)
+def _reducescattered(several, tensors, compression, process_set):
     pairs = [compression.compress(one) if isinstance(one, torch.Tensor) else (one, None) for one in tensors]
 
     def start(inputs):
-        return _reducescatter(inputs, names, reduction, process_set, prescale, postscale).wait()
+        return _reducescatter(several, inputs, process_set).wait()
 
     def back(gradients):
         # As in Horovod, the gradient of the average over the ranks of what is made of the results.
-        scale = prescale * postscale * (process_set.size() if reduction == Sum else 1)
-        names_back = [_backward_name(_scattered_name(name)) for name in names]
-        return [one * scale for one in _gathered(gradients, names_back, process_set)]
+        scales = [call.prescale * call.postscale * (process_set.size() if call.reduction == Sum else 1) for call in several]
+        gathers = [Call(calls.backward_name(call.name), group=call.group) for call in _scattering(several)]
+        return [one * scale for one, scale in zip(calls.gathered(gathers, gradients, process_set), scales)]
 
     sent = [one for one, _ in pairs]
-    results = _flow(start, back, sent) if reduction in (Sum, Average) else start(sent)
+    flows = all(call.reduction in (Sum, Average) for call in several)
+    results = calls.flow(start, back, sent) if flows else start(sent)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
 
 
 def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                         postscale_factor=1.0):
     """Start a reduction that gives this rank its rows; see reducescatter()."""
-    return _reducescatter([tensor], [name], _reduction(op, None), process_set, prescale_factor,
-                          postscale_factor).operations[0]
+    call = Call(name, calls.reduction(op, None), process_set.group(), 0, prescale_factor, postscale_factor)
+    return _reducescatter([call], [tensor], process_set).operations[0]
 
 
 def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
@@ -213,20 +209,23 @@ def reducescatter(tensor, name=None, compression=Compression.none, op=Average, p
     op: Average, Sum, Min, Max or Product.
     Other arguments as for allreduce().  Gradients flow through Sum and Average.
     """
-    return _reducescattered([tensor], [name], compression, op, process_set, prescale_factor, postscale_factor)[0]
+    call = Call(name, calls.reduction(op, None), process_set.group(), 0, prescale_factor, postscale_factor)
+    return _reducescattered([call], [tensor], compression, process_set)[0]
 
 
 def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                                 postscale_factor=1.0):
     """Start a reducescatter of each of a list of tensors; the result is their list."""
     tensors = list(tensors)
-    return _reducescatter(tensors, _names(name, len(tensors)), _reduction(op, None), process_set, prescale_factor,
-                          postscale_factor)
+    several = calls.several(name, len(tensors), calls.reduction(op, None), process_set.group(), 0, prescale_factor,
+                            postscale_factor)
+    return _reducescatter(several, tensors, process_set)
 
 
 def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=Average,
                           process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0):
     """reducescatter() of each of a list of tensors, all submitted before the first is waited for."""
     tensors = list(tensors)
-    return _reducescattered(tensors, _names(name, len(tensors)), compression, op, process_set, prescale_factor,
+    several = calls.several(name, len(tensors), calls.reduction(op, None), process_set.group(), 0, prescale_factor,
                             postscale_factor)
+    return _reducescattered(several, tensors, compression, process_set)

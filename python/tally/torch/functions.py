@@ -12,9 +12,9 @@ import pickle
 import torch
 
 from .. import _core
-from .._core import STATE
+from .._core import STATE, Call
 from .._lib import ALLGATHER, BROADCAST
-from .ops import Group, _allgather, _broadcast
+from .calls import Group, allgather, broadcast
 from .process_sets import global_process_set
 
 try:
@@ -24,11 +24,15 @@ except ImportError:
     from pickle import dumps as _dumps
 
 
+def _call(name, process_set):
+    return Call(name, group=process_set.group(), space=STATE)
+
+
 def compare(what, own, process_set=global_process_set, name=None):
     """Raise Error with the same sentence on all ranks unless the ranks' lists of strings `own` are equal.  Collective: calls
     meet by name, or without one by their order."""
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(own).encode()).digest()), dtype=torch.uint8)
-    digests = _allgather(digest.unsqueeze(0), name, STATE, process_set=process_set).wait()
+    digests = allgather(_call(name, process_set), digest.unsqueeze(0)).wait()
     if digests.eq(digests[0]).all():
         return
     for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):
@@ -62,10 +66,10 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set):
         if not isinstance(tensor, torch.Tensor):
             reason = TypeError("parameter %s is no tensor but of type %s; use broadcast_object for it"
                                % (name, type(tensor).__name__))
-            _core.refuse(ALLGATHER, None, STATE, reason, process_set.group())  # of compare()
+            _core.refuse(ALLGATHER, _call(None, process_set), reason)  # of compare()
             raise reason
     compare("the parameters to broadcast", sorted("%r" % (name,) for name, _ in params), process_set)
-    Group([_broadcast(tensor, tensor, root_rank, name, STATE, process_set) for name, tensor in params]).wait()
+    Group([broadcast(_call(name, process_set), tensor, tensor, root_rank, process_set) for name, tensor in params]).wait()
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
@@ -73,21 +77,20 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
     obj: anything that can be pickled (with lambdas and the like if cloudpickle is installed).  Ignored on other ranks.
     """
-    names = (None, None) if name is None else (name + ".length", name + ".pickle")
+    first, second = [_call(name and name + end, process_set) for end in (".length", ".pickle")]
     root = _core.rank() == root_rank
     length = torch.zeros(1, dtype=torch.int64, device="cpu")
     if root:
         try:
             data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
         except Exception as reason:
-            _core.refuse(BROADCAST, names[0], STATE, "rank %d cannot pickle its object: %s" % (root_rank, reason),
-                         process_set.group())
+            _core.refuse(BROADCAST, first, "rank %d cannot pickle its object: %s" % (root_rank, reason))
             raise
         length[0] = data.numel()
-    _broadcast(length, length, root_rank, names[0], STATE, process_set).wait()
+    broadcast(first, length, length, root_rank, process_set).wait()
     if not root:
         data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
-    _broadcast(data, data, root_rank, names[1], STATE, process_set).wait()
+    broadcast(second, data, data, root_rank, process_set).wait()
     return obj if root else pickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
 
 
@@ -96,15 +99,13 @@ def allgather_object(obj, name=None, process_set=global_process_set):
 
     obj: anything that can be pickled (with lambdas and the like if cloudpickle is installed).
     """
-    if name is not None:
-        name += ".pickles"
+    call = _call(name and name + ".pickles", process_set)
     try:
         data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
     except Exception as reason:
-        _core.refuse(ALLGATHER, name, STATE, "rank %d cannot pickle its object: %s" % (_core.rank(), reason),
-                     process_set.group())
+        _core.refuse(ALLGATHER, call, "rank %d cannot pickle its object: %s" % (_core.rank(), reason))
         raise
-    gather = _allgather(data, name, STATE, process_set=process_set)
+    gather = allgather(call, data)
     return [pickle.loads(piece.numpy().tobytes()) for piece in gather.wait().split(gather.first_dims)]
 
 
@@ -149,6 +150,6 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
                              process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)
-    Group([_broadcast(tensor, tensor, root_rank, None, STATE, process_set) for tensor in tensors]).wait()
+    Group([broadcast(_call(None, process_set), tensor, tensor, root_rank, process_set) for tensor in tensors]).wait()
     if not root:
         optimizer.load_state_dict(state)

@@ -37,8 +37,8 @@ from torch._C._distributed_c10d import ReduceOp
 from .. import _core
 from .._core import Error, Reduction
 from . import device, lists, monitored
+from .calls import DTYPES, PLAIN, check
 from .join import decline, job_members, join
-from .ops import _DTYPES, _PLAIN, _check
 from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks
 from .work import GroupWork, Together, UnderWay, just_ended
@@ -52,7 +52,7 @@ _REDUCTIONS = {_SUM: Reduction.Sum, _AVG: Reduction.Average, _MIN: Reduction.Min
                _PRODUCT: Reduction.Product}
 _BITWISE = {_BAND: 5, _BOR: 6, _BXOR: 7}  # TALLY_BAND and so on in tally.h
 # (dtype, c10d's number) -> the library's number, of what it reduces as it is.
-_DIRECT = {(dtype, operator): int(reduction) for dtype in _DTYPES for operator, reduction in (
+_DIRECT = {(dtype, operator): int(reduction) for dtype in DTYPES for operator, reduction in (
     *_REDUCTIONS.items(), *(() if dtype.is_floating_point else _BITWISE.items()))
     if (dtype, operator) != (torch.bool, _AVG)}
 _SHOWN = 80  # characters of a note in what ranks that disagree are told
@@ -70,7 +70,7 @@ def _flat(tensor):
     flat = tensor.contiguous().view(-1)
     if flat.stride(0) != 1:  # one element is contiguous whatever its stride, and yet no bytes to torch
         flat = flat.as_strided((flat.numel(),), (1,))
-    if flat.dtype in _DTYPES:
+    if flat.dtype in DTYPES:
         return flat
     return flat.view(torch.uint8)
 
@@ -81,7 +81,7 @@ def _note(tensors, shaped=True):
     if len(tensors) > 1:
         return _list_note(tensors)
     tensor, = tensors
-    kind = None if tensor.dtype in _DTYPES else str(tensor.dtype)[len("torch."):]
+    kind = None if tensor.dtype in DTYPES else str(tensor.dtype)[len("torch."):]
     if not shaped or tensor.dim() == 1:
         return kind
     return "%s%s" % (kind + " " if kind else "", list(tensor.shape))
@@ -262,6 +262,7 @@ class Group(dist.ProcessGroup):
         self.limit = limit  # seconds, for calls that give no other
         self._store, self._name, self._description = store, name, ""
         self._ranks = ranks
+        self.call = ranks.call
         self.failure = None  # why it can no longer be used
         self._others = None  # type of device -> another backend that has it, or its group once there is one
         self.mixed = True    # whether there may be any; the first call finds out
@@ -443,7 +444,7 @@ class Group(dist.ProcessGroup):
             if (tensor.layout is not torch.strided or tensor.is_nested
                     or not (tensor.is_cpu or device.supported(tensor.device))):
                 try:
-                    _check(tensor)
+                    check(tensor)
                 except TypeError as error:
                     raise NotImplementedError(str(error)) from None
         work.look_at(tensors)
@@ -477,9 +478,9 @@ class Group(dist.ProcessGroup):
         if root is None and len(tensors) == 1:  # what most calls are about goes by a short way
             tensor, = tensors
             reduction = _DIRECT.get((tensor.dtype, operator))
-            if (reduction is not None and tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided
+            if (reduction is not None and tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided
                     and not tensor.is_nested and tensor.is_contiguous() and not tensor.is_neg()):
-                work.add(self._ranks.reduce_plain, tensor, reduction, in_place=True)
+                work.add(self._ranks.reduce_plain, tensor, reduction=reduction, in_place=True)
                 return
         keep, finish = root is None or root == self.rank(), None
         if len(tensors) == 1 and tensors[0].is_sparse:
@@ -499,10 +500,10 @@ class Group(dist.ProcessGroup):
         if root is None:
             # Else it is summed in a copy, which is to be copied back.
             in_place = finish is None and source.is_contiguous() and not source.is_neg()
-            work.add(self._ranks.reduce, source, source, reduction, note=_note(tensors, False), in_place=in_place)
+            work.add(self._ranks.reduce, source, source, reduction=reduction, note=_note(tensors, False), in_place=in_place)
         else:
             packed = source.resolve_neg().contiguous()
-            work.add(self._ranks.reduce_to, packed, reduction, root, note=_note(tensors))
+            work.add(self._ranks.reduce_to, packed, root, reduction=reduction, note=_note(tensors))
             if keep:
                 work.follow(functools.partial(_copy, source, packed))
         if keep and finish:
@@ -521,7 +522,7 @@ class Group(dist.ProcessGroup):
         views, (reduction, *_) = zip(*[self._reduction(tensor, operator) for tensor in tensors])
         total = lists.combined(views, operator).contiguous()
         work.look_at([total])
-        work.add(self._ranks.reduce, total, total, reduction, note=_note(tensors[:1], False))
+        work.add(self._ranks.reduce, total, total, reduction=reduction, note=_note(tensors[:1], False))
         work.follow(functools.partial(_spread, tensors, _flat(total)))
 
     def _reduce_sparse(self, work, tensors, operator, keep):
@@ -637,7 +638,7 @@ class Group(dist.ProcessGroup):
         source = source.contiguous()
         width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
         target, finish = _landing(outputs)
-        work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction, note=note)
+        work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction=reduction, note=note)
         if finish:
             work.follow(finish)
 

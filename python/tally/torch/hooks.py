@@ -23,11 +23,12 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core
-from .._core import BUCKET
+from .._core import BUCKET, Call
 from .._lib import ALLGATHER, PUSH_PULL
 from . import device, gates, outcome
+from .calls import reduce
 from .join import join_default
-from .ops import Average, _reduce
+from .ops import Average
 from .profile import Range, is_profiled
 from .sparse import SparseReduction
 from .work import deadlines
@@ -70,7 +71,7 @@ class _Model:
         self._group = None   # the library's group of the ranks; None: all
         self._joined = 0     # generation of the communicator that has been looked at
         self.hook = None     # the _Hook that torch calls
-        self._buckets = {}   # index -> (where its gradients lie, weak references to its parameters)
+        self._buckets = {}   # index -> (job, and where its gradients lie; weak references to its parameters; its Call)
 
     def count(self):
         """Take the next number, but only once the hook is known to be Tally's: torch may not know another hook's
@@ -95,14 +96,16 @@ class _Model:
         turn = worlds.index(world)
         self.name = "model %d%s" % (self.number, " of process group %d" % (turn + 1) if turn else "")
 
-    def name_of(self, bucket, buffer):
-        """The name of a bucket, whose gradients are in this buffer."""
+    def call(self, bucket, buffer):
+        """The Call that averages a bucket, whose gradients are in this buffer."""
         index = bucket.index()
-        place = None if buffer.is_sparse else (buffer.data_ptr(), buffer.numel())
+        place = self._joined, None if buffer.is_sparse else (buffer.data_ptr(), buffer.numel())
         known = self._buckets.get(index)
         if known is None or known[0] != place:  # torch rebuilds them after the first step
-            self._buckets[index] = place, [weakref.ref(p) for p in bucket.parameters()]
-        return "%s bucket %d" % (self.name, index)
+            # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
+            call = Call("%s bucket %d" % (self.name, index), Average, self._group, index, space=BUCKET)
+            known = self._buckets[index] = place, [weakref.ref(p) for p in bucket.parameters()], call
+        return known[2]
 
     def describe(self, index):
         """The first and the last parameter of a bucket, for errors."""
@@ -121,15 +124,8 @@ class _Model:
         self.enter()
         buffer = bucket.buffer()
         kind, what = (ALLGATHER, ".rows") if buffer.is_sparse else (PUSH_PULL, "")
-        _core.refuse(kind, self.name_of(bucket, buffer) + what, BUCKET, reason, self._group)
-
-    # As a process set's.
-
-    def group(self):
-        return self._group
-
-    def size(self):
-        return len(self._ranks) if self._ranks else _core.size()
+        call = self.call(bucket, buffer)
+        _core.refuse(kind, call.but(name=call.name + what), reason)
 
 
 def _explain(sentence):
@@ -307,13 +303,6 @@ def _ended(tensor, limit):
     return future, late.end, late.watch
 
 
-def _average_sparse(model, gradient, name, priority):
-    """The future of a sparse gradient's average over the union of the ranks' rows."""
-    future, then, begun = _ended(gradient, model.limit)
-    begun(SparseReduction(gradient, name, Average, BUCKET, priority, then, model))
-    return future
-
-
 def _average(state, bucket, dtype):
     """Start the average of a bucket, sent as `dtype` if one is given.  Returns the future of the bucket's tensor."""
     if not hasattr(bucket, "buffer"):
@@ -323,9 +312,10 @@ def _average(state, bucket, dtype):
                                   % type(bucket).__name__)
     model = state.enter(bucket)
     gradient = bucket.buffer()
-    if gradient.is_sparse:
-        return _average_sparse(model, gradient, model.name_of(bucket, gradient), bucket.index())
     future, then, begun = _ended(gradient, model.limit)
+    if gradient.is_sparse:
+        begun(SparseReduction(model.call(bucket, gradient).but(then=then), gradient))
+        return future
     operation = start(model, bucket, dtype)
     begun(operation)
     operation.watch(then)
@@ -335,10 +325,10 @@ def _average(state, bucket, dtype):
 def start(model, bucket, dtype):
     """Submit the average of a dense bucket, in place.  Returns the operation."""
     # Its version tells whether somebody else writes to the bucket, and does not count what is written here.
-    gradient, index = bucket.buffer().data, bucket.index()
-    sent, finish = gradient, None
+    gradient = sent = bucket.buffer().data
+    call = model.call(bucket, gradient)
     if gradient.is_complex():
-        sent = torch.view_as_real(gradient)
+        sent, call = torch.view_as_real(gradient), call.but(finish=lambda _: gradient)
     elif dtype is not None and gradient.dtype != dtype and gradient.is_floating_point():
         sent = gradient.to(dtype)
 
@@ -346,9 +336,8 @@ def start(model, bucket, dtype):
             with torch.no_grad():
                 return gradient.copy_(result)
 
-    # Backward fills the buckets of the last layers first; the next forward needs those of the first layers first.
-    return _reduce(sent, sent, model.name_of(bucket, gradient), Average, 1.0, 1.0, index, BUCKET, finish or (lambda _: gradient),
-                   group=model.group())
+        call = call.but(finish=finish)
+    return reduce(call, sent, sent)
 
 
 def ddp_hook(state, bucket):

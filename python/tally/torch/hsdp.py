@@ -17,10 +17,11 @@ import weakref
 import torch.distributed as dist
 
 from .. import _core
-from .._core import BUCKET
+from .._core import BUCKET, Call
+from .calls import reduce
 from .functions import compare
 from .join import join, time_out
-from .ops import Average, _reduce
+from .ops import Average
 
 
 _numbers = weakref.WeakKeyDictionary()  # process group of the replicas -> numbers of its models, in order of hsdp()
@@ -40,13 +41,13 @@ class _Replicas:
         """The next model's number: modules of several models have the same names."""
         return next(_numbers.setdefault(self._group, itertools.count()))
 
-    def average(self, number, name, shard, gradient):
+    def average(self, number, call, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
             store = dist.distributed_c10d._get_process_group_store(self._group)
             join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), time_out(self._group))
             compare("what is sharded in model %d of hsdp()" % number, self._modules, name="hsdp.%d" % number)
             self._joined = _core.generation()
-        _reduce(gradient, gradient, "hsdp.%d.%s" % (number, name), Average, 1.0, 1.0, 0, BUCKET, note=shard).wait()
+        reduce(call, gradient, gradient).wait()
 
 
 def _group_of(replicas):
@@ -107,4 +108,5 @@ def hsdp(model, replicas):
             shards[name] = _shard(group, name, replicas)
     number = replicas.number()
     for name, module in modules.items():
-        module.set_all_reduce_hook(functools.partial(replicas.average, number, name, shards.get(name)))
+        call = Call("hsdp.%d.%s" % (number, name), Average, space=BUCKET, note=shards.get(name))
+        module.set_all_reduce_hook(functools.partial(replicas.average, number, call))

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 import torch
 
 from .. import _core
-from .._core import GRADIENT, Reduction
+from .._core import GRADIENT, Call, Reduction
 from .._lib import ALLGATHER, PUSH_PULL
+from .calls import reduce, reduction as reduction_of
 from .compression import Compression
 from .functions import compare
 from .order import Order
-from .ops import Average, _reduce, _reduction
+from .ops import Average
 from .pool import Places
 from .process_sets import global_process_set
 from .sparse import SparseReduction
@@ -97,6 +98,7 @@ class _Distributed:
         self._names = {p: name for p, name in parameters}        # in order of the model, input first
         self._priorities = {p: -i for i, p in enumerate(self._names)}  # until ranks know in what order forward uses them
         self._numbers = {p: i for i, p in enumerate(self._names)}
+        self._calls = {}                                          # parameter -> the Call that reduces its gradient
         self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
         self._delay = dict.fromkeys(self._update, backward_passes_per_step)
         self._places = Places(reversed(self._update))
@@ -175,7 +177,9 @@ class _Distributed:
         number = _take_number(self._process_set)
         self._order.begin_anew(self._observes(), len(self._names))
         self._prefix = "" if number == 0 else "%d:" % number
-        self._agreed = _core.generation()
+        self._agreed, group = _core.generation(), self._process_set.group()
+        self._calls = {p: Call(self._prefix + name, self._op, group, 0, 1.0 / self._predivide, self._predivide, GRADIENT)
+                       for p, name in self._names.items()}
         compare("DistributedOptimizer %d" % number,
                 ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
                  "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
@@ -186,7 +190,7 @@ class _Distributed:
         names, sizes = [], []
         for p in reversed(list(self._update)):
             element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
-            name, on = self._prefix + self._names[p], device.of(p)
+            name, on = self._calls[p].name, device.of(p)
             for part, low, high in [(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on):
                 names.append(part)
                 sizes.append((high - low) * element)
@@ -292,12 +296,13 @@ class _Distributed:
                     self._priorities.update((ordered[i], -place) for place, i in enumerate(self._order.order))
                 words = torch.tensor([0] * _core.size() + places, dtype=torch.int32, device="cpu")
                 words[_core.rank()] = 1 + zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
-                handle = _reduce(words, words, self._prefix + "/frozen", 0, 1.0, 1.0, 0, GRADIENT)
+                handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
                 self._frozen = handle, _core.generation()
 
     def _refuse(self, p, reason):
         kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
-        _core.refuse(kind, self._prefix + self._names[p] + end, GRADIENT, reason, self._process_set.group())
+        call = self._calls[p]
+        _core.refuse(kind, call.but(name=call.name + end), reason)
 
     def _submit(self, p):
         if self._agreed != _core.generation():
@@ -318,29 +323,29 @@ class _Distributed:
         return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
     def _start(self, p, gradient):
-        name = self._prefix + self._names[p]
+        call = self._calls[p]
+        call.group, call.priority = self._process_set.group(), self._priorities[p]  # a removed set raises
         if gradient.is_sparse:
             if p not in self._sparse:
                 # A rank that has had none of this parameter sends zeros in its place, and would wait for ours.
-                _core.refuse(PUSH_PULL, name, GRADIENT, TypeError(
+                _core.refuse(PUSH_PULL, call, TypeError(
                     "its gradient is sparse, and another rank's first one is not, or missing: sparse_as_dense=True makes "
-                    "them alike"), self._process_set.group())
+                    "them alike"))
                 self._sparse[p] = torch.sparse_coo_tensor(
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
-            return SparseReduction(gradient, name, self._op, GRADIENT, self._priorities[p], None,
-                                   self._process_set)
+            return SparseReduction(call.but(prescale=1.0, postscale=1.0), gradient)
         sent, ctx = self._compression.compress(gradient)
-        finish = None
         if sent is not gradient:
             decompress = self._compression.decompress
 
             def finish(result):
                 with torch.no_grad():
                     gradient.copy_(decompress(result, ctx))
-        return _reduce(sent, sent, name, self._op, 1.0 / self._predivide, self._predivide, self._priorities[p],
-                       GRADIENT, finish, None, self._process_set.group())
+
+            call = call.but(finish=finish)
+        return reduce(call, sent, sent)
 
     def begin_anew(self):
         """Forget the reductions of a backward without a step: all ranks have joined, and that backward has ended."""
@@ -572,7 +577,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     If they differ, Error is raised on all its ranks.  A deep copy of it raises TypeError.
     With one rank, gradients stay as they are.
     """
-    reduction = _reduction(op, None)
+    reduction = reduction_of(op, None)
     if gradient_predivide_factor != 1.0 and reduction != Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only")
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:

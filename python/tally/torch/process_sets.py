@@ -55,13 +55,13 @@ class ProcessSet:
         group = 0 if self.group() is None else self.process_set_id
         return next(_numbers.setdefault((_core.period(), group, kind), itertools.count()))
 
-    def place(self, root_rank, kind, name, space):
+    def place(self, root_rank, kind, call):
         """The place of a rank of the job in the set.  Raises ValueError if it has none, and tells the other ranks."""
         if self.group() is None:
             return root_rank
         if root_rank not in self.ranks:
             reason = ValueError("root rank %r is not in %s" % (root_rank, self))
-            _core.refuse(kind, name, space, reason, self.group())
+            _core.refuse(kind, call, reason)
             raise reason
         return self.ranks.index(root_rank)
 
@@ -88,7 +88,7 @@ class _All(ProcessSet):
     def group(self):
         return None
 
-    def place(self, root_rank, kind, name, space):
+    def place(self, root_rank, kind, call):
         return root_rank
 
 

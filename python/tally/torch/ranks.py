@@ -16,9 +16,10 @@ import time
 import torch
 
 from .. import _core
+from .._core import Call
 from .._lib import PUSH_PULL
 from . import device
-from .ops import _DTYPES, _reduce
+from .calls import DTYPES, reduce
 
 _SPACE = 128        # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
 _NOTES = _SPACE + 1  # that of messages which are the backend's own
@@ -27,169 +28,158 @@ _NOTES = _SPACE + 1  # that of messages which are the backend's own
 class Ranks:
     """Ranks of the job that operate among themselves; all vectors have types of the library.
 
-    name: identifies these ranks on all of them.  ranks: their numbers in the job, in order.  then, note: of an
-        operation, as in `_core`.
+    name: identifies these ranks on all of them.  ranks: their numbers in the job, in order.
     """
 
     def __init__(self, name, ranks):
         self.size, self.rank = len(ranks), ranks.index(_core.rank())
         self._group = _core.make_group(name, ranks)
         self._line = device.Line()
-        self._calls = 0                 # that have a number
         self._lock = threading.RLock()  # guards the next
         self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
         self._looking = False           # a search is being begun
         self._search = None             # it, if it has ended already
 
-    def _start(self, submit, then, *spans, numbered=True, ready=None):
-        """Call submit(vectors, then) -> operation with vectors in host memory.  For vectors on a device, and after
+    def call(self, reduction=0, note=None, then=None, space=_SPACE):
+        """The Call of one of these ranks' operations."""
+        return Call(None, reduction, self._group, space=space, note=note, then=then, line=self._line)
+
+    def _start(self, call, submit, *spans, numbered=True, ready=None):
+        """Call submit(call, vectors) -> operation with vectors in host memory.  For vectors on a device, and after
         such, it is called later.
 
         spans: (vector that is read or None, vector that is written or None) for each.  ready: as in begin().
         """
         on = next((device.of(one) for span in spans for one in span if one is not None), None)
-        self._calls += numbered
+        self._line.calls += numbered
         if on is None and not self._line.waiting:
-            return submit([target if source is None else source for source, target in spans], then)
-        about = (PUSH_PULL, None, _SPACE, self._group) if numbered else None
-        return device.begin(on, [(spans, submit, about)], then=then, line=self._line, ready=ready)
+            return submit(call, [target if source is None else source for source, target in spans])
+        return device.begin(call, on, [(call, PUSH_PULL if numbered else None, spans, submit)], ready=ready)
 
-    def reduce_plain(self, tensor, reduction, then, note=None):
+    def reduce_plain(self, call, tensor):
         """Reduce in place a contiguous tensor in host memory, of a type that the library has."""
         if self._line.waiting:
-            return self.reduce(tensor, tensor, reduction, then, note)
-        self._calls += 1
+            return self.reduce(call, tensor, tensor)
+        self._line.calls += 1
         address = tensor.data_ptr()
-        return _core.push_pull(None, address, address, tensor.numel(), _DTYPES[tensor.dtype], reduction, tensor.shape,
-                               space=_SPACE, keep=tensor, then=then, group=self._group, note=note)
+        return _core.push_pull(call, address, address, tensor.numel(), DTYPES[tensor.dtype], tensor.shape, tensor)
 
-    def reduce(self, source, target, reduction, then, note=None):
+    def reduce(self, call, source, target):
         """Reduce `source` into `target`: the same vector, or None for new memory."""
-        if source.is_cpu and not self._line.waiting:
-            self._calls += 1
-            return _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None, then, self._group, note=note)
-        if source.is_cpu:
-            return self._start(lambda _, then: _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None,
-                                                       then, self._group, note=note), then)
-        self._calls += 1
-        return _reduce(source, target, None, reduction, 1.0, 1.0, 0, _SPACE, None, then, self._group, self._line,
-                       self._calls, note)
+        if source.is_cpu and self._line.waiting:
+            return self._start(call, lambda call, _: reduce(call, source, target))
+        self._line.calls += 1
+        return reduce(call, source, target)
 
-    def reduce_to(self, source, reduction, root, then, note=None):
+    def reduce_to(self, call, source, root):
         """Reduce the contiguous `source` in place at the root."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             vector, = vectors
-            return _core.reduce(None, vector.data_ptr(), vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype],
-                                reduction, root, _SPACE, vector, then, self._group, note)
-        return self._start(submit, then, (source, source if self.rank == root else None))
+            address = vector.data_ptr()
+            return _core.reduce(call, address, address, vector.numel(), DTYPES[vector.dtype], root, vector)
+        return self._start(call, submit, (source, source if self.rank == root else None))
 
-    def reduce_scatter(self, source, target, counts, reduction, then, note=None):
+    def reduce_scatter(self, call, source, target, counts):
         """Reduce the contiguous `source`; this rank's piece goes to `target`."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             source, target = vectors
-            return _core.reduce_scatter(None, source.data_ptr(), target.data_ptr(), counts, _DTYPES[source.dtype],
-                                        reduction, space=_SPACE, keep=vectors, then=then, group=self._group,
-                                        note=note)
-        return self._start(submit, then, (source, None), (None, target))
+            return _core.reduce_scatter(call, source.data_ptr(), target.data_ptr(), counts, DTYPES[source.dtype], vectors)
+        return self._start(call, submit, (source, None), (None, target))
 
-    def broadcast(self, buffer, root, then, note=None):
+    def broadcast(self, call, buffer, root):
         """Overwrite the vector `buffer` with the root's."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             vector, = vectors
-            return _core.broadcast(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], root,
-                                   (vector.numel(),), _SPACE, vector, None, None, then, self._group, note)
-        return self._start(submit, then, (buffer, None) if self.rank == root else (None, buffer))
+            count = vector.numel()
+            return _core.broadcast(call, vector.data_ptr(), count, DTYPES[vector.dtype], root, (count,), vector)
+        return self._start(call, submit, (buffer, None) if self.rank == root else (None, buffer))
 
-    def gather(self, vector, then, note=None):
+    def gather(self, call, vector):
         """Gather vectors, whose lengths may differ; the operation has pieces()."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             vector, = vectors
-            return _core.allgather(None, vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], (vector.numel(),),
-                                   _SPACE, vector, then, self._group, self.size, note)
-        return Gathering(self._start(submit, then, (vector, None)), vector.new_empty(0))
+            count = vector.numel()
+            return _core.allgather(call, vector.data_ptr(), count, DTYPES[vector.dtype], (count,), vector)
+        return Gathering(self._start(call, submit, (vector, None)), vector.new_empty(0))
 
-    def gather_into(self, source, target, then, note=None):
+    def gather_into(self, call, source, target):
         """Gather vectors of one length into `target`. `source` may be this rank's own place in it."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             source, target = vectors
-            return _core.allgather_into(None, source.data_ptr(), target.data_ptr(), source.numel(),
-                                        _DTYPES[source.dtype], (source.numel(),), _SPACE, vectors, then, self._group,
-                                        note)
-        return self._start(submit, then, (source, None), (None, target))
+            count = source.numel()
+            return _core.allgather_into(call, source.data_ptr(), target.data_ptr(), count, DTYPES[source.dtype], (count,),
+                                        vectors)
+        return self._start(call, submit, (source, None), (None, target))
 
-    def gather_to(self, vector, target, counts, root, then, note=None):
+    def gather_to(self, call, vector, target, counts, root):
         """Gather vectors at the root, which has `target` and `counts`; None on other ranks."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             vector = vectors[0]
-            return _core.gather(None, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None,
-                                counts, _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group, note)
-        return self._start(submit, then, (vector, None), *([(None, target)] if counts else []))
+            return _core.gather(call, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None, counts,
+                                DTYPES[vector.dtype], root, vectors)
+        return self._start(call, submit, (vector, None), *([(None, target)] if counts else []))
 
-    def scatter(self, source, counts, vector, root, then, note=None):
+    def scatter(self, call, source, counts, vector, root):
         """The opposite of gather_to()."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             vector = vectors[0]
-            return _core.scatter(None, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(),
-                                 vector.numel(), _DTYPES[vector.dtype], root, _SPACE, vectors, then, self._group, note)
-        return self._start(submit, then, (None, vector), *([(source, None)] if counts else []))
+            return _core.scatter(call, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
+                                 DTYPES[vector.dtype], root, vectors)
+        return self._start(call, submit, (None, vector), *([(source, None)] if counts else []))
 
-    def exchange(self, source, give, target, take, then, note=None):
+    def exchange(self, call, source, give, target, take):
         """Send elements of `source` to each rank, and receive elements of `target` from each."""
-        def submit(vectors, then):
+        def submit(call, vectors):
             source, target = vectors
-            return _core.alltoall(None, source.data_ptr(), give, target.data_ptr(), take, _DTYPES[source.dtype],
-                                  space=_SPACE, keep=vectors, then=then, group=self._group, note=note)
-        return self._start(submit, then, (source, None), (None, target))
+            return _core.alltoall(call, source.data_ptr(), give, target.data_ptr(), take, DTYPES[source.dtype], vectors)
+        return self._start(call, submit, (source, None), (None, target))
 
-    def barrier(self, then, note=None):
-        return self._start(lambda _, then: _core.barrier_async(None, _SPACE, then, self._group, note), then)
+    def barrier(self, call):
+        return self._start(call, lambda call, _: _core.barrier_async(call))
 
     def refuse(self, reason):
-        def submit(_, then):
-            _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+        def submit(call, _):
+            _core.refuse(PUSH_PULL, call, reason)
             raise RuntimeError(reason)  # the end of it
 
-        self._calls += 1
+        self._line.calls += 1
         if self._line.waiting:
-            device.begin(None, [((), submit, None)], line=self._line)
+            device.begin(self.call(), None, [(self.call(), None, (), submit)])
         else:
-            _core.refuse(PUSH_PULL, None, _SPACE, reason, self._group)
+            _core.refuse(PUSH_PULL, self.call(), reason)
 
-    def send(self, vector, to, tag, then, note=None):
-        def submit(vectors, then):
+    def send(self, call, vector, to, tag):
+        def submit(call, vectors):
             vector, = vectors
-            return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _SPACE, vector, then,
-                              self._group, note)
-        return self._start(submit, then, (vector, None), numbered=False)
+            return _core.send(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
+        return self._start(call, submit, (vector, None), numbered=False)
 
-    def receive(self, vector, sender, tag, then, note=None):
+    def receive(self, call, vector, sender, tag):
         """Receive into `vector` from a rank, or from any (None). The operation then knows its sender."""
         with self._lock:
             waiting = self._waiting.setdefault(tag, collections.deque())
             if sender is not None and not waiting:
-                return self.receive_from(vector, sender, tag, then, note)
-            one = Receiving(self, vector, sender, tag, then, note)
+                return self.receive_from(call, vector, sender, tag)
+            one = Receiving(self, call, vector, sender, tag)
             waiting.append(one)
             begun = self._begin(waiting) if len(waiting) == 1 else []
         for other in begun:
             other.tell()
         return one
 
-    def receive_from(self, vector, sender, tag, then, note, ready=None):
-        def submit(vectors, then):
+    def receive_from(self, call, vector, sender, tag, ready=None):
+        def submit(call, vectors):
             vector, = vectors
-            return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _SPACE, vector,
-                              then, self._group, note)
-        return self._start(submit, then, (None, vector), numbered=False, ready=ready)
+            return _core.recv(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag, vector)
+        return self._start(call, submit, (None, vector), numbered=False, ready=ready)
 
     def send_note(self, vector, to, tag):
         """Send a vector in host memory as a message apart from those of send()."""
-        return _core.send(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], to, tag, _NOTES, vector,
-                          group=self._group)
+        return _core.send(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
 
     def receive_note(self, vector, sender, tag):
-        return _core.recv(vector.data_ptr(), vector.numel(), _DTYPES[vector.dtype], sender, tag, _NOTES, vector,
-                          group=self._group)
+        return _core.recv(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag,
+                          vector)
 
     def _begin(self, waiting, search=None):
         """Begin the receives that can begin: each one after a search waits for it, or it might take the search's
@@ -226,7 +216,7 @@ class Ranks:
         returns."""
         self._looking = True
         try:
-            _core.probe(waiting[0].tag, _SPACE, functools.partial(self._found, waiting), self._group)
+            _core.probe(self.call(then=functools.partial(self._found, waiting)), waiting[0].tag)
         finally:
             self._looking = False
             search, self._search = self._search, None
@@ -246,9 +236,9 @@ class Ranks:
 class Receiving:
     """An operation that cannot begin yet: it, or one before it, looks for a sender."""
 
-    def __init__(self, ranks, vector, sender, tag, then, note):
-        self.sender, self.tag, self._note = sender, tag, note
-        self._ranks, self._vector, self._then = ranks, vector, then
+    def __init__(self, ranks, call, vector, sender, tag):
+        self.sender, self.tag = sender, tag
+        self._ranks, self._call, self._vector, self._then = ranks, call, vector, call.then
         on = device.of(vector)
         self._ready = on and on.mark()  # another thread, with a current stream of its own, may begin it
         self._begun = threading.Event()
@@ -257,9 +247,8 @@ class Receiving:
         self._left = 2                 # until `then` is called: the operation's end and tell(), in either order
 
     def begin(self):
-        self._operation = self._ranks.receive_from(self._vector, self.sender, self.tag,
-                                                   None if self._then is None else self._one_ended, self._note,
-                                                   self._ready)
+        call = self._call.but(then=self._then and self._one_ended)
+        self._operation = self._ranks.receive_from(call, self._vector, self.sender, self.tag, self._ready)
         self._begun.set()
 
     def fail(self, failure):

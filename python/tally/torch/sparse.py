@@ -12,10 +12,10 @@ import threading
 import torch
 
 from .. import _core
-from .._core import USER, Error
+from .._core import Call, Error
 from .._lib import ALLGATHER
-from . import uneven
-from .ops import Average, Sum, _allgather, _check, _Gather, _reduce, _reduction
+from . import calls, uneven
+from .ops import Average, Sum
 from .process_sets import global_process_set
 
 
@@ -25,22 +25,21 @@ class SparseReduction:
     For tensors that cannot be summed it raises TypeError or NotImplementedError, and tells the other ranks.
     """
 
-    def __init__(self, tensor, name, reduction, space, priority=0, then=None, process_set=global_process_set):
-        names, group = (name + ".rows", name + ".values"), process_set.group()
+    def __init__(self, call, tensor):
+        gathering = Call(call.name + ".rows", group=call.group, space=call.space, then=self._rows_known, partial=True)
+        self._call, self._then = call.but(name=call.name + ".values"), call.then
         try:
-            if reduction not in (Sum, Average):
+            if call.reduction not in (Sum, Average):
                 raise NotImplementedError("sparse tensors can be summed and averaged only")
             if not tensor.is_cpu:
                 raise NotImplementedError("sparse tensors on %s are not supported; make them dense" % tensor.device)
             tensor = tensor.detach().coalesce()
             values = tensor.values()
-            _check(values)
+            calls.check(values)
         except (TypeError, NotImplementedError, RuntimeError, AttributeError) as reason:
-            for one in names:
-                _core.refuse(ALLGATHER, one, space, reason, group)
+            for one in (gathering, self._call):
+                _core.refuse(ALLGATHER, one, reason)
             raise
-        self._name, self._space, self._reduction, self._priority = names[1], space, int(reduction), priority
-        self._group, self._then = group, then
         self._gather = self._sum = self._result = self._failure = self._reason = None
         self.submitted = threading.Event()
         self._lock, self._early = threading.Lock(), False  # the sum has ended before it was known here
@@ -53,21 +52,19 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides, device="cpu").unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
-        self._gather = _allgather(torch.cat([self._header, self._own]), names[0], space, self._rows_known, process_set,
-                                  partial=True)
+        self._gather = calls.allgather(gathering, torch.cat([self._header, self._own]))
         uneven.begin_half(self)
 
     def _rows_known(self, operation):
         try:
-            gather = _Gather(operation, torch.int64, ())
+            gather = calls.Gather(operation, torch.int64, ())
             everything = gather.wait()
             union = self._union(everything.split(gather.first_dims))
             summands = self._values.new_zeros((len(union), *self._values.shape[1:]))
             summands[torch.searchsorted(union, self._own)] = self._values
             self._rows = union
             self._own = self._values = None
-            self._sum = _reduce(summands, summands, self._name, self._reduction, 1.0, 1.0, self._priority, self._space,
-                                None, self._then and self._told, self._group)
+            self._sum = calls.reduce(self._call.but(then=self._then and self._told), summands, summands)
             if self._reason is not None:
                 self._sum.cancel(self._reason)
         except Exception as failure:
@@ -93,7 +90,7 @@ class SparseReduction:
             if not torch.equal(piece[:length], like[:length]):
                 shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (like, piece)]
                 raise Error(_core.explain("ranks disagree on the sparse tensor of %r: rank %d has one of shape %s, rank %d "
-                                          "one of shape %s" % (self._name.removesuffix(".values"), first, shapes[0], rank,
+                                          "one of shape %s" % (self._call.name.removesuffix(".values"), first, shapes[0], rank,
                                                                shapes[1])), errno.EINVAL)
         return torch.unique(torch.cat([piece[length:] for _, piece in given]))
 
@@ -133,4 +130,4 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """
     if name is None:
         name = "sparse.noname.%d" % process_set.number("sparse")
-    return SparseReduction(tensor, name, _reduction(op, None), USER, process_set=process_set)
+    return SparseReduction(Call(name, calls.reduction(op, None), process_set.group()), tensor)

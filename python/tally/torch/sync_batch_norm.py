@@ -11,13 +11,13 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import _core
-from .._core import STATE
+from .._core import STATE, Call
 from .._lib import ALLGATHER
-from .ops import Sum, _allgather, _reduce
+from .calls import allgather, reduce
 
 _numbers = {}  # generation of the communicator -> numbers of layers
 
-_ROWS = "SyncBatchNorm"  # of gather(): one name, as ranks in different layers shall meet and be told
+_ROWS = Call("SyncBatchNorm", space=STATE)  # of gather(): one name, as ranks in different layers shall meet and be told
 
 
 def gather(own):
@@ -26,7 +26,7 @@ def gather(own):
 
     own: a tensor of one dimension, of float64, not empty.  Ranks call this in the same order.
     """
-    handle = _allgather(own, _ROWS, STATE)
+    handle = allgather(_ROWS, own)
     numbers, lengths = handle.wait(), handle.first_dims
     address = handle.operation.gathered()[0]
     begins = itertools.accumulate([0, *lengths[:-1]])
@@ -35,7 +35,7 @@ def gather(own):
 
 def refuse_gather(reason):
     """Make the other ranks' next gather() fail with this rank's reason."""
-    _core.refuse(ALLGATHER, _ROWS, STATE, reason)
+    _core.refuse(ALLGATHER, _ROWS, reason)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -125,7 +125,7 @@ class _Normalize(torch.autograd.Function):
         weighted = gradient if weight is None else gradient * weight.detach().view(ctx.shape)
         if weight is not None:
             sums *= weight.detach()
-        _reduce(sums, sums, "sync_batch_norm.%d.backward" % ctx.number, int(Sum), 1.0, 1.0, 0, STATE).wait()
+        reduce(Call("sync_batch_norm.%d.backward" % ctx.number, space=STATE), sums, sums).wait()
         means = sums / count
         back = (weighted - means[0].view(ctx.shape) - normal * means[1].view(ctx.shape)) * ctx.scale
         affine = (None, None) if weight is None else (own[1].to(weight.dtype), own[0].to(weight.dtype))

@@ -163,8 +163,8 @@ class GroupWork(_Work):
         if self._device is not None:
             self._device.keep(tensors)
 
-    def add(self, submit, *arguments, note=None, in_place=False):
-        """Call submit(*arguments, then, note), which returns an operation, and return that.
+    def add(self, submit, *arguments, reduction=0, note=None, in_place=False):
+        """Call submit(Call, *arguments), which returns an operation, and return that.
 
         note: properties that the library does not see.
         in_place: nothing follows the operation, so its end is noticed only if it is asked for.
@@ -176,7 +176,7 @@ class GroupWork(_Work):
             then = None if self._waits else self._one_ended
         self._left += 1
         self._missing = False  # what cannot be submitted is refused by who was to submit it
-        operation = submit(*arguments, then, note)
+        operation = submit(self.group.call(reduction, note, then), *arguments)
         self._operations += (operation,)
         if unseen:
             self._unseen += (operation,)
