@@ -190,8 +190,8 @@ static int message_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-/* What goes from one rank to another is cut as a tensor of that size for each of the ranks, over one service: the card of a
- * rank that gives all as much sends at least as many parts as one of a sum does. */
+/* Length of the parts that one rank gives another.  If it gives each rank as much, its card sends all of that: this total
+ * is cut as a tensor over one service. */
 static uint32_t part_of_pair(const struct tally_op *op, uint64_t bytes)
 {
     return part_of_pieces(op, bytes * (unsigned)op->group->size, 1);
@@ -265,8 +265,6 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
                        2 * ahead);
             pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
                        output, 2 * behind + 1);
-        } else if (!op->table && taken && output != op->input) {
-            memcpy(output, op->input, taken);
         }
         input += op->table ? given : 0;
         output += taken;
@@ -363,8 +361,12 @@ enum { UNASKED_BYTES = 1 << 20 }; /* bench/goodput/cards.c has it, too */
 
 static int even_parts(tally_comm *c, struct tally_op *op)
 {
-    if (op->bytes <= UNASKED_BYTES)
+    uint8_t *own = op->output + (size_t)op->group->rank * op->bytes;
+    if (op->bytes <= UNASKED_BYTES) {
+        if (op->bytes && own != op->input)
+            memcpy(own, op->input, op->bytes);
         return exchange_parts(c, op);
+    }
     uint64_t *piece = malloc((size_t)op->group->size * sizeof *piece);
     if (!piece)
         return -ENOMEM;

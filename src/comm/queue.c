@@ -51,8 +51,8 @@ void tly_queue_admit(tally_comm *c)
         /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
         uint64_t cost = tly_weight(first);
         uint64_t credit = first->op->epoch == c->epoch ? first->op->credit : c->credit_bytes;
-        bool opens =
-            first->input && c->opened < credit; /* a request waits for no input's news: it brings them */
+        /* The opening credit does not hold requests: a service tells little before it has something to answer. */
+        bool opens = first->input && c->opened < credit;
         if (!c->in_flight)
             c->opened = credit / 4;
         else if (c->in_flight + cost > (opens ? c->opened : credit))

@@ -1,8 +1,8 @@
 /* drive.c - one turn of the engine: send posts, read posts, then a step of the first round that has one.
  *
- * Whoever holds the engine's lock drives it.  A submission does what is done in a moment, a caller that waits does all
- * the work that there is, and "tally-local" does it when no caller waits.  A struct tly_errand says how far the thread may
- * go.  Ready rounds lie in a list by priority and age.
+ * The thread that holds the engine's lock drives it.  A submission does small work only.  A caller that waits does all work.
+ * "tally-local" does it when no caller waits.  A struct tly_errand says how far the thread may go.  Ready rounds lie in a
+ * list by priority and age.
  *
  * A thread that finds the lock taken leaves its word in `missed` or in the inbox.  The holder looks there once more
  * before it goes. */
@@ -109,7 +109,7 @@ bool tly_drive_advance(struct tly_local *l, const struct tly_errand *e)
     return any;
 }
 
-/* Who has the lock for a moment, to do something else, looks whether somebody has missed it. */
+/* A thread that holds the lock for something else reads `missed` before it goes. */
 static bool try_lock(struct tly_local *l)
 {
     if (pthread_mutex_trylock(&l->lock) == 0)
@@ -146,9 +146,9 @@ void tly_drive_hand_on(struct tly_local *l)
         tly_local_ring(l, l->me, TLY_WAKE_THREAD);
 }
 
-/* Who waits for its operations one by one comes back in a moment.  Until then the others would wake our thread for
- * each post of theirs, and that costs more than the operation.  The lock stays held: of a call of half a microsecond each
- * time that it is taken counts. */
+/* A caller that waits for each operation returns soon.  Until then the other ranks would wake our thread for each of their
+ * posts, which costs more than the operation.  The lock stays held: a call takes half a microsecond, and each time that
+ * the lock is taken shows in it. */
 void tly_drive_linger(struct tly_local *l, const struct tly_errand *e, bool eager)
 {
     int64_t until = 0;

@@ -14,7 +14,7 @@
 #include "local/work.h"
 #include "tally/tally.h"
 
-/* Of the post `p`, which is at `at` in its rank's ring. */
+/* `p` is the post at offset `at` of its rank's ring. */
 static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, const struct tly_post *p,
                          uint64_t at, uint32_t bytes)
 {
