@@ -316,7 +316,7 @@ def join():
     if _comm is None:
         raise _unusable()
     op, call = ctypes.c_void_p(), Call()
-    status = lib.tally_join(_comm, _options_of(call, ()), ctypes.byref(op))
+    status = lib.tally_join(_comm, _options_of(call, ())[0], ctypes.byref(op))
     if status < 0:
         raise _failed(status, "join")
     operation = Operation(op.value, call)
@@ -400,7 +400,7 @@ def alloc(length):
 
 
 class Call:
-    """What the ranks are to do with some memory.  A submission only reads it, so it may be submitted again.
+    """What the ranks are to do with some memory.  It does not change, so it may be submitted again.
 
     name: the ranks' calls meet by it; None: by their number among the calls of their kind.
     reduction: a Reduction or its number.  prescale, postscale: factors of inputs and of the result; not 0.
@@ -414,8 +414,9 @@ class Call:
     line: in an ordered name space, the calls before this one; see tally.torch.device.
     """
 
-    __slots__ = ("name", "reduction", "group", "priority", "prescale", "postscale", "space", "note", "partial", "then",
-                 "finish", "line")
+    _TERMS = ("name", "reduction", "group", "priority", "prescale", "postscale", "space", "note", "partial", "then", "finish",
+              "line")
+    __slots__ = (*_TERMS, "options")  # options: (shape, the library's options) of the last submission
 
     def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=USER, note=None,
                  partial=False, then=None, finish=None, line=None):
@@ -431,10 +432,11 @@ class Call:
         self.then = then
         self.finish = finish
         self.line = line
+        self.options = None
 
     def but(self, **changes):
         """A copy with other values."""
-        return Call(**{**{name: getattr(self, name) for name in self.__slots__}, **changes})
+        return Call(**{**{name: getattr(self, name) for name in self._TERMS}, **changes})
 
 
 class Operation:
@@ -569,10 +571,13 @@ _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
 def _options_of(call, shape):
-    """The address of a call's options."""
-    key = (shape, call.priority, call.prescale, call.postscale, call.space, call.then is not None, call.group, call.note,
-           call.partial)
-    return (_options.get(key) or _make_options(*key))[0]
+    """(address, what must live as long as it is used) of a call's options."""
+    known = call.options
+    if known is None or known[0] != shape:
+        key = (shape, call.priority, call.prescale, call.postscale, call.space, call.then is not None, call.group, call.note,
+               call.partial)
+        known = call.options = shape, _options.get(key) or _make_options(*key)
+    return known[1]
 
 
 def _make_options(*key):
@@ -632,7 +637,7 @@ def refuse(kind, call, reason):
         _refusals[meeting(kind, call)] += 1
     options, where = _options_of(Call(space=call.space, group=call.group), ()), _where.of_caller()
     text = str(reason)
-    lib.tally_refuse(_comm, _encode(call.name), kind, options, (text if text.endswith(where) else text + where).encode())
+    lib.tally_refuse(_comm, _encode(call.name), kind, options[0], (text if text.endswith(where) else text + where).encode())
 
 
 def _unfit(error, kind, call):
@@ -652,7 +657,8 @@ def _submit(kind, function, call, shape, keep, result, *arguments):
         raise _unusable()
     events, op = _events, ctypes.c_void_p()
     try:
-        status = function(_comm, *arguments, _options_of(call, shape), ctypes.byref(op))
+        options = _options_of(call, shape)
+        status = function(_comm, *arguments, options[0], ctypes.byref(op))
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
         raise _unfit(error, kind, call) from None
     if status < 0:
@@ -671,11 +677,9 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     if _comm is None:
         raise _unusable()
     events, op, name, then = _events, _pointer(), call.name, call.then
-    key = (shape, call.priority, call.prescale, call.postscale, call.space, then is not None, call.group, call.note,
-           call.partial)
     encoded = None if name is None else _encode(name)
     try:
-        options = _options.get(key) or _make_options(*key)
+        options = _options_of(call, shape)
         status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
         raise _unfit(error, PUSH_PULL, call) from None

@@ -323,8 +323,9 @@ class _Distributed:
         return self._start(p, gradient if gradient.is_sparse else gradient.data)
 
     def _start(self, p, gradient):
-        call = self._calls[p]
-        call.group, call.priority = self._process_set.group(), self._priorities[p]  # a removed set raises
+        call, group, priority = self._calls[p], self._process_set.group(), self._priorities[p]  # a removed set raises
+        if (call.group, call.priority) != (group, priority):
+            call = self._calls[p] = call.but(group=group, priority=priority)
         if gradient.is_sparse:
             if p not in self._sparse:
                 # A rank that has had none of this parameter sends zeros in its place, and would wait for ours.
