@@ -213,7 +213,8 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
     except Exception as reason:
         _core.refuse(PUSH_PULL, Call(name), reason)
         raise
-    call = Call(name, op, None, priority, prescale_factor, postscale_factor, finish=finish)
+    terms = name, op, None, priority, prescale_factor, postscale_factor
+    call = _core.reducing(*terms) if finish is None else Call(*terms, finish=finish)
     return _core.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
 
 

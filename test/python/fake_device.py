@@ -346,21 +346,15 @@ def read(one):
 @contextlib.contextmanager
 def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",), patience_s=1000):
     """Devices of these names, for tensors of a test; yields the Devices.  At the end all pinned memory must be back."""
+    from real_device import placed
     from tally.torch import device
     world.seed(seed)
     world.wrong.clear()
-    before = dict(device._devices)
     made = [device.Device(Fake(place), chunk_bytes, pool_bytes) for place in places]
-    device._devices.update({torch.device(place): one for place, one in zip(places, made)})
     synchronize, torch.cuda.synchronize = torch.cuda.synchronize, None
-    usual, device.PATIENCE_S = device.PATIENCE_S, patience_s
     try:
-        yield made
-        with device._carrier.changed:
-            assert device._carrier.changed.wait_for(lambda: not any(one.pool.out for one in made), 30), (
-                "pinned memory that did not come back")
+        with placed(places, made, patience_s):
+            yield made
         assert not world.wrong, world.wrong
     finally:
-        torch.cuda.synchronize, device.PATIENCE_S = synchronize, usual
-        device._devices.clear()
-        device._devices.update(before)
+        torch.cuda.synchronize = synchronize

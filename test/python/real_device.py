@@ -36,12 +36,19 @@ def read(one):
 def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",), patience_s=1000):
     """Devices of these names; yields them.  At the end all pinned memory must be back.  The order of streams is the
     GPU's own, so `seed` has no effect."""
-    before = dict(device._devices)
     made = [device.Device(Runtime(place), chunk_bytes, pool_bytes) for place in map(torch.device, places)]
+    with placed(places, made, patience_s):
+        yield made
+
+
+@contextlib.contextmanager
+def placed(places, made, patience_s):
+    """Within this context the Devices `made` are those of these names.  At the end all pinned memory must be back."""
+    before = dict(device._devices)
     device._devices.update({torch.device(place): one for place, one in zip(places, made)})
     usual, device.PATIENCE_S = device.PATIENCE_S, patience_s
     try:
-        yield made
+        yield
         with device._carrier.changed:
             assert device._carrier.changed.wait_for(lambda: not any(one.pool.out for one in made), 30), (
                 "pinned memory that did not come back")

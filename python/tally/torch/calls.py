@@ -55,23 +55,6 @@ def reduction(op, average):
         raise ValueError("op must be Average, Sum, Min, Max or Product, not %r" % (op,)) from None
 
 
-_known = {}
-
-
-def reducing(name, reduction, group, priority, prescale, postscale):
-    """The Call of a reduction: the one of last time, where all is the same."""
-    key = name, reduction, group, priority, prescale, postscale
-    try:
-        call = _known.get(key)
-    except TypeError:  # of a type that makes no key: submitting it says what is wrong
-        return Call(*key)
-    if call is None:
-        if len(_known) >= 8192:  # names without end
-            _known.clear()
-        call = _known[key] = Call(*key)
-    return call
-
-
 def check(tensor):
     """Say why `tensor` cannot be handed over, if so."""
     if not isinstance(tensor, torch.Tensor):

@@ -22,7 +22,7 @@ import re
 import torch
 
 from .. import _core
-from .._core import Call, Reduction
+from .._core import Call, Reduction, reducing
 from .._lib import ALLGATHER, PUSH_PULL
 from . import calls
 from .compression import Compression
@@ -65,15 +65,15 @@ def synchronize(handle):
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                     process_set=global_process_set, *, priority=0):
     """Start the reduction of `tensor` over the ranks into a new tensor of its shape and dtype; see allreduce()."""
-    return calls.reduce(calls.reducing(name, calls.reduction(op, average), process_set.group(), priority, prescale_factor,
-                                       postscale_factor), tensor)
+    return calls.reduce(reducing(name, calls.reduction(op, average), process_set.group(), priority, prescale_factor,
+                                 postscale_factor), tensor)
 
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                      process_set=global_process_set, *, priority=0):
     """Start the reduction of `tensor` over the ranks in place.  Do not touch it until the end."""
-    return calls.reduce(calls.reducing(name, calls.reduction(op, average), process_set.group(), priority, prescale_factor,
-                                       postscale_factor), tensor, tensor)
+    return calls.reduce(reducing(name, calls.reduction(op, average), process_set.group(), priority, prescale_factor,
+                                 postscale_factor), tensor, tensor)
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
