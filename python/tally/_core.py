@@ -693,10 +693,10 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
     if _comm is None:
         raise _unusable()
-    events, op, name, then = _events, _pointer(), call.name, call.then
+    events, op, name, then, known = _events, _pointer(), call.name, call.then, call.options
     encoded = None if name is None else _encode(name)
     try:
-        options = _options_of(call, shape)
+        options = known[1] if known is not None and known[0] == shape else _options_of(call, shape)
         status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
         raise _unfit(error, PUSH_PULL, call) from None

@@ -112,8 +112,9 @@ def reduce(call, source, target=None):
             call = _unpacking(call, packed, target)
     if not packed.is_cpu:
         return device.reduce(call, packed, destination, code, target)
-    return _core.push_pull(call, packed.data_ptr(), destination.data_ptr(), packed.numel(), code, packed.shape, packed,
-                           target)
+    address = packed.data_ptr()
+    there = address if destination is packed else destination.data_ptr()
+    return _core.push_pull(call, address, there, packed.numel(), code, packed.shape, packed, target)
 
 
 def _unpacking(call, packed, target):
