@@ -16,6 +16,8 @@ import tempfile
 import time
 from multiprocessing.connection import Listener, wait
 
+import warm
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
 HERE = pathlib.Path(__file__).resolve().parent
@@ -38,7 +40,7 @@ def command(ranks, services, arguments, machines=None):
     options = ["-n", str(ranks), "-k", str(services)]
     if machines is not None:
         options += ["--machines", str(machines)]
-    return [str(BUILD / "bin" / "tally"), "run", *options, "--", sys.executable, *map(str, arguments)]
+    return [str(BUILD / "bin" / "tally"), "run", *options, "--", *warm.python(), *map(str, arguments)]
 
 
 def end(process):
