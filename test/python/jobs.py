@@ -2,7 +2,7 @@
 
 `Ranks` keeps a job running and calls functions of test modules on all its ranks, so that many tests share one start;
 `run` runs a program to its end.  Both take the programs and the package of the build in TEST_BUILD, by default
-build/ of the sources.
+build/ of the sources.  Their ranks start in the warm Python (warm.py).
 """
 
 import contextlib
