@@ -19,7 +19,7 @@ import struct
 import sys
 
 AT_LOAD = ("ATEN_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH")
-LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED")  # of these prefixes, but read for each program
+LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR")  # but read later
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -122,15 +122,18 @@ def serve(address):
     """Returns in each program's process, with its order."""
     import gc
 
+    mine = loaded_with(os.environ)
     import numpy
     import torch
     import torch.distributed
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
     import torch.nn.parallel
 
     assert len(os.listdir("/proc/self/task")) == 1, "a library has started a thread, which fork() does not copy"
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    mine = loaded_with(os.environ)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address + ".new")
     listener.listen(64)
