@@ -157,10 +157,16 @@ static void count_received(struct peer *peer, uint32_t bytes)
         tly_link_set_counts(peer->link, &counts, bytes);
 }
 
+/* The ranks that only give keep their input until this root has the result, and their operations wait for that news. */
+static bool givers_wait(struct peer *peer, const struct part *p)
+{
+    return p && p->op->kind == TALLY_REDUCE && peer->mortal && !tly_heap_top(&peer->waiting);
+}
+
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct part *p = tly_op_find_part(peer, f);
-    bool last = f->flags & TLY_LAST;
+    bool last = f->flags & TLY_LAST, urgent = givers_wait(peer, p);
     if (p && awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
         if (last) {
@@ -175,7 +181,7 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
         tly_keep_unasked(peer, f);
     }
     if (last)
-        count_received(peer, f->length);
+        count_received(peer, urgent ? UINT32_MAX : f->length);
 }
 
 static struct tally_op *find_mark(tally_comm *c, const struct tly_frame *f)

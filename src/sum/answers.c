@@ -155,9 +155,16 @@ void tly_answers_settle(struct tly_job *job)
     for (uint32_t i = 0; i < job->ranks; i++) {
         struct session *q = job->by_rank[i];
         uint64_t before = q ? q->stable : 0;
-        while (q && q->stable < q->received && is_settled(job, q->deliveries[q->stable % q->ring_room]))
-            tly_store_unref(job, q->deliveries[q->stable++ % q->ring_room]);
-        if (q && job->mortal && q->stable != before)
-            tly_session_counts(q, (uint32_t)job->part_bytes / 4); /* somebody may wait for that */
+        bool gave = false;
+        while (q && q->stable < q->received && is_settled(job, q->deliveries[q->stable % q->ring_room])) {
+            struct round *r = q->deliveries[q->stable++ % q->ring_room];
+            gave = r->slots[q->rank].quiet;
+            tly_store_unref(job, r);
+        }
+        if (!q || !job->mortal || q->stable == before)
+            continue;
+        /* A rank's operation may wait for this news.  That of a rank that only gives does, with its last part. */
+        bool urgent = gave && q->stable == q->delivered;
+        tly_session_counts(q, urgent ? UINT32_MAX : (uint32_t)job->part_bytes / 4);
     }
 }
