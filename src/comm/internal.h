@@ -413,10 +413,10 @@ struct tally_comm {
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
     uint64_t in_flight;         /* charge bytes admitted and not accepted */
-    uint64_t opened;            /* how much of the credit is open since nothing was in flight */
-    struct tly_event idle;      /* set when the last operation has ended while closing */
-    bool draining;              /* closing: `idle` is wanted */
-    struct tly_event left;      /* all ranks have said goodbye */
+    uint64_t opened; /* how much of the credit is open since nothing was in flight or waited; 0: to begin */
+    struct tly_event idle; /* set when the last operation has ended while closing */
+    bool draining;         /* closing: `idle` is wanted */
+    struct tly_event left; /* all ranks have said goodbye */
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];

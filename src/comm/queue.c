@@ -9,9 +9,19 @@
 
 #include "comm/internal.h"
 
+static bool is_idle(tally_comm *c)
+{
+    bool idle = c->in_flight == 0;
+    for (int i = 0; i < c->services && idle; i++)
+        idle = !tly_heap_top(&c->peers[i].waiting);
+    return idle;
+}
+
 int tly_queue_part(tally_comm *c, struct part *p)
 {
     struct tly_rank_order order = {p->op->priority, p->op->sequence << 32 | p->order};
+    if (is_idle(c))
+        c->opened = 0;
     int err = p->group & TLY_PAIR ? 0 : tly_group_tell(&c->peers[p->owner], p->group);
     if (!err)
         err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
@@ -51,11 +61,11 @@ void tly_queue_admit(tally_comm *c)
         /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
         uint64_t cost = tly_weight(first);
         uint64_t credit = first->op->epoch == c->epoch ? first->op->credit : c->credit_bytes;
+        if (!c->opened)
+            c->opened = credit / 4;
         /* The opening credit does not hold requests: a service tells little before it has something to answer. */
         bool opens = first->input && c->opened < credit;
-        if (!c->in_flight)
-            c->opened = credit / 4;
-        else if (c->in_flight + cost > (opens ? c->opened : credit))
+        if (c->in_flight && c->in_flight + cost > (opens ? c->opened : credit))
             return;
         struct part *p = tly_heap_pop(&best->waiting);
         c->in_flight += cost;
