@@ -177,7 +177,8 @@ class Run:
     def __init__(self, lab, arguments, scenario, workers, services, stop):
         self.lab, self.stop, self.tallyd = lab, stop, systems.built("bin/tallyd", "src/tallyd/tallyd")
         self.argv = [sys.executable, str(HERE / "rank.py"), str(arguments.bytes)]
-        self.env = {"PYTHONPATH": str(BUILD / "python"), "TALLY_REPLAN": str(arguments.replan)}
+        settings = dict(word.split("=", 1) for word in arguments.set)
+        self.env = {"PYTHONPATH": str(BUILD / "python"), "TALLY_REPLAN": str(arguments.replan)} | settings
         early = [s for s in services if s not in scenario.late()]
         self.network = Network(lab, workers + services, early)
         env = dict(self.env)
@@ -309,6 +310,7 @@ def main():
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of each step (32 MB)")
     parser.add_argument("--scenario", action="append", help="one of those in README.md; by default all")
     parser.add_argument("--replan", type=int, choices=(0, 1), default=1, help="TALLY_REPLAN (1)")
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
     parser.add_argument("--json", help="write each step and each change to this file")
     parser.add_argument("--plot", metavar="FILE", help="draw goodput over time (needs matplotlib)")
     parser.add_argument("--log", metavar="FILE", help="write what rank 0 logs, each sample of the traffic among it, of the last run")

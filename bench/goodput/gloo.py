@@ -13,14 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-
-
-def machine():
-    """(busy, all) ticks of the whole machine's processors."""
-    with open("/proc/stat", encoding="ascii") as stat:
-        user, nice, system, idle, waiting, interrupts, soft = map(int, stat.readline().split()[1:8])
-    busy = user + nice + system + interrupts + soft
-    return busy, busy + idle + waiting
+from ticks import machine
 
 
 def main():
