@@ -451,6 +451,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->opener = getpid();
     tly_list_init(&c->inbox);
     tly_list_init(&c->active_ops);
+    tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_list_init(&c->epochs);
     tly_list_init(&c->spare_keeps);
     tly_list_init(&c->joining.wanted);

@@ -11,9 +11,15 @@
 
 #include "comm/epoch.h"
 
-static bool is_doubted(void *value, void *user)
+static bool is_doubted(struct tly_task *task, void *user)
 {
-    return ((struct part *)value)->state == PART_DOUBTED;
+    return tly_part_of(task)->state == PART_DOUBTED;
+}
+
+static bool doubt(struct tly_task *task, void *user)
+{
+    tly_part_of(task)->state = PART_DOUBTED;
+    return true;
 }
 
 /* Parts of the operation that this service sums: what was sent of them may not have come. */
@@ -53,7 +59,7 @@ void tly_doubt_begin(struct peer *p)
     const struct part *landing = tly_link_landing(p->link, &bytes);
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next)
         doubt_parts(p, tly_list_entry(n, struct tally_op, node), landing, bytes);
-    tly_heap_filter(&p->waiting, is_doubted, NULL);
+    tly_sched_drop(&p->queue, is_doubted, NULL);
     while (!tly_list_empty(&p->kept)) {
         struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
         k->said = false;
@@ -210,9 +216,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
 /* What a service that is gone had goes to the substitutes. */
 void tly_doubt_hand_on(tally_comm *c, struct peer *from)
 {
-    struct part *part;
-    while ((part = tly_heap_pop(&from->waiting)))
-        part->state = PART_DOUBTED;
+    tly_sched_drop(&from->queue, doubt, NULL);
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
         struct tally_op *op = tly_list_entry(n, struct tally_op, node);
         for (uint32_t i = 0; i < op->part_count; i++)

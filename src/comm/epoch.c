@@ -69,8 +69,8 @@ int tly_epoch_adopt(tally_comm *c)
     c->epoch = e;
     c->weight = e->weight;
     c->sharing = e->sharing;
-    c->credit_bytes = e->credit_bytes;
     pthread_mutex_unlock(&c->names_lock);
+    tly_sched_set_credit(&c->sched, e->credit_bytes);
     tly_epoch_unref(before);
     return 0;
 }

@@ -17,10 +17,7 @@ static void vacate(struct peer *p)
     tly_peer_drop(p);
     tly_keep_drop_all(p);
     tly_peer_finish(p);
-    tally_comm *c = p->comm;
-    uint32_t index = p->index;
     *p = (struct peer){.reported = true}; /* nobody waits for that */
-    tly_peer_init(p, c, index);
 }
 
 /* A new coordinator may never have heard of those whom the last one invited. */
@@ -40,6 +37,7 @@ static void meet(tally_comm *c)
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
         vacate(p);
+        tly_peer_init(p, c, i);
         if (tly_peer_connect(p) != 0)
             tly_peer_give_up(p, tly_error());
     }

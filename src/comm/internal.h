@@ -5,7 +5,7 @@
  *   submit.c  from a request to the loop              parts.c   which parts an operation has
  *   op.c      operations in the loop                  handle.c  the caller's handle of an operation
  *   group.c   ranks that operate among themselves
- *   queue.c   which part goes next: priority, credit, windows
+ *   queue.c   parts as tasks of the scheduling core; the line of started parts
  *   epoch.c   which service sums which part           follow.c  changes of epoch
  *   keep.c    results that not all ranks have         doubt.c   parts whose service is gone, or was out of reach
  *   state.c   how a communicator stands               post.c    control frames to services, headers of parts
@@ -34,6 +34,7 @@
 #include "join/place.h"
 #include "local/local.h"
 #include "plan/plan.h"
+#include "sched/sched.h"
 #include "sum/pool.h"
 #include "sum/service.h"
 #include "tally/tally.h"
@@ -97,6 +98,7 @@ struct plan {
 
 /* Unit of assignment, priority and preemption. */
 struct part {
+    struct tly_task task; /* while it is queued and admitted */
     struct tally_op *op;
     struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
     struct part *next;    /* in its peer's line of admitted parts */
@@ -255,17 +257,15 @@ struct peer {
     uint32_t index;
     struct tly_link *link;
     char name[200];
-    struct tly_heap waiting;   /* of parts */
-    struct part *first, *last; /* admitted */
+    struct tly_sched_queue queue; /* of parts; its window, in charge bytes */
+    struct part *first, *last;    /* admitted */
     struct tly_outbox outbox;
-    uint64_t pushed, granted; /* window, charge bytes */
-    uint64_t accepted;        /* of what was handed over */
-    uint64_t received;        /* results landed */
-    uint32_t told;            /* groups' lists that it knows */
-    uint64_t stable;          /* of those, all ranks have */
-    uint64_t in_flight;       /* its share of comm->in_flight */
-    struct tly_list kept;     /* of keeps: results [stable, received) */
-    struct tly_list doubted;  /* of keeps: to be said, or said, to a service that may know of them */
+    uint64_t accepted;       /* of what was handed over */
+    uint64_t received;       /* results landed */
+    uint32_t told;           /* groups' lists that it knows */
+    uint64_t stable;         /* of those, all ranks have */
+    struct tly_list kept;    /* of keeps: results [stable, received) */
+    struct tly_list doubted; /* of keeps: to be said, or said, to a service that may know of them */
     struct tly_list
         decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
     uint32_t decided_count;
@@ -358,7 +358,6 @@ struct tally_comm {
     /* changed by the loop under names_lock */
     atomic_int services; /* places in the roster, of which some may be empty */
     uint32_t *weight;    /* the newest epoch's */
-    uint64_t credit_bytes;
     int sharing;         /* services with a share */
     struct epoch *epoch; /* the newest */
 
@@ -412,11 +411,10 @@ struct tally_comm {
     struct tly_list spare_keeps;
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
-    uint64_t in_flight;         /* charge bytes admitted and not accepted */
-    uint64_t opened; /* how much of the credit is open since nothing was in flight or waited; 0: to begin */
-    struct tly_event idle; /* set when the last operation has ended while closing */
-    bool draining;         /* closing: `idle` is wanted */
-    struct tly_event left; /* all ranks have said goodbye */
+    struct tly_sched sched;     /* parts, by priority, within credit and windows; in charge bytes */
+    struct tly_event idle;      /* set when the last operation has ended while closing */
+    bool draining;              /* closing: `idle` is wanted */
+    struct tly_event left;      /* all ranks have said goodbye */
     bool goodbye_said;
     int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
     char doom[TLY_SENTENCE];
@@ -680,16 +678,9 @@ static inline bool tly_op_is_sum(const struct tally_op *op)
     return op->kind == TALLY_PUSH_PULL || op->kind == TALLY_REDUCE || op->kind == TALLY_REDUCE_SCATTER;
 }
 
-/* What a part takes of its service's window, */
-static inline uint32_t tly_cost(const struct part *p)
+static inline struct part *tly_part_of(struct tly_task *task)
 {
-    return p->length < 256 ? 256 : p->length;
-}
-
-/* and of its rank's credit, which counts what is handed to the card: a request or an offer brings nothing. */
-static inline uint32_t tly_weight(const struct part *p)
-{
-    return !p->input || p->offer ? 256 : tly_cost(p);
+    return tly_list_entry(task, struct part, task);
 }
 
 #endif

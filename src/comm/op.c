@@ -173,7 +173,7 @@ static int begin(tally_comm *c, struct tally_op *op)
     tly_debug("comm", "round %u of '%.100s' is of epoch %u", op->round, op->tensor->name, op->epoch->number);
     int err = tly_parts_make(c, op);
     if (!op->credit)
-        op->credit = c->credit_bytes;
+        op->credit = op->epoch->credit_bytes;
     op->missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++)
         op->missing += op->parts[i].length;

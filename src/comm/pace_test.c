@@ -57,7 +57,6 @@ static tally_comm *on_plan(void)
     assert_true(c && e);
     tly_list_init(&c->active_ops);
     c->epoch = e;
-    c->credit_bytes = 1;
     c->pace = (struct pace){.predicted = 1e-9};
     return c;
 }

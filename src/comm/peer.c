@@ -42,7 +42,7 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 static void pace(struct peer *peer, struct tly_link *link)
 {
     tly_link_set_pace(link, NEWS_PARTS * peer->comm->epoch->part_bytes,
-                      tly_heap_top(&peer->waiting) ? NEWS_PUSH_MS : NEWS_MS);
+                      tly_sched_waits(&peer->queue) ? NEWS_PUSH_MS : NEWS_MS);
 }
 
 static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
@@ -160,7 +160,7 @@ static void count_received(struct peer *peer, uint32_t bytes)
 /* The ranks that only give keep their input until this root has the result, and their operations wait for that news. */
 static bool givers_wait(struct peer *peer, const struct part *p)
 {
-    return p && p->op->kind == TALLY_REDUCE && peer->mortal && !tly_heap_top(&peer->waiting);
+    return p && p->op->kind == TALLY_REDUCE && peer->mortal && !tly_sched_waits(&peer->queue);
 }
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -282,9 +282,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     struct peer *peer = user;
     tally_comm *c = peer->comm;
     tly_queue_accepted(peer, tly_count_extend(peer->accepted, f->accepted));
-    uint64_t granted = tly_count_extend(peer->granted, f->granted);
-    if (granted > peer->granted)
-        peer->granted = granted;
+    tly_sched_grant(&peer->queue, tly_count_extend(peer->queue.granted, f->granted));
     if (peer->mortal)
         tly_keep_stable(peer, tly_count_extend(peer->stable, f->stable));
     if (peer->unasked > MOST_UNASKED) {
@@ -344,6 +342,7 @@ static void opened(void *user, struct tly_link *link)
     if (peer->mortal && patience > TALLYD_SILENCE_S)
         patience = TALLYD_SILENCE_S;
     peer->open = true;
+    tly_sched_open(&peer->queue, c->member.roster.window_bytes);
     peer->accused = false;
     tly_link_set_silence(link, (int64_t)(patience * (double)TLY_SEC));
     bool again = peer->known;
@@ -447,6 +446,7 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
 {
     p->comm = c;
     p->index = index;
+    tly_sched_add(&c->sched, &p->queue);
     tly_outbox_init(&p->outbox);
     tly_list_init(&p->kept);
     tly_list_init(&p->doubted);
@@ -461,7 +461,6 @@ int tly_peer_connect(struct peer *p)
     p->incarnation = s->incarnation;
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
-    p->granted = roster->window_bytes;
     p->skip = p->skip_ever;
     return dial(p);
 }
@@ -537,8 +536,7 @@ void tly_peer_finish(struct peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;
-    tly_heap_finish(&p->waiting);
-    p->waiting = (struct tly_heap){0};
+    tly_sched_remove(&p->queue);
     p->first = p->last = NULL;
     tly_outbox_finish(&p->outbox, NULL, NULL);
 }

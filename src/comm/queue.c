@@ -1,111 +1,84 @@
-/* queue.c - which part goes next.
+/* queue.c - parts as tasks of the scheduling core (src/sched/), and the line of those that it has started.
  *
- * Each service has a heap of waiting parts.  Over all of them the best part whose service has window is
- * admitted, as long as credit lasts: so all ranks send their parts in one common order, and what is urgent
- * overtakes all that is not yet admitted.  Credit is given back when a service has taken the bytes off the
- * connection; it never depends on another rank. */
+ * A part waits in its service's queue until the core starts it, which admits it: it goes into the line from which peer.c
+ * sends.  All ranks admit their parts in one common order, and what is urgent overtakes all that is not yet admitted.
+ * Credit is given back when a service has taken the bytes off the connection; it never depends on another rank. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "comm/internal.h"
 
-static bool is_idle(tally_comm *c)
+/* The least that a service counts for a part. */
+enum { LEAST_BYTES = 256 };
+
+/* The window counts a part's bytes, whichever way they go.  The credit counts what is handed to the card, and a request or
+ * an offer brings nothing. */
+static void measure(struct part *p)
 {
-    bool idle = c->in_flight == 0;
-    for (int i = 0; i < c->services && idle; i++)
-        idle = !tly_heap_top(&c->peers[i].waiting);
-    return idle;
+    bool brings = p->input && !p->offer;
+    p->task.bytes = p->length < LEAST_BYTES ? LEAST_BYTES : p->length;
+    p->task.charge = brings ? p->task.bytes : LEAST_BYTES;
+}
+
+/* The core starts it. */
+static void admit(struct tly_task *task)
+{
+    struct part *p = tly_part_of(task);
+    tally_comm *c = p->op->comm;
+    struct peer *peer = &c->peers[p->owner];
+    p->state = PART_ADMITTED;
+    p->next = NULL;
+    if (tly_team_carries(p))
+        tly_local_sent(p->op->engine, &p->shard);
+    tly_part_stamp(p, TLY_AT_ADMITTED);
+    tly_traffic_admitted(peer);
+    tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->sched.in_flight, 0, 0, 0);
+    if (peer->last)
+        peer->last->next = p;
+    else
+        peer->first = p;
+    peer->last = p;
 }
 
 int tly_queue_part(tally_comm *c, struct part *p)
 {
-    struct tly_rank_order order = {p->op->priority, p->op->sequence << 32 | p->order};
-    if (is_idle(c))
-        c->opened = 0;
-    int err = p->group & TLY_PAIR ? 0 : tly_group_tell(&c->peers[p->owner], p->group);
-    if (!err)
-        err = tly_heap_push(&c->peers[p->owner].waiting, order, p);
-    if (!err) {
-        p->state = PART_QUEUED;
-        p->sent = p->start;
-        tly_part_stamp(p, TLY_AT_QUEUED);
-    }
-    return err;
+    struct peer *peer = &c->peers[p->owner];
+    const struct tally_op *op = p->op;
+    int err = p->group & TLY_PAIR ? 0 : tly_group_tell(peer, p->group);
+    if (err)
+        return err;
+    p->task = (struct tly_task){
+        .order = {op->priority, op->sequence << 32 | p->order},
+        /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
+        .credit = op->epoch == c->epoch ? op->credit : 0,
+        /* The opening credit does not hold requests: a service tells little before it has something to answer. */
+        .eager = !p->input,
+        .start = admit};
+    measure(p);
+    err = tly_sched_ready(&peer->queue, &p->task);
+    if (err)
+        return err;
+    p->state = PART_QUEUED;
+    p->sent = p->start;
+    tly_part_stamp(p, TLY_AT_QUEUED);
+    return 0;
 }
 
 void tly_queue_admit(tally_comm *c)
 {
-    for (;;) {
-        struct peer *best = NULL;
-        struct tly_heap_item *best_top = NULL;
-        bool shut = false;
-        for (int i = 0; i < c->services; i++) {
-            struct peer *peer = &c->peers[i];
-            struct tly_heap_item *top = tly_heap_top(&peer->waiting);
-            if (!top)
-                continue;
-            if (!peer->open || peer->pushed + tly_cost(top->value) > peer->granted) {
-                shut = true; /* no window: the next one goes */
-                continue;
-            }
-            if (!best || tly_before(top->order, best_top->order)) {
-                best = peer;
-                best_top = top;
-            }
-        }
-        if (c->carry && c->local)
-            tly_local_blocked(c->local, shut);
-        if (!best)
-            return;
-        const struct part *first = best_top->value;
-        /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
-        uint64_t cost = tly_weight(first);
-        uint64_t credit = first->op->epoch == c->epoch ? first->op->credit : c->credit_bytes;
-        if (!c->opened)
-            c->opened = credit / 4;
-        /* The opening credit does not hold requests: a service tells little before it has something to answer. */
-        bool opens = first->input && c->opened < credit;
-        if (c->in_flight && c->in_flight + cost > (opens ? c->opened : credit))
-            return;
-        struct part *p = tly_heap_pop(&best->waiting);
-        c->in_flight += cost;
-        best->in_flight += cost;
-        best->pushed += tly_cost(p);
-        p->state = PART_ADMITTED;
-        p->next = NULL;
-        if (tly_team_carries(p))
-            tly_local_sent(p->op->engine, &p->shard);
-        tly_part_stamp(p, TLY_AT_ADMITTED);
-        tly_traffic_admitted(best);
-        tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
-        if (best->last)
-            best->last->next = p;
-        else
-            best->first = p;
-        best->last = p;
-    }
-}
-
-/* So much of what is in flight there is so no longer. */
-static void land(struct peer *peer, uint64_t bytes)
-{
-    tally_comm *c = peer->comm;
-    bytes = bytes < peer->in_flight ? bytes : peer->in_flight;
-    peer->in_flight -= bytes;
-    c->in_flight -= bytes;
-    tly_traffic_accepted(peer);
+    tly_sched_run(&c->sched);
+    if (c->carry && c->local)
+        tly_local_blocked(c->local, c->sched.shut);
 }
 
 void tly_queue_accepted(struct peer *peer, uint64_t accepted)
 {
     if (accepted <= peer->accepted)
         return;
-    uint64_t more = accepted - peer->accepted;
-    tally_comm *c = peer->comm;
-    land(peer, more);
-    c->opened = c->opened + more < c->credit_bytes ? c->opened + more : c->credit_bytes;
+    tly_sched_finish(&peer->queue, accepted - peer->accepted);
     peer->accepted = accepted;
-    tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->in_flight, 0, 0, 0);
+    tly_traffic_accepted(peer);
+    tly_stamp(peer->comm->trace, TLY_IN_FLIGHT, TLY_NO_PEER, peer->comm->sched.in_flight, 0, 0, 0);
 }
 
 /* An admitted part does not go on: what it has not sent is no longer in flight. */
@@ -122,17 +95,13 @@ static void retract(tally_comm *c, struct part *p)
     *at = p->next;
     if (peer->last == p)
         peer->last = before;
-    if (p->sent == p->start) {
-        land(peer, tly_weight(p));
-        peer->pushed -= tly_cost(p); /* the service has never heard of it */
-    } else {
-        land(peer, tly_weight(p) - p->sent);
-    }
+    tly_sched_retract(&peer->queue, &p->task, p->sent == p->start ? 0 : p->sent);
+    tly_traffic_accepted(peer);
 }
 
-static bool belongs_to(void *value, void *op)
+static bool belongs_to(struct tly_task *task, void *op)
 {
-    return ((struct part *)value)->op == op;
+    return tly_part_of(task)->op == op;
 }
 
 /* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */
@@ -165,6 +134,7 @@ void tly_queue_cancel(tally_comm *c, struct tally_op *op)
         retract(c, p);
     p->mark = true;
     p->length = 0;
+    measure(p);
     if (admitted && tly_queue_part(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
@@ -188,7 +158,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         p->state = PART_IDLE;
     }
     for (int i = 0; i < c->services && queued; i++)
-        tly_heap_filter(&c->peers[i].waiting, belongs_to, op);
+        tly_sched_drop(&c->peers[i].queue, belongs_to, op);
 }
 
 /* The service had to drop it, or was only offered it, or its connection or service was lost. */
@@ -208,7 +178,8 @@ void tly_queue_again(tally_comm *c, struct part *p, uint32_t start)
 
 void tly_queue_lost(struct peer *p)
 {
-    land(p, p->in_flight);
-    p->pushed = p->accepted = p->received = p->stable = 0;
+    tly_sched_close(&p->queue);
+    tly_traffic_accepted(p);
+    p->accepted = p->received = p->stable = 0;
     p->first = p->last = NULL;
 }

@@ -69,7 +69,7 @@ void tly_traffic_admitted(struct peer *p)
 
 void tly_traffic_accepted(struct peer *p)
 {
-    if (p->in_flight || !p->held_since)
+    if (p->queue.in_flight || !p->held_since)
         return;
     p->held_us += us_now() - p->held_since;
     p->held_since = 0;
