@@ -66,13 +66,13 @@ int tly_sched_ready(struct tly_sched_queue *q, struct tly_task *t)
     return tly_heap_push(&q->waiting, t->order, t);
 }
 
-/* A task larger than its credit goes alone. */
+/* A task larger than its credit goes alone.  The last task of what is open may reach beyond it: else a few bytes in flight
+ * would hold back a task of a quarter of the credit. */
 static bool has_credit(const struct tly_sched *s, const struct tly_task *t)
 {
     uint64_t credit = credit_of(s, t);
-    if (!t->eager && s->opened < credit)
-        credit = s->opened;
-    return !s->in_flight || s->in_flight + t->charge <= credit;
+    bool opens = !t->eager && s->opened < credit;
+    return !s->in_flight || (s->in_flight + t->charge <= credit && (!opens || s->in_flight < s->opened));
 }
 
 /* The queue of the best task with window, or NULL.  shut: some task has none. */

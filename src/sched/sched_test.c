@@ -156,10 +156,9 @@ static struct user_task *model_next(struct user_task *tasks, int count, bool *sh
     }
     if (!best || !s.all)
         return best;
-    uint64_t most = credit_of(best);
-    if (!best->task.eager && s.opened < most)
-        most = s.opened;
-    return s.all + best->task.charge <= most ? best : NULL;
+    if (!best->task.eager && s.opened < credit_of(best) && s.all >= s.opened)
+        return NULL;
+    return s.all + best->task.charge <= credit_of(best) ? best : NULL;
 }
 
 /* --- the core ------------------------------------------------------------------------------------ */
@@ -424,6 +423,20 @@ static void test_the_credit_opens_though_nothing_is_in_flight_for_a_moment(void 
     end();
 }
 
+/* A message's first frame announces the rest.  The rest must not wait until that has been answered. */
+static void test_a_small_task_in_flight_does_not_hold_back_what_is_open(void **state)
+{
+    struct user_task t[3];
+    begin(4 * KB);
+    for (int i = 0; i < 3; i++) {
+        tly_sched_open(&queue[0], UINT64_MAX);
+        t[i] = task_of(0, 0, (uint64_t)i, i ? KB : 1);
+        make_ready(&t[i]);
+    }
+    assert_started(2, &t[1]);
+    end();
+}
+
 static void test_the_credit_opens_anew_after_a_pause(void **state)
 {
     struct user_task first[2], t[6];
@@ -487,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_the_papers_example),
         cmocka_unit_test(test_the_credit_opens),
         cmocka_unit_test(test_the_credit_opens_though_nothing_is_in_flight_for_a_moment),
+        cmocka_unit_test(test_a_small_task_in_flight_does_not_hold_back_what_is_open),
         cmocka_unit_test(test_the_credit_opens_anew_after_a_pause),
         cmocka_unit_test(test_a_full_window_is_passed_over),
         cmocka_unit_test(test_tasks_that_are_no_parts),
