@@ -99,7 +99,7 @@ static void tick(struct tly_hook *h)
         tly_comm_fail(c, ECONNRESET, c->doom);
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
-    tly_comm_tick_local(c);
+    tly_engine_tick(c);
     tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
@@ -433,7 +433,7 @@ static int join(tally_comm *c)
     c->member.user = c;
     err = connect_peers(c);
     if (!err)
-        err = tly_comm_meet(c);
+        err = tly_engine_open(c);
     return err ? err : tly_member_begin(&c->member);
 }
 

@@ -103,3 +103,9 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uin
         return dealt;
     return tly_epoch_substitute(c, key, part);
 }
+
+void tly_epoch_decided(tally_comm *c, const struct tally_op *op)
+{
+    c->verdicts[c->verdict_count++ % TLY_VERDICTS] =
+        (struct tly_begun){op->key, op->round, op->epoch->number};
+}

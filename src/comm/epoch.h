@@ -17,6 +17,8 @@ uint64_t tly_epoch_round(uint64_t key, uint32_t round);
 /* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt);
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part);
+/* A verdict ends the operation.  A rank that begins its round later must ask the same home. */
+void tly_epoch_decided(tally_comm *c, const struct tally_op *op);
 
 /* keep.c */
 /* A service that can die alone has delivered a part. */
@@ -54,10 +56,6 @@ void tly_follow_invited(void *comm);
 void tly_follow_prepare(void *comm, const struct tly_roster *next);
 void tly_follow_promised(void *comm, const struct tly_begun *b);
 void tly_follow_committed(void *comm, const struct tly_roster *roster);
-/* A service has been met, or will not be: answer an invitation if all are. */
-void tly_follow_met(tally_comm *c);
-/* The operation ends by a verdict: who begins its round later must ask the same home. */
-void tly_follow_decided(tally_comm *c, const struct tally_op *op);
 void tly_follow_finish(tally_comm *c);
 
 #endif

@@ -43,17 +43,6 @@ static void meet(tally_comm *c)
     }
 }
 
-void tly_follow_met(tally_comm *c)
-{
-    if (!c->meeting)
-        return;
-    for (int i = 0; i < c->services; i++)
-        if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
-            return;
-    tly_member_begun(&c->member, c->meeting, NULL, 0);
-    c->meeting = 0;
-}
-
 void tly_follow_invited(void *comm)
 {
     tally_comm *c = comm;
@@ -64,7 +53,7 @@ void tly_follow_invited(void *comm)
     }
     c->meeting = c->member.roster.epoch;
     meet(c);
-    tly_follow_met(c);
+    tly_peer_met(c);
 }
 
 static void put_out(struct peer *p)
@@ -75,12 +64,6 @@ static void put_out(struct peer *p)
     if (p->open)
         tly_doubt_begin(p);
     tly_peer_drop(p);
-}
-
-void tly_follow_decided(tally_comm *c, const struct tally_op *op)
-{
-    c->verdicts[c->verdict_count++ % TLY_VERDICTS] =
-        (struct tly_begun){op->key, op->round, op->epoch->number};
 }
 
 void tly_follow_prepare(void *comm, const struct tly_roster *next)
@@ -113,7 +96,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     }
     tly_member_begun(&c->member, next->epoch, begun, count);
     free(begun);
-    tly_follow_met(c);
+    tly_peer_met(c);
 }
 
 static void drop_promises(struct tly_map *m)

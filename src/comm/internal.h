@@ -10,10 +10,12 @@
  *   keep.c    results that not all ranks have         doubt.c   parts whose service is gone, or was out of reach
  *   state.c   how a communicator stands               post.c    control frames to services, headers of parts
  *   events.c  the completion queue                    report.c  tally_comm_report
- *   local.c   the way through shared memory, and its pool
+ *   local.c   operations in shared memory, and its pool
+ *   engine.c  the engine in shared memory, and what it calls
  *   team.c    the ranks of a machine that push once, where there are several machines
  *   pace.c    predicted and reached speed, and who holds it up
  *   traffic.c what is seen of the connections, for the coordinator
+ *   rounds.c  how often each tensor had been submitted when this rank joined
  *   joining.c this rank has no more input, and waits for the others
  */
 #ifndef TLY_COMM_INTERNAL_H
@@ -490,17 +492,21 @@ void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */
 int tly_group_tell(struct peer *p, uint32_t number);
 
+/* engine.c */
+/* With all ranks: is shared memory the way?  Sets c->local.  -errno: the start has failed meanwhile. */
+int tly_engine_open(tally_comm *c);
+void tly_engine_tick(tally_comm *c);
+
 /* local.c */
-/* With all ranks: is this the way?  Sets c->local.  -errno: the start has failed meanwhile. */
-int tly_comm_meet(tally_comm *c);
 /* Does it go through shared memory?  ordered: it may meet operations of other kinds. */
 bool tly_comm_is_local(const struct tally_op *op, bool ordered);
 /* Fill in op->local down to the engine's own. */
 void tly_comm_describe_local(struct tally_op *op);
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
+/* The engine has ended it.  From any thread. */
+void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* Operations that have ended, and their bytes. */
 void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes);
-void tly_comm_tick_local(tally_comm *c);
 
 /* team.c */
 /* Who would carry what, once the roster is known.  -ENOMEM, sentence set. */
@@ -569,14 +575,19 @@ struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_opt
 /* Such a one ends; err is positive, or 0. */
 void tly_op_finish(struct tally_op *op, int err, const char *sentence);
 
+/* rounds.c */
+/* List how often each tensor has been submitted, and results that are kept: a service that takes another's place may
+ * still be told of an operation without a name that has ended.  names_lock held.  -ENOMEM. */
+int tly_rounds_list(tally_comm *c);
+/* A connection has been made, or this rank has joined or goes on: its service may have to know. */
+void tly_rounds_tell(struct peer *p);
+
 /* joining.c */
 /* The callbacks of the member. */
 void tly_joining_placed(void *comm);
 void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence);
 /* The engine's callback; from any thread. */
 void tly_joining_stand_in(void *comm, const struct tly_local_op *like);
-/* A connection has been made: its service may have to know. */
-void tly_joining_tell(struct peer *p);
 /* In the loop, before each sleep, while this rank has joined: is it done?  When to look again, or INT64_MAX. */
 int64_t tly_joining_look(tally_comm *c);
 /* The communicator fails, or is closed. */
@@ -608,6 +619,8 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
 /* The socket of tally_comm_listen(), if it is at this port and this process's; the caller's from here on.  Else -1. */
 int tly_listen_take(uint16_t port);
 int tly_peer_connect(struct peer *p);
+/* A service of an invitation has been met or is gone: answer the invitation once none is missing. */
+void tly_peer_met(tally_comm *c);
 /* The service cannot be reached: tell the coordinator, which decides for all.  why: a sentence's end. */
 void tly_peer_give_up(struct peer *p, const char *why);
 /* Forget the connection; nothing follows. */

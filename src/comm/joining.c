@@ -1,7 +1,7 @@
 /* joining.c - tally_join(): this rank has no more input, and waits for the others.
  *
  * It submits nothing more, so what it has submitted is known: of each tensor how often.  Every service hears that once on
- * each connection (JOINED), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders the ranks that
+ * each connection (rounds.c), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders the ranks that
  * join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.
  * Then names have new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the
  * join is past before they see anything of what follows. */
@@ -14,77 +14,12 @@
 #include "comm/internal.h"
 #include "comm/submit.h"
 
-enum {
-    LOOK_MS = 1,     /* while operations in shared memory are still to end: none of them wakes the loop */
-    ENTRIES = 80000, /* of a tensor, in one frame */
-};
-
-/* --- what has been submitted ----------------------------------------------------------------------- */
-
-static size_t count_keeps(tally_comm *c, struct tly_begun *out)
-{
-    size_t count = 0;
-    for (int i = 0; i < c->services; i++) {
-        struct tly_list *lists[] = {&c->peers[i].kept, &c->peers[i].doubted, &c->peers[i].decided};
-        for (int j = 0; j < 3; j++)
-            for (struct tly_list *n = lists[j]->next; n != lists[j]; n = n->next, count++) {
-                const struct keep *k = tly_list_entry(n, struct keep, node);
-                if (out)
-                    out[count] = (struct tly_begun){k->head.key, k->head.round + 1, 0};
-            }
-    }
-    return count;
-}
-
-/* Includes results that are kept: a service that takes another's place may still be told of an operation without a name
- * that has ended.  names_lock held. */
-static int list_rounds(tally_comm *c)
-{
-    struct joining *j = &c->joining;
-    struct tensor *t;
-    free(j->rounds);
-    j->count = 0;
-    j->rounds = malloc((c->names.count + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
-    if (!j->rounds)
-        return -ENOMEM;
-    j->count = count_keeps(c, j->rounds);
-    tly_map_each(&c->names, t) if (t->round && !tly_kind_is_message(t->kind)) j->rounds[j->count++] =
-        (struct tly_begun){t->key, t->round, 0};
-    return 0;
-}
-
-void tly_joining_tell(struct peer *p)
-{
-    const struct joining *j = &p->comm->joining;
-    size_t at = 0;
-    bool on = j->op && j->placed;
-    if ((!on && !j->joins) || !p->open)
-        return;
-    do {
-        struct tly_frame f = {.type = TLY_JOINED, .rank = (uint32_t)p->comm->rank};
-        struct tly_writer w = {0};
-        size_t left = on ? j->count - at : 0;
-        uint32_t n = left < ENTRIES ? (uint32_t)left : ENTRIES;
-        f.flags = n == left ? TLY_LAST : 0;
-        tly_write32(&w, j->joins);
-        tly_write32(&w, on);
-        tly_write32(&w, n);
-        for (uint32_t i = 0; i < n; i++, at++) {
-            tly_write64(&w, j->rounds[at].key);
-            tly_write32(&w, j->rounds[at].round);
-        }
-        if (w.failed)
-            tly_comm_fail(p->comm, ENOMEM, "out of memory");
-        else
-            tly_peer_post(p, &f, w.data, w.len);
-        free(w.data);
-    } while (on && at < j->count);
-}
+enum { LOOK_MS = 1 }; /* while operations in shared memory are still to end: none of them wakes the loop */
 
 static void tell_all(tally_comm *c)
 {
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
-        tly_joining_tell(&c->peers[i]);
+        tly_rounds_tell(&c->peers[i]);
 }
 
 /* --- standing in ----------------------------------------------------------------------------------- */
@@ -371,7 +306,7 @@ static int begin(tally_comm *c, struct tally_op *op)
         err = tly_fail(ESHUTDOWN, "the communicator is closing");
     else if (atomic_load(&j->on))
         err = tly_fail(EINVAL, "this rank has joined already");
-    else if (list_rounds(c) != 0)
+    else if (tly_rounds_list(c) != 0)
         err = tly_fail(ENOMEM, "out of memory");
     else
         atomic_store(&j->on, true);

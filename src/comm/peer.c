@@ -207,7 +207,7 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
     else if (!kept)
         tly_keep_unasked(peer, f);
     if (op || mark)
-        tly_follow_decided(peer->comm, op ? op : mark);
+        tly_epoch_decided(peer->comm, op ? op : mark);
     if (op)
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
     else if (mark)
@@ -334,6 +334,17 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
+void tly_peer_met(tally_comm *c)
+{
+    if (!c->meeting)
+        return;
+    for (int i = 0; i < c->services; i++)
+        if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
+            return;
+    tly_member_begun(&c->member, c->meeting, NULL, 0);
+    c->meeting = 0;
+}
+
 static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
@@ -349,12 +360,12 @@ static void opened(void *user, struct tly_link *link)
     peer->known = true;
     if (again)
         tly_doubt_mended(peer);
-    tly_joining_tell(peer);
+    tly_rounds_tell(peer);
     if (again && c->goodbye_said) {
         struct tly_frame f = {.type = TLY_GOODBYE};
         tly_peer_post(peer, &f, NULL, 0);
     }
-    tly_follow_met(c);
+    tly_peer_met(c);
 }
 
 /* The service cannot be reached.  Without a tallyd the job goes on.  Where a machine's service cannot be reached a rank
