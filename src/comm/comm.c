@@ -86,7 +86,7 @@ static int64_t prepare(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, hook);
     tly_op_drain(c);
-    tly_team_drain(c);
+    tly_op_drain_stages(c);
     tly_queue_admit(c);
     return c->joining.op ? tly_joining_look(c) : INT64_MAX;
 }
@@ -450,6 +450,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->failing = fail;
     c->opener = getpid();
     tly_list_init(&c->inbox);
+    tly_list_init(&c->passed);
+    tly_list_init(&c->over);
     tly_list_init(&c->active_ops);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_list_init(&c->epochs);

@@ -246,7 +246,7 @@ void tly_doubt_hand_on(tally_comm *c, struct peer *from)
                 ->quiet) { /* it has nothing of the result, but can give again: as if its answer had not come */
             waits->keep = NULL;
             waits->state = PART_DOUBTED;
-            waits->op->missing += waits->length;
+            waits->op->missing += waits->bytes;
             k->part = NULL;
             tly_keep_drop(c, k);
         }

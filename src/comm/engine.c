@@ -27,7 +27,7 @@ static void ended(void *user, struct tly_local_op *local, int err, const char *s
     tally_comm *c = user;
     struct tally_op *op = op_of(local);
     if (op->team)
-        tly_team_over(c, op, err, sentence);
+        tly_team_over(op, err, sentence);
     else
         tly_comm_end_local(c, op, err, sentence);
 }
@@ -200,7 +200,7 @@ void tly_engine_tick(tally_comm *c)
         tly_comm_fail(c, err, c->broken);
         return;
     }
-    tly_team_tick(c);
+    tly_op_tick(c);
     look_for_dead(c);
     if (c->machines == 1 && !c->doom_at)
         watch_oldest(c); /* else the home of each does */

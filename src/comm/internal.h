@@ -104,6 +104,7 @@ struct part {
     struct tally_op *op;
     struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
     struct part *next;    /* in its peer's line of admitted parts */
+    struct tly_list node; /* comm->passed; inbox_lock */
     uint8_t *landing;     /* where the result belongs */
     const uint8_t *input; /* NULL: a request */
     uint64_t place;       /* in the tensor, or in the rank's piece of it */
@@ -118,10 +119,15 @@ struct part {
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;
-    bool known; /* its service has heard of it */
-    bool quiet; /* we push it and do not want the result */
-    bool offer; /* its data goes when it is asked for */
-    bool mark;  /* nothing but an error mark */
+    bool known;     /* its service has heard of it */
+    bool quiet;     /* we push it and do not want the result */
+    bool offer;     /* its data goes when it is asked for */
+    bool mark;      /* nothing but an error mark */
+    bool scaled;    /* the input has been multiplied by prescale */
+    bool homeward;  /* its result has landed */
+    uint8_t stage;  /* which has it (enum stage_place) */
+    int16_t err;    /* of that stage, positive; inbox_lock, until the loop has taken it */
+    uint32_t bytes; /* of the tensor; on the wire it may have another length */
     uint32_t
         root; /* of a team's part, which is no broadcast: ranks that it is the sum of when all have pushed, less one */
     struct tly_local_piece shard; /* of a team's part that this rank carries */
@@ -175,6 +181,9 @@ struct tensor {
     char name[];
 };
 
+/* The places of stages, from the tensor outward (stage.h). */
+enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
+
 struct tally_op {
     atomic_int references; /* the caller's handle, the loop, the completion queue */
     struct tly_event done;
@@ -214,10 +223,17 @@ struct tally_op {
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
     struct tly_local_op local; /* likewise, and if its team pushes it */
     bool team;                 /* the ranks of each machine push it together */
-    bool spread;               /* the engine has ended it well */
-    int64_t lost_at;           /* or badly, which counts unless home soon says more; awake clock, 0: not */
-    int lost_err;
+    bool entered;              /* ... and the engine has it */
+    atomic_bool spread;        /* ... and has ended it well; no order with anything else */
+    uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
+    bool begun;                /* these have begun it */
+    uint8_t voucher, over_at;  /* of these: the last that vouches, or 0; which is over with it */
+    uint32_t due, away;        /* parts that the voucher has yet to pass; that are not back at the tensor */
+    void *own[STAGE_NET];      /* each stage's own */
+    struct tly_list over;      /* comm->over; inbox_lock, as the next two */
+    int lost_err;              /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
+    int64_t lost_at;   /* since when that is known; awake clock, 0: it is not */
     int64_t born;      /* awake clock */
     int64_t submitted; /* monotonic */
     char late[160];    /* ranks that home waits for, as it last said */
@@ -390,10 +406,10 @@ struct tally_comm {
     uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
 
     bool teams; /* each machine's ranks push large tensors together; fixed once open, as the next two */
-    int lists_of_teams;         /* the most ranks that a machine has */
-    struct tally_group **carry; /* owned: for each of these a rank of each machine */
-    struct tly_list summed,
-        over; /* of pieces and of local operations, on their way to the loop; inbox_lock */
+    int lists_of_teams;           /* the most ranks that a machine has */
+    struct tally_group **carry;   /* owned: for each of these a rank of each machine */
+    struct tly_list passed, over; /* parts and operations of which stages have said something; inbox_lock */
+    atomic_bool stages_say;       /* these are not empty; set (release) after, under inbox_lock */
 
     /* owner: the loop */
     struct tly_hook hook;
@@ -514,20 +530,11 @@ int tly_team_begin_lists(tally_comm *c);
 void tly_team_finish(tally_comm *c);
 /* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
-/* Is it worth it?  Of an operation that has its name. */
-bool tly_team_suits(const tally_comm *c, const struct tally_op *op);
-/* What the engine must know of an operation, before anybody can wait for it. */
-void tly_team_prepare(tally_comm *c, struct tally_op *op);
 /* In the loop: the operation's parts by a cut of all its bytes; names_lock held.  -ENOMEM. */
 int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
-void tly_team_over(tally_comm *c, struct tally_op *op, int err, const char *sentence);
-/* In the loop: what the engine has done since. */
-void tly_team_drain(tally_comm *c);
-void tly_team_tick(tally_comm *c);
-/* The operation ends, whatever it has come to: nobody is at its buffers any more. */
-void tly_team_withdraw(tally_comm *c, struct tally_op *op);
+void tly_team_over(struct tally_op *op, int err, const char *sentence);
 static inline bool tly_team_carries(const struct part *p)
 {
     return p->shard.op != NULL;
@@ -562,6 +569,11 @@ struct part *tly_op_landed(tally_comm *c, struct part *p);
 void tly_op_settled(tally_comm *c, struct part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
 void tly_op_drain(tally_comm *c);
+/* Go through what stages have said. */
+void tly_op_drain_stages(tally_comm *c);
+/* This rank takes it back, for op->reason: all ranks hear of it, unless all have begun it. */
+void tly_op_cancel(tally_comm *c, struct tally_op *op);
+void tly_op_tick(tally_comm *c);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
 /* The part that a frame of this service is about, or NULL. */
 struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);

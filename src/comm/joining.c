@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "comm/internal.h"
+#include "comm/stage.h"
 #include "comm/submit.h"
 
 enum { LOOK_MS = 1 }; /* while operations in shared memory are still to end: none of them wakes the loop */
@@ -92,10 +93,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
     op->sequence = c->sequence++;
     op->submitted = tly_now();
     op->input = op->output = op->zeros;
-    op->engine = c->local;
-    tly_local_ref(op->engine);
-    c->engine_ops++;
-    tly_team_prepare(c, op);
+    tly_chain_choose(c, op); /* the team, as on the rank that has submitted it */
     op->local.stands_in = true;
 }
 

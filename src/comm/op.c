@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "comm/epoch.h"
 #include "comm/internal.h"
+#include "comm/stage.h"
 
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
 {
@@ -52,14 +53,15 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
     return p && p->owner == peer->index ? p : NULL;
 }
 
-static void complete(tally_comm *c, struct tally_op *op)
+/* failed: not all of it has landed. */
+static void complete(tally_comm *c, struct tally_op *op, bool failed)
 {
     if (!op->mark)
         tly_map_take(&c->active, op->key);
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
     tly_pace_leaves(c, op);
-    tly_team_withdraw(c, op);
+    tly_chain_withdraw(c, op, !failed);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     c->ops_done++;
@@ -87,18 +89,17 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     char title[TLY_TITLE];
     snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
     op->status = -err;
+    free(op->sentence);
     op->sentence = strdup(text);
     if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
         tly_warn("comm", "%s", text); /* nobody waits for it */
     forget_keeps(op);
-    tly_queue_withdraw(c, op);
-    complete(c, op);
+    complete(c, op, true);
 }
 
 void tly_op_stage(const struct tally_op *op, char *out, size_t len)
 {
     static const char *const stages[] = {
-        [PART_IDLE] = "is not summed on this machine yet",
         [PART_QUEUED] = "has no credit or window to be sent yet",
         [PART_ADMITTED] = "is not sent yet",
         [PART_SENT] = "has been sent and is not answered",
@@ -114,7 +115,8 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
         return;
     }
     snprintf(out, len, "part %u of %u, which %.200s sums, %s", i + 1, op->part_count,
-             op->comm->peers[op->parts[i].owner].name, stages[op->parts[i].state]);
+             op->comm->peers[op->parts[i].owner].name,
+             op->parts[i].state == PART_IDLE ? tly_chain_does(&op->parts[i]) : stages[op->parts[i].state]);
 }
 
 /* Queue what is not queued yet, as far as it may be ahead of what has landed. */
@@ -124,9 +126,26 @@ static int queue_parts(tally_comm *c, struct tally_op *op)
     if (op->ahead && landed + op->ahead < most)
         most = landed + op->ahead;
     for (; op->queued_parts < most; op->queued_parts++)
-        if (tly_queue_part(c, &op->parts[op->queued_parts]) != 0)
+        if (tly_chain_out(c, &op->parts[op->queued_parts]) != 0)
             return -ENOMEM;
     return 0;
+}
+
+void tly_op_settled(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (--op->parts_left == 0)
+        complete(c, op, false);
+    else if (op->ahead && queue_parts(c, op) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
+}
+
+/* The part's result goes inward.  Once all are back at the tensor that is one thing less to wait for. */
+static void go_in(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (tly_chain_in(c, p) && --op->away == 0)
+        tly_op_settled(c, &op->parts[0]);
 }
 
 struct part *tly_op_landed(tally_comm *c, struct part *p)
@@ -134,9 +153,9 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     struct tally_op *op = p->op;
     p->state = PART_LANDED;
     c->traffic.moved += p->result_length;
-    if (tly_team_carries(p))
-        tly_local_landed(op->engine, &p->shard);
-    op->missing -= p->length;
+    op->missing -= p->bytes;
+    if (op->chain)
+        go_in(c, p);
     if (op->kind == TALLY_ALLGATHER && !op->listed) {
         op->listed = true;
         int err = tly_parts_gather(c, op);
@@ -157,12 +176,15 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     return p;
 }
 
-void tly_op_settled(tally_comm *c, struct part *p)
+/* Part 0 takes the reason home, for all ranks, unless that is past. */
+void tly_op_cancel(tally_comm *c, struct tally_op *op)
 {
-    struct tally_op *op = p->op;
-    if (--op->parts_left == 0)
-        complete(c, op);
-    else if (op->ahead && queue_parts(c, op) != 0)
+    struct part *p = &op->parts[0];
+    bool waits = p->state == PART_IDLE; /* in some stage, or not set out */
+    if (waits)
+        tly_chain_stop(c, op);
+    tly_queue_cancel(c, op);
+    if (waits && tly_queue_part(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
@@ -175,20 +197,21 @@ static int begin(tally_comm *c, struct tally_op *op)
     if (!op->credit)
         op->credit = op->epoch->credit_bytes;
     op->missing = 0;
-    for (uint32_t i = 0; i < op->part_count && !err; i++)
-        op->missing += op->parts[i].length;
+    for (uint32_t i = 0; i < op->part_count && !err; i++) {
+        struct part *p = &op->parts[i];
+        p->bytes = p->length;
+        if (p->state != PART_LANDED)
+            op->missing += p->bytes;
+    }
     if (err)
         return err;
-    if (op->team) { /* if it is to fail, too: the others' rounds there end when all posts have come */
-        op->local.ahead = op->credit;
-        tly_local_enter(op->engine, &op->local);
-    }
-    if (op->reason)
+    if (op->chain && tly_chain_begin(c, op) != 0 && !op->reason && !(op->reason = strdup(tly_error())))
+        return -ENOMEM;
+    if (op->reason) { /* home is all that hears of it */
         tly_queue_cancel(c, op);
-    if (op->reason ||
-        op->team) /* home is all that hears of it; or the others' parts follow once they are summed */
         return tly_queue_part(c, &op->parts[0]);
-    return queue_parts(c, op);
+    }
+    return op->chain ? tly_chain_start(c, op) : queue_parts(c, op);
 }
 
 void tly_op_drain(tally_comm *c)
@@ -218,5 +241,71 @@ void tly_op_drain(tally_comm *c)
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;
         }
+    }
+}
+
+/* A stage could not do its work on a part. */
+static void fail_part(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    char text[TLY_SENTENCE], title[TLY_TITLE];
+    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
+    if (p->homeward) { /* the other ranks need what this one still has to push */
+        if (!op->status) {
+            op->status = -p->err;
+            op->sentence = strdup(text);
+        }
+        go_in(c, p);
+    } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(op->lost)))) {
+        tly_op_cancel(c, op);
+    } else { /* other ranks wait for it, and cannot be told */
+        tly_member_complain(&c->member, p->err, text);
+        tly_comm_fail(c, p->err, text);
+    }
+}
+
+void tly_op_drain_stages(tally_comm *c)
+{
+    struct tly_list passed, over;
+    if (!tly_chain_take(c, &passed, &over))
+        return;
+    /* What ends meanwhile takes its parts and itself out of these lists (tly_chain_withdraw). */
+    while (!tly_list_empty(&passed)) {
+        struct part *p = tly_list_entry(tly_list_take(&passed), struct part, node);
+        if (p->err)
+            fail_part(c, p);
+        else if (p->homeward)
+            go_in(c, p);
+        else if (tly_chain_out(c, p) != 0)
+            tly_comm_fail(c, ENOMEM, "out of memory");
+    }
+    while (!tly_list_empty(&over)) {
+        struct tally_op *op = tly_list_entry(tly_list_take(&over), struct tally_op, over);
+        uint8_t place = op->over_at;
+        if (op->lost_err) {
+            op->lost_at = c->loop.awake;
+            continue;
+        }
+        uint32_t left = op->away;
+        for (uint32_t i = 0; i < op->part_count; i++)
+            if (op->parts[i].stage == place)
+                left -= tly_chain_in(c, &op->parts[i]);
+        bool all = left == 0 && op->away > 0;
+        op->away = left;
+        if (all)
+            tly_op_settled(c, &op->parts[0]);
+    }
+}
+
+/* A neighbour that has left may only have heard the verdict before us. */
+enum { EXPLAIN_MS = 2000 };
+
+void tly_op_tick(tally_comm *c)
+{
+    for (struct tly_list *n = c->active_ops.next, *next; n != &c->active_ops; n = next) {
+        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+        next = n->next;
+        if (op->lost_at && c->loop.awake - op->lost_at >= EXPLAIN_MS * TLY_MS)
+            tly_op_end(c, op, op->lost_err, op->lost);
     }
 }

@@ -430,7 +430,7 @@ int tly_parts_gather(tally_comm *c, struct tally_op *op)
     op->gathered = malloc(op->gathered_bytes ? op->gathered_bytes : 1);
     err = op->gathered ? gather_parts(c, op, piece, op->gathered) : -ENOMEM;
     for (uint32_t i = 1; i < op->part_count && !err; i++)
-        op->missing += op->parts[i].length;
+        op->missing += op->parts[i].bytes = op->parts[i].length;
     free(piece);
     return err;
 }

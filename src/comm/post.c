@@ -29,6 +29,6 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .rank = (uint32_t)op->comm->rank,
         .root = p->root,
         .priority = op->priority,
-        .prescale = tly_team_carries(p) ? 1 : op->prescale, /* it has been applied */
+        .prescale = p->scaled ? 1 : op->prescale,
         .postscale = op->postscale};
 }

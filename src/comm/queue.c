@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "comm/internal.h"
+#include "comm/stage.h"
 
 /* The least that a service counts for a part. */
 enum { LEAST_BYTES = 256 };
@@ -28,8 +29,8 @@ static void admit(struct tly_task *task)
     struct peer *peer = &c->peers[p->owner];
     p->state = PART_ADMITTED;
     p->next = NULL;
-    if (tly_team_carries(p))
-        tly_local_sent(p->op->engine, &p->shard);
+    if (p->op->chain)
+        tly_chain_admitted(p);
     tly_part_stamp(p, TLY_AT_ADMITTED);
     tly_traffic_admitted(peer);
     tly_stamp(c->trace, TLY_IN_FLIGHT, TLY_NO_PEER, c->sched.in_flight, 0, 0, 0);

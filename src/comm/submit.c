@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/internal.h"
+#include "comm/stage.h"
 #include "reduce/reduce.h"
 
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
@@ -291,11 +292,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         return err;
     if (op->table && !op->mark)
         keep_own_piece(op);
-    bool local = tly_comm_is_local(op, ordered), team = tly_team_suits(c, op);
-    if (local || team) {
+    if (tly_comm_is_local(op, ordered)) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
-        if (team)
-            tly_local_ref(op->engine); /* else tly_local_submit() does */
         c->engine_ops++;
     }
     if (!r->name) {
@@ -307,8 +305,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     op->round = t->round++;
     op->sequence = c->sequence++;
     op->spec = tly_spec_hash(op);
-    if (team)
-        tly_team_prepare(c, op);
+    if (!op->engine)
+        tly_chain_choose(c, op);
     if (!r->reason)
         atomic_store_explicit(&t->busy, true, memory_order_relaxed);
     return 0;
@@ -420,7 +418,7 @@ int tally_op_cancel(tally_op *op, const char *reason)
     else
         free(text);
     if (first && op->epoch)
-        tly_queue_cancel(c, op);
+        tly_op_cancel(c, op);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     if (op->engine && !op->team)

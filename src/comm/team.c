@@ -15,20 +15,14 @@
 #include "base/log.h"
 #include "comm/epoch.h"
 #include "comm/internal.h"
+#include "comm/stage.h"
 
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */
 enum { LEAST_BYTES = 16 << 10 };
-/* A neighbour that has left may only have heard the verdict before us. */
-enum { EXPLAIN_MS = 2000 };
 
 static struct part *part_of(struct tly_local_piece *piece)
 {
     return tly_list_entry(piece, struct part, shard);
-}
-
-static struct tally_op *op_of(struct tly_local_op *local)
-{
-    return tly_list_entry(local, struct tally_op, local);
 }
 
 /* --- who carries --------------------------------------------------------------------------------- */
@@ -51,8 +45,6 @@ static void fill_list(tally_comm *c, const int *sizes, int i)
 int tly_team_begin_lists(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
-    tly_list_init(&c->summed);
-    tly_list_init(&c->over);
     /* A coordinator that is a process of its own has settings of its own. */
     if (!r->teams || strcmp(c->params.local, "on") != 0)
         return 0;
@@ -105,21 +97,22 @@ int tly_team_agree(tally_comm *c)
     return err;
 }
 
-/* --- an operation -------------------------------------------------------------------------------- */
+/* --- a stage of an operation -------------------------------------------------------------------------------- */
 
-bool tly_team_suits(const tally_comm *c, const struct tally_op *op)
+static bool suits(tally_comm *c, struct tally_op *op)
 {
-    return c->teams && op->kind == TALLY_PUSH_PULL && op->group->number == 0 && !op->mark &&
-           op->bytes >= LEAST_BYTES;
-}
-
-void tly_team_prepare(tally_comm *c, struct tally_op *op)
-{
+    if (!c->teams || op->kind != TALLY_PUSH_PULL || op->group->number != 0 || op->mark ||
+        op->bytes < LEAST_BYTES)
+        return false;
+    op->engine = c->local;
+    tly_local_ref(op->engine);
+    c->engine_ops++;
     op->team = true;
     tly_comm_describe_local(op);
     tly_list_init(&op->local.node);
     tly_list_init(&op->local.pieces);
     tly_list_init(&op->local.landed);
+    return true;
 }
 
 /* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
@@ -147,7 +140,13 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
         uint16_t dealt = cut->pieces[i].owner;
         uint32_t length = cut->pieces[i].length;
         const struct tally_group *g = c->carry[(turn[dealt]++ + dealt) % (unsigned)c->lists_of_teams];
-        *p = (struct part){.op = op, .state = PART_LANDED, .owner = dealt};
+        *p = (struct part){.op = op,
+                           .state = PART_LANDED,
+                           .owner = dealt,
+                           .index = i + 1,
+                           .place = place,
+                           .length = length,
+                           .dtype = op->dtype};
         if (g->ranks[c->machine] == (uint32_t)c->rank) {
             *p = (struct part){
                 .op = op,
@@ -161,97 +160,98 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                 .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, dealt),
                 .dtype = op->dtype,
                 .root = (uint32_t)c->size - 1,
+                .scaled = true,
                 .shard = {.op = &op->local, .place = place, .length = length}};
             tly_list_init(&p->shard.node);
             tly_list_append(backwards ? op->local.pieces.next : &op->local.pieces, &p->shard.node);
             mine++;
         }
+        p->input = op->input + place;
+        p->landing = op->output + place;
         place += length;
     }
     free(turn);
     op->local.parts = cut->count;
-    op->parts_left = 1 + mine + 1; /* the roll call, ours, and what others carry and the engine waits for */
+    op->parts_left = 1 + mine; /* the roll call and ours */
     return 0;
 }
 
-void tly_team_summed(void *comm, struct tly_local_piece *piece)
+static int begin(tally_comm *c, struct tally_op *op)
 {
-    tally_comm *c = comm;
-    pthread_mutex_lock(&c->inbox_lock);
-    bool first = tly_list_empty(&c->summed);
-    tly_list_append(&c->summed, &piece->node);
-    pthread_mutex_unlock(&c->inbox_lock);
-    if (first)
-        tly_loop_wake(&c->loop);
+    op->local.ahead = op->credit;
+    return 0;
 }
 
-void tly_team_over(tally_comm *c, struct tally_op *op, int err, const char *sentence)
+/* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
+ * own order. */
+static int ready(tally_comm *c, struct part *p)
 {
-    op->lost_err = err;
-    snprintf(op->lost, sizeof op->lost, "%s", err ? sentence : "");
-    pthread_mutex_lock(&c->inbox_lock);
-    tly_list_append(&c->over, &op->local.node);
-    pthread_mutex_unlock(&c->inbox_lock);
-    tly_loop_wake(&c->loop);
+    struct tally_op *op = p->op;
+    if (p->index > 0)
+        return 0;
+    op->local.input = op->parts[1].input;
+    op->local.output = op->parts[1].landing;
+    op->entered = true;
+    tly_local_enter(op->engine, &op->local);
+    return 1;
 }
 
-static struct tly_list *take_first(tally_comm *c, struct tly_list *from)
+static void admitted(struct part *p)
 {
-    pthread_mutex_lock(&c->inbox_lock);
-    struct tly_list *n = tly_list_empty(from) ? NULL : from->next;
-    if (n)
-        tly_list_remove(n);
-    pthread_mutex_unlock(&c->inbox_lock);
-    return n;
+    if (tly_team_carries(p))
+        tly_local_sent(p->op->engine, &p->shard);
 }
 
-void tly_team_drain(tally_comm *c)
+/* The engine copies it to the others.  That all have come here it says of the operation. */
+static bool landed(tally_comm *c, struct part *p)
 {
-    struct tly_list *n;
-    if (!c->carry)
-        return;
-    while (!atomic_load(&c->failed) && (n = take_first(c, &c->summed))) {
-        struct part *p = part_of(tly_list_entry(n, struct tly_local_piece, node));
-        p->input = p->landing = p->op->local.sums + p->place;
-        if (tly_queue_part(c, p) != 0)
-            tly_comm_fail(c, ENOMEM, "out of memory");
-    }
-    while (!atomic_load(&c->failed) && (n = take_first(c, &c->over))) {
-        struct tally_op *op = op_of(tly_list_entry(n, struct tly_local_op, node));
-        op->spread = !op->lost_err;
-        if (op->spread)
-            tly_op_settled(c, &op->parts[0]);
-        else
-            op->lost_at = c->loop.awake;
-    }
+    if (p->index == 0)
+        return true;
+    tly_local_landed(p->op->engine, &p->shard);
+    return false;
 }
 
-void tly_team_tick(tally_comm *c)
+static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
-    for (struct tly_list *n = c->active_ops.next, *next; c->carry && n != &c->active_ops; n = next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
-        next = n->next;
-        if (op->lost_at && c->loop.awake - op->lost_at >= EXPLAIN_MS * TLY_MS)
-            tly_op_end(c, op, op->lost_err, op->lost);
-    }
-}
-
-void tly_team_withdraw(tally_comm *c, struct tally_op *op)
-{
-    if (!op->team)
-        return;
-    if (!op->spread)
+    if (!over)
+        return;       /* the others of the team end it when they hear of it from home */
+    if (!op->entered) /* the others' rounds there end when all posts have come */
+        tly_local_enter(op->engine, &op->local);
+    op->entered = true;
+    if (!atomic_load_explicit(&op->spread, memory_order_relaxed))
         tly_local_withdraw(op->engine, &op->local);
-    pthread_mutex_lock(&c->inbox_lock);
-    tly_list_remove(&op->local.node);
-    for (uint32_t i = 0; i < op->part_count; i++)
-        if (tly_team_carries(&op->parts[i]))
-            tly_list_remove(&op->parts[i].shard.node);
-    pthread_mutex_unlock(&c->inbox_lock);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (tly_team_carries(&op->parts[i]))
             tly_local_sent(op->engine, &op->parts[i].shard);
     if (op->local.borrowed)
         tly_pool_free(op->local.borrowed);
     op->local.borrowed = NULL;
+}
+
+const struct stage tly_stage_team = {
+    .does = "is not summed on this machine yet",
+    .suits = suits,
+    .begin = begin,
+    .ready = ready,
+    .admitted = admitted,
+    .landed = landed,
+    .withdraw = withdraw};
+
+/* --- said by the engine -------------------------------------------------------------------------- */
+
+void tly_team_summed(void *comm, struct tly_local_piece *piece)
+{
+    struct part *p = part_of(piece);
+    p->input = p->landing = p->op->local.sums + p->place;
+    tly_stage_passed(p);
+}
+
+void tly_team_over(struct tally_op *op, int err, const char *sentence)
+{
+    /* Not before what the engine has written: the loop learns of it under the lock. */
+    atomic_store_explicit(&op->spread, !err, memory_order_relaxed);
+    if (err)
+        tly_stage_lost(op, err, sentence);
+    else
+        tly_stage_over(op, STAGE_TEAM);
 }

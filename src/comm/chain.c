@@ -1,0 +1,201 @@
+/* chain.c - the way of parts through the stages of their operation (stage.h).
+ *
+ * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
+ * says from another thread goes into comm->passed or comm->over, under inbox_lock, and the loop takes it from there (op.c).
+ * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
+#include <stdio.h>
+
+#include "comm/stage.h"
+
+static bool has(const struct tally_op *op, int place)
+{
+    return place == STAGE_NET || op->chain >> place & 1;
+}
+
+void tly_chain_choose(tally_comm *c, struct tally_op *op)
+{
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++) {
+        const struct stage *s = tly_stage_at(at);
+        if (s && s->suits(c, op))
+            op->chain |= (uint8_t)(1u << at);
+    }
+}
+
+/* The last stage that vouches; 0: none does. */
+static int last_voucher(const struct tally_op *op)
+{
+    int last = 0;
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !(at > STAGE_TEAM && has(op, STAGE_TEAM)); at++)
+        if (has(op, at) && tly_stage_at(at)->vouches)
+            last = at;
+    return last;
+}
+
+int tly_chain_begin(tally_comm *c, struct tally_op *op)
+{
+    int err = 0;
+    op->begun = true;
+    tly_list_init(&op->over);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        tly_list_init(&op->parts[i].node);
+    op->voucher = (uint8_t)last_voucher(op);
+    op->due = op->voucher ? op->part_count - 1 : 0;
+    op->away = op->part_count;
+    op->parts_left++; /* until all are back */
+    /* All of them, even if one fails: each is told of the end, too. */
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++)
+        if (has(op, at)) {
+            int this = tly_stage_at(at)->begin(c, op);
+            err = err ? err : this;
+        }
+    return err;
+}
+
+int tly_chain_out(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    int at = p->stage, done = 1;
+    while (done == 1) {
+        bool vouched = at && at == op->voucher && p != op->parts;
+        for (at++; !has(op, at);)
+            at++;
+        p->stage = (uint8_t)at;
+        done = tly_stage_at(at)->ready(c, p);
+        if (vouched && --op->due == 0 && done >= 0) {
+            int first = tly_chain_out(c, op->parts);
+            done = first < 0 ? first : done;
+        }
+    }
+    return done < 0 ? done : 0;
+}
+
+int tly_chain_start(tally_comm *c, struct tally_op *op)
+{
+    int err = 0;
+    bool now = !op->due;
+    for (uint32_t i = 1; i < op->part_count && !err; i++)
+        err = tly_chain_out(c, &op->parts[i]);
+    return err || !now ? err : tly_chain_out(c, op->parts);
+}
+
+bool tly_chain_in(tally_comm *c, struct part *p)
+{
+    const struct tally_op *op = p->op;
+    p->homeward = true;
+    for (int at = p->stage - 1; at > STAGE_TENSOR; at--) {
+        p->stage = (uint8_t)at;
+        if (has(op, at) && !tly_stage_at(at)->landed(c, p))
+            return false;
+    }
+    p->stage = STAGE_TENSOR;
+    return true;
+}
+
+void tly_chain_admitted(struct part *p)
+{
+    for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
+        if (has(p->op, at) && tly_stage_at(at)->admitted)
+            tly_stage_at(at)->admitted(p);
+}
+
+/* --- said by stages ------------------------------------------------------------------------------ */
+
+static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
+{
+    bool first = tly_list_empty(&c->passed) && tly_list_empty(&c->over);
+    tly_list_append(list, node);
+    atomic_store_explicit(&c->stages_say, true, memory_order_release);
+    pthread_mutex_unlock(&c->inbox_lock);
+    if (first)
+        tly_loop_wake(&c->loop);
+}
+
+void tly_stage_passed(struct part *p)
+{
+    tally_comm *c = p->op->comm;
+    pthread_mutex_lock(&c->inbox_lock);
+    tell(c, &c->passed, &p->node);
+}
+
+static void explain(struct tally_op *op, const char *sentence)
+{
+    if (!op->lost[0])
+        snprintf(op->lost, sizeof op->lost, "%s", sentence);
+}
+
+void tly_stage_failed(struct part *p, int err, const char *sentence)
+{
+    tally_comm *c = p->op->comm;
+    pthread_mutex_lock(&c->inbox_lock);
+    p->err = (int16_t)err;
+    explain(p->op, sentence);
+    tell(c, &c->passed, &p->node);
+}
+
+void tly_stage_over(struct tally_op *op, enum stage_place place)
+{
+    tally_comm *c = op->comm;
+    pthread_mutex_lock(&c->inbox_lock);
+    op->over_at = (uint8_t)place;
+    tell(c, &c->over, &op->over);
+}
+
+void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
+{
+    tally_comm *c = op->comm;
+    pthread_mutex_lock(&c->inbox_lock);
+    op->lost_err = err;
+    explain(op, sentence);
+    tell(c, &c->over, &op->over);
+}
+
+static void move(struct tly_list *from, struct tly_list *to)
+{
+    tly_list_init(to);
+    while (!tly_list_empty(from))
+        tly_list_append(to, tly_list_take(from));
+}
+
+bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over)
+{
+    if (!atomic_load_explicit(&c->stages_say, memory_order_acquire))
+        return false;
+    pthread_mutex_lock(&c->inbox_lock);
+    atomic_store_explicit(&c->stages_say, false, memory_order_relaxed);
+    move(&c->passed, passed);
+    move(&c->over, over);
+    pthread_mutex_unlock(&c->inbox_lock);
+    return true;
+}
+
+static void withdraw(tally_comm *c, struct tally_op *op, bool over)
+{
+    if (!op->begun)
+        return;
+    for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
+        if (has(op, at))
+            tly_stage_at(at)->withdraw(c, op, over);
+    pthread_mutex_lock(&c->inbox_lock);
+    tly_list_remove(&op->over);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        tly_list_remove(&op->parts[i].node);
+    pthread_mutex_unlock(&c->inbox_lock);
+}
+
+void tly_chain_stop(tally_comm *c, struct tally_op *op)
+{
+    withdraw(c, op, false);
+}
+
+void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed)
+{
+    if (!landed)
+        tly_stage_at(STAGE_NET)->withdraw(c, op, true);
+    withdraw(c, op, true);
+}
+
+const char *tly_chain_does(const struct part *p)
+{
+    const struct stage *s = tly_stage_at(p->stage);
+    return s ? s->does : "waits until all other parts can be sent";
+}

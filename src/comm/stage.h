@@ -1,0 +1,86 @@
+/* stage.h - the stages of an operation: what its parts go through between a tensor and the network, and on the way back.
+ *
+ *     tensor ──▶ device ──▶ team ──▶ codec ──▶ net ──▶ service
+ *     tensor ◀── device ◀── team ◀── codec ◀── net ◀── service
+ *
+ * Each place of the chain has one stage or none (stages.c).  An operation has the stages that suit it, and the network in
+ * any case.  It keeps its chain until it ends.  The loop moves parts from stage to stage (chain.c); op.c says when.  A stage
+ * may do its work in a thread of its own and be done with parts in any order.
+ *
+ * A part between `ready` and the moment at which the stage is done with it is the stage's, and so are five of its fields:
+ * `input`, `landing`, `length`, `result_length` and `dtype`.  A stage that puts other data in the part's place (compressed,
+ * in other memory) sets them to its own, and remembers where the part's result belonged before.  They stay so until the
+ * operation ends, since a service may ask for the input again or for the result as it has landed.  Before the team all parts
+ * of an operation lie in one memory, each at its `place`, and so do their results: the whole machine works there.
+ *
+ * Failures: `begin` may fail.  A stage that `vouches` may also fail later on the way out: part 0 sets out once all other
+ * parts are through it, so that this rank can take the operation back, and home tells all ranks.  A stage behind the team
+ * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does.  A stage that fails on the way in
+ * fails its own rank's operation, once all parts are through. */
+#ifndef TLY_COMM_STAGE_H
+#define TLY_COMM_STAGE_H
+
+#include "comm/internal.h"
+
+struct stage {
+    const char *does; /* of a part that it has, for users: "is not summed on this machine yet" */
+    bool vouches;
+    /* In the submitting thread, names_lock held: has it a share in this operation?  The operation has its key and round, and
+     * is submitted for certain: a stage may note in it, or of it, what it must know by now. */
+    bool (*suits)(tally_comm *c, struct tally_op *op);
+    /* In the loop, as all below: the operation's parts are cut.  -errno, with a sentence (tly_error). */
+    int (*begin)(tally_comm *c, struct tally_op *op);
+    /* The part's input is there.  1: this stage is done with it; 0: it will be (tly_stage_passed); -ENOMEM: the communicator
+     * fails. */
+    int (*ready)(tally_comm *c, struct part *p);
+    /* The network has admitted what this stage has handed on.  Or NULL. */
+    void (*admitted)(struct part *p);
+    /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
+    bool (*landed)(tally_comm *c, struct part *p);
+    /* When this returns, nobody is at the operation's buffers for this stage, and the stage says nothing more of its parts.
+     * over: the operation ends, and nobody needs the stage's memory either.  Else this rank takes it back, and what the
+     * stage has handed on may still be read; over follows. */
+    void (*withdraw)(tally_comm *c, struct tally_op *op, bool over);
+};
+
+/* stages.c */
+/* The stage at this place, or NULL. */
+const struct stage *tly_stage_at(int place);
+/* Put a stage at a free place, before any communicator is opened.  -EEXIST. */
+int tly_stage_register(enum stage_place place, const struct stage *s);
+
+/* chain.c: for stages, from any thread */
+/* Done with the part, in the direction in which it came. */
+void tly_stage_passed(struct part *p);
+/* ... or it cannot be done.  err is positive. */
+void tly_stage_failed(struct part *p, int err, const char *sentence);
+/* All parts that have not come back from this stage have. */
+void tly_stage_over(struct tally_op *op, enum stage_place place);
+/* The stage cannot go on with the operation.  It ends with this, unless its home says more within a while. */
+void tly_stage_lost(struct tally_op *op, int err, const char *sentence);
+
+/* chain.c: for operations */
+/* names_lock held. */
+void tly_chain_choose(tally_comm *c, struct tally_op *op);
+/* -errno, with a sentence. */
+int tly_chain_begin(tally_comm *c, struct tally_op *op);
+/* Hand out all parts.  -ENOMEM. */
+int tly_chain_start(tally_comm *c, struct tally_op *op);
+/* The part goes on from where it is, outward.  -ENOMEM. */
+int tly_chain_out(tally_comm *c, struct part *p);
+/* The part goes on from where it is, inward.  True: it is back at the tensor. */
+bool tly_chain_in(tally_comm *c, struct part *p);
+/* The network has admitted the part. */
+void tly_chain_admitted(struct part *p);
+/* What stages have said since, to be gone through by the loop.  False: nothing. */
+bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
+/* This rank takes the operation back: no stage but the network goes on with it. */
+void tly_chain_stop(tally_comm *c, struct tally_op *op);
+/* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
+void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
+/* What the stage that has this part does with it. */
+const char *tly_chain_does(const struct part *p);
+
+extern const struct stage tly_stage_team, tly_stage_net;
+
+#endif

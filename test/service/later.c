@@ -1,0 +1,244 @@
+/* later.c - see later.h.
+ *
+ * A stage keeps for each operation (op->own) memory in which it hands parts on, and for each part where its result belonged
+ * before.  What is to be done waits in `items`; the thread takes any of these. */
+#include "later.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "job.h"
+
+struct job_item {
+    struct part *part;
+    bool back;
+};
+
+/* The memory of an operation: a part's lies at its place. */
+struct work {
+    uint8_t *out, *in; /* owned */
+    struct slot {
+        uint8_t *landing;     /* where the result belongs */
+        const uint8_t *input; /* as it came */
+        uint32_t length;      /* bytes of both */
+        uint8_t *out, *in;    /* borrowed */
+    } slot[];
+};
+
+struct later later_device = {.place = STAGE_DEVICE,
+                             .fail_begin = -1,
+                             .fail_out = -1,
+                             .fail_in = -1,
+                             .lock = PTHREAD_MUTEX_INITIALIZER,
+                             .more = PTHREAD_COND_INITIALIZER,
+                             .idle = PTHREAD_COND_INITIALIZER},
+             later_codec = {.place = STAGE_CODEC,
+                            .narrows = true,
+                            .fail_begin = -1,
+                            .fail_out = -1,
+                            .fail_in = -1,
+                            .lock = PTHREAD_MUTEX_INITIALIZER,
+                            .more = PTHREAD_COND_INITIALIZER,
+                            .idle = PTHREAD_COND_INITIALIZER};
+
+static struct slot *slot_of(const struct later *l, const struct part *p)
+{
+    struct work *w = p->op->own[l->place];
+    return &w->slot[p->index];
+}
+
+/* --- the thread ---------------------------------------------------------------------------------- */
+
+static void go_out(struct later *l, struct part *p)
+{
+    struct slot *s = slot_of(l, p);
+    if (l->narrows) {
+        for (uint32_t i = 0; i < s->length / 8; i++)
+            ((int32_t *)(void *)s->out)[i] = (int32_t)((const int64_t *)(const void *)s->input)[i];
+        p->length /= 2;
+        p->result_length /= 2;
+        p->dtype = TALLY_INT32;
+        atomic_fetch_add(&l->changed, 1);
+    } else {
+        memcpy(s->out, s->input, s->length);
+    }
+    p->input = s->out;
+    p->landing = s->in;
+    atomic_fetch_add(&l->out, 1);
+}
+
+static void come_in(struct later *l, struct part *p)
+{
+    struct slot *s = slot_of(l, p);
+    if (l->narrows)
+        for (uint32_t i = 0; i < s->length / 8; i++)
+            ((int64_t *)(void *)s->landing)[i] = ((const int32_t *)(const void *)s->in)[i];
+    else
+        memcpy(s->landing, s->in, s->length);
+    atomic_fetch_add(&l->in, 1);
+}
+
+static bool fails(atomic_int *request, const struct part *p)
+{
+    int wanted = (int)p->index;
+    return wanted && atomic_compare_exchange_strong(request, &wanted, -1);
+}
+
+static void *work(void *arg)
+{
+    struct later *l = arg;
+    uint64_t s = (uint64_t)getpid() + l->place;
+    pthread_mutex_lock(&l->lock);
+    for (;;) {
+        while (!l->count || atomic_load(&l->held))
+            pthread_cond_wait(&l->more, &l->lock);
+        size_t i = (size_t)(job_random(&s) % l->count);
+        struct job_item item = l->items[i];
+        l->items[i] = l->items[--l->count];
+        l->busy = item.part->op;
+        if (item.part->index < l->last)
+            atomic_fetch_add(&l->disordered, 1);
+        l->last = item.part->index;
+        pthread_mutex_unlock(&l->lock);
+        if (job_random(&s) % 16 == 0)
+            job_sleep_ms(1);
+        bool failed = fails(item.back ? &l->fail_in : &l->fail_out, item.part);
+        if (item.back && !failed)
+            come_in(l, item.part);
+        else if (!failed)
+            go_out(l, item.part);
+        pthread_mutex_lock(&l->lock);
+        if (failed) /* still under the lock: withdraw() waits for what is said, too */
+            tly_stage_failed(item.part, EIO, "the stage fails on request");
+        else
+            tly_stage_passed(item.part);
+        l->busy = NULL;
+        pthread_cond_broadcast(&l->idle);
+    }
+    return NULL;
+}
+
+static void add(struct later *l, struct part *p, bool back)
+{
+    pthread_mutex_lock(&l->lock);
+    if (!l->started) {
+        pthread_t thread;
+        l->started = true;
+        CHECK(pthread_create(&thread, NULL, work, l) == 0 && pthread_detach(thread) == 0);
+    }
+    if (l->count == l->room) {
+        l->room = 2 * l->room + 16;
+        l->items = realloc(l->items, l->room * sizeof *l->items);
+        CHECK(l->items);
+    }
+    l->items[l->count++] = (struct job_item){p, back};
+    pthread_cond_signal(&l->more);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void later_hold(struct later *l, bool held)
+{
+    pthread_mutex_lock(&l->lock);
+    atomic_store(&l->held, held);
+    pthread_cond_signal(&l->more);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* --- the stage ----------------------------------------------------------------------------------- */
+
+static bool suits(const struct tally_op *op)
+{
+    return op->kind == TALLY_PUSH_PULL && op->dtype == TALLY_INT64 && !op->mark && op->bytes >= LATER_LEAST;
+}
+
+static int begin(struct later *l, struct tally_op *op)
+{
+    atomic_fetch_add(&l->begun, 1);
+    struct work *w = op->own[l->place] = calloc(1, sizeof *w + op->part_count * sizeof *w->slot);
+    CHECK(w && (w->out = malloc(op->bytes)) && (w->in = malloc(op->bytes)));
+    if (atomic_load(&l->fail_begin) >= 0 && atomic_fetch_sub(&l->fail_begin, 1) == 0)
+        return tly_fail(EIO, "the stage cannot begin");
+    return 0;
+}
+
+static int ready(struct later *l, struct part *p)
+{
+    struct work *w = p->op->own[l->place];
+    if (!p->length)
+        return 1;
+    w->slot[p->index] = (struct slot){p->landing, p->input, p->length, w->out + p->place, w->in + p->place};
+    add(l, p, false);
+    return 0;
+}
+
+static bool landed(struct later *l, struct part *p)
+{
+    if (!slot_of(l, p)->length)
+        return true;
+    add(l, p, true);
+    return false;
+}
+
+static void withdraw(struct later *l, struct tally_op *op, bool over)
+{
+    pthread_mutex_lock(&l->lock);
+    for (size_t i = l->count; i-- > 0;)
+        if (l->items[i].part->op == op)
+            l->items[i] = l->items[--l->count];
+    while (l->busy == op)
+        pthread_cond_wait(&l->idle, &l->lock);
+    pthread_mutex_unlock(&l->lock);
+    struct work *w = op->own[l->place];
+    if (!over)
+        return;
+    memset(w->out, 0x5a, op->bytes); /* whoever still reads it gets what is not there */
+    memset(w->in, 0x5a, op->bytes);
+    free(w->out);
+    free(w->in);
+    free(w);
+    op->own[l->place] = NULL;
+    atomic_fetch_add(&l->ended, 1);
+}
+
+#define STAGE(name, later, may_vouch) \
+    static bool name##_suits(tally_comm *c, struct tally_op *op) \
+    { \
+        return suits(op); \
+    } \
+    static int name##_begin(tally_comm *c, struct tally_op *op) \
+    { \
+        return begin(&(later), op); \
+    } \
+    static int name##_ready(tally_comm *c, struct part *p) \
+    { \
+        return ready(&(later), p); \
+    } \
+    static bool name##_landed(tally_comm *c, struct part *p) \
+    { \
+        return landed(&(later), p); \
+    } \
+    static void name##_withdraw(tally_comm *c, struct tally_op *op, bool over) \
+    { \
+        withdraw(&(later), op, over); \
+    } \
+    static const struct stage name = { \
+        .does = "is held by a test's stage", \
+        .vouches = may_vouch, \
+        .suits = name##_suits, \
+        .begin = name##_begin, \
+        .ready = name##_ready, \
+        .landed = name##_landed, \
+        .withdraw = name##_withdraw};
+
+STAGE(device, later_device, true)
+STAGE(codec, later_codec, false)
+
+void later_use(bool with_device, bool with_codec)
+{
+    if (with_device)
+        CHECK(tly_stage_register(STAGE_DEVICE, &device) == 0);
+    if (with_codec)
+        CHECK(tly_stage_register(STAGE_CODEC, &codec) == 0);
+}

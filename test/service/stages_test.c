@@ -1,0 +1,374 @@
+/* stages_test.c - stages between a tensor and the network (comm/stage.h): whatever one does, when, and in which order, sums
+ * are right, and what fails fails on all ranks.  The stages are later.c's. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+
+#include "job.h"
+#include "later.h"
+
+#include <cmocka.h>
+
+enum { TENSORS = 4, COUNT = 60000, STEPS = UNDER_SANITIZER ? 4 : 12 };
+
+struct board {
+    atomic_int stage, steps;
+    bool device, codec;
+};
+
+static const int pairs[] = {0, 0, 1, 1};
+
+static tally_comm *join(const struct board *b)
+{
+    tally_comm *c;
+    later_use(b->device, b->codec);
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    return c;
+}
+
+static void barrier(tally_comm *c)
+{
+    tally_op *op;
+    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
+    tally_op_free(op);
+}
+
+static int64_t value(int rank, int step, int tensor, int i)
+{
+    return (rank + 1) * (1 + (i * 31 + tensor * 7 + step) % 1000);
+}
+
+static tally_op *submit(tally_comm *c, const char *name, int64_t *x, int step, int tensor)
+{
+    tally_op *op;
+    int rank = tally_comm_rank(c);
+    for (int i = 0; i < COUNT; i++)
+        x[i] = value(rank, step, tensor, i);
+    CHECK(tally_push_pull(c, name, x, x, COUNT, TALLY_INT64, TALLY_SUM, NULL, &op) == 0);
+    return op;
+}
+
+static void check(tally_comm *c, tally_op *op, const int64_t *x, int step, int tensor)
+{
+    int ranks = tally_comm_size(c);
+    int err = tally_op_wait(op, -1);
+    if (err)
+        fprintf(stderr, "%s\n", tally_op_error(op));
+    CHECK(err == 0);
+    tally_op_free(op);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(x[i] == value(0, step, tensor, i) * ranks * (ranks + 1) / 2);
+}
+
+static void take_step(tally_comm *c, int step)
+{
+    static int64_t x[TENSORS][COUNT];
+    tally_op *op[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        char name[8];
+        snprintf(name, sizeof name, "t%d", t);
+        op[t] = submit(c, name, x[t], step, t);
+    }
+    for (int t = 0; t < TENSORS; t++)
+        check(c, op[t], x[t], step, t);
+}
+
+/* All is given back, and the stages have had something to do. */
+static int leave(tally_comm *c, const struct board *b)
+{
+    const char *why;
+    if (tally_comm_status(c, &why))
+        fprintf(stderr, "%s\n", why);
+    CHECK(tally_comm_status(c, NULL) == 0);
+    barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(later_device.begun == later_device.ended && later_codec.begun == later_codec.ended);
+    CHECK(!later_device.count && !later_codec.count);
+    CHECK(!b->device || (later_device.out > 0 && later_device.disordered > 0));
+    CHECK(!b->codec || later_codec.changed > 0);
+    return 0;
+}
+
+static void run(struct job *j, struct board *b, bool device, bool codec)
+{
+    b->device = device;
+    b->codec = codec;
+    atomic_store(&b->stage, 0);
+    j->arg = b;
+    j->settings[0] = "TALLY_PART_BYTES=16K";
+    job_start(j);
+}
+
+static void end(struct job *j)
+{
+    job_finish(j);
+    job_clear(j);
+}
+
+/* --- sums ---------------------------------------------------------------------------------------- */
+
+static int sums(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    for (int step = 0; step < STEPS; step++)
+        take_step(c, step);
+    return leave(c, b);
+}
+
+static void test_sums(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 1; i < 8; i++) {
+        struct job j = {.ranks = 2, .tallyds = i % 4 == 3, .main = sums};
+        if (i & 4) {
+            j.ranks = 4;
+            j.machine = pairs;
+        }
+        run(&j, b, i & 1, i & 2);
+        end(&j);
+    }
+}
+
+/* Services with too little memory drop what they have and ask for it again. */
+static void test_asked_again(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; i < 2; i++) {
+        struct job j = {.ranks = i ? 4 : 3, .tallyds = 1, .main = sums, .machine = i ? pairs : NULL};
+        j.settings[1] = "TALLY_MEMORY=1K";
+        j.settings[2] = "TALLY_WINDOW_PARTS=64";
+        j.settings[3] = "TALLY_CREDIT_BYTES=1M";
+        run(&j, b, true, true);
+        end(&j);
+    }
+}
+
+/* --- services that die --------------------------------------------------------------------------- */
+
+static int sums_on_and_on(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    int8_t all = 0;
+    for (int step = 0; !all; step++) {
+        int8_t over = atomic_load(&b->stage) == 2;
+        tally_op *op;
+        take_step(c, step);
+        if (rank == 0)
+            atomic_fetch_add(&b->steps, 1);
+        CHECK(tally_push_pull(c, "over", &over, &all, 1, TALLY_INT8, TALLY_MIN, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        tally_op_free(op);
+    }
+    return leave(c, b);
+}
+
+static void test_redo(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; i < 2; i++) {
+        struct job j = {
+            .ranks = i ? 4 : 2, .tallyds = 2, .main = sums_on_and_on, .machine = i ? pairs : NULL};
+        atomic_store(&b->steps, 0);
+        run(&j, b, true, true);
+        for (int t = 0; t < 2; t++) {
+            job_await(&b->steps, 2 + 4 * t);
+            kill(j.tallyd_pid[t], SIGKILL);
+            job_wait_tallyd(&j, t);
+            j.tallyd_pid[t] = 0;
+        }
+        job_await(&b->steps, 12);
+        atomic_store(&b->stage, 2);
+        end(&j);
+    }
+}
+
+/* --- what fails ---------------------------------------------------------------------------------- */
+
+static int64_t spoiled[COUNT];
+
+/* The operation fails on all ranks, and all goes on. */
+static void fail_one(tally_comm *c, const char *name, const char *sentence)
+{
+    tally_op *op = submit(c, name, spoiled, 0, 0);
+    int err = tally_op_wait(op, -1);
+    if (!err || !strstr(tally_op_error(op), sentence))
+        fprintf(stderr, "%d: %s\n", err, tally_op_error(op));
+    CHECK(err < 0);
+    CHECK_HOLDS(tally_op_error(op), sentence);
+    tally_op_free(op);
+}
+
+static int stage_fails(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    for (int part = 1; part < 28; part += UNDER_SANITIZER ? 9 : 3) {
+        if (rank == 1)
+            atomic_store(&later_device.fail_out, part);
+        fail_one(c, "bad", "rank 1 has cancelled it: the stage fails on request");
+        take_step(c, part);
+    }
+    if (rank == 1)
+        atomic_store(&later_device.fail_begin, 0);
+    fail_one(c, "worse", "rank 1 has cancelled it: the stage cannot begin");
+    take_step(c, 1);
+    return leave(c, b);
+}
+
+/* On its way back only its own rank has it; the others have their result. */
+static int stage_fails_inward(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    for (int part = 1; part < 28; part += 9) {
+        if (rank == 1) {
+            atomic_store(&later_device.fail_in, part);
+            fail_one(c, "bad", "'bad': the stage fails on request");
+        } else {
+            check(c, submit(c, "bad", spoiled, 0, 0), spoiled, 0, 0);
+        }
+        take_step(c, part);
+    }
+    return leave(c, b);
+}
+
+static void run_all(int (*main)(int rank, void *arg))
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; i < 4; i++) {
+        struct job j = {
+            .ranks = i / 2 ? 4 : 2, .tallyds = i % 2, .main = main, .machine = i / 2 ? pairs : NULL};
+        run(&j, b, true, i % 2);
+        end(&j);
+    }
+}
+
+static void test_stage_fails(void **state)
+{
+    run_all(stage_fails);
+}
+
+static void test_stage_fails_inward(void **state)
+{
+    run_all(stage_fails_inward);
+}
+
+/* --- cancelled and refused ----------------------------------------------------------------------- */
+
+static void await_begun(const struct later *l, int operations)
+{
+    for (int i = 0; l->begun < operations; i++) {
+        CHECK(i < 60000);
+        job_sleep_ms(1);
+    }
+}
+
+/* While a rank's stage has all of it, or some of the others' has: the last comes late. */
+static int cancelled(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    int last = tally_comm_size(c) - 1;
+    for (int round = 0; round < STEPS; round++) {
+        int who = round % (last + 1);
+        bool held = round % 3 != 0;
+        if (rank == who && held)
+            later_hold(&later_device, true);
+        int before = later_device.begun;
+        tally_op *op = submit(c, "bad", spoiled, 0, 0);
+        if (rank == who) {
+            if (held)
+                await_begun(&later_device, before + 1);
+            CHECK(tally_op_cancel(op, "a test") == 0);
+        }
+        int err = tally_op_wait(op, -1);
+        CHECK(err == -ECANCELED || (err == 0 && !held)); /* all had begun it */
+        if (err)
+            CHECK_HOLDS(tally_op_error(op), "has cancelled it: a test");
+        tally_op_free(op);
+        if (rank == who)
+            later_hold(&later_device, false);
+        take_step(c, round);
+    }
+    return leave(c, b);
+}
+
+static int refused(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    for (int round = 0; round < STEPS; round++) {
+        char name[16];
+        snprintf(name, sizeof name, "bad%d", round);
+        if (rank == 0 && round % 2)
+            later_hold(&later_device, true);
+        if (rank == 1)
+            CHECK(tally_refuse(c, name, TALLY_PUSH_PULL, NULL, "no memory") == 0);
+        else if (rank == 0 && round % 2)
+            job_sleep_ms(2); /* they have the verdict */
+        if (rank == 0)
+            later_hold(&later_device, false);
+        if (rank != 1)
+            fail_one(c, name, "rank 1 refuses: no memory");
+        take_step(c, round);
+    }
+    return leave(c, b);
+}
+
+static void test_cancelled(void **state)
+{
+    run_all(cancelled);
+}
+
+static void test_refused(void **state)
+{
+    run_all(refused);
+}
+
+/* A stage behind a team has failed: the others of the team have pushed what they were to, and the job ends. */
+static int codec_fails(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    const char *why;
+    int err = 0;
+    take_step(c, 0);
+    for (int part = 1; !err; part++) { /* until one comes that this rank carries */
+        CHECK(part < 28);
+        if (rank == 1)
+            atomic_store(&later_codec.fail_out, part);
+        tally_op *op = submit(c, "bad", spoiled, 0, 0);
+        err = tally_op_wait(op, -1);
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_status(c, &why) != 0);
+    CHECK_HOLDS(why, "'bad': the stage fails on request");
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_stage_behind_a_team_fails(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = 4, .main = codec_fails, .machine = pairs};
+    run(&j, b, false, true);
+    end(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_asked_again),
+        cmocka_unit_test(test_redo),
+        cmocka_unit_test(test_stage_fails),
+        cmocka_unit_test(test_stage_fails_inward),
+        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_stage_behind_a_team_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
