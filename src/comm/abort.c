@@ -6,7 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/loop.h"
+#include "comm/comm.h"
+#include "join/member.h"
+#include "tally/tally.h"
 
 enum { MOST_REASON = 400 }; /* bytes: a line, not a traceback */
 

@@ -4,9 +4,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/part.h"
 #include "comm/submit.h"
 #include "reduce/reduce.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
 
 /* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
 enum { COPIED_BYTES = 16 << 20 };

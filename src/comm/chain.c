@@ -5,6 +5,12 @@
  * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
 #include <stdio.h>
 
+#include "base/list.h"
+#include "base/loop.h"
+#include "comm/chain.h"
+#include "comm/comm.h"
+#include "comm/op.h"
+#include "comm/part.h"
 #include "comm/stage.h"
 
 static bool has(const struct tally_op *op, int place)

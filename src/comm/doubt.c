@@ -9,7 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/doubt.h"
 #include "comm/epoch.h"
+#include "comm/group.h"
+#include "comm/keep.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "sched/sched.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
+#include "wire/pack.h"
 
 static bool is_doubted(struct tly_task *task, void *user)
 {

@@ -9,8 +9,19 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/list.h"
 #include "base/log.h"
-#include "comm/internal.h"
+#include "base/loop.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/engine.h"
+#include "comm/joining.h"
+#include "comm/op.h"
+#include "comm/team.h"
+#include "comm/tensor.h"
+#include "join/member.h"
+#include "join/roster.h"
 #include "local/local.h"
 
 enum { MEET_MS = 20000 };

@@ -6,7 +6,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/error.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "comm/comm.h"
 #include "comm/epoch.h"
+#include "comm/op.h"
+#include "comm/peer.h"
+#include "join/roster.h"
+#include "sched/sched.h"
 
 static uint64_t mix(uint64_t x)
 {

@@ -1,11 +1,29 @@
-/* epoch.h - epochs: which service sums which part, and what becomes of parts while services come and go.  A part of
- * internal.h, for the files that have to do with it. */
+/* epoch.h - epochs as a rank knows them: what decides which service sums which part.
+ *
+ * Owner: the loop; comm->epoch changes under names_lock.  An epoch does not change once it is adopted, but for `listed`. */
 #ifndef TLY_COMM_EPOCH_H
 #define TLY_COMM_EPOCH_H
 
-#include "comm/internal.h"
+#include <stdint.h>
 
-/* epoch.c */
+#include "base/list.h"
+#include "plan/plan.h"
+#include "tally/tally.h"
+
+/* What decides which service sums a part, the same on all ranks.  References: operations, promised rounds, and the
+ * communicator, of the newest. */
+struct epoch {
+    struct tly_list node; /* comm->epochs */
+    uint32_t number, references;
+    int services, sharing; /* sharing: services with a share */
+    uint32_t part_bytes;   /* longest part */
+    uint64_t credit_bytes;
+    uint64_t *incarnation;            /* owned: of each service; 0: none has this place */
+    uint32_t *weight;                 /* owned */
+    struct tly_plan_machine *machine; /* owned: of each service, with the ranks that push from it */
+    uint32_t *listed;                 /* owned: of the list that was dealt last (tly_plan_late); the loop's */
+};
+
 int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch */
 /* The newest roster holds from now on.  -ENOMEM. */
 int tly_epoch_adopt(tally_comm *c);
@@ -19,43 +37,5 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uin
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part);
 /* A verdict ends the operation.  A rank that begins its round later must ask the same home. */
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op);
-
-/* keep.c */
-/* A service that can die alone has delivered a part. */
-void tly_keep_part(struct peer *p, struct part *part);
-/* ... or a verdict on this operation, which is about to end with it. */
-void tly_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
-/* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
-void tly_keep_unasked(struct peer *p, const struct tly_frame *f);
-/* All ranks have the first `stable` deliveries of this service. */
-void tly_keep_stable(struct peer *p, uint64_t stable);
-/* What the part's result is: of a root that has nothing to receive, its input. */
-const uint8_t *tly_keep_result(const struct part *p, uint32_t *length);
-/* All that others may have to be told of this is elsewhere now: its operation need not wait for it. */
-void tly_keep_settle(tally_comm *c, struct keep *k);
-void tly_keep_drop(tally_comm *c, struct keep *k);
-void tly_keep_drop_all(struct peer *p);
-
-/* doubt.c */
-/* The connection is no more: what it has brought is final, what was under way is in doubt. */
-void tly_doubt_begin(struct peer *p);
-/* The connection is mended: say what has landed. */
-void tly_doubt_mended(struct peer *p);
-/* All that is in doubt at this service.  resumed: TLY_RESUMED, or 0. */
-void tly_doubt_say(struct peer *p, uint16_t resumed);
-/* The service has answered what was said of something that its rank no longer waits for.  False: it was not. */
-bool tly_doubt_confirmed(struct peer *p, const struct tly_frame *f, bool delivered);
-/* The service wants what has landed, bytes [0, f->offset). */
-void tly_doubt_final(struct peer *p, const struct tly_frame *f);
-/* What a service that is gone had goes to the substitutes. */
-void tly_doubt_hand_on(tally_comm *c, struct peer *from);
-
-/* follow.c */
-/* The callbacks of the member. */
-void tly_follow_invited(void *comm);
-void tly_follow_prepare(void *comm, const struct tly_roster *next);
-void tly_follow_promised(void *comm, const struct tly_begun *b);
-void tly_follow_committed(void *comm, const struct tly_roster *roster);
-void tly_follow_finish(tally_comm *c);
 
 #endif

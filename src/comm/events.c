@@ -5,8 +5,15 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/fork.h"
+#include "base/list.h"
 #include "base/log.h"
-#include "comm/internal.h"
+#include "comm/comm.h"
+#include "comm/events.h"
+#include "comm/op.h"
+#include "tally/tally.h"
 
 enum { MOST_LOGS = 1000 };
 

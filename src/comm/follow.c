@@ -9,7 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/doubt.h"
 #include "comm/epoch.h"
+#include "comm/follow.h"
+#include "comm/keep.h"
+#include "comm/op.h"
+#include "comm/pace.h"
+#include "comm/peer.h"
+#include "comm/tensor.h"
+#include "comm/traffic.h"
+#include "join/member.h"
+#include "join/roster.h"
+#include "sum/pool.h"
+#include "sum/service.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
+#include "wire/frame.h"
 
 /* Nothing stays of who had this place: it is another's now, or nobody's. */
 static void vacate(struct peer *p)

@@ -11,7 +11,15 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/peer.h"
+#include "tally/tally.h"
+#include "transport/outbox.h"
+#include "wire/frame.h"
+#include "wire/pack.h"
 
 static void destroy(struct tally_group *g)
 {

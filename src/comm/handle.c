@@ -7,7 +7,17 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/fork.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/op.h"
+#include "comm/tensor.h"
+#include "local/local.h"
+#include "local/segment.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
 
 void tly_op_unref(struct tally_op *op)
 {

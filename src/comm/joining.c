@@ -11,9 +11,24 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
-#include "comm/stage.h"
+#include "base/error.h"
+#include "base/list.h"
+#include "base/loop.h"
+#include "base/map.h"
+#include "comm/chain.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/joining.h"
+#include "comm/kind.h"
+#include "comm/op.h"
+#include "comm/peer.h"
 #include "comm/submit.h"
+#include "comm/tensor.h"
+#include "join/member.h"
+#include "local/local.h"
+#include "local/segment.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
 
 enum { LOOK_MS = 1 }; /* while operations in shared memory are still to end: none of them wakes the loop */
 

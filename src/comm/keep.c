@@ -7,7 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/epoch.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/keep.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "sum/pool.h"
+#include "wire/frame.h"
 
 static struct keep *make_keep(tally_comm *c)
 {

@@ -5,8 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/epoch.h"
-#include "comm/internal.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/follow.h"
+#include "comm/keep.h"
+#include "comm/peer.h"
+#include "wire/frame.h"
 
 #include <cmocka.h>
 

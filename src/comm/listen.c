@@ -7,8 +7,13 @@
 #include <pthread.h>
 #include <sodium.h>
 
-#include "comm/internal.h"
-#include "transport/address.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/param.h"
+#include "comm/listen.h"
+#include "join/place.h"
+#include "tally/tally.h"
+#include "transport/transport.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {

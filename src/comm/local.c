@@ -8,8 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "comm/comm.h"
+#include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/tensor.h"
 #include "local/local.h"
+#include "local/segment.h"
+#include "tally/tally.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
 
 static void finish(tally_comm *c, struct tally_op *op)
 {

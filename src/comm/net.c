@@ -1,4 +1,7 @@
 /* net.c - the network as the last stage of every operation (stage.h): parts go to their services' queues. */
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/queue.h"
 #include "comm/stage.h"
 
 static int ready(tally_comm *c, struct part *p)

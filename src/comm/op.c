@@ -12,10 +12,25 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/list.h"
 #include "base/log.h"
+#include "base/map.h"
+#include "comm/chain.h"
+#include "comm/comm.h"
 #include "comm/epoch.h"
-#include "comm/internal.h"
-#include "comm/stage.h"
+#include "comm/group.h"
+#include "comm/keep.h"
+#include "comm/op.h"
+#include "comm/pace.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "comm/tensor.h"
+#include "join/member.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
+#include "wire/frame.h"
 
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
 {

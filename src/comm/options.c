@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
 #include "comm/submit.h"
 
 /* No header was without the first fields, and none will be so large: that is a size nobody has set. */

@@ -16,8 +16,16 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/log.h"
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/pace.h"
+#include "comm/traffic.h"
+#include "join/roster.h"
+#include "join/status.h"
+#include "plan/plan.h"
 
 enum {
     FLIGHT_MS = 10,

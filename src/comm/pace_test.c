@@ -5,7 +5,15 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/op.h"
+#include "comm/pace.h"
+#include "comm/traffic.h"
+#include "join/status.h"
+#include "join/traffic.h"
 
 #include <cmocka.h>
 

@@ -6,9 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "comm/comm.h"
 #include "comm/epoch.h"
-#include "comm/internal.h"
+#include "comm/group.h"
+#include "comm/kind.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/team.h"
+#include "comm/tensor.h"
+#include "plan/plan.h"
 #include "reduce/reduce.h"
+#include "wire/frame.h"
 
 /* What only part 0 is cut of here, so that its home is all that is asked for: the other parts are pieces, or there are none. */
 static bool meets(const struct tally_op *op)

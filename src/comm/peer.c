@@ -5,10 +5,31 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/list.h"
 #include "base/log.h"
+#include "comm/comm.h"
+#include "comm/doubt.h"
 #include "comm/epoch.h"
-#include "comm/internal.h"
+#include "comm/joining.h"
+#include "comm/keep.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "comm/tensor.h"
+#include "comm/traffic.h"
+#include "join/member.h"
+#include "join/roster.h"
+#include "sched/sched.h"
+#include "trace/trace.h"
 #include "transport/address.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
+#include "wire/hello.h"
+#include "wire/pack.h"
 
 enum {
     EXPLAIN_MS = 1500,

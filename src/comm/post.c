@@ -1,7 +1,13 @@
 /* post.c - control frames to a service, and the header that all frames about a part have in common. */
 #include <errno.h>
 
-#include "comm/internal.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "transport/outbox.h"
+#include "wire/frame.h"
 
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
 {

@@ -6,8 +6,21 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "comm/internal.h"
-#include "comm/stage.h"
+#include "comm/chain.h"
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "comm/traffic.h"
+#include "local/local.h"
+#include "sched/sched.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
+#include "wire/pack.h"
 
 /* The least that a service counts for a part. */
 enum { LEAST_BYTES = 256 };

@@ -5,8 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "comm/epoch.h"
-#include "comm/internal.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "sched/sched.h"
+#include "wire/frame.h"
 
 #include <cmocka.h>
 

@@ -5,8 +5,20 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/loop.h"
+#include "comm/comm.h"
+#include "comm/engine.h"
+#include "comm/epoch.h"
+#include "comm/pace.h"
+#include "comm/peer.h"
+#include "join/roster.h"
+#include "join/status.h"
 #include "reduce/reduce.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
+#include "wire/hello.h"
 
 static void ask(tally_comm *c, struct tly_event *done)
 {

@@ -5,7 +5,17 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "comm/internal.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/joining.h"
+#include "comm/keep.h"
+#include "comm/kind.h"
+#include "comm/peer.h"
+#include "comm/tensor.h"
+#include "join/roster.h"
+#include "wire/frame.h"
+#include "wire/pack.h"
 
 enum { ENTRIES = 80000 }; /* of a tensor, in one frame */
 

@@ -20,7 +20,10 @@
 #ifndef TLY_COMM_STAGE_H
 #define TLY_COMM_STAGE_H
 
-#include "comm/internal.h"
+#include <stdbool.h>
+
+#include "comm/op.h"
+#include "comm/part.h"
 
 struct stage {
     const char *does; /* of a part that it has, for users: "is not summed on this machine yet" */
@@ -49,7 +52,7 @@ const struct stage *tly_stage_at(int place);
 /* Put a stage at a free place, before any communicator is opened.  -EEXIST. */
 int tly_stage_register(enum stage_place place, const struct stage *s);
 
-/* chain.c: for stages, from any thread */
+/* chain.c, for stages, from any thread */
 /* Done with the part, in the direction in which it came. */
 void tly_stage_passed(struct part *p);
 /* ... or it cannot be done.  err is positive. */
@@ -58,28 +61,6 @@ void tly_stage_failed(struct part *p, int err, const char *sentence);
 void tly_stage_over(struct tally_op *op, enum stage_place place);
 /* The stage cannot go on with the operation.  It ends with this, unless its home says more within a while. */
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence);
-
-/* chain.c: for operations */
-/* names_lock held. */
-void tly_chain_choose(tally_comm *c, struct tally_op *op);
-/* -errno, with a sentence. */
-int tly_chain_begin(tally_comm *c, struct tally_op *op);
-/* Hand out all parts.  -ENOMEM. */
-int tly_chain_start(tally_comm *c, struct tally_op *op);
-/* The part goes on from where it is, outward.  -ENOMEM. */
-int tly_chain_out(tally_comm *c, struct part *p);
-/* The part goes on from where it is, inward.  True: it is back at the tensor. */
-bool tly_chain_in(tally_comm *c, struct part *p);
-/* The network has admitted the part. */
-void tly_chain_admitted(struct part *p);
-/* What stages have said since, to be gone through by the loop.  False: nothing. */
-bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
-/* This rank takes the operation back: no stage but the network goes on with it. */
-void tly_chain_stop(tally_comm *c, struct tally_op *op);
-/* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
-void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
-/* What the stage that has this part does with it. */
-const char *tly_chain_does(const struct part *p);
 
 extern const struct stage tly_stage_team, tly_stage_net;
 

@@ -5,7 +5,14 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/fork.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/peer.h"
+#include "tally/tally.h"
 
 const char *tally_version(void)
 {

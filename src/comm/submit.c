@@ -2,8 +2,6 @@
  *
  * names_lock is held from the name to the inbox, so that operations come to the loop in the order of their names.  A small
  * operation is sent by the caller itself if the loop is asleep: that saves a change of threads. */
-#include "comm/submit.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +11,30 @@
 #include <xxhash.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/event.h"
+#include "base/fork.h"
+#include "base/list.h"
+#include "base/loop.h"
+#include "base/map.h"
 #include "base/thread.h"
-#include "comm/internal.h"
-#include "comm/stage.h"
+#include "comm/chain.h"
+#include "comm/comm.h"
+#include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/kind.h"
+#include "comm/op.h"
+#include "comm/peer.h"
+#include "comm/queue.h"
+#include "comm/submit.h"
+#include "comm/tensor.h"
+#include "local/local.h"
 #include "reduce/reduce.h"
+#include "tally/tally.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
 
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 enum { MOST_REASON = 600 }; /* bytes of a refusal's */

@@ -1,4 +1,6 @@
-/* submit.h - what a caller asks for, before it is an operation.  Used by calls.c; internal.h has the operation itself. */
+/* submit.h - what a caller asks for, before it is an operation (op.h).
+ *
+ * Owner: the submitting thread. */
 #ifndef TLY_SUBMIT_H
 #define TLY_SUBMIT_H
 
@@ -7,6 +9,9 @@
 #include <stdint.h>
 
 #include "tally/tally.h"
+
+struct tally_group;
+struct tally_op;
 
 /* What the caller asked for, before it is an operation. */
 struct tly_request {
@@ -36,5 +41,12 @@ int tly_options_take(const struct tally_options **options, struct tally_options 
 
 /* The ranks that an operation with these options, which were taken, is for. */
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o);
+
+/* A handle of no tensor, which neither the loop nor a queue has.  NULL: out of memory. */
+struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *options);
+/* Such a one ends; err is positive, or 0. */
+void tly_op_finish(struct tally_op *op, int err, const char *sentence);
+
+int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tally_op **op);
 
 #endif

@@ -12,10 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/list.h"
 #include "base/log.h"
+#include "comm/comm.h"
+#include "comm/engine.h"
 #include "comm/epoch.h"
-#include "comm/internal.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/part.h"
 #include "comm/stage.h"
+#include "comm/team.h"
+#include "comm/tensor.h"
+#include "join/roster.h"
+#include "local/local.h"
+#include "local/segment.h"
 
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */
 enum { LEAST_BYTES = 16 << 10 };

@@ -8,7 +8,17 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "comm/internal.h"
+#include "base/error.h"
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/group.h"
+#include "comm/kind.h"
+#include "comm/op.h"
+#include "comm/tensor.h"
+#include "plan/plan.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
 
 uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name)
 {

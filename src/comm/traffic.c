@@ -14,8 +14,16 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "comm/internal.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/op.h"
+#include "comm/peer.h"
+#include "comm/traffic.h"
+#include "join/member.h"
 #include "join/traffic.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
 
 enum {
     EVERY_MS = 400,

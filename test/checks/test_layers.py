@@ -12,11 +12,18 @@ First column: src/NAME, backticks and a trailing slash allowed.  Second: names o
 by commas or blanks, backticks allowed; "-" or "nothing" for none.  Further columns are free.  A folder may always
 include itself and the public header tally/tally.h.  Unit tests (*_test.c) may include what they like: they stand
 outside.  The table must cover every folder, name none that is not there, and have no cycles.
+
+Within src/comm the files are held to a table of their own, in which each may use those before it:
+
+    | files              | headers    | what they do |
+    |--------------------|------------|--------------|
+    | `state.c`, `op.c`  | `op.h`     | …            |
 """
 
 import re
 
 import pytest
+from test_circles import COMMENT, sources_of, uses
 from tree import ROOT, files
 
 
@@ -97,6 +104,68 @@ def test_table_names_only_folders_that_are_there():
 
 def test_table_has_no_cycles():
     assert cycle(the_table()) is None
+
+
+# --- the files of src/comm ---
+
+MOST_HEADER_LINES = 250
+
+
+def parse_order(text, heading):
+    """Files in the order of the first column of the table under this heading."""
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| *(`[^|]*?\.c`[^|]*?) *\|", section, flags=re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+\.c)`", row)]
+
+
+def names_of(header):
+    """What a header declares: functions, macros, constants, structs and their fields."""
+    text = COMMENT.sub("", header)
+    names = set(re.findall(r"\b(tly_\w+)\(|#define (\w+)", text)) | set(re.findall(r"()\b(tly_\w+)[,;]", text))
+    found = {name for pair in names for name in pair if name}
+    for tag, body in re.findall(r"^(?:struct|enum)(?: (\w+))? \{(.*?)\}", text, flags=re.MULTILINE | re.DOTALL):
+        found |= {tag, *re.findall(r"(\w+)\s*(?=[;,\[=)]|$)", body)}
+    return found - {""}
+
+
+def unused(name, text, headers):
+    """Headers of src/comm that the file includes and uses nothing of."""
+    words = set(re.findall(r"\b\w+\b", re.sub(r"^\s*#\s*include.*$", "", COMMENT.sub("", text), flags=re.MULTILINE)))
+    included = re.findall(r'#include "comm/(\w+\.h)"', text)
+    return [f"{name}: {header}" for header in included if not words & names_of(headers[header])]
+
+
+def headers_of_comm():
+    return {path.name: path.read_text(encoding="utf-8") for path in files("src/comm/*.h")}
+
+
+def test_files_of_comm_use_those_before_them():
+    order = parse_order((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), "The inside of the communicator")
+    graph = uses(sources_of("comm"))
+    assert sorted(order) == sorted(graph)
+    place = {name: i for i, name in enumerate(order)}
+    assert [f"{name} uses {other}" for name in order for other in graph[name] if place[other] > place[name]] == []
+
+
+def test_files_of_comm_include_only_what_they_use():
+    headers = headers_of_comm()
+    found = [line for name, text in sources_of("comm").items() for line in unused(name, text, headers)]
+    assert found == []
+
+
+def test_headers_of_comm_say_who_owns_what_and_are_short():
+    for name, text in headers_of_comm().items():
+        assert len(text.splitlines()) <= MOST_HEADER_LINES, name
+        opening = text.split("*/")[0]
+        assert re.search(r"[Oo]wne|lock|[Tt]hread|Pure functions", opening), name
+
+
+def test_the_check_of_files_itself():
+    text = "\n## Other\n| `x.c` | |\n## Inside\n| files | headers |\n|---|---|\n| `a.c`, `b.c` | `a.h` |\n| `c.c` | - |\n\n## More\n| `d.c` |\n"
+    assert parse_order(text, "Inside") == ["a.c", "b.c", "c.c"]
+    headers = {"a.h": "struct a {\n    int far; /* near */\n};\nint tly_a(void);\n", "b.h": "int tly_b(void);\n"}
+    source = '#include "comm/a.h"\n#include "comm/b.h"\nint near(void)\n{\n    return x->far;\n}\n'
+    assert unused("c.c", source, headers) == ["c.c: b.h"]
 
 
 def test_the_check_itself():

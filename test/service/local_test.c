@@ -10,7 +10,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-#include "comm/internal.h"
+#include "comm/comm.h"
 #include "job.h"
 #include "local/engine.h"
 

@@ -8,7 +8,7 @@
 #include <setjmp.h>
 #include <sys/resource.h>
 
-#include "comm/internal.h"
+#include "comm/comm.h"
 #include "job.h"
 #include "local/engine.h"
 

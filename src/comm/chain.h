@@ -1,0 +1,36 @@
+/* chain.h - parts on their way through the stages of their operation (chain.c); stage.h is what stages see.
+ *
+ * Owner: the loop, but for tly_chain_choose. */
+#ifndef TLY_COMM_CHAIN_H
+#define TLY_COMM_CHAIN_H
+
+#include <stdbool.h>
+
+#include "base/list.h"
+#include "tally/tally.h"
+
+struct part;
+struct tally_op;
+
+/* names_lock held. */
+void tly_chain_choose(tally_comm *c, struct tally_op *op);
+/* -errno, with a sentence. */
+int tly_chain_begin(tally_comm *c, struct tally_op *op);
+/* Hand out all parts.  -ENOMEM. */
+int tly_chain_start(tally_comm *c, struct tally_op *op);
+/* The part goes on from where it is, outward.  -ENOMEM. */
+int tly_chain_out(tally_comm *c, struct part *p);
+/* The part goes on from where it is, inward.  True: it is back at the tensor. */
+bool tly_chain_in(tally_comm *c, struct part *p);
+/* The network has admitted the part. */
+void tly_chain_admitted(struct part *p);
+/* What stages have said since, to be gone through by the loop.  False: nothing. */
+bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
+/* This rank takes the operation back: no stage but the network goes on with it. */
+void tly_chain_stop(tally_comm *c, struct tally_op *op);
+/* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
+void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
+/* What the stage that has this part does with it. */
+const char *tly_chain_does(const struct part *p);
+
+#endif

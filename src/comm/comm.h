@@ -1,0 +1,159 @@
+/* comm.h - the communicator: a rank's side of a job.
+ *
+ * Which lock or thread owns a field stands above it.  ARCHITECTURE.md has the order of locks, and the order in which
+ * files may use each other. */
+#ifndef TLY_COMM_COMM_H
+#define TLY_COMM_COMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/event.h"
+#include "base/list.h"
+#include "base/loop.h"
+#include "base/map.h"
+#include "base/param.h"
+#include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/joining.h"
+#include "comm/pace.h"
+#include "comm/traffic.h"
+#include "join/coordinator.h"
+#include "join/member.h"
+#include "join/place.h"
+#include "sched/sched.h"
+#include "sum/pool.h"
+#include "sum/service.h"
+#include "tally/tally.h"
+#include "trace/trace.h"
+
+struct epoch;
+struct peer;
+
+enum {
+    TLY_VERDICTS = 8192
+}; /* of so many rounds that have failed the epoch is remembered, and of each tallyd's why */
+
+struct tally_comm {
+    unsigned generation; /* of forks */
+    int opener;          /* pid */
+    struct tly_params params;
+    struct tly_place place;
+    struct tly_coordinator *coordinator;
+    struct tly_service *service;
+    struct tly_member member;
+    struct tly_loop loop;
+    pthread_t thread;
+    bool thread_started;
+    int home; /* the thread's NUMA node; -1: there is only one */
+
+    /* fixed once open */
+    int rank, size, local_rank, local_size, machine, machines;
+    uint32_t part_least; /* bytes: the longest part of no epoch is shorter */
+    struct peer *peers;  /* room for TLY_MAX_SERVICES */
+
+    /* changed by the loop under names_lock */
+    atomic_int services; /* places in the roster, of which some may be empty */
+    uint32_t *weight;    /* the newest epoch's */
+    int sharing;         /* services with a share */
+    struct epoch *epoch; /* the newest */
+
+    pthread_mutex_t names_lock; /* guards the next seven, and what is said so of groups */
+    struct tly_map names;       /* key -> struct tensor */
+    struct tally_group all;
+    struct tly_map groups;      /* id -> struct tally_group; owned */
+    struct tally_group **lists; /* owned array: a group for each number but 0 */
+    uint32_t list_count;
+    uint64_t plans, sequence;
+    uint64_t engine_ops;  /* operations that were meant for shared memory, ever */
+    atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
+    atomic_bool
+        stands_by; /* this rank has joined: its operations wait as long as the others live; no order with anything else */
+    bool closing;
+
+    pthread_mutex_t inbox_lock; /* guards the next three */
+    struct tly_list inbox;      /* operations on their way to the loop */
+    int broken_err;             /* the engine cannot go on: the loop is to say so; 0: it can */
+    char broken[TLY_SENTENCE];
+
+    struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
+    struct joining joining;
+    struct lateness lateness;
+    uint64_t stuck_key; /* of the operation in shared memory that was the oldest at the last tick */
+    uint32_t stuck_round;
+
+    uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
+
+    bool teams; /* each machine's ranks push large tensors together; fixed once open, as the next two */
+    int lists_of_teams;           /* the most ranks that a machine has */
+    struct tally_group **carry;   /* owned: for each of these a rank of each machine */
+    struct tly_list passed, over; /* parts and operations of which stages have said something; inbox_lock */
+    atomic_bool stages_say;       /* these are not empty; set (release) after, under inbox_lock */
+
+    /* owner: the loop */
+    struct tly_hook hook;
+    struct tly_list epochs;
+    /* Ring: the last rounds that ended here by a verdict.  Others may begin them yet. */
+    struct tly_begun verdicts[TLY_VERDICTS];
+    uint64_t verdict_count;
+    struct tly_map promising; /* as they come with COMMIT */
+    struct tly_map
+        promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
+    uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
+    int64_t preparing_since; /* awake clock */
+    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
+    int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
+    uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
+    struct tly_pool copies;
+    struct tly_list spare_keeps;
+    struct tly_map active;      /* key -> struct tally_op */
+    struct tly_list active_ops; /* by age */
+    struct tly_sched sched;     /* parts, by priority, within credit and windows; in charge bytes */
+    struct tly_event idle;      /* set when the last operation has ended while closing */
+    bool draining;              /* closing: `idle` is wanted */
+    struct tly_event left;      /* all ranks have said goodbye */
+    bool goodbye_said;
+    int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
+    char doom[TLY_SENTENCE];
+    uint32_t reports_missing;
+    struct tly_event *report_done;
+    _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
+    int64_t opened_at;
+    struct pace pace;
+    struct traffic traffic;
+    struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
+
+    /* failure; `failed` is set (release) after the sentence */
+    void (*failing)(tally_comm *c, int err); /* comm.c: end connections and operations */
+    atomic_int failed;
+    char sentence[TLY_SENTENCE];
+
+    pthread_mutex_t events_lock; /* guards the next six */
+    pthread_cond_t events_more;
+    struct tly_list events; /* ended operations */
+    struct tly_list logs;
+    uint32_t log_count;
+    bool events_closed, watching, log_ended;
+    int events_waiting; /* threads inside tally_comm_next() */
+};
+
+/* state.c */
+/* In the loop.  All ends: connections, operations, this rank's part in the job. */
+void tly_comm_fail(tally_comm *c, int err, const char *sentence);
+/* May it be used?  -ECHILD in a forked child, or why it has failed. */
+int tly_comm_check(const tally_comm *c);
+/* Nothing is under way, and nobody may still need what this rank has. */
+bool tly_comm_is_idle(tally_comm *c);
+/* Something has ended: wake who closes, if it was the last. */
+void tly_comm_ended(tally_comm *c);
+
+/* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
+static inline uint16_t tly_service_of(const tally_comm *c, uint32_t rank)
+{
+    return (uint16_t)c->member.roster.ranks[rank].machine;
+}
+
+#endif

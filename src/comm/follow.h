@@ -1,0 +1,15 @@
+/* follow.h - changes of epoch, as the coordinator leads them (follow.c).  Owner: the loop. */
+#ifndef TLY_COMM_FOLLOW_H
+#define TLY_COMM_FOLLOW_H
+
+#include "join/member.h"
+#include "tally/tally.h"
+
+/* The callbacks of the member. */
+void tly_follow_invited(void *comm);
+void tly_follow_prepare(void *comm, const struct tly_roster *next);
+void tly_follow_promised(void *comm, const struct tly_begun *b);
+void tly_follow_committed(void *comm, const struct tly_roster *roster);
+void tly_follow_finish(tally_comm *c);
+
+#endif

@@ -1,0 +1,40 @@
+/* group.h - ranks that operate among themselves (group.c).
+ *
+ * A group does not change, but for its counts of calls without a name, under names_lock. */
+#ifndef TLY_COMM_GROUP_H
+#define TLY_COMM_GROUP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/map.h"
+#include "tally/tally.h"
+
+struct peer;
+
+/* Ranks that operate among themselves, and their numbers for calls without a name. */
+struct tally_group {
+    tally_comm *comm; /* borrowed */
+    char *name;       /* owned; NULL: all ranks */
+    uint64_t id;      /* hash of the name; 0: all ranks */
+    uint64_t list;    /* hash of the list */
+    uint32_t number;  /* of the list, on the wire; 0: all ranks in their order */
+    int rank, size;   /* our place in it */
+    uint32_t *ranks;  /* owned */
+    uint64_t
+        unnamed[TALLY_SCATTER + 1]; /* calls without a name of each kind; under names_lock, as those below */
+    uint64_t ordered[256 - TALLY_SPACE_ORDERED];
+    struct tly_map
+        messages; /* how many there were: hash of sender, receiver and tag -> number, as a pointer */
+};
+
+int tly_group_begin(tally_comm *c); /* all ranks; sentence set */
+void tly_group_finish(tally_comm *c);
+/* Give a list of ranks its number; names_lock held, or nobody else there yet.  -ENOMEM. */
+int tly_group_number(tally_comm *c, struct tally_group *g);
+/* "0-2, 5" */
+void tly_group_text(const struct tally_group *g, char *out, size_t len);
+/* The service behind `p` must know a group before its first part.  -ENOMEM. */
+int tly_group_tell(struct peer *p, uint32_t number);
+
+#endif

@@ -1,0 +1,55 @@
+/* joining.h - tally_join(): a rank that has no more input (joining.c), and what services are told of it (rounds.c).
+ *
+ * Owner: the loop, unless a field says otherwise. */
+#ifndef TLY_COMM_JOINING_H
+#define TLY_COMM_JOINING_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "base/map.h"
+#include "join/member.h"
+#include "local/local.h"
+#include "tally/tally.h"
+
+struct peer;
+struct tally_op;
+
+/* tally_join().  Owner: the loop, unless it says otherwise. */
+struct joining {
+    atomic_bool on;           /* this rank has joined; set and cleared under names_lock too */
+    uint32_t joins;           /* how often all ranks have; names_lock too */
+    struct tally_op *op;      /* until it ends; NULL: this rank has not joined, or never will be done */
+    struct tly_begun *rounds; /* owned: how often each tensor had been submitted by then, its epoch unused */
+    size_t count;
+    bool placed; /* among those that join: from now on nobody waits for this rank */
+    bool drained,
+        complete; /* that nothing of ours is under way has been said; all ranks have joined, and `last` last */
+    uint32_t last;
+    struct tly_map former;  /* tensors by their keys before the last join; for the timeline */
+    struct tly_list wanted; /* stand-ins that the engine has asked for; inbox_lock */
+};
+
+/* rounds.c */
+/* List how often each tensor has been submitted, and results that are kept: a service that takes another's place may
+ * still be told of an operation without a name that has ended.  names_lock held.  -ENOMEM. */
+int tly_rounds_list(tally_comm *c);
+/* A connection has been made, or this rank has joined or goes on: its service may have to know. */
+void tly_rounds_tell(struct peer *p);
+
+/* joining.c */
+/* The callbacks of the member. */
+void tly_joining_placed(void *comm);
+void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence);
+/* The engine's callback; from any thread. */
+void tly_joining_stand_in(void *comm, const struct tly_local_op *like);
+/* In the loop, before each sleep, while this rank has joined: is it done?  When to look again, or INT64_MAX. */
+int64_t tly_joining_look(tally_comm *c);
+/* The communicator fails, or is closed. */
+void tly_joining_end(tally_comm *c, int err, const char *sentence);
+void tly_joining_finish(tally_comm *c);
+
+#endif

@@ -1,0 +1,137 @@
+/* op.h - operations, from submission to the end.
+ *
+ * Owner: the submitting thread until it is in the inbox, then the loop.  `references`, `done`, `queued` and `announced` are
+ * any thread's.  handle.c frees it. */
+#ifndef TLY_COMM_OP_H
+#define TLY_COMM_OP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/event.h"
+#include "base/list.h"
+#include "comm/tensor.h"
+#include "local/local.h"
+#include "tally/tally.h"
+#include "wire/frame.h"
+
+struct epoch;
+struct part;
+struct peer;
+
+/* The places of stages, from the tensor outward (stage.h). */
+enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
+
+struct tally_op {
+    atomic_int references; /* the caller's handle, the loop, the completion queue */
+    struct tly_event done;
+    int status;                    /* written before `done` is set */
+    char *sentence;                /* owned; likewise */
+    unsigned generation;           /* of forks */
+    tally_comm *comm;              /* borrowed; used by the loop alone, and by submission */
+    struct tensor *tensor;         /* borrowed while in flight */
+    struct tally_group *group;     /* borrowed likewise */
+    struct tly_list node;          /* inbox, then comm->active_ops */
+    struct tly_list event;         /* completion queue */
+    atomic_bool queued, announced; /* its end is wanted on the completion queue; and is there */
+    void *tag;
+
+    uint8_t kind, dtype, reduction, space;
+    uint32_t root, round;
+    int32_t priority;
+    uint64_t sequence; /* order of submission */
+    double prescale, postscale;
+    uint64_t count, bytes, key, spec, digest;
+    uint32_t ndim;
+    int64_t *shape; /* owned, or few_dims */
+    int64_t few_dims[TLY_FEW_DIMS];
+    char *note; /* owned: the caller's, or NULL */
+    const uint8_t *input;
+    uint8_t *output;
+    bool mark;    /* nothing but an error mark */
+    char *reason; /* owned: of a mark, or why this rank has cancelled it */
+
+    struct epoch *epoch; /* of this round; once begun */
+    struct part *parts;  /* owned */
+    uint32_t part_count, parts_left;
+    uint32_t ahead;            /* so many parts may be queued that have not landed; 0: all */
+    uint32_t queued_parts;     /* of those in their order */
+    uint64_t credit;           /* its parts go out while no more than this is in flight */
+    uint64_t missing;          /* bytes that have not landed */
+    struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
+    struct tly_local_op local; /* likewise, and if its team pushes it */
+    bool team;                 /* the ranks of each machine push it together */
+    bool entered;              /* ... and the engine has it */
+    atomic_bool spread;        /* ... and has ended it well; no order with anything else */
+    uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
+    bool begun;                /* these have begun it */
+    uint8_t voucher, over_at;  /* of these: the last that vouches, or 0; which is over with it */
+    uint32_t due, away;        /* parts that the voucher has yet to pass; that are not back at the tensor */
+    void *own[STAGE_NET];      /* each stage's own */
+    struct tly_list over;      /* comm->over; inbox_lock, as the next two */
+    int lost_err;              /* of a stage that cannot go on; counts unless home soon says more */
+    char lost[80];
+    int64_t lost_at;   /* since when that is known; awake clock, 0: it is not */
+    int64_t born;      /* awake clock */
+    int64_t submitted; /* monotonic */
+    char late[160];    /* ranks that home waits for, as it last said */
+    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    bool patient;      /* its rank stood by when it was submitted */
+
+    /* allgather */
+    int64_t first_dim;   /* ours, as it goes out */
+    int64_t *first_dims; /* owned: all ranks' */
+    uint8_t *gathered;   /* owned */
+    uint64_t gathered_bytes;
+    bool listed; /* the list has come, or is not needed */
+    bool even;   /* all ranks give as much, and the output is the caller's */
+
+    /* messages */
+    uint32_t from, to;
+    uint64_t mailbox; /* hash of group and tag */
+    uint8_t *copy;    /* owned: of what is sent, so that the sender need not wait */
+    void *zeros;      /* owned, from the pool: input and output of a rank that stands in */
+    int64_t found;    /* a probe's answer: a rank, */
+    int source;       /* and its place in the group */
+
+    /* an alltoall and its kin */
+    int64_t *table; /* owned: elements for each of the group, then from each */
+    uint32_t *
+        pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
+};
+
+/* handle.c */
+void tly_op_unref(struct tally_op *op);
+/* The operation ends: its name is free for the next one.  mark: it was an error mark, which does not take the name. */
+void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
+
+/* op.c */
+void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
+/* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
+void tly_op_stage(const struct tally_op *op, char *out, size_t len);
+/* The part's result is in place.  Returns the part, which may have moved and is to be settled or kept; NULL: all has failed. */
+struct part *tly_op_landed(tally_comm *c, struct part *p);
+/* A part that has landed needs to be waited for no longer. */
+void tly_op_settled(tally_comm *c, struct part *p);
+/* Take what was submitted into the loop's hands; the lock is held. */
+void tly_op_drain(tally_comm *c);
+/* Go through what stages have said. */
+void tly_op_drain_stages(tally_comm *c);
+/* This rank takes it back, for op->reason: all ranks hear of it, unless all have begun it. */
+void tly_op_cancel(tally_comm *c, struct tally_op *op);
+void tly_op_tick(tally_comm *c);
+struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
+/* The part that a frame of this service is about, or NULL. */
+struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);
+
+/* The operation has ended: wake who waits for it, and announce it if that is wanted. */
+void tly_op_set_done(struct tally_op *op);
+
+static inline bool tly_op_is_sum(const struct tally_op *op)
+{
+    return op->kind == TALLY_PUSH_PULL || op->kind == TALLY_REDUCE || op->kind == TALLY_REDUCE_SCATTER;
+}
+
+#endif

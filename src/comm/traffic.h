@@ -1,0 +1,42 @@
+/* traffic.h - what is told to the coordinator of this rank's traffic (traffic.c).  Owner: the loop. */
+#ifndef TLY_COMM_TRAFFIC_H
+#define TLY_COMM_TRAFFIC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "join/member.h"
+#include "tally/tally.h"
+#include "transport/transport.h"
+
+struct peer;
+struct tally_op;
+
+/* What is told to the coordinator.  Owner: the loop; times are monotonic. */
+struct traffic {
+    uint64_t active_us, active_since; /* for how long operations were under way in all; 0: none is */
+    uint64_t moved;                   /* bytes of parts that have landed */
+    uint64_t active_seen, active_before, moved_seen, moved_before; /* at the last glances */
+    uint64_t seen_at, before_at;                                   /* when these were, us */
+    int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
+    bool begun;                  /* there are two glances of this epoch */
+    uint64_t submitted,
+        over;     /* us: the newest operation; the end of the last flight, 0: of one that does not count */
+    bool patient; /* the flight has an operation whose rank minds no wait */
+    struct tly_steps steps; /* since the coordinator was told last, */
+    int64_t told_at;
+};
+
+/* Another epoch holds: what is seen from now on is compared with nothing before. */
+void tly_traffic_begin(tally_comm *c);
+/* An operation has been put into active_ops; the last has been taken out. */
+void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
+void tly_traffic_leaves(tally_comm *c);
+/* Something is in flight to this service; something is so no longer. */
+void tly_traffic_admitted(struct peer *p);
+void tly_traffic_accepted(struct peer *p);
+/* The service says what it has sent us. */
+void tly_traffic_answered(struct peer *p, const struct tly_link_load *in);
+void tly_traffic_tick(tally_comm *c);
+
+#endif
