@@ -31,7 +31,7 @@ static bool is_doubted(struct tly_task *task, void *user)
 
 static bool doubt(struct tly_task *task, void *user)
 {
-    tly_part_of(task)->state = PART_DOUBTED;
+    tly_part_change(tly_part_of(task), PART_DOUBTED);
     return true;
 }
 
@@ -51,11 +51,11 @@ static void doubt_parts(struct peer *p, struct tally_op *op, const struct part *
         case PART_SENT:
         case PART_SAID:
             if (part->known && !part->mark) {
-                part->state = PART_DOUBTED;
+                tly_part_change(part, PART_DOUBTED);
                 if (op->kind == TALLY_ALLGATHER && part->index == 0)
                     part->landed = 0; /* it does not land over its input: from the beginning */
             } else if (part->state != PART_QUEUED) {
-                part->state = PART_DOUBTED;
+                tly_part_change(part, PART_DOUBTED);
                 part->known = false; /* as if it had never been sent */
             }
             break;
@@ -107,7 +107,7 @@ static void say_part(struct peer *p, struct part *part)
         return;
     }
     tly_peer_head(part, &head);
-    part->state = PART_SAID;
+    tly_part_change(part, PART_SAID);
     post_about(p, &head, TLY_HAVE, (part->quiet ? TLY_QUIET : 0) | (part->op->patient ? TLY_PATIENT : 0),
                part->landed, NULL);
     if (part->index == 0 && part->op->reason)
@@ -258,7 +258,7 @@ void tly_doubt_hand_on(tally_comm *c, struct peer *from)
         if (waits
                 ->quiet) { /* it has nothing of the result, but can give again: as if its answer had not come */
             waits->keep = NULL;
-            waits->state = PART_DOUBTED;
+            tly_part_change(waits, PART_DOUBTED);
             waits->op->missing += waits->bytes;
             k->part = NULL;
             tly_keep_drop(c, k);

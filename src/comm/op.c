@@ -166,7 +166,7 @@ static void go_in(tally_comm *c, struct part *p)
 struct part *tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    p->state = PART_LANDED;
+    tly_part_change(p, PART_LANDED);
     c->traffic.moved += p->result_length;
     op->missing -= p->bytes;
     if (op->chain)

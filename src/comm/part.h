@@ -59,6 +59,10 @@ struct part {
     struct tly_local_piece shard; /* of a team's part that this rank carries */
 };
 
+/* part.c */
+/* Each change of a part's state. */
+void tly_part_change(struct part *p, enum part_state to);
+
 /* parts.c */
 /* A message of so many bytes goes with its offer. */
 enum { TLY_KEPT_BYTES = 64 << 10 };

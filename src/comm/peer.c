@@ -109,7 +109,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         peer->first = p->next;
         if (!peer->first)
             peer->last = NULL;
-        p->state = PART_SENT; /* a mark lands with the verdict that it brings */
+        tly_part_change(p, PART_SENT); /* a mark lands with the verdict that it brings */
     }
     return true;
 }

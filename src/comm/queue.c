@@ -40,7 +40,7 @@ static void admit(struct tly_task *task)
     struct part *p = tly_part_of(task);
     tally_comm *c = p->op->comm;
     struct peer *peer = &c->peers[p->owner];
-    p->state = PART_ADMITTED;
+    tly_part_change(p, PART_ADMITTED);
     p->next = NULL;
     if (p->op->chain)
         tly_chain_admitted(p);
@@ -72,7 +72,7 @@ int tly_queue_part(tally_comm *c, struct part *p)
     err = tly_sched_ready(&peer->queue, &p->task);
     if (err)
         return err;
-    p->state = PART_QUEUED;
+    tly_part_change(p, PART_QUEUED);
     p->sent = p->start;
     tly_part_stamp(p, TLY_AT_QUEUED);
     return 0;
@@ -169,7 +169,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         /* At home the verdict is the answer; the others must be told. */
         if (p->known && p->state != PART_LANDED && p->index != 0 && peer->open)
             cancel(c, p, NULL);
-        p->state = PART_IDLE;
+        tly_part_change(p, PART_IDLE);
     }
     for (int i = 0; i < c->services && queued; i++)
         tly_sched_drop(&c->peers[i].queue, belongs_to, op);

@@ -153,6 +153,11 @@ def test_files_of_comm_include_only_what_they_use():
     assert found == []
 
 
+def test_parts_change_their_state_in_one_function():
+    changes = [name for name, text in sources_of("comm").items() if re.search(r"->state = ", COMMENT.sub("", text))]
+    assert changes == ["part.c"]
+
+
 def test_headers_of_comm_say_who_owns_what_and_are_short():
     for name, text in headers_of_comm().items():
         assert len(text.splitlines()) <= MOST_HEADER_LINES, name
