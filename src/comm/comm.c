@@ -134,6 +134,8 @@ static void tick(struct tly_hook *h)
         tly_comm_fail(c, ECONNRESET, c->doom);
     for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
         tly_peer_tick(&c->peers[i]);
+    if (!c->doom_at && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+        tly_op_tick(c);
     tly_engine_tick(c);
     tly_traffic_tick(c);
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&

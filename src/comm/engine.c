@@ -211,7 +211,6 @@ void tly_engine_tick(tally_comm *c)
         tly_comm_fail(c, err, c->broken);
         return;
     }
-    tly_op_tick(c);
     look_for_dead(c);
     if (c->machines == 1 && !c->doom_at)
         watch_oldest(c); /* else the home of each does */

@@ -301,6 +301,7 @@ void tly_op_drain_stages(tally_comm *c)
             op->lost_at = c->loop.awake;
             continue;
         }
+        op->ended |= (uint8_t)(1u << place);
         uint32_t left = op->away;
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].stage == place)

@@ -64,10 +64,10 @@ struct tally_op {
     struct tly_local_op local; /* likewise, and if its team pushes it */
     bool team;                 /* the ranks of each machine push it together */
     bool entered;              /* ... and the engine has it */
-    atomic_bool spread;        /* ... and has ended it well; no order with anything else */
     uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
     bool begun;                /* these have begun it */
     uint8_t voucher, over_at;  /* of these: the last that vouches, or 0; which is over with it */
+    uint8_t ended;             /* of these: which the loop knows to be over with it, a bit for each place */
     uint32_t due, away;        /* parts that the voucher has yet to pass; that are not back at the tensor */
     void *own[STAGE_NET];      /* each stage's own */
     struct tly_list over;      /* comm->over; inbox_lock, as the next two */

@@ -229,7 +229,7 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (!op->entered) /* the others' rounds there end when all posts have come */
         tly_local_enter(op->engine, &op->local);
     op->entered = true;
-    if (!atomic_load_explicit(&op->spread, memory_order_relaxed))
+    if (!(op->ended >> STAGE_TEAM & 1)) /* the engine may be at it, if only to say that it is over */
         tly_local_withdraw(op->engine, &op->local);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (tly_team_carries(&op->parts[i]))
@@ -259,8 +259,6 @@ void tly_team_summed(void *comm, struct tly_local_piece *piece)
 
 void tly_team_over(struct tally_op *op, int err, const char *sentence)
 {
-    /* Not before what the engine has written: the loop learns of it under the lock. */
-    atomic_store_explicit(&op->spread, !err, memory_order_relaxed);
     if (err)
         tly_stage_lost(op, err, sentence);
     else

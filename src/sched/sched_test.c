@@ -110,7 +110,8 @@ static struct state replay(void)
             break;
         case FINISHED:
             subtract(&s, e->queue, e->bytes);
-            s.opened = s.opened + e->bytes > credit ? credit : s.opened + e->bytes;
+            if (s.opened)
+                s.opened = s.opened + e->bytes > credit ? credit : s.opened + e->bytes;
             break;
         case RETRACTED:
             subtract(&s, e->queue, e->task->task.charge - e->bytes);
