@@ -64,14 +64,14 @@ static void *gather(void *user, struct tly_local_op *local, const int64_t first_
     for (int i = 0; i < c->size; i++) {
         if (__builtin_add_overflow(total, bytes[i], &total) || total > SIZE_MAX / 2)
             return NULL;
-        op->first_dims[i] = first_dims[i];
+        op->gather.first_dims[i] = first_dims[i];
     }
-    op->gathered_bytes = total;
+    op->gather.bytes = total;
     static uint8_t nothing; /* of empty pieces the caller may have no memory */
     if (op->even)
         return op->output ? op->output : &nothing;
-    op->gathered = malloc(total ? total : 1);
-    return op->gathered;
+    op->gather.data = malloc(total ? total : 1);
+    return op->gather.data;
 }
 
 /* The loop fails us: the engine's lock is held here, and it would be taken again. */

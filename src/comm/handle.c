@@ -12,12 +12,26 @@
 #include "base/fork.h"
 #include "base/map.h"
 #include "comm/comm.h"
+#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
 #include "local/local.h"
 #include "local/segment.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
+
+/* What only operations of its kind have. */
+static void free_own(struct tally_op *op)
+{
+    if (op->kind == TALLY_ALLGATHER) {
+        free(op->gather.first_dims);
+        free(op->gather.data);
+    } else if (tly_kind_is_message(op->kind) && op->message.copy) {
+        atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
+        free(op->message.copy);
+    }
+    free(tly_op_table(op));
+}
 
 void tly_op_unref(struct tally_op *op)
 {
@@ -31,15 +45,10 @@ void tly_op_unref(struct tally_op *op)
     if (op->shape != op->few_dims)
         free(op->shape);
     free(op->parts);
-    free(op->first_dims);
-    free(op->gathered);
-    if (op->copy)
-        atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
-    free(op->copy);
     if (op->zeros)
         tly_pool_free(op->zeros);
-    free(op->table);
     free(op->pairs);
+    free_own(op);
     tly_local_unref(op->engine);
     free(op);
 }
@@ -79,9 +88,9 @@ int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, cons
         return tly_fail(EINVAL, "the operation is no allgather");
     if (!tly_event_is_set(&op->done) || op->status)
         return tly_fail(EAGAIN, "the allgather has no result");
-    *data = op->even ? op->output : op->gathered;
-    *bytes = op->gathered_bytes;
-    *first_dims = op->first_dims;
+    *data = op->even ? op->output : op->gather.data;
+    *bytes = op->gather.bytes;
+    *first_dims = op->gather.first_dims;
     return 0;
 }
 

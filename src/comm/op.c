@@ -21,6 +21,7 @@
 #include "comm/epoch.h"
 #include "comm/group.h"
 #include "comm/keep.h"
+#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/pace.h"
 #include "comm/part.h"
@@ -106,8 +107,9 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->status = -err;
     free(op->sentence);
     op->sentence = strdup(text);
-    if (op->copy && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
-        tly_warn("comm", "%s", text); /* nobody waits for it */
+    bool alone = tly_kind_is_message(op->kind) && op->message.copy; /* nobody waits for it */
+    if (alone && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+        tly_warn("comm", "%s", text);
     forget_keeps(op);
     complete(c, op, true);
 }
@@ -171,8 +173,8 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     op->missing -= p->bytes;
     if (op->chain)
         go_in(c, p);
-    if (op->kind == TALLY_ALLGATHER && !op->listed) {
-        op->listed = true;
+    if (op->kind == TALLY_ALLGATHER && !op->gather.listed) {
+        op->gather.listed = true;
         int err = tly_parts_gather(c, op);
         err = err ? err : queue_parts(c, op);
         if (err) {
@@ -186,7 +188,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
         p = &op->parts[0]; /* they have moved */
     }
     for (int i = 0; op->kind == TLY_PROBE && i < op->group->size; i++)
-        if (op->group->ranks[i] == (uint32_t)op->found)
+        if (op->group->ranks[i] == (uint32_t)op->message.found)
             op->source = i;
     return p;
 }

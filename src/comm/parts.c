@@ -51,19 +51,20 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
         if (op->mark)
             continue;
         if (gather) {
-            op->first_dim = op->ndim ? op->shape[0] : 1;
-            p->input = (const uint8_t *)&op->first_dim;
-            p->landing = (uint8_t *)op->first_dims;
-            p->length = sizeof op->first_dim;
+            op->gather.first_dim = op->ndim ? op->shape[0] : 1;
+            p->input = (const uint8_t *)&op->gather.first_dim;
+            p->landing = (uint8_t *)op->gather.first_dims;
+            p->length = sizeof op->gather.first_dim;
             p->result_length = p->length * (uint32_t)op->group->size;
             p->dtype = TALLY_INT64;
             continue;
         }
         static const uint8_t nothing;
         if (meet) {
-            p->input = op->table ? (const uint8_t *)op->table : &nothing;
-            p->length = op->table ? (uint32_t)(2 * sizeof *op->table) * (uint32_t)op->group->size : 0;
-            p->dtype = op->table ? TALLY_INT64 : op->dtype;
+            const int64_t *table = tly_op_table(op);
+            p->input = table ? (const uint8_t *)table : &nothing;
+            p->length = table ? (uint32_t)(2 * sizeof *table) * (uint32_t)op->group->size : 0;
+            p->dtype = table ? TALLY_INT64 : op->dtype;
             continue;
         }
         p->place = place;
@@ -166,8 +167,8 @@ static int scatter_parts(tally_comm *c, struct tally_op *op)
  * takes no memory there. */
 static int message_parts(tally_comm *c, struct tally_op *op)
 {
-    bool probe = op->kind == TLY_PROBE, mine = !probe && op->from == (uint32_t)c->rank;
-    uint64_t bytes = probe ? sizeof op->found : op->bytes;
+    bool probe = op->kind == TLY_PROBE, mine = !probe && op->message.from == (uint32_t)c->rank;
+    uint64_t bytes = probe ? sizeof op->message.found : op->bytes;
     uint32_t n = bytes ? chunks(bytes, op->epoch->part_bytes) : 1;
     static const uint8_t nothing;
     op->parts = calloc(n, sizeof *op->parts);
@@ -183,16 +184,16 @@ static int message_parts(tally_comm *c, struct tally_op *op)
                            .index = i,
                            .order = i,
                            .number = i,
-                           .group = tly_pair(op->from, op->to),
+                           .group = tly_pair(op->message.from, op->message.to),
                            .length = length,
-                           .owner = tly_service_of(c, op->to),
+                           .owner = tly_service_of(c, op->message.to),
                            .dtype = probe ? TALLY_INT64 : op->dtype,
-                           .root = op->from};
+                           .root = op->message.from};
         if (mine) {
             p->input = op->input ? op->input + at : &nothing;
             p->offer = bytes > TLY_KEPT_BYTES;
         } else {
-            p->landing = probe ? (uint8_t *)&op->found : op->output + at;
+            p->landing = probe ? (uint8_t *)&op->message.found : op->output + at;
             p->result_length = length;
         }
     }
@@ -235,13 +236,13 @@ static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint3
 /* Bytes that the i-th of the group is given, and that it gives: of an allgather a piece each way. */
 static uint64_t given_bytes(const struct tally_op *op, int i)
 {
-    return op->table ? (uint64_t)op->table[i] * tly_reduce_element_size(op->dtype) : op->bytes;
+    return tly_op_table(op) ? (uint64_t)op->table[i] * tly_reduce_element_size(op->dtype) : op->bytes;
 }
 
 static uint64_t taken_bytes(const struct tally_op *op, int i)
 {
-    return op->table ? (uint64_t)op->table[op->group->size + i] * tly_reduce_element_size(op->dtype)
-                     : op->bytes;
+    return tly_op_table(op) ? (uint64_t)op->table[op->group->size + i] * tly_reduce_element_size(op->dtype)
+                            : op->bytes;
 }
 
 /* What each rank gives each other, through the receiver's machine.  Of an allgather all are given the same. */
@@ -275,7 +276,7 @@ static int exchange_parts(tally_comm *c, struct tally_op *op)
             pair_parts(c, op, op->parts + op->pairs[2 * i + 1], tly_pair(g->ranks[i], me), taken, NULL,
                        output, 2 * behind + 1);
         }
-        input += op->table ? given : 0;
+        input += tly_op_table(op) ? given : 0;
         output += taken;
     }
     return 0;
@@ -404,7 +405,7 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
         return scatter_parts(c, op);
     if (op->even)
         return even_parts(c, op);
-    return op->table ? exchange_parts(c, op) : 0;
+    return tly_op_table(op) ? exchange_parts(c, op) : 0;
 }
 
 /* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW: they are too many for memory, or for a number
@@ -419,13 +420,14 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
     if (!piece)
         return -ENOMEM;
     for (int i = 0; i < g->size; i++)
-        if (op->first_dims[i] < 0 || __builtin_mul_overflow((uint64_t)op->first_dims[i], row, &piece[i]) ||
+        if (op->gather.first_dims[i] < 0 ||
+            __builtin_mul_overflow((uint64_t)op->gather.first_dims[i], row, &piece[i]) ||
             __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2 ||
             total / op->epoch->part_bytes > UINT32_MAX / 2) {
             free(piece);
             return -EOVERFLOW;
         }
-    op->gathered_bytes = total;
+    op->gather.bytes = total;
     *out = piece;
     return 0;
 }
@@ -436,8 +438,8 @@ int tly_parts_gather(tally_comm *c, struct tally_op *op)
     int err = measure_pieces(op, &piece);
     if (err)
         return err;
-    op->gathered = malloc(op->gathered_bytes ? op->gathered_bytes : 1);
-    err = op->gathered ? gather_parts(c, op, piece, op->gathered) : -ENOMEM;
+    op->gather.data = malloc(op->gather.bytes ? op->gather.bytes : 1);
+    err = op->gather.data ? gather_parts(c, op, piece, op->gather.data) : -ENOMEM;
     for (uint32_t i = 1; i < op->part_count && !err; i++)
         op->missing += op->parts[i].bytes = op->parts[i].length;
     free(piece);

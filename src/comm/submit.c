@@ -154,20 +154,23 @@ static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request
     } else if (tly_kind_is_exchange(r->kind) && !(op->table = make_table(r))) {
         return false;
     }
-    if (r->kind == TALLY_ALLGATHER &&
-        !(op->first_dims = calloc((size_t)r->group->size, sizeof *op->first_dims)))
-        return false;
-    for (int i = 0; r->even && i < r->group->size; i++)
-        op->first_dims[i] = op->ndim ? op->shape[0] : 1;
-    op->gathered_bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
+    if (r->kind == TALLY_ALLGATHER) {
+        op->gather.listed = r->even;
+        op->gather.bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
+        op->gather.first_dims = calloc((size_t)r->group->size, sizeof *op->gather.first_dims);
+        if (!op->gather.first_dims)
+            return false;
+        for (int i = 0; r->even && i < r->group->size; i++)
+            op->gather.first_dims[i] = op->ndim ? op->shape[0] : 1;
+    }
     if (!r->copy)
         return true;
-    op->copy = malloc(op->bytes + 1);
-    if (!op->copy)
+    op->message.copy = malloc(op->bytes + 1);
+    if (!op->message.copy)
         return false;
     if (op->bytes)
-        memcpy(op->copy, r->input, op->bytes);
-    op->input = op->copy;
+        memcpy(op->message.copy, r->input, op->bytes);
+    op->input = op->message.copy;
     atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
     return true;
 }
@@ -193,9 +196,11 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
     op->digest = r->digest;
-    op->from = r->from;
-    op->to = r->to;
-    op->even = op->listed = r->even;
+    op->even = r->even;
+    if (tly_kind_is_message(r->kind)) {
+        op->message.from = r->from;
+        op->message.to = r->to;
+    }
     op->input = r->input;
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
@@ -228,7 +233,7 @@ static int number_message(const struct tly_request *r, struct tally_op *op, char
     const uint32_t box[] = {op->space, r->tag, op->kind, r->from, r->to};
     uint64_t key = XXH3_64bits_withSeed(box, sizeof box, 5);
     uintptr_t n = (uintptr_t)tly_map_get(&g->messages, key);
-    op->mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
+    op->message.mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
     if (r->kind == TLY_PROBE)
         snprintf(name, len, "probe no. %llu of rank %u, tag %u", (unsigned long long)n + 1, r->to, r->tag);
     else
@@ -308,7 +313,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     int err = check_reduction(op);
     if (err)
         return err;
-    if (op->table && !op->mark)
+    if (tly_op_table(op))
         keep_own_piece(op);
     if (tly_comm_is_local(op, ordered)) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */

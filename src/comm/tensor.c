@@ -305,7 +305,7 @@ static bool is_uneven(const struct tally_op *op)
 /* What is hashed of an operation's lengths, which may all differ between the ranks of a table. */
 static uint64_t compared_count(const struct tally_op *op)
 {
-    return is_uneven(op) || op->table ? 0 : op->count;
+    return is_uneven(op) || tly_op_table(op) ? 0 : op->count;
 }
 
 static uint32_t skipped_dims(const struct tally_op *op)
@@ -411,14 +411,14 @@ const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
 static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t at)
 {
     if (at < len)
-        at += (size_t)snprintf(out + at, len - at, op->table ? " %s" : " %s [", dtypes[op->dtype]);
+        at += (size_t)snprintf(out + at, len - at, tly_op_table(op) ? " %s" : " %s [", dtypes[op->dtype]);
     for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
         if (i == 0 && is_uneven(op))
             at += (size_t)snprintf(out + at, len - at, "*");
         else
             at += (size_t)snprintf(out + at, len - at, "%s%lld", i ? ", " : "", (long long)op->shape[i]);
     }
-    if (at < len && !op->table)
+    if (at < len && !tly_op_table(op))
         at += (size_t)snprintf(out + at, len - at, "]");
     if (tly_op_is_sum(op) && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
