@@ -48,8 +48,8 @@ struct tly_sched {
     uint64_t credit;    /* most bytes in flight, for tasks without a credit of their own */
     uint64_t in_flight; /* bytes started and not finished */
     /* Bytes of the credit that are open; 0: the next task begins a burst.  A burst opens with a quarter, and each finished
-     * byte opens another one.  The last task of what is open may reach beyond it.  So all destinations get their first tasks soon.  A burst ends when nothing is in flight and
-     * nothing waits. */
+     * byte opens another one.  So all destinations get their first tasks soon.  The last task of what is open may reach
+     * beyond it.  A burst ends when nothing is in flight and nothing waits. */
     uint64_t opened;
     bool shut; /* at the end of the last run some task waited for its window */
 };
