@@ -118,6 +118,15 @@ def keep(client, program):
     os._exit(0)
 
 
+def reap(*_):
+    """Not left to the kernel, which would forget the processor time."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
 def serve(address):
     """Returns in each program's process, with its order."""
     import gc
@@ -133,7 +142,7 @@ def serve(address):
 
     assert len(os.listdir("/proc/self/task")) == 1, "a library has started a thread, which fork() does not copy"
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, reap)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address + ".new")
     listener.listen(64)
@@ -229,7 +238,8 @@ def python():
         process = subprocess.Popen([sys.executable, __file__, "serve", os.path.join(folder.name, "socket")], env=env,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         _server = process, folder
-        atexit.register(process.kill)
+        atexit.register(process.wait)
+        atexit.register(process.kill)  # first
     process, folder = _server
     address = os.path.join(folder.name, "socket")
     end = time.monotonic() + 120
