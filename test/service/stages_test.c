@@ -15,6 +15,7 @@ enum { TENSORS = 4, COUNT = 60000, STEPS = UNDER_SANITIZER ? 4 : 12 };
 struct board {
     atomic_int stage, steps;
     bool device, codec;
+    bool drops; /* services have too little memory */
 };
 
 static const int pairs[] = {0, 0, 1, 1};
@@ -108,12 +109,34 @@ static void end(struct job *j)
 
 /* --- sums ---------------------------------------------------------------------------------------- */
 
+static unsigned long long slots_dropped(tally_comm *c)
+{
+    char *json;
+    unsigned long long sum = 0, v;
+    CHECK(tally_comm_report(c, 60000, &json) == 0);
+    for (const char *at = json; (at = strstr(at, "\"slots_dropped\": ")); at++)
+        if (sscanf(at + 17, "%llu", &v) == 1)
+            sum += v;
+    free(json);
+    return sum;
+}
+
 static int sums(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = join(b);
-    for (int step = 0; step < STEPS; step++)
+    int step = 0;
+    for (; step < STEPS; step++)
         take_step(c, step);
+    for (int8_t enough = !b->drops; !enough; step++) { /* until something has been dropped */
+        tally_op *op;
+        take_step(c, step);
+        CHECK(step < 1000);
+        int8_t dropped = rank == 0 && slots_dropped(c) > 0;
+        CHECK(tally_push_pull(c, "dropped", &dropped, &enough, 1, TALLY_INT8, TALLY_MAX, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        tally_op_free(op);
+    }
     return leave(c, b);
 }
 
@@ -140,6 +163,7 @@ static void test_asked_again(void **state)
         j.settings[1] = "TALLY_MEMORY=1K";
         j.settings[2] = "TALLY_WINDOW_PARTS=64";
         j.settings[3] = "TALLY_CREDIT_BYTES=1M";
+        b->drops = true;
         run(&j, b, true, true);
         end(&j);
     }
