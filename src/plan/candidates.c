@@ -20,7 +20,6 @@
 #define STEP_ALL 1.25 /* a try, where no card is busy as planned, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
-#define LESS_BUSY .05 /* fraction of the time */
 
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
@@ -254,8 +253,17 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 static bool may_be_more(const struct tly_gauge *g, double busiest)
 {
     bool capped = g->most > 0 && g->value >= g->most;
-    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - LESS_BUSY);
+    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
     return g->value > 0 && !capped && spare;
+}
+
+double tly_candidates_busiest(const struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    double busiest = 0;
+    for (int i = 0; i < count && i < r->room; i++)
+        if (tly_candidates_is_card(r, s, i))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+    return busiest;
 }
 
 /* The median of the values of those cards that are busy all the time; 0: there is none. */
@@ -271,12 +279,9 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = 0;
+    double others = usual(r, count, s), busiest = tly_candidates_busiest(r, count, s);
     bool found = false;
     tly_candidates_look(r, count, s);
-    for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy must have been idle for long. */

@@ -380,10 +380,12 @@ static double of_planned(const struct place *p, const struct tly_replan_service 
 int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named)
 {
     int found = -1, busy = 0;
-    double least = INFINITY, most = 0;
+    double least = INFINITY, most = 0, busiest = tly_candidates_busiest(r, count, s);
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
-        bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card);
+        /* One that is less busy than another may only have that one's backlogs. */
+        bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
+                    tly_gauge_busy(&p->card) > busiest - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
         double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
         busy += full;

@@ -808,7 +808,7 @@ static void who_is_slowest_holds_all_up(void **state)
     static const double even[] = {100, 100, 100, 100}, one[] = {100, 100, 25, 100},
                         two[] = {100, 28, 25, 100}, all[] = {25, 25, 25, 25}, worse[] = {100, 25, 10, 100};
     static const double idle[] = {.5, .5, .5, .5}, alone[] = {.5, .5, 1, .5}, both[] = {.5, 1, 1, .5},
-                        busy[] = {1, 1, 1, 1};
+                        busy[] = {1, 1, 1, 1}, nearly[] = {.5, 1, .9, .5};
     assert_int_equal(stands_out(4, even, idle, -1), -1);
     assert_int_equal(stands_out(4, even, busy, -1), -1); /* all is as it should be */
     assert_int_equal(stands_out(4, one, alone, -1), 2);
@@ -819,6 +819,8 @@ static void who_is_slowest_holds_all_up(void **state)
     assert_int_equal(stands_out(4, worse, both, 1), 2);
     assert_int_equal(stands_out(4, all, busy, -1), -1); /* nobody can tell */
     assert_int_equal(stands_out(2, all, busy, -1), -1);
+    assert_int_equal(stands_out(4, two, nearly, -1), 1); /* as it limits the other one */
+    assert_int_equal(stands_out(4, two, nearly, 2), 1);
 }
 
 int main(void)
