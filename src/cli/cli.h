@@ -17,6 +17,8 @@ extern const char tly_cli_status_usage[];
 extern const char tly_cli_topo_usage[];
 extern const char tly_cli_trace_usage[];
 
+/* --- say.c ---------------------------------------------------------------------------------------------------- */
+
 /* Print "tally COMMAND: message" and a hint at --help on standard error, and return CLI_USAGE. */
 int tly_cli_misuse(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -11,8 +11,10 @@ import re
 import pytest
 from tree import ROOT, files
 
-# How many files a folder has at least.
-FOLDERS = {"comm": 25, "join": 15, "local": 15, "sum": 20, "transport": 15, "wire": 3}
+# How many files a folder has at least, and the circles that it has still: this list may only shrink.
+FOLDERS = {"base": 10, "comm": 25, "join": 15, "local": 15, "plan": 10, "reduce": 3, "sched": 1, "sum": 20, "topo": 5}
+FOLDERS |= {"tallyd": 2, "trace": 3, "transport": 15, "wire": 3, "cli": 10, "mpi": 4}
+CIRCLES = {"mpi": ["message.c", "world.c"]}
 LISTS = ("kind.c", "media.c", "stages.c")
 
 # Shared names are defined at the beginning of a line: "int tly_x(", "const struct tly_kind tly_kind_sum = {".
@@ -51,7 +53,11 @@ def sources_of(folder):
 def test_no_file_reaches_itself(folder):
     graph = uses(sources_of(folder))
     assert len(graph) >= FOLDERS[folder]
-    assert circles(graph) == []
+    assert circles(graph) == CIRCLES.get(folder, [])
+
+
+def test_all_folders_are_looked_at():
+    assert sorted(FOLDERS) == sorted(path.name for path in (ROOT / "src").iterdir() if path.is_dir())
 
 
 def test_uses_are_found():
