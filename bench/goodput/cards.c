@@ -6,7 +6,7 @@
  * result, and of what one rank of an all-to-all gives; a root is rank 0.
  *
  * Each machine has a queue out and one in, at the switch, of 1 Gbit/s both; a part is one packet, with what headers and
- * acknowledgements take; ranks admit parts of one planned tensor by the library's own plan, order and credit; a service sums in
+ * acknowledgements take; ranks admit parts of one planned tensor by the library's own plan and scheduling core; a service sums in
  * no time when all have come.  Prints the fraction of the optimum, how much each card carried of what it can in that time, and
  * how long cards had nothing to send or get in the first and the last 40 ms: there the schedule loses what it loses. */
 #include <errno.h>
@@ -15,7 +15,9 @@
 #include <string.h>
 
 #include "base/heap.h"
+#include "base/list.h"
 #include "plan/plan.h"
+#include "sched/sched.h"
 
 enum {
     PACKET = 160, /* bytes of a card that a part takes beside its own, each way: header and acknowledgement */
@@ -58,8 +60,10 @@ struct part {
 struct rank {
     uint32_t next, landed;
     uint32_t *parts, count; /* owned: in the order in which it sends them */
-    uint64_t in_flight, opened;
-    uint64_t news[MOST]; /* bytes that each service has accepted and not told yet */
+    struct tly_sched sched;
+    struct tly_sched_queue queue; /* of all services: none has a window here */
+    struct tly_task task;         /* the next part */
+    uint64_t news[MOST];          /* bytes that each service has accepted and not told yet */
     /* The same with each part counted as a whole one, but for small ones: tly_window_accept() in src/sum/window.c. */
     uint64_t parts_of_news[MOST];
 };
@@ -75,6 +79,7 @@ static uint32_t ahead;   /* parts that a rank may have admitted and that have no
 static uint64_t longest; /* part, in any list */
 static int n, k;
 static int64_t end; /* of the first run; in it 0 */
+static int64_t now;
 
 static void *must(void *p)
 {
@@ -101,59 +106,80 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 /* A packet of a card that is there now has gone at the time returned. */
-static int64_t take(struct card *c, int64_t now, uint32_t bytes)
+static int64_t take(struct card *c, int64_t when, uint32_t bytes)
 {
-    int64_t begin = now > c->free ? now : c->free, from = end - EDGE_NS > c->free ? end - EDGE_NS : c->free;
+    int64_t begin = when > c->free ? when : c->free, from = end - EDGE_NS > c->free ? end - EDGE_NS : c->free;
     c->idle_first += least(begin, EDGE_NS) - least(c->free, EDGE_NS);
     c->idle_last += end && begin > from ? begin - from : 0;
     return c->free = begin + (int64_t)((bytes + PACKET) / rate * 1e9);
 }
 
-static void transmit(int64_t now, int from, struct event e)
+static void transmit(int64_t when, int from, struct event e)
 {
     if (from == e.machine) {
         e.kind = ARRIVES;
-        at(now + SERVICE_NS, e);
+        at(when + SERVICE_NS, e);
     } else {
         e.kind = AT_SWITCH;
         sent[from] += e.bytes;
         got[e.machine] += e.bytes;
-        at(take(&out[from], now, e.bytes), e);
+        at(take(&out[from], when, e.bytes), e);
     }
 }
 
-static void admit(int64_t now, int r)
+/* Does rank r have data for it? */
+static bool gives(const struct part *p, int r)
+{
+    return p->from == ALL || p->from == r;
+}
+
+static void line_up(struct rank *rank);
+
+static void start(struct tly_task *task)
+{
+    struct rank *rank = tly_list_entry(task, struct rank, task);
+    uint32_t number = rank->parts[rank->next++];
+    int r = (int)(rank - ranks);
+    uint32_t bytes = gives(&parts[number], r) ? parts[number].bytes : 0;
+    transmit(now, r,
+             (struct event){.rank = r, .machine = parts[number].service, .part = number, .bytes = bytes});
+    line_up(rank);
+}
+
+/* The next part waits for its turn, if it may. */
+static void line_up(struct rank *rank)
+{
+    if (rank->next == rank->count || (ahead && rank->next >= rank->landed + ahead))
+        return;
+    const struct part *p = &parts[rank->parts[rank->next]];
+    bool brings = gives(p, (int)(rank - ranks));
+    uint64_t charge = brings ? p->bytes : REQUEST;
+    rank->task = (struct tly_task){
+        .order = {0, rank->next}, .bytes = charge, .charge = charge, .eager = !brings, .start = start};
+    if (tly_sched_ready(&rank->queue, &rank->task) != 0)
+        must(NULL);
+}
+
+static void admit(int r)
 {
     struct rank *rank = &ranks[r];
-    for (; rank->next < rank->count && (!ahead || rank->next < rank->landed + ahead); rank->next++) {
-        uint32_t number = rank->parts[rank->next];
-        const struct part *p = &parts[number];
-        bool gives = p->from == ALL || p->from == r;
-        uint32_t weight = gives ? p->bytes : REQUEST;
-        if (!rank->in_flight)
-            rank->opened = credit / 4;
-        else if (rank->in_flight + weight > rank->opened)
-            return;
-        rank->in_flight += weight;
-        transmit(
-            now, r,
-            (struct event){.rank = r, .machine = p->service, .part = number, .bytes = gives ? p->bytes : 0});
-    }
+    if (!tly_sched_waits(&rank->queue))
+        line_up(rank);
+    tly_sched_run(&rank->sched);
 }
 
-static void tell(int64_t now, int r, int service)
+static void tell(int r, int service)
 {
     struct rank *rank = &ranks[r];
     uint64_t news = rank->news[service];
     if (!news)
         return;
     rank->news[service] = rank->parts_of_news[service] = 0;
-    rank->in_flight -= news;
-    rank->opened = rank->opened + news < credit ? rank->opened + news : credit;
-    admit(now, r);
+    tly_sched_finish(&rank->queue, news);
+    admit(r);
 }
 
-static void pushed(int64_t now, const struct event *e)
+static void pushed(const struct event *e)
 {
     struct part *p = &parts[e->part];
     uint64_t *news = &ranks[e->rank].news[p->service];
@@ -180,31 +206,36 @@ static void pushed(int64_t now, const struct event *e)
 /* Returns when the last result has come. */
 static int64_t run(void)
 {
-    int64_t now = 0;
+    now = 0;
     for (int i = 0; i < n + k; i++)
         out[i] = in[i] = (struct card){0};
     memset(sent, 0, sizeof sent);
     memset(got, 0, sizeof got);
     for (int r = 0; r < n; r++) {
-        ranks[r] = (struct rank){.parts = ranks[r].parts, .count = ranks[r].count};
+        struct rank *rank = &ranks[r];
+        tly_sched_remove(&rank->queue);
+        *rank = (struct rank){.parts = rank->parts, .count = rank->count};
+        tly_sched_init(&rank->sched, credit);
+        tly_sched_add(&rank->sched, &rank->queue);
+        tly_sched_open(&rank->queue, UINT64_MAX);
         at(r * 7919 % 200 * 1000, (struct event){.kind = BEGINS, .rank = r}); /* not all at once */
     }
     while (tly_heap_top(&events)) {
         now = (int64_t)(tly_heap_top(&events)->order.sequence >> 24);
         struct event *e = tly_heap_pop(&events);
         if (e->kind == BEGINS) {
-            admit(now, e->rank);
+            admit(e->rank);
         } else if (e->kind == TOLD) {
-            tell(now, e->rank, e->machine);
+            tell(e->rank, e->machine);
         } else if (e->kind == AT_SWITCH) {
             e->kind = ARRIVES;
             at(take(&in[e->machine], now, e->bytes), *e);
         } else if (e->result) {
             ranks[e->rank].landed++;
-            tell(now, e->rank, parts[e->part].service);
-            admit(now, e->rank);
+            tell(e->rank, parts[e->part].service);
+            admit(e->rank);
         } else {
-            pushed(now, e);
+            pushed(e);
         }
         free(e);
     }
@@ -488,8 +519,10 @@ int main(int argc, char **argv)
     print_loads("CPU machines", n, n + k);
     print_idle("workers", 0, n);
     print_idle("CPU machines", n, n + k);
-    for (int r = 0; r < n; r++)
+    for (int r = 0; r < n; r++) {
+        tly_sched_remove(&ranks[r].queue);
         free(ranks[r].parts);
+    }
     free(parts);
     tly_heap_finish(&events);
     return 0;
