@@ -168,6 +168,7 @@ static void go_in(tally_comm *c, struct part *p)
 struct part *tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
+    tly_queue_remove(p); /* a service that misbehaves may answer what it has asked for again */
     tly_part_change(p, PART_LANDED);
     c->traffic.moved += p->result_length;
     op->missing -= p->bytes;

@@ -118,6 +118,20 @@ static bool belongs_to(struct tly_task *task, void *op)
     return tly_part_of(task)->op == op;
 }
 
+static bool is_part(struct tly_task *task, void *part)
+{
+    return tly_part_of(task) == part;
+}
+
+void tly_queue_remove(struct part *p)
+{
+    tally_comm *c = p->op->comm;
+    if (p->state == PART_QUEUED)
+        tly_sched_drop(&c->peers[p->owner].queue, is_part, p);
+    else if (p->state == PART_ADMITTED)
+        retract(c, p);
+}
+
 /* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */
 static void cancel(tally_comm *c, struct part *p, const char *reason)
 {

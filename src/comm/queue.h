@@ -12,6 +12,8 @@ struct tally_op;
 
 int tly_queue_part(tally_comm *c, struct part *p);
 void tly_queue_admit(tally_comm *c);
+/* The part waits no longer in any queue, if it did. */
+void tly_queue_remove(struct part *p);
 /* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op);
 /* This rank takes back what it has begun: its home says the reason to all, unless all have begun it. */

@@ -111,11 +111,38 @@ static void test_beside_a_task_that_is_no_part(void **state)
     tly_sched_remove(&queue);
 }
 
+/* A service may answer a part that it has just asked for again.  The part's operation may end with that, and so the part
+ * waits in no queue any more. */
+static void test_what_has_landed_waits_no_longer(void **state)
+{
+    for (uint32_t i = 0; i < PARTS; i++)
+        queue_part(i, 0, f.input);
+    tly_queue_admit(f.c);
+    assert_int_equal(f.part[0].state, PART_ADMITTED);
+    assert_int_equal(f.part[3].state, PART_QUEUED);
+    uint64_t in_flight = f.c->sched.in_flight;
+    tly_queue_remove(&f.part[0]);
+    assert_int_equal(f.c->sched.in_flight, in_flight - PART);
+    tly_queue_remove(&f.part[3]);
+    tly_part_change(&f.part[0], PART_LANDED);
+    tly_part_change(&f.part[3], PART_LANDED);
+    for (uint64_t i = 1; i < PARTS; i++) {
+        tly_queue_accepted(&f.peers[0], i * PART);
+        tly_queue_admit(f.c);
+    }
+    for (const struct part *p = f.peers[0].first; p; p = p->next)
+        assert_true(p == &f.part[1] || p == &f.part[2]);
+    assert_false(tly_sched_waits(&f.peers[0].queue));
+    assert_int_equal(f.part[0].state, PART_LANDED);
+    assert_int_equal(f.part[3].state, PART_LANDED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_requests_do_not_wait_for_news, begin, end),
         cmocka_unit_test_setup_teardown(test_beside_a_task_that_is_no_part, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_has_landed_waits_no_longer, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,6 +32,7 @@ struct rogue {
     uint64_t most;     /* so often to each, then it dies; 0: until it is put out */
     bool deaf;         /* and reads nothing more */
     bool refuses;      /* what it is home of, at first; then it dies */
+    bool hasty;        /* asks for what it has, and answers at once; `most` times, then it dies */
     atomic_int speaks; /* ranks are at work */
 };
 
@@ -54,6 +55,7 @@ static void opened(void *user, struct tly_link *l)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
+    land->control = ((struct voice *)user)->rogue->hasty;
     return 0;
 }
 
@@ -70,9 +72,31 @@ static void refuse(struct voice *v, const struct tly_frame *push)
     silent += v->said++ == 0;
 }
 
+/* It asks for a part from some byte on, and gives the whole result while the part waits to be sent again. */
+static void hurry(struct voice *v, const struct tly_frame *push, const float *data)
+{
+    struct tly_frame again = *push, result = *push;
+    float sum[COUNT];
+    if (push->type != TLY_PUSH || push->payload != sizeof sum || push->flags & TLY_RESUMED ||
+        v->said == v->rogue->most)
+        return;
+    for (int i = 0; i < COUNT; i++)
+        sum[i] = 2 * data[i] + (push->rank ? -1 : 1); /* what take_step() expects */
+    again.type = TLY_AGAIN;
+    again.flags = 0;
+    again.offset = 64;
+    result.type = TLY_RESULT;
+    result.flags = TLY_LAST;
+    CHECK(tly_outbox_post(&v->outbox, &again, NULL, 0, NULL) == 0);
+    CHECK(tly_outbox_post(&v->outbox, &result, sum, sizeof sum, NULL) == 0);
+    silent += ++v->said == v->rogue->most;
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct voice *v = user;
+    if (v->rogue->hasty)
+        hurry(v, f, data);
     if (v->rogue->refuses && f->type == TLY_PUSH && f->part == 0 && f->flags & TLY_LAST && f->round < FIRST)
         refuse(v, f);
     return 0;
@@ -292,12 +316,21 @@ static void test_a_verdict_before_it_dies(void **state)
     meet((struct rogue){.refuses = true}, "connection ended");
 }
 
+static void test_answers_what_it_asks_for_again(void **state)
+{
+    meet((struct rogue){.hasty = true, .most = 20}, "connection ended");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_results_of_nothing),      cmocka_unit_test(test_verdicts_on_nothing),
-        cmocka_unit_test(test_asking_without_reading),  cmocka_unit_test(test_no_frame_for_a_rank),
-        cmocka_unit_test(test_nonsense_before_it_dies), cmocka_unit_test(test_a_verdict_before_it_dies),
+        cmocka_unit_test(test_answers_what_it_asks_for_again),
+        cmocka_unit_test(test_results_of_nothing),
+        cmocka_unit_test(test_verdicts_on_nothing),
+        cmocka_unit_test(test_asking_without_reading),
+        cmocka_unit_test(test_no_frame_for_a_rank),
+        cmocka_unit_test(test_nonsense_before_it_dies),
+        cmocka_unit_test(test_a_verdict_before_it_dies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
