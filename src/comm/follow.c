@@ -31,19 +31,21 @@
 #include "wire/frame.h"
 
 /* Nothing stays of who had this place: it is another's now, or nobody's. */
-static void vacate(struct peer *p)
+static void vacate(tally_comm *c, uint32_t place)
 {
+    struct peer *p = &c->peers[place];
     tly_peer_drop(p);
     tly_keep_drop_all(p);
     tly_peer_finish(p);
     *p = (struct peer){.reported = true}; /* nobody waits for that */
+    tly_peer_init(p, c, place);
 }
 
 /* A new coordinator may never have heard of those whom the last one invited. */
 static void vacate_uninvited(tally_comm *c)
 {
     while ((uint32_t)c->services > c->member.roster.service_count)
-        vacate(&c->peers[--c->services]);
+        vacate(c, (uint32_t)--c->services);
 }
 
 /* Connect to who is new. */
@@ -55,8 +57,7 @@ static void meet(tally_comm *c)
         struct peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
-        vacate(p);
-        tly_peer_init(p, c, i);
+        vacate(c, i);
         if (tly_peer_connect(p) != 0)
             tly_peer_give_up(p, tly_error());
     }
@@ -67,7 +68,8 @@ void tly_follow_invited(void *comm)
     tally_comm *c = comm;
     vacate_uninvited(c);
     for (uint32_t i = (uint32_t)c->services; i < c->member.roster.service_count; i++) {
-        tly_peer_init(&c->peers[i], c, i);
+        if (!c->peers[i].comm)
+            tly_peer_init(&c->peers[i], c, i);
         c->services = (int)i + 1;
     }
     c->meeting = c->member.roster.epoch;
