@@ -5,6 +5,7 @@
  * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
 #include <stdio.h>
 
+#include "base/check.h"
 #include "base/list.h"
 #include "base/loop.h"
 #include "comm/chain.h"
@@ -20,7 +21,7 @@ static bool has(const struct tally_op *op, int place)
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++) {
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->kind != TALLY_ALLGATHER; at++) {
         const struct stage *s = tly_stage_at(at);
         if (s && s->suits(c, op))
             op->chain |= (uint8_t)(1u << at);
@@ -41,7 +42,8 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
 {
     int err = 0;
     op->begun = true;
-    tly_list_init(&op->over);
+    for (int at = 0; at < STAGE_NET; at++)
+        tly_list_init(&op->over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_init(&op->parts[i].node);
     op->voucher = (uint8_t)last_voucher(op);
@@ -60,7 +62,7 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
 int tly_chain_out(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    int at = p->stage, done = 1;
+    int at = p->stage, done = !op->stopped;
     while (done == 1) {
         bool vouched = at && at == op->voucher && p != op->parts;
         for (at++; !has(op, at);)
@@ -87,6 +89,8 @@ int tly_chain_start(tally_comm *c, struct tally_op *op)
 bool tly_chain_in(tally_comm *c, struct part *p)
 {
     const struct tally_op *op = p->op;
+    if (op->stopped)
+        return false;
     p->homeward = true;
     for (int at = p->stage - 1; at > STAGE_TENSOR; at--) {
         p->stage = (uint8_t)at;
@@ -108,7 +112,8 @@ void tly_chain_admitted(struct part *p)
 
 static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
 {
-    bool first = tly_list_empty(&c->passed) && tly_list_empty(&c->over);
+    bool first = !atomic_load_explicit(&c->stages_say, memory_order_relaxed);
+    tly_check(tly_list_empty(node)); /* a stage says one thing at a time */
     tly_list_append(list, node);
     atomic_store_explicit(&c->stages_say, true, memory_order_release);
     pthread_mutex_unlock(&c->inbox_lock);
@@ -142,17 +147,20 @@ void tly_stage_over(struct tally_op *op, enum stage_place place)
 {
     tally_comm *c = op->comm;
     pthread_mutex_lock(&c->inbox_lock);
-    op->over_at = (uint8_t)place;
-    tell(c, &c->over, &op->over);
+    tell(c, &c->over[place], &op->over[place]);
 }
 
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
 {
     tally_comm *c = op->comm;
     pthread_mutex_lock(&c->inbox_lock);
-    op->lost_err = err;
+    bool known = op->lost_err != 0;
+    op->lost_err = known ? op->lost_err : err;
     explain(op, sentence);
-    tell(c, &c->over, &op->over);
+    if (known)
+        pthread_mutex_unlock(&c->inbox_lock);
+    else
+        tell(c, &c->over[STAGE_TENSOR], &op->over[STAGE_TENSOR]);
 }
 
 static void move(struct tly_list *from, struct tly_list *to)
@@ -169,9 +177,17 @@ bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *ove
     pthread_mutex_lock(&c->inbox_lock);
     atomic_store_explicit(&c->stages_say, false, memory_order_relaxed);
     move(&c->passed, passed);
-    move(&c->over, over);
+    for (int at = 0; at < STAGE_NET; at++)
+        move(&c->over[at], &over[at]);
     pthread_mutex_unlock(&c->inbox_lock);
     return true;
+}
+
+struct tally_op *tly_chain_next(struct tly_list *over, int place)
+{
+    if (tly_list_empty(&over[place]))
+        return NULL;
+    return tly_list_entry(tly_list_take(&over[place]) - place, struct tally_op, over);
 }
 
 static void withdraw(tally_comm *c, struct tally_op *op, bool over)
@@ -182,7 +198,8 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
         if (has(op, at))
             tly_stage_at(at)->withdraw(c, op, over);
     pthread_mutex_lock(&c->inbox_lock);
-    tly_list_remove(&op->over);
+    for (int at = 0; at < STAGE_NET; at++)
+        tly_list_remove(&op->over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_remove(&op->parts[i].node);
     pthread_mutex_unlock(&c->inbox_lock);
@@ -190,6 +207,7 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 
 void tly_chain_stop(tally_comm *c, struct tally_op *op)
 {
+    op->stopped = true;
     withdraw(c, op, false);
 }
 
@@ -203,5 +221,12 @@ void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed)
 const char *tly_chain_does(const struct part *p)
 {
     const struct stage *s = tly_stage_at(p->stage);
-    return s ? s->does : "waits until all other parts can be sent";
+    if (s)
+        return s->does;
+    return p->op->chain ? "waits until all other parts can be sent" : "waits until earlier parts have landed";
+}
+
+bool tly_chain_holds(const struct part *p)
+{
+    return p->homeward && p->stage != STAGE_TENSOR && p->stage != STAGE_TEAM;
 }

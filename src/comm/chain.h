@@ -12,6 +12,9 @@
 struct part;
 struct tally_op;
 
+/* The places of stages, from the tensor outward (stage.h). */
+enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
+
 /* names_lock held. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
 /* -errno, with a sentence. */
@@ -24,13 +27,18 @@ int tly_chain_out(tally_comm *c, struct part *p);
 bool tly_chain_in(tally_comm *c, struct part *p);
 /* The network has admitted the part. */
 void tly_chain_admitted(struct part *p);
-/* What stages have said since, to be gone through by the loop.  False: nothing. */
+/* What stages have said since, to be gone through by the loop; over: a list for each place, as comm->over.  False:
+ * nothing. */
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
-/* This rank takes the operation back: no stage but the network goes on with it. */
+/* The next operation of such a list, or NULL. */
+struct tally_op *tly_chain_next(struct tly_list *over, int place);
+/* This rank takes the operation back, and home will send a verdict: no stage but the network goes on with it. */
 void tly_chain_stop(tally_comm *c, struct tally_op *op);
 /* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
 void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
-/* What the stage that has this part does with it. */
+/* What the stage that has this part does with it, or what the part waits for. */
 const char *tly_chain_does(const struct part *p);
+/* Has a stage this part on its way inward?  A team does not count: it has its parts until all of them have landed. */
+bool tly_chain_holds(const struct part *p);
 
 #endif

@@ -488,7 +488,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->opener = getpid();
     tly_list_init(&c->inbox);
     tly_list_init(&c->passed);
-    tly_list_init(&c->over);
+    for (int at = 0; at < STAGE_NET; at++)
+        tly_list_init(&c->over[at]);
     tly_list_init(&c->active_ops);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_list_init(&c->epochs);

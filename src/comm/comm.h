@@ -16,6 +16,7 @@
 #include "base/loop.h"
 #include "base/map.h"
 #include "base/param.h"
+#include "comm/chain.h"
 #include "comm/engine.h"
 #include "comm/group.h"
 #include "comm/joining.h"
@@ -88,10 +89,12 @@ struct tally_comm {
     uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
 
     bool teams; /* each machine's ranks push large tensors together; fixed once open, as the next two */
-    int lists_of_teams;           /* the most ranks that a machine has */
-    struct tally_group **carry;   /* owned: for each of these a rank of each machine */
-    struct tly_list passed, over; /* parts and operations of which stages have said something; inbox_lock */
-    atomic_bool stages_say;       /* these are not empty; set (release) after, under inbox_lock */
+    int lists_of_teams;         /* the most ranks that a machine has */
+    struct tally_group **carry; /* owned: for each of these a rank of each machine */
+    struct tly_list passed;     /* parts of which stages have said something; inbox_lock, as the next */
+    /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
+    struct tly_list over[STAGE_NET];
+    atomic_bool stages_say; /* these are not empty; set (release) after, under inbox_lock */
 
     /* owner: the loop */
     struct tly_hook hook;

@@ -125,15 +125,18 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
         [PART_LANDED] = "has landed, and not all ranks have it",
     };
     uint32_t i = 0;
-    while (i < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep)
+    while (i < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep &&
+           !tly_chain_holds(&op->parts[i]))
         i++;
     if (i == op->part_count) {
         snprintf(out, len, "what other ranks of this machine have sent of it is not answered");
         return;
     }
-    snprintf(out, len, "part %u of %u, which %.200s sums, %s", i + 1, op->part_count,
-             op->comm->peers[op->parts[i].owner].name,
-             op->parts[i].state == PART_IDLE ? tly_chain_does(&op->parts[i]) : stages[op->parts[i].state]);
+    const struct part *p = &op->parts[i];
+    bool back = tly_chain_holds(p);
+    snprintf(out, len, "part %u of %u, which %.200s sums, %s%s", i + 1, op->part_count,
+             op->comm->peers[p->owner].name, back ? "has landed and " : "",
+             back || p->state == PART_IDLE ? tly_chain_does(p) : stages[p->state]);
 }
 
 /* Queue what is not queued yet, as far as it may be ahead of what has landed. */
@@ -165,9 +168,22 @@ static void go_in(tally_comm *c, struct part *p)
         tly_op_settled(c, &op->parts[0]);
 }
 
+/* Other ranks wait for a part that a stage could not do, and cannot be told. */
+static void fail_job(tally_comm *c, const struct tally_op *op, int err)
+{
+    char text[TLY_SENTENCE], title[TLY_TITLE];
+    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
+    tly_member_complain(&c->member, err, text);
+    tly_comm_fail(c, err, text);
+}
+
 struct part *tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
+    if (op->spoilt && p->index == 0) { /* all had begun it when this rank took it back */
+        fail_job(c, op, op->spoilt);
+        return NULL;
+    }
     tly_queue_remove(p); /* a service that misbehaves may answer what it has asked for again */
     tly_part_change(p, PART_LANDED);
     c->traffic.moved += p->result_length;
@@ -266,26 +282,43 @@ void tly_op_drain(tally_comm *c)
 static void fail_part(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    char text[TLY_SENTENCE], title[TLY_TITLE];
-    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
     if (p->homeward) { /* the other ranks need what this one still has to push */
         if (!op->status) {
+            char text[TLY_SENTENCE], title[TLY_TITLE];
+            snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
             op->status = -p->err;
             op->sentence = strdup(text);
         }
         go_in(c, p);
     } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(op->lost)))) {
         tly_op_cancel(c, op);
-    } else { /* other ranks wait for it, and cannot be told */
-        tly_member_complain(&c->member, p->err, text);
-        tly_comm_fail(c, p->err, text);
+    } else if (op->reason && op->parts[0].state != PART_LANDED) {
+        op->spoilt =
+            p->err; /* home knows that this rank has taken it back: a verdict comes, or part 0 lands */
+    } else {
+        fail_job(c, op, p->err);
     }
+}
+
+/* The stage at this place is over with it: all parts that it has go on inward. */
+static void come_in(tally_comm *c, struct tally_op *op, int place)
+{
+    uint32_t left = op->away;
+    op->ended |= (uint8_t)(1u << place);
+    for (uint32_t i = 0; i < op->part_count && !op->lost_at; i++)
+        if (op->parts[i].stage == place)
+            left -= tly_chain_in(c, &op->parts[i]);
+    bool all = left == 0 && op->away > 0;
+    op->away = left;
+    if (all)
+        tly_op_settled(c, &op->parts[0]);
 }
 
 void tly_op_drain_stages(tally_comm *c)
 {
-    struct tly_list passed, over;
-    if (!tly_chain_take(c, &passed, &over))
+    struct tly_list passed, over[STAGE_NET];
+    struct tally_op *op;
+    if (!tly_chain_take(c, &passed, over))
         return;
     /* What ends meanwhile takes its parts and itself out of these lists (tly_chain_withdraw). */
     while (!tly_list_empty(&passed)) {
@@ -297,23 +330,11 @@ void tly_op_drain_stages(tally_comm *c)
         else if (tly_chain_out(c, p) != 0)
             tly_comm_fail(c, ENOMEM, "out of memory");
     }
-    while (!tly_list_empty(&over)) {
-        struct tally_op *op = tly_list_entry(tly_list_take(&over), struct tally_op, over);
-        uint8_t place = op->over_at;
-        if (op->lost_err) {
-            op->lost_at = c->loop.awake;
-            continue;
-        }
-        op->ended |= (uint8_t)(1u << place);
-        uint32_t left = op->away;
-        for (uint32_t i = 0; i < op->part_count; i++)
-            if (op->parts[i].stage == place)
-                left -= tly_chain_in(c, &op->parts[i]);
-        bool all = left == 0 && op->away > 0;
-        op->away = left;
-        if (all)
-            tly_op_settled(c, &op->parts[0]);
-    }
+    while ((op = tly_chain_next(over, STAGE_TENSOR)))
+        op->lost_at = c->loop.awake;
+    for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
+        while ((op = tly_chain_next(over, at)))
+            come_in(c, op, at);
 }
 
 /* A neighbour that has left may only have heard the verdict before us. */

@@ -12,6 +12,7 @@
 
 #include "base/event.h"
 #include "base/list.h"
+#include "comm/chain.h"
 #include "comm/kind.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -21,9 +22,6 @@
 struct epoch;
 struct part;
 struct peer;
-
-/* The places of stages, from the tensor outward (stage.h). */
-enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
 
 struct tally_op {
     atomic_int references; /* the caller's handle, the loop, the completion queue */
@@ -66,13 +64,14 @@ struct tally_op {
     bool team;                 /* the ranks of each machine push it together */
     bool entered;              /* ... and the engine has it */
     uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
-    bool begun;                /* these have begun it */
-    uint8_t voucher, over_at;  /* of these: the last that vouches, or 0; which is over with it */
+    bool begun, stopped;       /* these have begun it; no part goes on any more, and home sends a verdict */
+    uint8_t voucher;           /* of these: the last that vouches, or 0 */
     uint8_t ended;             /* of these: which the loop knows to be over with it, a bit for each place */
+    int16_t spoilt;            /* positive: a stage could not do a part, and home has yet to decide */
     uint32_t due, away;        /* parts that the voucher has yet to pass; that are not back at the tensor */
     void *own[STAGE_NET];      /* each stage's own */
-    struct tly_list over;      /* comm->over; inbox_lock, as the next two */
-    int lost_err;              /* of a stage that cannot go on; counts unless home soon says more */
+    struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox_lock, as the next two */
+    int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
     int64_t lost_at;   /* since when that is known; awake clock, 0: it is not */
     int64_t born;      /* awake clock */

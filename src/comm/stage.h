@@ -13,10 +13,14 @@
  * operation ends, since a service may ask for the input again or for the result as it has landed.  Before the team all parts
  * of an operation lie in one memory, each at its `place`, and so do their results: the whole machine works there.
  *
+ * An allgather has no stages: its parts move in memory when all first dimensions are known (tly_parts_gather), and do not
+ * all set out at once.
+ *
  * Failures: `begin` may fail.  A stage that `vouches` may also fail later on the way out: part 0 sets out once all other
  * parts are through it, so that this rank can take the operation back, and home tells all ranks.  A stage behind the team
- * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does.  A stage that fails on the way in
- * fails its own rank's operation, once all parts are through. */
+ * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does, unless this rank has taken the
+ * operation back meanwhile and home's verdict comes.  A stage that fails on the way in fails its own rank's operation, once
+ * all parts are through. */
 #ifndef TLY_COMM_STAGE_H
 #define TLY_COMM_STAGE_H
 
@@ -26,7 +30,8 @@
 #include "comm/part.h"
 
 struct stage {
-    const char *does; /* of a part that it has, for users: "is not summed on this machine yet" */
+    const char *
+        does; /* of a part that it has on the way out or back, for users: "is not summed on this machine yet" */
     bool vouches;
     /* In the submitting thread, names_lock held: has it a share in this operation?  The operation has its key and round, and
      * is submitted for certain: a stage may note in it, or of it, what it must know by now. */
@@ -36,11 +41,12 @@ struct stage {
     /* The part's input is there.  1: this stage is done with it; 0: it will be (tly_stage_passed); -ENOMEM: the communicator
      * fails. */
     int (*ready)(tally_comm *c, struct part *p);
-    /* The network has admitted what this stage has handed on.  Or NULL. */
+    /* The network has admitted what this stage has handed on, be it after a withdrawal.  Or NULL. */
     void (*admitted)(struct part *p);
     /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
     bool (*landed)(tally_comm *c, struct part *p);
-    /* When this returns, nobody is at the operation's buffers for this stage, and the stage says nothing more of its parts.
+    /* When this returns, nobody is at the operation's buffers for this stage, and the stage says nothing more of its parts
+     * (a team does, which is not heard).  No part comes any more, on either way.
      * over: the operation ends, and nobody needs the stage's memory either.  Else this rank takes it back, and what the
      * stage has handed on may still be read; over follows. */
     void (*withdraw)(tally_comm *c, struct tally_op *op, bool over);

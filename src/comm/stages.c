@@ -1,7 +1,7 @@
 /* stages.c - which stage is at which place of the chain.  To add a stage: its file, and its line here. */
 #include <errno.h>
 
-#include "comm/op.h"
+#include "comm/chain.h"
 #include "comm/stage.h"
 
 static const struct stage *stages[] = {[STAGE_DEVICE] = NULL,

@@ -19,6 +19,7 @@ struct job_item {
 /* The memory of an operation: a part's lies at its place. */
 struct work {
     uint8_t *out, *in; /* owned */
+    bool stopped;      /* no part comes any more */
     struct slot {
         uint8_t *landing;     /* where the result belongs */
         const uint8_t *input; /* as it came */
@@ -54,6 +55,8 @@ static struct slot *slot_of(const struct later *l, const struct part *p)
 static void go_out(struct later *l, struct part *p)
 {
     struct slot *s = slot_of(l, p);
+    if (!s->length)
+        return;
     if (l->narrows) {
         for (uint32_t i = 0; i < s->length / 8; i++)
             ((int32_t *)(void *)s->out)[i] = (int32_t)((const int64_t *)(const void *)s->input)[i];
@@ -86,15 +89,32 @@ static bool fails(atomic_int *request, const struct part *p)
     return wanted && atomic_compare_exchange_strong(request, &wanted, -1);
 }
 
+static bool may_do(const struct later *l, const struct job_item *item)
+{
+    int held = atomic_load(&l->held);
+    bool first = item->part->index == 0;
+    return held == LATER_NONE || (held != LATER_ALL && (item->back || first == (held == LATER_OTHERS)));
+}
+
+/* Any of those that may be done; l->count: none. */
+static size_t choose(const struct later *l, uint64_t *s)
+{
+    size_t start = l->count ? (size_t)(job_random(s) % l->count) : 0;
+    for (size_t i = 0; i < l->count; i++)
+        if (may_do(l, &l->items[(start + i) % l->count]))
+            return (start + i) % l->count;
+    return l->count;
+}
+
 static void *work(void *arg)
 {
     struct later *l = arg;
     uint64_t s = (uint64_t)getpid() + l->place;
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        while (!l->count || atomic_load(&l->held))
+        size_t i;
+        while ((i = choose(l, &s)) == l->count)
             pthread_cond_wait(&l->more, &l->lock);
-        size_t i = (size_t)(job_random(&s) % l->count);
         struct job_item item = l->items[i];
         l->items[i] = l->items[--l->count];
         l->busy = item.part->op;
@@ -138,18 +158,20 @@ static void add(struct later *l, struct part *p, bool back)
     pthread_mutex_unlock(&l->lock);
 }
 
-void later_hold(struct later *l, bool held)
+void later_hold(struct later *l, enum later_hold what)
 {
     pthread_mutex_lock(&l->lock);
-    atomic_store(&l->held, held);
+    atomic_store(&l->held, what);
     pthread_cond_signal(&l->more);
     pthread_mutex_unlock(&l->lock);
 }
 
 /* --- the stage ----------------------------------------------------------------------------------- */
 
-static bool suits(const struct tally_op *op)
+static bool suits(const struct later *l, const struct tally_op *op)
 {
+    if (op->kind == TALLY_ALLGATHER)
+        return atomic_load(&l->suits_gathers);
     return op->kind == TALLY_PUSH_PULL && op->dtype == TALLY_INT64 && !op->mark && op->bytes >= LATER_LEAST;
 }
 
@@ -166,7 +188,8 @@ static int begin(struct later *l, struct tally_op *op)
 static int ready(struct later *l, struct part *p)
 {
     struct work *w = p->op->own[l->place];
-    if (!p->length)
+    CHECK(!w->stopped);
+    if (!p->length && atomic_load(&l->held) != LATER_FIRST)
         return 1;
     w->slot[p->index] = (struct slot){p->landing, p->input, p->length, w->out + p->place, w->in + p->place};
     add(l, p, false);
@@ -175,6 +198,7 @@ static int ready(struct later *l, struct part *p)
 
 static bool landed(struct later *l, struct part *p)
 {
+    CHECK(!((struct work *)p->op->own[l->place])->stopped);
     if (!slot_of(l, p)->length)
         return true;
     add(l, p, true);
@@ -191,6 +215,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
         pthread_cond_wait(&l->idle, &l->lock);
     pthread_mutex_unlock(&l->lock);
     struct work *w = op->own[l->place];
+    w->stopped = true;
     if (!over)
         return;
     memset(w->out, 0x5a, op->bytes); /* whoever still reads it gets what is not there */
@@ -205,7 +230,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
 #define STAGE(name, later, may_vouch) \
     static bool name##_suits(tally_comm *c, struct tally_op *op) \
     { \
-        return suits(op); \
+        return suits(&(later), op); \
     } \
     static int name##_begin(tally_comm *c, struct tally_op *op) \
     { \

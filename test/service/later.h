@@ -1,5 +1,5 @@
 /* later.h - stages for tests (comm/stage.h): each works in a thread of its own, is done with parts in another order than
- * they came in, fails on request, and one of them halves what goes over the network. */
+ * they came in, waits and fails on request, and one of them halves what goes over the network. */
 #ifndef LATER_H
 #define LATER_H
 
@@ -10,12 +10,16 @@
 
 enum { LATER_LEAST = 1 << 14 }; /* bytes of a tensor from which on the stages suit: int64 push_pulls */
 
+/* What a stage leaves undone meanwhile: nothing, all, each first part on its way out, all others on their way out. */
+enum later_hold { LATER_NONE, LATER_ALL, LATER_FIRST, LATER_OTHERS };
+
 struct later {
     enum stage_place place;
     bool narrows; /* int64 to int32 on the way out; else a copy */
     /* requests; -1: none */
     atomic_int fail_begin, fail_out, fail_in; /* the n-th operation from now on; part of it */
-    atomic_bool held;                         /* nothing is done meanwhile */
+    atomic_int held;                          /* enum later_hold */
+    atomic_bool suits_gathers;                /* it would have parts of these, too */
     /* what it has done */
     atomic_int out, in, disordered, begun, ended, changed;
     /* its own */
@@ -23,7 +27,7 @@ struct later {
     pthread_cond_t more, idle;
     struct job_item *items;
     size_t count, room;
-    struct tally_op *busy; /* the thread is at this one's memory */
+    _Atomic(struct tally_op *) busy; /* the thread is at this one's memory */
     uint32_t last;
     bool started;
 };
@@ -33,6 +37,6 @@ extern struct later later_device, later_codec;
 
 /* In a rank, before it opens its communicator: put these in. */
 void later_use(bool device, bool codec);
-void later_hold(struct later *l, bool held);
+void later_hold(struct later *l, enum later_hold what);
 
 #endif

@@ -5,6 +5,10 @@
 #include <signal.h>
 #include <string.h>
 
+#include "base/loop.h"
+#include "comm/comm.h"
+#include "comm/op.h"
+#include "comm/part.h"
 #include "job.h"
 #include "later.h"
 
@@ -300,7 +304,7 @@ static int cancelled(int rank, void *arg)
         int who = round % (last + 1);
         bool held = round % 3 != 0;
         if (rank == who && held)
-            later_hold(&later_device, true);
+            later_hold(&later_device, LATER_ALL);
         int before = later_device.begun;
         tally_op *op = submit(c, "bad", spoiled, 0, 0);
         if (rank == who) {
@@ -314,7 +318,7 @@ static int cancelled(int rank, void *arg)
             CHECK_HOLDS(tally_op_error(op), "has cancelled it: a test");
         tally_op_free(op);
         if (rank == who)
-            later_hold(&later_device, false);
+            later_hold(&later_device, LATER_NONE);
         take_step(c, round);
     }
     return leave(c, b);
@@ -328,13 +332,13 @@ static int refused(int rank, void *arg)
         char name[16];
         snprintf(name, sizeof name, "bad%d", round);
         if (rank == 0 && round % 2)
-            later_hold(&later_device, true);
+            later_hold(&later_device, LATER_ALL);
         if (rank == 1)
             CHECK(tally_refuse(c, name, TALLY_PUSH_PULL, NULL, "no memory") == 0);
         else if (rank == 0 && round % 2)
             job_sleep_ms(2); /* they have the verdict */
         if (rank == 0)
-            later_hold(&later_device, false);
+            later_hold(&later_device, LATER_NONE);
         if (rank != 1)
             fail_one(c, name, "rank 1 refuses: no memory");
         take_step(c, round);
@@ -350,6 +354,135 @@ static void test_cancelled(void **state)
 static void test_refused(void **state)
 {
     run_all(refused);
+}
+
+/* Until the stage has done so many parts, or has no more that it may do. */
+static void await_work(atomic_int *done, int before, int parts)
+{
+    for (int i = 0; *done < before + parts && i < 20; i++)
+        job_sleep_ms(1);
+}
+
+/* While a rank's stage has its first part alone, and others are on their way through it, out and back. */
+static int cancelled_between(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    struct later *l = b->codec ? &later_codec : &later_device;
+    int size = tally_comm_size(c);
+    for (int round = 0; round < 3 * STEPS; round++) {
+        int who = round % size;
+        int begun = l->begun, out = l->out;
+        if (rank == who)
+            later_hold(l, LATER_FIRST);
+        tally_op *op = submit(c, "bad", spoiled, 0, 0);
+        if (rank == who) {
+            await_begun(l, begun + 1);
+            await_work(&l->out, out, round % 24);
+            CHECK(tally_op_cancel(op, "a test") == 0);
+        }
+        CHECK(tally_op_wait(op, -1) == -ECANCELED);
+        CHECK_HOLDS(tally_op_error(op), "has cancelled it: a test");
+        tally_op_free(op);
+        later_hold(l, LATER_NONE);
+        take_step(c, round);
+    }
+    return leave(c, b);
+}
+
+static void test_cancelled_between(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; i < 4; i++) {
+        struct job j = {.ranks = i / 2 ? 4 : 2, .main = cancelled_between, .machine = i / 2 ? pairs : NULL};
+        run(&j, b, true, i % 2);
+        end(&j);
+    }
+}
+
+/* The loop hears that the stage has failed when the operation has just been taken back. */
+static void fail_and_cancel(tally_comm *c, tally_op *op, int part)
+{
+    tly_loop_lock(&c->loop);
+    atomic_store(&later_codec.fail_out, part);
+    later_hold(&later_codec, LATER_NONE);
+    while (later_codec.fail_out >= 0 || later_codec.busy)
+        job_sleep_ms(1);
+    op->reason = strdup("a test");
+    tly_op_cancel(c, op);
+    tly_loop_unlock(&c->loop);
+    tly_loop_wake(&c->loop);
+}
+
+/* A stage fails behind a first part that has been sent, of an operation that its rank has taken back: as long as home can
+ * say so to all, the job goes on. */
+static int cancelled_and_failed(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    for (int round = 0; round < STEPS; round++) {
+        tally_op *op;
+        if (rank == 1) {
+            int out = later_codec.out;
+            later_hold(&later_codec, LATER_OTHERS);
+            op = submit(c, "bad", spoiled, 0, 0);
+            await_work(&later_codec.out, out, 1);
+            job_sleep_ms(round);
+            fail_and_cancel(c, op, 1 + round);
+            atomic_store(&b->stage, round + 1);
+        } else {
+            job_await(&b->stage, round + 1);
+            op = submit(c, "bad", spoiled, 0, 0);
+        }
+        int err = tally_op_wait(op, -1);
+        if (err != -ECANCELED)
+            fprintf(stderr, "%d: %s\n", err, tally_op_error(op));
+        CHECK(err == -ECANCELED);
+        CHECK_HOLDS(tally_op_error(op), "rank 1 has cancelled it: a test");
+        tally_op_free(op);
+        take_step(c, round);
+    }
+    return leave(c, b);
+}
+
+static bool all_have_begun(tally_comm *c, const tally_op *op)
+{
+    tly_loop_lock(&c->loop);
+    bool begun = op->parts && op->parts[0].state == PART_LANDED;
+    tly_loop_unlock(&c->loop);
+    return begun;
+}
+
+/* ... but if all had begun it, they wait for what does not come. */
+static int cancelled_too_late(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    const char *why;
+    if (rank == 1)
+        later_hold(&later_codec, LATER_OTHERS);
+    tally_op *op = submit(c, "bad", spoiled, 0, 0);
+    if (rank == 1) {
+        while (!all_have_begun(c, op))
+            job_sleep_ms(1);
+        fail_and_cancel(c, op, 1);
+    }
+    CHECK(tally_op_wait(op, -1) < 0);
+    tally_op_free(op);
+    CHECK(tally_comm_status(c, &why) != 0);
+    CHECK_HOLDS(why, "'bad': the stage fails on request");
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_cancelled_and_failed(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (int i = 0; i < 2; i++) {
+        struct job j = {.ranks = 2, .main = i ? cancelled_too_late : cancelled_and_failed};
+        run(&j, b, false, true);
+        end(&j);
+    }
 }
 
 /* A stage behind a team has failed: the others of the team have pushed what they were to, and the job ends. */
@@ -382,6 +515,44 @@ static void test_stage_behind_a_team_fails(void **state)
     end(&j);
 }
 
+/* --- what has no stages -------------------------------------------------------------------------- */
+
+/* The parts of an allgather move: it has no stages, whatever these would like. */
+static int gathers(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = join(b);
+    static int64_t x[2 * COUNT];
+    atomic_store(&later_device.suits_gathers, true);
+    atomic_store(&later_codec.suits_gathers, true);
+    for (int step = 0; step < STEPS; step++) {
+        tally_op *op;
+        const void *data;
+        const int64_t *counts;
+        size_t bytes;
+        for (int i = 0; i < 2 * COUNT; i++)
+            x[i] = value(rank, step, 0, i);
+        CHECK(tally_allgather(c, "g", x, (size_t)(rank + 1) * COUNT / 2, TALLY_INT64, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        CHECK(tally_op_gathered(op, &data, &bytes, &counts) == 0);
+        const int64_t *all = data;
+        for (int r = 0; r < tally_comm_size(c); r++)
+            for (int i = 0; i < (r + 1) * COUNT / 2; i++)
+                CHECK(*all++ == value(r, step, 0, i));
+        tally_op_free(op);
+        take_step(c, step);
+    }
+    return leave(c, b);
+}
+
+static void test_gathers(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = 4, .main = gathers, .machine = pairs};
+    run(&j, b, true, true);
+    end(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -392,7 +563,10 @@ int main(void)
         cmocka_unit_test(test_stage_fails_inward),
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_cancelled_between),
+        cmocka_unit_test(test_cancelled_and_failed),
         cmocka_unit_test(test_stage_behind_a_team_fails),
+        cmocka_unit_test(test_gathers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
