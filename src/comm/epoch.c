@@ -16,18 +16,9 @@
 #include "join/roster.h"
 #include "sched/sched.h"
 
-static uint64_t mix(uint64_t x)
-{
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdull;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ull;
-    return x ^ x >> 33;
-}
-
 uint64_t tly_epoch_round(uint64_t key, uint32_t round)
 {
-    return mix(key ^ mix(round + 1));
+    return tly_map_mix(key ^ tly_map_mix(round + 1));
 }
 
 void tly_epoch_unref(struct epoch *e)
@@ -101,7 +92,7 @@ struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round)
 
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part)
 {
-    return (uint16_t)(mix(key + part) % (unsigned)c->machines);
+    return (uint16_t)(tly_map_mix(key + part) % (unsigned)c->machines);
 }
 
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt)

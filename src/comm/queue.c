@@ -22,16 +22,13 @@
 #include "wire/frame.h"
 #include "wire/pack.h"
 
-/* The least that a service counts for a part. */
-enum { LEAST_BYTES = 256 };
-
 /* The window counts a part's bytes, whichever way they go.  The credit counts what is handed to the card, and a request or
  * an offer brings nothing. */
 static void measure(struct part *p)
 {
     bool brings = p->input && !p->offer;
-    p->task.bytes = p->length < LEAST_BYTES ? LEAST_BYTES : p->length;
-    p->task.charge = brings ? p->task.bytes : LEAST_BYTES;
+    p->task.bytes = tly_charge(p->length);
+    p->task.charge = brings ? p->task.bytes : TLY_LEAST_CHARGE;
 }
 
 /* The core starts it. */

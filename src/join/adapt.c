@@ -18,7 +18,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "join/adapt.h"
 #include "join/internal.h"
+#include "join/start.h"
 
 enum {
     WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */

@@ -11,7 +11,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "join/adapt.h"
+#include "join/change.h"
 #include "join/internal.h"
+#include "join/start.h"
 
 enum {
     MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */

@@ -18,7 +18,10 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "join/adapt.h"
+#include "join/change.h"
 #include "join/internal.h"
+#include "join/start.h"
 #include "transport/address.h"
 
 /* CONNECT_S: longer than members take to find out themselves what they cannot reach. */

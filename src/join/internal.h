@@ -12,7 +12,8 @@
  *   join.c         tally_join()
  *   coordinator.c  what members say, and time
  *
- * Something that is due when one of them has changed the state is done by coordinator.c, which looks after each event. */
+ * What is due when one of them has changed the state is done by coordinator.c, which looks after each event.  start.h,
+ * adapt.h and change.h have what the files offer, but for tell.c and join.c. */
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
@@ -187,100 +188,5 @@ void tly_coordinator_name(const struct member *m, char *out, size_t len);
 int tly_join_heard(struct member *m, struct tly_reader *r, const char **why);
 /* Have all ranks joined, or has one left that will not? */
 void tly_join_look(struct tly_coordinator *c);
-
-/* --- judge.c ------------------------------------------------------------------------------------- */
-
-/* A rank's COMPLAIN: it cannot reach a service, or cannot go on. */
-void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r);
-/* Put out each tallyd whose time is up, and fail the job if a complaint's is. */
-void tly_judge_tick(struct tly_coordinator *c);
-/* A tallyd that is silent to us, whether or not anything waits for it. */
-bool tly_judge_is_silent(const struct member *m, char *why, size_t len);
-
-/* --- start.c ------------------------------------------------------------------------------------- */
-
-/* All are here: ranks find out who shares a machine. */
-void tly_start_prove(struct tly_coordinator *c);
-/* They have: measure the cards that nobody knows, or INVITE at once. */
-void tly_start_survey(struct tly_coordinator *c);
-/* MEASURING: does anybody still owe an answer? */
-bool tly_start_awaits(const struct tly_coordinator *c);
-void tly_start_go_on_measuring(struct tly_coordinator *c);
-void tly_start_measured(struct member *m, const struct tly_measure *x);
-/* A member's service into a roster's place. */
-void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
-                   const struct tly_member_info *m);
-/* Name the address at which others reach it; -EINVAL: they cannot (tly_error()). */
-int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index);
-bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r);
-/* Parts as long as suits the cards that carry most, by the roster's weights.  True: they are of another size than they
- * were; a little is none. */
-bool tly_start_fit_parts(const struct tly_coordinator *c, struct tly_roster *r);
-/* Is there traffic between machines? */
-bool tly_start_crosses_cards(const struct tly_roster *r);
-
-/* --- adapt.c -------------------------------------------------------------------------------------- */
-
-/* An epoch holds. */
-void tly_adapt_begin(struct tly_coordinator *c);
-/* Into the roster, before it is split: what is known of cards and services by now. */
-void tly_adapt_apply(struct tly_coordinator *c);
-/* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
-void tly_adapt_heard(struct member *m, struct tly_reader *r);
-void tly_adapt_tick(struct tly_coordinator *c);
-void tly_adapt_finish(struct tly_coordinator *c);
-/* What this service's card carries, bit/s; 0: nothing was seen of it, or the figure is a guess. */
-uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t service);
-/* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
- * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11". */
-void tly_adapt_time(char out[16]);
-void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len);
-void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out);
-void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len);
-/* A card that carries more or less than was said by this fraction is news. */
-#define TLY_ADAPT_NEWS .15
-/* What each card is seen to carry; the caller frees it.  Count 0: nothing is known, or memory lacks. */
-void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out);
-/* Does some card carry more or less than all members were told, by TLY_ADAPT_MOVED?  From then on that is told. */
-bool tly_adapt_moved(struct tly_coordinator *c);
-#define TLY_ADAPT_MOVED .05
-
-/* --- slow.c --------------------------------------------------------------------------------------- */
-
-/* A rank's report of its steps.  One that cannot be is dropped. */
-void tly_slow_heard(struct member *m, struct tly_reader *r);
-/* Judge by what has come, and tell all members and the log if that is news. */
-void tly_slow_tick(struct tly_coordinator *c);
-/* Another epoch holds. */
-void tly_slow_forget(struct tly_coordinator *c);
-
-/* --- setback.c ----------------------------------------------------------------------------------- */
-
-/* A rank cannot reach this tallyd: its machine waits before it is invited again, longer each time.  True if that is news:
- * it was not the same rank and reason the last time. */
-bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const char *why);
-/* Whether this tallyd may be invited now. */
-bool tly_setback_is_over(const struct tly_coordinator *c, const struct member *m);
-/* All ranks have reached it. */
-void tly_setback_forget(struct tly_coordinator *c, const struct member *m);
-
-/* --- change.c ------------------------------------------------------------------------------------ */
-
-/* Is it a rank that has not left? */
-bool tly_change_concerns(const struct member *m);
-/* INVITING: all ranks are connected, and some tallyd are out: the first epoch that anybody works in has none of them. */
-void tly_change_start_without(struct tly_coordinator *c);
-/* RUNNING: whatever step of a change is due. */
-void tly_change_go_on(struct tly_coordinator *c);
-/* A rank's answer to INVITE or PREPARE; -EPROTO (*why). */
-int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const char **why);
-/* A tallyd is out: the job goes on without it. */
-void tly_change_evict(struct member *m, const char *why);
-/* NULL: it has no place in the roster. */
-struct member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t incarnation);
-/* A member has come of a job that runs, and whose coordinator has died; -EPROTO (*why). */
-int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why);
-/* The services of such a job that have not come back in time are out. */
-void tly_change_miss_services(struct tly_coordinator *c);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "join/change.h"
 #include "join/internal.h"
 
 enum {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "join/change.h"
 #include "join/internal.h"
 
 enum {

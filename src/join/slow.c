@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "join/adapt.h"
 #include "join/internal.h"
 
 enum { REPEAT_S = 60, MOST_REPEAT_S = 1 << 20 };

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "join/internal.h"
+#include "join/start.h"
 #include "plan/plan.h"
 #include "topo/card.h"
 #include "transport/address.h"

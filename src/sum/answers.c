@@ -8,7 +8,16 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/heap.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "trace/trace.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
 
 /* Seconds for which a verdict can be fetched again; longer than the 5 s after which a silent service counts as dead. */
 enum { VERDICT_S = 8 };

@@ -2,7 +2,17 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "base/list.h"
 #include "sum/internal.h"
+#include "sum/job.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/service.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "transport/transport.h"
 
 void tly_facts_add_bytes(struct tly_service_facts *f, const struct session *p)
 {

@@ -8,7 +8,20 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "join/measure.h"
+#include "reduce/reduce.h"
 #include "sum/internal.h"
+#include "sum/job.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/service.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "trace/trace.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
 
 /* May ranks of this group do what the frame says? */
 static bool fits_group(const struct tly_kind *k, const struct tly_frame *f, const struct members *who)

@@ -17,11 +17,20 @@
 #include <string.h>
 #include <sys/sysinfo.h>
 
+#include "base/check.h"
 #include "base/error.h"
+#include "base/list.h"
 #include "base/thread.h"
 #include "join/place.h"
+#include "sum/crew.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/quota.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 #include "topo/topo.h"
+#include "transport/transport.h"
 
 /* --- the job of a peer --------------------------------------------------------------------------- */
 

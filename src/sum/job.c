@@ -14,11 +14,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/event.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "join/place.h"
+#include "sum/crew.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/quota.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "trace/trace.h"
+#include "transport/transport.h"
 
 enum {
     FRAGMENT = 128 << 10,

@@ -12,7 +12,13 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 
 /* The rank had not submitted it, and will not. */
 static bool sits_out(const struct tly_job *job, const struct round *r, uint32_t rank)

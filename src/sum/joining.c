@@ -8,7 +8,15 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "transport/outbox.h"
 #include "wire/pack.h"
 
 enum { MOST_ROUNDS = 1 << 20 }; /* tensors in one rank's word */

@@ -7,7 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 #include "wire/pack.h"
 
 /* How much one rank may have the service remember: numbers of groups on one connection; and, for as long as the job lives,

@@ -6,7 +6,15 @@
  *
  * A push from a process of this machine may come as a loan instead: the sum reads it where it lies, and holds it
  * meanwhile.  It ends with its connection. */
+#include "base/list.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/quota.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "transport/transport.h"
 
 /* --- slots --------------------------------------------------------------------------------------- */
 

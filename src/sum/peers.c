@@ -9,8 +9,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/event.h"
+#include "base/heap.h"
+#include "base/list.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
 
 enum { MOST_WATCHERS = 64 }; /* at a time */
 

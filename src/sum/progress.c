@@ -6,7 +6,15 @@
  * does is the kind's business (kind.h): here are the conditions, the memory and the order.
  *
  * A step leads to answers (answers.c); the last one ends the round's need for its inputs. */
+#include "base/list.h"
+#include "sum/crew.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "trace/trace.h"
 
 enum {
     WORTH_A_THREAD = 512 << 10, /* bytes of input; less is summed sooner than handed over */

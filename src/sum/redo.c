@@ -11,7 +11,16 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/list.h"
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "transport/outbox.h"
 
 void tly_redo_detach(struct session *p)
 {

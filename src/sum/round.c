@@ -5,7 +5,18 @@
  * mean what the first one means, kept as an offer if it brings no data yet, and else lands in memory of the pool or stays
  * on loan.  Ranks may take their pushes back until the sum has all of them; the round goes with the last, or when all
  * ranks have confirmed the answer (answers.c).  What becomes of the pushes meanwhile is in progress.c. */
+#include "sum/round.h"
+#include "base/list.h"
+#include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "trace/trace.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
 
 /* --- opening ------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,11 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "sum/house.h"
 #include "sum/internal.h"
+#include "sum/job.h"
+#include "sum/kind.h"
+#include "sum/session.h"
 
 struct tly_service {
     struct tly_house *house; /* owned */

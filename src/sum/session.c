@@ -1,5 +1,8 @@
 /* session.c - what a rank is told over its session: control frames, and the counts that ride in every header. */
-#include "sum/internal.h"
+#include "sum/session.h"
+#include "sum/round.h"
+#include "transport/outbox.h"
+#include "transport/transport.h"
 
 int tly_session_post(struct session *p, const struct tly_frame *f, const void *data, size_t len,
                      struct round *verdict)

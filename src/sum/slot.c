@@ -11,7 +11,13 @@
  *
  * Two counts follow from the states, and are kept here: job->dropped_slots, and session->lacking, the slots that wait for a
  * push of the session's rank. */
+#include "sum/slot.h"
+#include "base/check.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
 
 #define BIT(state) (1u << (state))
 

@@ -5,22 +5,25 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/check.h"
+#include "base/heap.h"
+#include "base/list.h"
+#include "base/map.h"
 #include "sum/internal.h"
-
-static uint64_t mix(uint64_t x)
-{
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdull;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53ull;
-    return x ^ x >> 33;
-}
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/quota.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "transport/transport.h"
 
 static uint64_t round_id(const struct tly_frame *f)
 {
     /* A key belongs to one group already.  Only parts between two ranks may have the same number for several pairs. */
     uint32_t pair = f->group & TLY_PAIR ? f->group : 0;
-    return mix(f->key ^ mix((uint64_t)f->part << 32 | f->round) ^ mix(~(uint64_t)pair));
+    return tly_map_mix(
+        f->key ^ tly_map_mix((uint64_t)f->part << 32 | f->round) ^ tly_map_mix(~(uint64_t)pair));
 }
 
 static bool same_pair(const struct tly_frame *a, const struct tly_frame *b)

@@ -12,9 +12,17 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
 #include "sum/words.h"
+#include "transport/outbox.h"
 
 enum { WAIT_FOR_TEXTS_MS = 1000 };
 

@@ -11,6 +11,11 @@
  * burdens its rank until it is confirmed.  Past most_owed the window stays shut; past most_opened the rank may open no
  * round. */
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 
 bool tly_window_crowded(const struct session *p)
 {

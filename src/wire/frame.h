@@ -157,6 +157,13 @@ bool tly_frame_goes(int type, enum tly_frame_way way);
 uint32_t tly_frame_most(int type); /* bytes of the payload */
 const char *tly_frame_type_name(int type);
 
+/* The least that a push costs its rank's window, for bookkeeping takes memory too. */
+enum { TLY_LEAST_CHARGE = 256 };
+static inline uint32_t tly_charge(uint32_t length)
+{
+    return length < TLY_LEAST_CHARGE ? TLY_LEAST_CHARGE : length;
+}
+
 /* A cumulative count from its last 32 bits: the nearest value to `before`. */
 static inline uint64_t tly_count_extend(uint64_t before, uint32_t wire)
 {

@@ -106,7 +106,7 @@ def test_table_has_no_cycles():
     assert cycle(the_table()) is None
 
 
-# --- the files of src/comm ---
+# --- the files of a folder ---
 
 MOST_HEADER_LINES = 250
 
@@ -128,10 +128,10 @@ def names_of(header):
     return found - {""}
 
 
-def unused(name, text, headers):
-    """Headers of src/comm that the file includes and uses nothing of."""
+def unused(name, text, headers, folder="comm"):
+    """Headers of its folder that the file includes and uses nothing of."""
     words = set(re.findall(r"\b\w+\b", re.sub(r"^\s*#\s*include.*$", "", COMMENT.sub("", text), flags=re.MULTILINE)))
-    included = re.findall(r'#include "comm/(\w+\.h)"', text)
+    included = re.findall(rf'#include "{folder}/(\w+\.h)"', text)
     return [f"{name}: {header}" for header in included if not words & names_of(headers[header])]
 
 
@@ -140,8 +140,8 @@ def changes_state(text):
     return bool(re.search(r"(->|[\w\])]\.)state\s*(\|\||[-+*/|&^]|<<|>>)?=(?!=)", COMMENT.sub("", text)))
 
 
-def headers_of_comm():
-    return {path.name: path.read_text(encoding="utf-8") for path in files("src/comm/*.h")}
+def headers_of(folder):
+    return {path.name: path.read_text(encoding="utf-8") for path in files(f"src/{folder}/*.h")}
 
 
 def test_files_of_comm_use_those_before_them():
@@ -152,10 +152,10 @@ def test_files_of_comm_use_those_before_them():
     assert [f"{name} uses {other}" for name in order for other in graph[name] if place[other] > place[name]] == []
 
 
-def test_files_of_comm_include_only_what_they_use():
-    headers = headers_of_comm()
-    found = [line for name, text in sources_of("comm").items() for line in unused(name, text, headers)]
-    assert found == []
+@pytest.mark.parametrize("folder", ["comm", "join", "sched", "sum"])
+def test_files_include_only_what_they_use(folder):
+    headers = headers_of(folder)
+    assert [line for name, text in sources_of(folder).items() for line in unused(name, text, headers, folder)] == []
 
 
 def test_parts_change_their_state_in_one_function():
@@ -163,9 +163,14 @@ def test_parts_change_their_state_in_one_function():
     assert changes == ["part.c"]
 
 
-def test_headers_of_comm_say_who_owns_what_and_are_short():
-    for name, text in headers_of_comm().items():
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_headers_are_short(folder):
+    for name, text in headers_of(folder).items():
         assert len(text.splitlines()) <= MOST_HEADER_LINES, name
+
+
+def test_headers_of_comm_say_who_owns_what():
+    for name, text in headers_of("comm").items():
         opening = text.split("*/")[0]
         assert re.search(r"[Oo]wne|lock|[Tt]hread|Pure functions", opening), name
 

@@ -7,6 +7,9 @@
 #include "job.h"
 #include "raw.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/round.h"
+#include "sum/verdict.h"
 
 #include <cmocka.h>
 

@@ -5,6 +5,12 @@
 #include <string.h>
 
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "tally/tally.h"
 
 static const char *check(const struct tly_frame *f, const struct members *who)
 {

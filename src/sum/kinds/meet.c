@@ -2,7 +2,8 @@
  * reduce-scatter. */
 #include <stddef.h>
 
-#include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
 
 static const char *check(const struct tly_frame *f, const struct members *who)
 {

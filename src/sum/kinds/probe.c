@@ -6,7 +6,14 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/list.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "tally/tally.h"
 
 static const char *check(const struct tly_frame *f, const struct members *who)
 {

@@ -6,6 +6,11 @@
 #include <string.h>
 
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 
 static uint32_t length(const struct tly_frame *f, const struct members *who, uint32_t rank)
 {

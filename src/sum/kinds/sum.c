@@ -5,7 +5,13 @@
  * crew may share them. */
 #include <stddef.h>
 
+#include "reduce/reduce.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
 
 static const char *check(const struct tly_frame *f, const struct members *who)
 {

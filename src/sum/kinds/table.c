@@ -6,6 +6,13 @@
 
 #include "base/error.h"
 #include "sum/internal.h"
+#include "sum/kind.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "tally/tally.h"
 
 static const char *check(const struct tly_frame *f, const struct members *who)
 {
