@@ -251,7 +251,7 @@ static void add(struct part p)
 static void add_all(uint64_t bytes, uint32_t most, int active, struct tly_dealer *d, int from, int to)
 {
     struct tly_stretch s = {.bytes = bytes};
-    credit = 2ull * (unsigned)active * tly_plan_largest_part(&s, most, active);
+    credit = tly_plan_credit(active, tly_plan_largest_part(&s, most, active));
     for (uint64_t done = 0; done < bytes; done += parts[count - 1].bytes) {
         uint32_t length = tly_plan_part(&s, done, most, active);
         add((struct part){.service = tly_dealer_next(d, length), .bytes = length, .from = from, .to = to});
@@ -273,7 +273,7 @@ static void all_reduce(uint64_t bytes, uint32_t most)
     struct tly_stretch s = {.bytes = bytes};
     tly_plan_weights(n, k, weight);
     int active = count_active(weight);
-    tly_plan_late(n, n + k, weight, bytes, 2ull * (unsigned)active * tly_plan_largest_part(&s, most, active),
+    tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, tly_plan_largest_part(&s, most, active)),
                   late);
     tly_dealer_init(&d, n, n + k, late);
     add_all(bytes, most, active, &d, ALL, ALL);
@@ -322,7 +322,7 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
     if (tly_relay_init(&relay, n + k, machines(), each) != 0)
         must(NULL);
     tly_plan_weights(n, k, weight);
-    credit = 2ull * (unsigned)count_active(weight) * most;
+    credit = tly_plan_credit(count_active(weight), most);
     most = tly_plan_largest_part(&whole, most, n);
     ahead = gathers ? ROWS_AHEAD * (uint32_t)n : 0;
     for (uint64_t at = 0; at < piece; at += most)
@@ -346,7 +346,7 @@ static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
     uint32_t weight[MOST];
     tly_plan_weights(n, k, weight);
     struct tly_stretch whole = {.bytes = piece * (unsigned)n};
-    credit = 2ull * (unsigned)count_active(weight) * most;
+    credit = tly_plan_credit(count_active(weight), most);
     most = tly_plan_largest_part(&whole, most, 1);
     for (uint64_t at = 0; at < piece; at += most)
         for (int turn = 1; turn < n; turn++)

@@ -13,3 +13,13 @@ const char *tly_bytes_text(uint64_t bytes, char text[TLY_BYTES_TEXT])
     snprintf(text, TLY_BYTES_TEXT, "%.3g %s", x, units[unit]);
     return text;
 }
+
+size_t tly_text_append_range(char *out, size_t len, size_t at, uint32_t first, uint32_t last)
+{
+    const char *comma = at ? ", " : "";
+    if (at + 32 >= len)
+        return at;
+    if (last > first)
+        return at + (size_t)snprintf(out + at, len - at, "%s%u-%u", comma, first, last);
+    return at + (size_t)snprintf(out + at, len - at, "%s%u", comma, first);
+}

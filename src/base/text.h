@@ -2,11 +2,16 @@
 #ifndef TLY_TEXT_H
 #define TLY_TEXT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum { TLY_BYTES_TEXT = 16 };
 
 /* "0 B", "12.5 KB", "3 GB": three digits, powers of 1000.  Returns `text`. */
 const char *tly_bytes_text(uint64_t bytes, char text[TLY_BYTES_TEXT]);
+
+/* Append the numbers from first to last to a list of numbers: "0-3, 7".  Returns where the text ends.  A list that hardly
+ * has room is not continued. */
+size_t tly_text_append_range(char *out, size_t len, size_t at, uint32_t first, uint32_t last);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/text.h"
 
@@ -27,8 +28,22 @@ static void test_bytes(void **state)
     says(UINT64_MAX, "18.4 EB");
 }
 
+static void test_ranges(void **state)
+{
+    char text[60] = "";
+    size_t at = tly_text_append_range(text, sizeof text, 0, 3, 3);
+    at = tly_text_append_range(text, sizeof text, at, 5, 7);
+    at = tly_text_append_range(text, sizeof text, at, 4000, 4095);
+    assert_string_equal(text, "3, 5-7, 4000-4095");
+    assert_int_equal(at, 17);
+    for (int i = 0; i < 10; i++)
+        at = tly_text_append_range(text, sizeof text, at, 4000, 4095);
+    assert_int_equal(at, strlen(text));
+    assert_string_equal(text, "3, 5-7, 4000-4095, 4000-4095");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_ranges)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/map.h"
+#include "base/text.h"
 #include "comm/comm.h"
 #include "comm/group.h"
 #include "comm/peer.h"
@@ -165,14 +166,11 @@ void tly_group_text(const struct tally_group *g, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
-    for (int i = 0; i < g->size && at + 32 < len; i++) {
+    for (int i = 0; i < g->size; i++) {
         int end = i;
         while (end + 1 < g->size && g->ranks[end + 1] == g->ranks[end] + 1)
             end++;
-        at +=
-            (size_t)(end > i
-                         ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", g->ranks[i], g->ranks[end])
-                         : snprintf(out + at, len - at, "%s%u", at ? ", " : "", g->ranks[i]));
+        at = tly_text_append_range(out, len, at, g->ranks[i], g->ranks[end]);
         i = end;
     }
 }

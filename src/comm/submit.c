@@ -282,8 +282,6 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     char made[96];
     const char *name = r->name;
     bool message = tly_kind_is_message(r->kind);
-    static const char *const kinds[] = {"?",      "push_pull",      "broadcast", "allgather", "barrier",
-                                        "reduce", "reduce_scatter", "alltoall",  "gather",    "scatter"};
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
@@ -299,7 +297,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         name = made;
     } else if (!name) {
         number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-        name = make_name(made + sizeof made, ordered ? NULL : kinds[r->kind], *number + 1);
+        name = make_name(made + sizeof made, ordered ? NULL : tly_tensor_kind(r->kind), *number + 1);
     }
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)

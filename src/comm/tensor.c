@@ -97,16 +97,16 @@ void tly_tensor_destroy(struct tensor *t)
     free(t);
 }
 
-/* Two parts a service, unless told; of a list's own, where they are shorter, but never less than four full ones, which
+/* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
 static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e, int active)
 {
-    uint64_t bytes = s->before + s->bytes + s->behind, all = 2ull * (unsigned)active * e->part_bytes;
+    uint64_t bytes = s->before + s->bytes + s->behind, all = tly_plan_credit(active, e->part_bytes);
     if (c->params.credit_bytes)
         return c->params.credit_bytes;
     if (bytes < 2 * all)
         return all;
-    uint64_t suits = 2ull * (unsigned)active * tly_plan_largest_part(s, e->part_bytes, active);
+    uint64_t suits = tly_plan_credit(active, tly_plan_largest_part(s, e->part_bytes, active));
     uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
     return suits > least ? suits : least;
 }
@@ -155,7 +155,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
     /* Not credit(): of that a rank may have its own. */
-    uint64_t under_way = 2ull * (unsigned)e->sharing * tly_plan_largest_part(&s, e->part_bytes, e->sharing);
+    uint64_t under_way = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
     tly_plan_late(c->machines, e->services, e->weight, s.behind, under_way, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
@@ -366,6 +366,11 @@ uint64_t tly_spec_hash(const struct tally_op *op)
 void tally_name_calls(const char *const *names)
 {
     atomic_store_explicit(&given_names, names, memory_order_release);
+}
+
+const char *tly_tensor_kind(uint8_t kind)
+{
+    return functions[kind] + strlen("tally_");
 }
 
 /* What the caller calls an operation.  even: all ranks of an allgather give as much. */

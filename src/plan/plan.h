@@ -121,6 +121,13 @@ struct tly_stretch {
  * behind what is pushed, and so long is the time that nothing makes good. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
 
+/* The credit of a rank, unless the user has set it: two parts for each active service.  One is on its way while the other
+ * one is summed. */
+static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
+{
+    return 2 * (uint64_t)active * part_bytes;
+}
+
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
  * over so many active services.  Parts are small at both ends of a list, an eighth of `most` or a little more, and
  * grow with the distance from them, so that the first results come early, the last parts do not keep anybody

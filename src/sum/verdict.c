@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "sum/internal.h"
 #include "sum/kind.h"
 #include "sum/members.h"
@@ -52,9 +53,7 @@ static uint32_t ranks_text(
         while (end + 1 < job->ranks && is(job, r, end + 1, text))
             end++;
         count += end - i + 1;
-        if (at + 32 < len)
-            at += (size_t)(end > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, end)
-                                   : snprintf(out + at, len - at, "%s%u", at ? ", " : "", i));
+        at = tly_text_append_range(out, len, at, i, end);
         i = end;
     }
     return count;
