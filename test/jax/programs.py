@@ -16,6 +16,7 @@ import numpy as np
 if __name__ == "__main__":
     # Not under pytest, which asks for the names alone.
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+    from reference import tree
 
 TYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64",
          "complex64", "complex128")
@@ -63,14 +64,6 @@ def make(dtype, rank, shape, seed=0):
         import ml_dtypes
         dtype = ml_dtypes.bfloat16
     return random.standard_normal(shape).astype(dtype)
-
-
-def tree(inputs, combine):
-    """T(0, n): T(lo, lo + m) and T(lo + m, hi), m the largest power of two below hi - lo."""
-    if len(inputs) == 1:
-        return inputs[0]
-    m = 1 << ((len(inputs) - 1).bit_length() - 1)
-    return combine(tree(inputs[:m], combine), tree(inputs[m:], combine))
 
 
 def add(a, b):

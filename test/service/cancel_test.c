@@ -23,44 +23,6 @@ struct board {
     int services; /* once one has died */
 };
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
-static unsigned long long bytes_in_use(tally_comm *c)
-{
-    char *json;
-    unsigned long long sum = 0, v;
-    CHECK(tally_comm_report(c, 60000, &json) == 0);
-    for (const char *at = json; (at = strstr(at, "\"bytes_in_use\": ")); at++)
-        if (sscanf(at + 16, "%llu", &v) == 1)
-            sum += v;
-    free(json);
-    return sum;
-}
-
-static void barrier(tally_comm *c)
-{
-    tally_op *op;
-    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
-    tally_op_free(op);
-}
-
-static void leave(tally_comm *c)
-{
-    barrier(c);
-    for (int i = 0; bytes_in_use(c); i++) {
-        CHECK(i < 2000);
-        job_sleep_ms(5);
-    }
-    barrier(c); /* or somebody goes on and pushes while others still look */
-    CHECK(tally_comm_status(c, NULL) == 0);
-    CHECK(tally_comm_close(c) == 0);
-}
-
 static void fails(tally_op *op, const char *why)
 {
     CHECK(tally_op_wait(op, -1) == -ECANCELED);
@@ -124,13 +86,6 @@ static tally_op *submit(tally_comm *c, int kind, float *x, float *y, size_t coun
     return op;
 }
 
-static void run_job(struct job *j)
-{
-    job_start(j);
-    job_finish(j);
-    job_clear(j);
-}
-
 /* Wherever the ranks are; `settings` for all. */
 static void run_everywhere(int (*main)(int rank, void *arg))
 {
@@ -143,7 +98,7 @@ static void run_everywhere(int (*main)(int rank, void *arg))
         jobs[i].ranks = RANKS;
         jobs[i].main = main;
         jobs[i].arg = job_shared(sizeof(struct board));
-        run_job(&jobs[i]);
+        job_run(&jobs[i]);
     }
 }
 
@@ -189,7 +144,7 @@ static void come_late(struct board *b, tally_comm *c, tally_group *g, int others
 static int late(int rank, void *arg)
 {
     static const int three[] = {LAST, 0, 1};
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_group *g;
     int stage = 0;
     come_late(arg, c, NULL, RANKS - 1, &stage);
@@ -197,7 +152,7 @@ static int late(int rank, void *arg)
         CHECK(tally_group_create(c, "three", three, 3, &g) == 0);
         come_late(arg, c, g, 2, &stage);
     }
-    leave(c);
+    job_leave(c);
     return 0;
 }
 
@@ -213,7 +168,7 @@ static int race(int rank, void *arg)
 {
     static const size_t counts[] = {2, 900, 20000, MOST};
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     uint64_t seed = 99 + (uint64_t)rank;
     float *x = malloc(MOST * sizeof *x);
     void *pool;
@@ -237,12 +192,12 @@ static int race(int rank, void *arg)
         fill(at, count, -1);
         atomic_store(&b->outcome[i][rank], err);
     }
-    barrier(c);
+    job_barrier(c);
     for (int i = 0; i < RACES; i++)
         CHECK(atomic_load(&b->outcome[i][rank]) == atomic_load(&b->outcome[i][0]));
     CHECK(tally_free(pool) == 0);
     free(x);
-    leave(c);
+    job_leave(c);
     return 0;
 }
 
@@ -270,7 +225,7 @@ static void submit_many(tally_comm *c, float *x[], tally_op *op[])
 static int many(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     float *x[MANY];
     tally_op *op[MANY];
     for (int i = 0; i < MANY; i++)
@@ -299,7 +254,7 @@ static int many(int rank, void *arg)
         tally_op_free(op[i]);
         free(x[i]);
     }
-    leave(c);
+    job_leave(c);
     return 0;
 }
 
@@ -346,7 +301,7 @@ static void test_service_dies(void **state)
 static int messages(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     float *x = malloc(MOST * sizeof *x);
     tally_op *op;
     CHECK(x);
@@ -371,25 +326,25 @@ static int messages(int rank, void *arg)
         if (rank == first)
             atomic_fetch_add(&b->stage, 1);
     }
-    barrier(c);
+    job_barrier(c);
     if (rank == 1) {
         CHECK(tally_probe(c, 9, NULL, &op) == 0);
         CHECK(tally_op_cancel(op, "nobody comes") == 0);
         fails(op, "nobody comes");
         CHECK(tally_probe(c, 9, NULL, &op) == 0);
-        barrier(c);
+        job_barrier(c);
         CHECK(tally_op_wait(op, -1) == 0 && tally_op_source(op) == 0);
         tally_op_free(op);
         CHECK(tally_recv(c, x, 100, TALLY_FLOAT32, 0, 9, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
         CHECK(holds(x, 100, 5));
         tally_op_free(op);
     } else {
-        barrier(c);
+        job_barrier(c);
         fill(x, 100, 5);
         CHECK(rank || tally_send(c, x, 100, TALLY_FLOAT32, 1, 9, NULL, NULL) == 0);
     }
     free(x);
-    leave(c);
+    job_leave(c);
     return 0;
 }
 

@@ -26,13 +26,6 @@ static struct board *new_board(void)
     return job_shared(sizeof(struct board));
 }
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
 enum { COUNT = 300000 };
 
 /* One round; 0 or the operation's error, whose sentence tally_error() has. */
@@ -62,7 +55,7 @@ static int until_failure(int rank, void *arg)
     struct board *b = arg;
     const char *why;
     tally_op *op = NULL;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     int err;
     while ((err = round_of(c, "w", COUNT)) == 0)
         atomic_fetch_add(&b->stage, 1);
@@ -132,7 +125,7 @@ static void test_rank_stopped(void **state)
 static int one_leaves(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(round_of(c, "w", COUNT) == 0);
     if (rank == 2) {
         CHECK(tally_comm_close(c) == 0);
@@ -154,7 +147,7 @@ static int one_aborts(int rank, void *arg)
 {
     char reason[2000];
     const char *sentence;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     int err = round_of(c, "w", COUNT); /* may have come to its end with rank 1 alone */
     CHECK(err == 0 || (err == -ECONNRESET && rank != 1));
     int n = snprintf(reason, sizeof reason, "bad\ndata\033[2J (step 3) ");
@@ -206,7 +199,7 @@ enum { NAMES = 24 };
 static int one_leaves_one_comes(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(round_of(c, "w", 10) == 0);
     if (rank < 2) {
         job_await(&b->stage, 1);
@@ -246,7 +239,7 @@ static void test_tallyd_comes_when_a_rank_has_left(void **state)
 static int close_busy(int rank, void *arg)
 {
     static float x[COUNT];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op[8];
     for (int i = 0; i < 8; i++) {
         char name[8];
@@ -275,7 +268,7 @@ static void test_close_busy(void **state)
 static int never_comes(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(round_of(c, "early", 10) == 0);
     if (rank == 1) {
         job_await(&b->stage, 2);
@@ -306,7 +299,7 @@ static void test_timeout(void **state)
 static int is_late(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     struct tally_event e = {0};
     if (rank == 0)
@@ -348,7 +341,7 @@ static void test_late_warning(void **state)
 static int until_stopped(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     if (rank == 0) {
         char *json;
         CHECK(tally_comm_report(c, 60000, &json) == 0);
@@ -474,7 +467,7 @@ static int forks_and_dies(int rank, void *arg)
     struct board *b = arg;
     if (rank != 0)
         return until_failure(rank, arg);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(round_of(c, "w", COUNT) == 0);
     fflush(NULL);
     pid_t child = fork();
@@ -511,7 +504,7 @@ static int again_and_again(int rank, void *arg)
 {
     uint64_t s = 31 * (uint64_t)rank;
     for (int i = 0; i < (UNDER_SANITIZER ? 4 : 10); i++) {
-        tally_comm *c = join();
+        tally_comm *c = job_open();
         CHECK(round_of(c, "w", 1000) == 0);
         CHECK(round_of(c, NULL, 1000) == 0);
         if (i == 2 && rank == 0)

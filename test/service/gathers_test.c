@@ -12,43 +12,11 @@ enum { RANKS = 4, SERVICES = 6, MOST = 300000, PART = 16 << 10 };
 
 static int32_t x[MOST], y[RANKS * MOST];
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
-static struct tally_options in(tally_group *g)
-{
-    return (struct tally_options){.size = sizeof(struct tally_options), .group = g};
-}
-
-static int ends(tally_op *op)
-{
-    int err = tally_op_wait(op, -1);
-    tally_op_free(op);
-    return err;
-}
-
-static void barrier(tally_comm *c)
-{
-    tally_op *op;
-    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && ends(op) == 0);
-}
-
 static void leave(tally_comm *c)
 {
-    barrier(c);
+    job_barrier(c);
     CHECK(tally_comm_status(c, NULL) == 0);
     CHECK(tally_comm_close(c) == 0);
-}
-
-static void run_job(struct job *j)
-{
-    job_start(j);
-    job_finish(j);
-    job_clear(j);
 }
 
 static int32_t gives(int rank, size_t i, int round)
@@ -60,7 +28,7 @@ static int32_t gives(int rank, size_t i, int round)
 
 static void gather(tally_comm *c, const char *name, tally_group *g, int place, int n, size_t count, int round)
 {
-    struct tally_options o = in(g);
+    struct tally_options o = job_in(g);
     bool in_place = round % 2;
     int32_t *from = in_place ? y + (size_t)place * count : x;
     const int64_t *firsts;
@@ -84,7 +52,7 @@ static void gather(tally_comm *c, const char *name, tally_group *g, int place, i
 
 static int gather_all(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static const size_t counts[] = {0, 1, 1000, PART / 4, PART + 3, MOST};
     const int ranks[] = {3, 0, 1};
     static const int place[] = {1, 2, -1, 0};
@@ -104,17 +72,17 @@ static int gather_all(int rank, void *arg)
 static void test_into(void **state)
 {
     static const int pairs[] = {0, 0, 1, 1}, one[] = {0, 0, 0, 0};
-    run_job(&(struct job){.ranks = RANKS, .main = gather_all, .settings = {"TALLY_PART_BYTES=16K"}});
-    run_job(&(
+    job_run(&(struct job){.ranks = RANKS, .main = gather_all, .settings = {"TALLY_PART_BYTES=16K"}});
+    job_run(&(
         struct job){.ranks = RANKS, .tallyds = 2, .main = gather_all, .settings = {"TALLY_PART_BYTES=16K"}});
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = RANKS, .machine = pairs, .main = gather_all, .settings = {"TALLY_PART_BYTES=16K"}});
-    run_job(&(struct job){.ranks = RANKS, .machine = one, .main = gather_all});
-    run_job(&(struct job){.ranks = RANKS,
+    job_run(&(struct job){.ranks = RANKS, .machine = one, .main = gather_all});
+    job_run(&(struct job){.ranks = RANKS,
                           .machine = one,
                           .main = gather_all,
                           .settings = {"TALLY_LOCAL=off", "TALLY_PART_BYTES=16K"}});
-    run_job(&(struct job){.ranks = RANKS,
+    job_run(&(struct job){.ranks = RANKS,
                           .main = gather_all,
                           .settings = {"TALLY_PART_BYTES=16K", "TALLY_WINDOW_PARTS=1",
                                        "TALLY_CREDIT_BYTES=4096", "TALLY_MEMORY=1M"}});
@@ -132,7 +100,7 @@ static void disagree(tally_comm *c, int rank, int way, size_t count)
     };
     bool odd = rank == 2;
     int64_t shape[] = {2, (int64_t)count / 2};
-    struct tally_options o = in(NULL);
+    struct tally_options o = job_in(NULL);
     tally_op *op;
     int err;
     if (odd && way == 3) {
@@ -155,7 +123,7 @@ static void disagree(tally_comm *c, int rank, int way, size_t count)
 
 static int disagree_in_every_way(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     for (int way = 0; way < 4; way++) {
         disagree(c, rank, way, 4);
@@ -180,9 +148,9 @@ static int disagree_in_every_way(int rank, void *arg)
 static void test_disagreement(void **state)
 {
     static const int one[] = {0, 0, 0, 0};
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = RANKS, .tallyds = 1, .main = disagree_in_every_way, .settings = {"TALLY_PART_BYTES=16K"}});
-    run_job(&(struct job){.ranks = RANKS, .machine = one, .main = disagree_in_every_way});
+    job_run(&(struct job){.ranks = RANKS, .machine = one, .main = disagree_in_every_way});
 }
 
 /* --- through which services ------------------------------------------------------------------------ */
@@ -195,7 +163,7 @@ static void look(tally_comm *c, int services, uint64_t *bytes)
 {
     char *json;
     int n = 0;
-    barrier(c);
+    job_barrier(c);
     CHECK(tally_comm_report(c, 60000, &json) == 0);
     for (const char *at = json; (at = strstr(at, "\"bytes_summed\": ")); at++) {
         CHECK(n < services);
@@ -203,7 +171,7 @@ static void look(tally_comm *c, int services, uint64_t *bytes)
     }
     CHECK(n == services);
     free(json);
-    barrier(c);
+    job_barrier(c);
 }
 
 /* Since the last look: `due` and no more than `slack` off. */
@@ -226,7 +194,7 @@ static int count_bytes(int rank, void *arg)
     bool alike = *(const bool *)arg;
     if (!alike)
         setenv("TALLY_BANDWIDTH", mbits[rank], 1);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     int services = tally_comm_service_count(c);
     static const size_t uneven[] = {280000, 100000, 250000, 60000};
     const double whole = MOST * sizeof *x, speed[] = {4, 2, 3, 1};
@@ -243,7 +211,7 @@ static int count_bytes(int rank, void *arg)
         double relays[SERVICES] = {0}, all = 10 - speed[root];
         for (int i = 0; i < RANKS; i++)
             relays[i] = i == root ? 0 : alike ? whole / 3 : whole * speed[i] / all;
-        CHECK(tally_broadcast(c, NULL, x, MOST, TALLY_INT32, root, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_broadcast(c, NULL, x, MOST, TALLY_INT32, root, NULL, &op) == 0 && job_ends(op) == 0);
         went(c, services, seen, relays, 2.5 * PART); /* part 0's service depends on its name alone */
     }
     /* The same through the list of first dimensions; each piece's own service, where cards are alike, has too much of the
@@ -280,15 +248,15 @@ static void test_relays(void **state)
                     .main = count_bytes,
                     .arg = &alike,
                     .settings = {"TALLY_PART_BYTES=16K", "TALLY_BANDWIDTH=400M"}};
-    run_job(&j);
+    job_run(&j);
     alike = false;
-    run_job(&j);
+    job_run(&j);
 }
 
 /* The root's card receives every sum: its service sums nothing. */
 static int count_sums(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     int services = tally_comm_service_count(c);
     const double whole = MOST * sizeof *x;
     uint64_t seen[SERVICES];
@@ -301,7 +269,7 @@ static int count_sums(int rank, void *arg)
         for (size_t i = 0; i < MOST; i++)
             x[i] = gives(rank, i, root);
         CHECK(tally_reduce(c, NULL, x, y, MOST, TALLY_INT32, TALLY_SUM, root, NULL, &op) == 0 &&
-              ends(op) == 0);
+              job_ends(op) == 0);
         for (size_t i = 0; i < MOST && rank == root; i++)
             CHECK(y[i] == gives(0, i, root) + gives(1, i, root) + gives(2, i, root) + gives(3, i, root));
         went(c, services, seen, sums, 2.5 * PART);
@@ -312,7 +280,7 @@ static int count_sums(int rank, void *arg)
 
 static void test_reduce(void **state)
 {
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = RANKS, .main = count_sums, .settings = {"TALLY_PART_BYTES=16K", "TALLY_BANDWIDTH=400M"}});
 }
 

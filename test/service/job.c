@@ -358,3 +358,70 @@ void job_log_lacks(const struct job *j, int index, const char *part)
                  part);
     }
 }
+
+void job_run(struct job *j)
+{
+    job_start(j);
+    job_finish(j);
+    job_clear(j);
+}
+
+/* --- in a rank ------------------------------------------------------------------------------------ */
+
+tally_comm *job_open(void)
+{
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    return c;
+}
+
+struct tally_options job_in(tally_group *g)
+{
+    return (struct tally_options){.size = sizeof(struct tally_options), .group = g};
+}
+
+int job_ends(tally_op *op)
+{
+    int err = tally_op_wait(op, -1);
+    tally_op_free(op);
+    return err;
+}
+
+void job_expect(tally_op *op, int expected)
+{
+    int err = tally_op_wait(op, -1);
+    if (err != expected)
+        fprintf(stderr, "%d, not %d: %s\n", err, expected, tally_op_error(op));
+    CHECK(err == expected);
+    tally_op_free(op);
+}
+
+void job_barrier(tally_comm *c)
+{
+    tally_op *op;
+    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && job_ends(op) == 0);
+}
+
+unsigned long long job_bytes_in_use(tally_comm *c)
+{
+    char *json;
+    unsigned long long sum = 0, v;
+    CHECK(tally_comm_report(c, 60000, &json) == 0);
+    for (const char *at = json; (at = strstr(at, "\"bytes_in_use\": ")); at++)
+        if (sscanf(at + 16, "%llu", &v) == 1)
+            sum += v;
+    free(json);
+    return sum;
+}
+
+void job_leave(tally_comm *c)
+{
+    job_barrier(c);
+    for (int i = 0; job_bytes_in_use(c); i++) {
+        CHECK(i < 2000);
+        job_sleep_ms(5);
+    }
+    job_barrier(c); /* or somebody goes on and pushes while others still look */
+    CHECK(tally_comm_status(c, NULL) == 0);
+    CHECK(tally_comm_close(c) == 0);
+}

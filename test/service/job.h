@@ -80,6 +80,21 @@ void job_forbid_reaching(void);
 /* Bytes of memory that this process has. */
 size_t job_resident(void);
 
+/* A job from its start to its end. */
+void job_run(struct job *j);
+
+/* In a rank. */
+tally_comm *job_open(void);
+struct tally_options job_in(tally_group *g);
+/* Wait for the operation and free it: how it has ended; or it must have ended so. */
+int job_ends(tally_op *op);
+void job_expect(tally_op *op, int err);
+void job_barrier(tally_comm *c);
+/* What all services have of it. */
+unsigned long long job_bytes_in_use(tally_comm *c);
+/* Close it; the services must have given all memory back. */
+void job_leave(tally_comm *c);
+
 /* random numbers */
 uint64_t job_random(uint64_t *state);
 

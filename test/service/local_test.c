@@ -34,22 +34,6 @@ static struct board *new_board(void)
     return job_shared(sizeof(struct board));
 }
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
-static void finish(tally_op *op, int expected)
-{
-    int err = tally_op_wait(op, -1);
-    if (err != expected)
-        fprintf(stderr, "%d, not %d: %s\n", err, expected, tally_op_error(op));
-    CHECK(err == expected);
-    tally_op_free(op);
-}
-
 static uint64_t hash_of(const void *data, size_t len, uint64_t h)
 {
     const uint8_t *p = data;
@@ -72,7 +56,7 @@ static int all_kinds(int rank, void *arg)
     static const size_t counts[] = {0, 1, 17, 1000, 1025, 5000, 70001, 300000};
     if (b->run == STAGED || (b->run == SOME_STAGED && rank % 2))
         job_forbid_reaching();
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     uint64_t seed = 77 + (uint64_t)rank;
     for (int i = 0; i < 60; i++) {
         int dtype = i % 15, reduction = (i * 7 + i / 15) % 5;
@@ -106,11 +90,11 @@ static int all_kinds(int rank, void *arg)
         snprintf(name, sizeof name, "t%d", i);
         CHECK(tally_push_pull(c, i % 6 ? name : NULL, in, out, count, (enum tally_dtype)dtype,
                               (enum tally_reduction)reduction, &o, &op) == 0);
-        finish(op, 0);
+        job_expect(op, 0);
         uint64_t h = hash_of(out, bytes, 1);
         CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL,
                               &op) == 0);
-        finish(op, 0);
+        job_expect(op, 0);
         CHECK(hash_of(out, bytes, 1) == h); /* all had the same */
         size_t mine = count / (size_t)(rank + 1);
         const void *data;
@@ -127,7 +111,7 @@ static int all_kinds(int rank, void *arg)
         CHECK(at == all);
         tally_op_free(op);
         CHECK(tally_barrier(c, name, NULL, &op) == 0);
-        finish(op, 0);
+        job_expect(op, 0);
         if (rank == 0)
             b->hash[b->run][i] = h;
         if (pool_in)
@@ -176,7 +160,7 @@ static int many(int rank, void *arg)
     static float x[MANY][3], *large[20];
     static tally_op *op[MANY], *big[20];
     static int order[MANY];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     uint64_t s = (uint64_t)rank;
     enum { LARGE = 100000 };
     for (int i = 0; i < MANY; i++)
@@ -207,12 +191,12 @@ static int many(int rank, void *arg)
             }
         }
         for (int i = 0; i < MANY; i++) {
-            finish(op[i], 0);
+            job_expect(op[i], 0);
             for (int k = 0; k < 3; k++)
                 CHECK(x[i][k] == (float)(3 * i + 3));
         }
         for (int i = 0; i < 20; i++) {
-            finish(big[i], 0);
+            job_expect(big[i], 0);
             for (int k = 0; k < LARGE; k++)
                 CHECK(large[i][k] == (float)(2 + k % 7));
         }
@@ -236,7 +220,7 @@ static int one_by_one(int rank, void *arg)
     enum { CALLS = UNDER_SANITIZER ? 2000 : 8000, MOST = TLY_EAGER / sizeof(float) };
     static float in[MOST + 2], out[MOST + 2];
     static const char *const names[] = {"x", "y", NULL};
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     int size = tally_comm_size(c);
     uint64_t same = 1, own = (uint64_t)rank;
     c->local->linger_ns = 2 * TLY_MS; /* or on a busy machine the others hardly ever come in time */
@@ -256,11 +240,11 @@ static int one_by_one(int rank, void *arg)
             memcpy(out, in, count * sizeof *in);
         CHECK(tally_push_pull(c, name, in_place ? out : in, out, count + (disagree && rank == 1),
                               TALLY_FLOAT32, mean ? TALLY_AVERAGE : TALLY_SUM, NULL, &op) == 0);
-        finish(op, disagree ? -EINVAL : 0);
+        job_expect(op, disagree ? -EINVAL : 0);
         for (size_t k = 0; k < count && !disagree; k++)
             CHECK(out[k] == (float)((mean ? 1 : size) * (size * (size - 1) / 2 + size * (int)(k % 7))));
         if (other)
-            finish(other, 0);
+            job_expect(other, 0);
     }
     uint64_t ops, bytes;
     tly_local_count(c->local, &ops, &bytes);
@@ -285,7 +269,7 @@ static int other_priorities(int rank, void *arg)
     enum { OPS = 12, EACH = 75000 };
     static float x[OPS][EACH];
     tally_op *op[OPS];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (int i = 0; i < OPS; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d", i);
@@ -295,7 +279,7 @@ static int other_priorities(int rank, void *arg)
         CHECK(tally_push_pull(c, name, x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, &o, &op[i]) == 0);
     }
     for (int i = 0; i < OPS; i++) {
-        finish(op[i], 0);
+        job_expect(op[i], 0);
         for (int k = 0; k < EACH; k++)
             CHECK(x[i][k] == (float)(1 + 2 * (i + k % 7)));
     }
@@ -328,7 +312,7 @@ static int full_pool(int rank, void *arg)
     void *at;
     const struct pool_way *way = arg;
     CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (uint64_t bytes = little.rlim_cur; bytes >= 4096;)
         if (tly_pool_borrow(c->local->segment, bytes, &at) != 0)
             bytes /= 2;
@@ -347,7 +331,7 @@ static int full_pool(int rank, void *arg)
                                   &op[which]) == 0);
         }
         for (int i = 0; i < way->ops; i++) {
-            finish(op[i], 0);
+            job_expect(op[i], 0);
             for (int k = 0; k < EACH; k++)
                 CHECK(x[i][k] == (float)(c->size * (c->size - 1) / 2 + c->size * (i + k % 7)));
         }
@@ -378,7 +362,7 @@ static void test_full_pool(void **state)
 static int disagree(int rank, void *arg)
 {
     static float x[20000];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     for (int i = 0; i < 4; i++) {
         size_t count = i % 2 ? 20000 : 10;
@@ -398,7 +382,7 @@ static int disagree(int rank, void *arg)
         tally_op_free(op);
         o.note = "complex64";
         CHECK(tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
-        finish(op, 0);
+        job_expect(op, 0);
         if (rank == 2)
             CHECK(tally_refuse(c, "w", TALLY_PUSH_PULL, 0, "no gradient") == 0);
         else {
@@ -409,7 +393,7 @@ static int disagree(int rank, void *arg)
         }
     }
     CHECK(tally_barrier(c, NULL, NULL, &op) == 0);
-    finish(op, 0);
+    job_expect(op, 0);
     CHECK(tally_comm_close(c) == 0);
     return 0;
 }
@@ -427,7 +411,7 @@ static int until_failure(int rank, void *arg)
 {
     struct board *b = arg;
     enum { COUNT = 1 << 20 };
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     void *pool;
     float *mine = calloc(COUNT, sizeof *mine);
     tally_op *op;
@@ -492,7 +476,7 @@ static int with_children(int rank, void *arg)
     struct board *b = arg;
     if (rank != 1)
         return until_failure(rank, arg);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     void *pool;
     float x[10] = {0};
     tally_op *op;
@@ -511,7 +495,7 @@ static int with_children(int rank, void *arg)
     }
     job_await(&b->stage, 4000);
     CHECK(tally_push_pull(c, "w", x, x, 10, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op) == 0);
-    finish(op, 0);
+    job_expect(op, 0);
     atomic_fetch_add(&b->stage, 1000);
     job_sleep_ms(600000);
     return 1;
@@ -541,7 +525,7 @@ static int leaves_in_between(int rank, void *arg)
     struct board *b = arg;
     static float x[OPS][EACH];
     tally_op *op[OPS];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (int turn = 0; turn < 2; turn++) {
         if (turn == 1 && rank < 2)
             job_await(&b->stage, 1);
@@ -551,14 +535,14 @@ static int leaves_in_between(int rank, void *arg)
             CHECK(tally_push_pull(c, name, x[i], x[i], EACH, TALLY_FLOAT32, TALLY_SUM, NULL, &op[i]) == 0);
         }
         for (int i = 0; i < OPS && turn == 0; i++)
-            finish(op[i], 0);
+            job_expect(op[i], 0);
     }
     if (rank == 3) {
         CHECK(tally_comm_close(c) == 0);
         atomic_store(&b->stage, 1);
     }
     for (int i = 0; i < OPS; i++)
-        finish(op[i], -ESHUTDOWN);
+        job_expect(op[i], -ESHUTDOWN);
     if (rank == 2)
         atomic_store(&b->stage, 2);
     if (rank < 2)
@@ -584,9 +568,9 @@ static int one_leaves(int rank, void *arg)
 {
     float x[3000] = {0};
     tally_op *op;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(tally_push_pull(c, "w", x, x, 3000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
-    finish(op, 0);
+    job_expect(op, 0);
     for (int i = 0; i < 3 && rank != 1; i++) {
         CHECK(tally_push_pull(c, i ? "v" : "w", x, x, i ? 3000 : 2, TALLY_FLOAT32, TALLY_SUM, NULL, &op) ==
               0);
@@ -619,7 +603,7 @@ static tally_op *begin_large(tally_comm *c, const char *name)
 static int one_is_late(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     if (rank == 1)
         job_await(&b->stage, 1);
     tally_op *op = begin_large(c, "w");
@@ -628,9 +612,9 @@ static int one_is_late(int rank, void *arg)
         tally_op_free(op);
         return 0;
     }
-    finish(op, -ESHUTDOWN);
+    job_expect(op, -ESHUTDOWN);
     if (rank == 0) {
-        finish(begin_large(c, "v"), -ESHUTDOWN);
+        job_expect(begin_large(c, "v"), -ESHUTDOWN);
         atomic_store(&b->stage, 1);
         job_await(&b->stage, 2);
     }
@@ -654,7 +638,7 @@ static int far_ahead(int rank, void *arg)
     static float x[AHEAD][3];
     static tally_op *op[AHEAD];
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     if (rank == 1) {
         CHECK(tally_comm_close(c) == 0);
         atomic_store(&b->stage, 1);
@@ -667,7 +651,7 @@ static int far_ahead(int rank, void *arg)
         CHECK(tally_push_pull(c, name, x[i], x[i], 3, TALLY_FLOAT32, TALLY_SUM, NULL, &op[i]) == 0);
     }
     for (int i = 0; i < AHEAD; i++)
-        finish(op[i], -ESHUTDOWN);
+        job_expect(op[i], -ESHUTDOWN);
     CHECK(tally_comm_close(c) == 0);
     return 0;
 }
@@ -713,7 +697,7 @@ static void *submit_until_failure(void *arg)
 static int many_submitters(int rank, void *arg)
 {
     enum { THREADS = 4 };
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     pthread_t thread[THREADS];
     struct submitter s[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -743,7 +727,7 @@ static void test_submitted_while_one_is_killed(void **state)
 static int is_late(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     float x[2000] = {0};
     if (rank == 2) {
@@ -753,7 +737,7 @@ static int is_late(int rank, void *arg)
     } else {
         CHECK(tally_push_pull(c, "w", x, x, 2000, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
         atomic_fetch_add(&b->stage, 1);
-        finish(op, -ETIME);
+        job_expect(op, -ETIME);
         CHECK_HOLDS(tally_error(), "for rank 2 (TALLY_TIMEOUT)");
     }
     CHECK(tally_comm_close(c) == 0);
@@ -779,7 +763,7 @@ static void test_late(void **state)
 
 static int pool(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     void *p[50], *q;
     int local;
     CHECK(tally_free(NULL) == 0 && tally_free(&local) == -EINVAL);
@@ -858,7 +842,7 @@ static int run_wild(int rank, void *arg)
 {
     struct board *b = arg;
     static float x[1 << 16];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     if (rank == 1) {
         size_t count = b->run == NOT_HERE ? 100 : sizeof x / sizeof *x;
@@ -939,7 +923,7 @@ static void *sum_and_receive(void *arg)
 /* Of a process without its main thread the kernel shows no memory, though it lives. */
 static int main_thread_ends(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     pthread_t thread;
     if (rank == 0) {
         job_sleep_ms(300);
@@ -965,10 +949,10 @@ static int small_files(int rank, void *arg)
     float x[100] = {1};
     tally_op *op;
     CHECK(rank != 1 || setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(!tally_comm_has_pool(c));
     CHECK(tally_push_pull(c, "t", x, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
-    finish(op, 0);
+    job_expect(op, 0);
     CHECK(tally_comm_close(c) == 0);
     return 0;
 }

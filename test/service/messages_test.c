@@ -9,26 +9,6 @@
 
 enum { RANKS = 3, LARGE = 700000 };
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
-static int ends(tally_op *op)
-{
-    int err = tally_op_wait(op, -1);
-    tally_op_free(op);
-    return err;
-}
-
-static void barrier(tally_comm *c)
-{
-    tally_op *op;
-    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && ends(op) == 0);
-}
-
 static void sums_well(tally_comm *c, size_t count)
 {
     float *x = malloc(count * sizeof *x);
@@ -36,7 +16,8 @@ static void sums_well(tally_comm *c, size_t count)
     CHECK(x);
     for (size_t i = 0; i < count; i++)
         x[i] = 1;
-    CHECK(tally_push_pull(c, NULL, x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0 && ends(op) == 0);
+    CHECK(tally_push_pull(c, NULL, x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0 &&
+          job_ends(op) == 0);
     CHECK(x[0] == RANKS && x[count - 1] == RANKS);
     free(x);
 }
@@ -52,25 +33,6 @@ static unsigned long long reported(tally_comm *c, const char *field)
             sum += v;
     free(json);
     return sum;
-}
-
-static void leave(tally_comm *c)
-{
-    barrier(c);
-    for (int i = 0; reported(c, "bytes_in_use"); i++) {
-        CHECK(i < 2000);
-        job_sleep_ms(5);
-    }
-    barrier(c); /* or somebody goes on and pushes while others still look */
-    CHECK(tally_comm_status(c, NULL) == 0);
-    CHECK(tally_comm_close(c) == 0);
-}
-
-static void run_job(struct job *j)
-{
-    job_start(j);
-    job_finish(j);
-    job_clear(j);
 }
 
 static void fill(int32_t *x, size_t count, int seed)
@@ -90,7 +52,7 @@ static int to_and_fro(int rank, void *arg)
 {
     static const size_t sizes[] = {0, 1, 16384, 16385, 131072, LARGE};
     static int32_t out[6][LARGE], in[RANKS][6][LARGE];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op, *sent[RANKS][6], *received[RANKS][6];
     for (int round = 0; round < 2; round++) {
         for (int s = 0; s < 3; s++)
@@ -98,7 +60,7 @@ static int to_and_fro(int rank, void *arg)
                 fill(out[s], sizes[s], rank * 100 + s);
                 if (to != rank)
                     CHECK(tally_send(c, out[s], sizes[s], TALLY_INT32, to, 7, NULL, &op) == 0 &&
-                          ends(op) == 0);
+                          job_ends(op) == 0);
             }
         for (int s = 3; s < 6; s++) {
             fill(out[s], sizes[s], rank * 100 + s);
@@ -113,21 +75,21 @@ static int to_and_fro(int rank, void *arg)
                                      &received[from][s]) == 0);
         for (int from = 0; from < RANKS; from++)
             for (int s = 0; s < 6 && from != rank; s++) {
-                CHECK(ends(received[from][s]) == 0);
+                CHECK(job_ends(received[from][s]) == 0);
                 is_filled(in[from][s], sizes[s], from * 100 + s);
-                CHECK(s < 3 || ends(sent[from][s]) == 0);
+                CHECK(s < 3 || job_ends(sent[from][s]) == 0);
             }
     }
-    leave(c);
+    job_leave(c);
     return 0;
 }
 
 static void test_to_and_fro(void **state)
 {
     static const int machine[] = {0, 0, 1};
-    run_job(&(struct job){.ranks = RANKS, .tallyds = 1, .main = to_and_fro});
-    run_job(&(struct job){.ranks = RANKS, .machine = machine, .main = to_and_fro});
-    run_job(&(struct job){.ranks = RANKS,
+    job_run(&(struct job){.ranks = RANKS, .tallyds = 1, .main = to_and_fro});
+    job_run(&(struct job){.ranks = RANKS, .machine = machine, .main = to_and_fro});
+    job_run(&(struct job){.ranks = RANKS,
                           .settings = {"TALLY_MEMORY=32K", "TALLY_PART_BYTES=4K", "TALLY_WINDOW_PARTS=1"},
                           .main = to_and_fro});
 }
@@ -137,18 +99,18 @@ static int late_receiver(int rank, void *arg)
 {
     enum { SENT = 20 };
     static int32_t x[SENT][LARGE], small[SENT][1000];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op, *big[SENT];
     for (int i = 0; i < SENT && rank == 0; i++) {
         fill(x[i], LARGE, i);
         fill(small[i], 1000, i);
         CHECK(tally_send(c, x[i], LARGE, TALLY_INT32, 1, 1, NULL, &big[i]) == 0);
-        CHECK(tally_send(c, small[i], 1000, TALLY_INT32, 1, 2, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_send(c, small[i], 1000, TALLY_INT32, 1, 2, NULL, &op) == 0 && job_ends(op) == 0);
         memset(small[i], 0, sizeof small[i]);
     }
     for (int i = 0; i < 5; i++)
         sums_well(c, LARGE);
-    barrier(c);
+    job_barrier(c);
     if (rank == 2) {
         int i = 0;
         while (reported(c, "bytes_in_use") > SENT * 8192) {
@@ -156,32 +118,32 @@ static int late_receiver(int rank, void *arg)
             job_sleep_ms(5);
         }
     }
-    barrier(c);
+    job_barrier(c);
     /* Received from the last to the first tag, and at one tag in order. */
     for (int i = 0; i < SENT && rank == 1; i++) {
-        CHECK(tally_recv(c, small[0], 1000, TALLY_INT32, 0, 2, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_recv(c, small[0], 1000, TALLY_INT32, 0, 2, NULL, &op) == 0 && job_ends(op) == 0);
         is_filled(small[0], 1000, i);
     }
     for (int i = 0; i < SENT && rank == 1; i++) {
-        CHECK(tally_recv(c, x[0], LARGE, TALLY_INT32, 0, 1, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_recv(c, x[0], LARGE, TALLY_INT32, 0, 1, NULL, &op) == 0 && job_ends(op) == 0);
         is_filled(x[0], LARGE, i);
     }
     for (int i = 0; i < SENT && rank == 0; i++)
-        CHECK(ends(big[i]) == 0);
-    leave(c);
+        CHECK(job_ends(big[i]) == 0);
+    job_leave(c);
     return 0;
 }
 
 static void test_late_receiver(void **state)
 {
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = RANKS, .settings = {"TALLY_PART_BYTES=64K", "TALLY_WINDOW_PARTS=1"}, .main = late_receiver});
 }
 
 static int from_any(int rank, void *arg)
 {
     enum { EACH = 10 };
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     const int ranks[] = {2, 1, 0};
     tally_group *g;
     tally_op *op;
@@ -197,8 +159,8 @@ static int from_any(int rank, void *arg)
             for (int i = 0; i < EACH; i++) {
                 fill(x, count, me * 1000 + i);
                 /* Another tag, and another group, are nobody's that looks for this one. */
-                CHECK(tally_send(c, x, count, TALLY_INT32, to, 4, options, &op) == 0 && ends(op) == 0);
-                CHECK(tally_send(c, x, count, TALLY_INT32, to, 3, options, &op) == 0 && ends(op) == 0);
+                CHECK(tally_send(c, x, count, TALLY_INT32, to, 4, options, &op) == 0 && job_ends(op) == 0);
+                CHECK(tally_send(c, x, count, TALLY_INT32, to, 3, options, &op) == 0 && job_ends(op) == 0);
             }
         else {
             int next[RANKS] = {0};
@@ -207,12 +169,12 @@ static int from_any(int rank, void *arg)
                 int from = tally_op_source(op);
                 tally_op_free(op);
                 CHECK(from >= 0 && from != to);
-                CHECK(tally_recv(c, x, count, TALLY_INT32, from, 3, options, &op) == 0 && ends(op) == 0);
+                CHECK(tally_recv(c, x, count, TALLY_INT32, from, 3, options, &op) == 0 && job_ends(op) == 0);
                 is_filled(x, count, from * 1000 + next[from]++);
             }
             for (int i = 0; i < 2 * EACH; i++) {
                 int from = i % 2 ? 2 : k ? 0 : 1;
-                CHECK(tally_recv(c, x, count, TALLY_INT32, from, 4, options, &op) == 0 && ends(op) == 0);
+                CHECK(tally_recv(c, x, count, TALLY_INT32, from, 4, options, &op) == 0 && job_ends(op) == 0);
                 is_filled(x, count, from * 1000 + i / 2);
             }
         }
@@ -225,29 +187,29 @@ static int from_any(int rank, void *arg)
     sums_well(c, 10);
     if (rank == 2) {
         tally_op *sent;
-        CHECK(tally_send(c, x, 1, TALLY_INT32, 0, 9, NULL, &sent) == 0 && ends(sent) == 0);
+        CHECK(tally_send(c, x, 1, TALLY_INT32, 0, 9, NULL, &sent) == 0 && job_ends(sent) == 0);
     }
     if (rank == 0) {
         CHECK(tally_op_wait(op, -1) == 0 && tally_op_source(op) == 2);
         tally_op_free(op);
-        CHECK(tally_recv(c, x, 1, TALLY_INT32, 2, 9, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_recv(c, x, 1, TALLY_INT32, 2, 9, NULL, &op) == 0 && job_ends(op) == 0);
     }
-    leave(c);
+    job_leave(c);
     return 0;
 }
 
 static void test_from_any(void **state)
 {
-    run_job(&(struct job){.ranks = RANKS, .tallyds = 1, .main = from_any});
+    job_run(&(struct job){.ranks = RANKS, .tallyds = 1, .main = from_any});
 }
 
 static int different_messages(int rank, void *arg)
 {
     static int32_t x[LARGE];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op = NULL;
     if (rank == 0)
-        CHECK(tally_send(c, x, 10, TALLY_INT32, 1, 5, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_send(c, x, 10, TALLY_INT32, 1, 5, NULL, &op) == 0 && job_ends(op) == 0);
     if (rank == 1) {
         CHECK(tally_recv(c, x, 9, TALLY_INT32, 0, 5, NULL, &op) == 0 && tally_op_wait(op, -1) == -EINVAL);
         CHECK_HOLDS(tally_op_error(op), "message no. 1 from rank 0 to rank 1, tag 5: the ranks disagree: "
@@ -261,7 +223,7 @@ static int different_messages(int rank, void *arg)
         tally_op_free(op);
     }
     if (rank == 1) {
-        CHECK(tally_recv(c, x, LARGE, TALLY_FLOAT32, 0, 6, NULL, &op) == 0 && ends(op) == -EINVAL);
+        CHECK(tally_recv(c, x, LARGE, TALLY_FLOAT32, 0, 6, NULL, &op) == 0 && job_ends(op) == -EINVAL);
         CHECK(tally_recv(c, x, 1, TALLY_INT32, 1, 0, NULL, &op) == -EINVAL);
         CHECK(tally_recv(c, x, 1, TALLY_INT32, RANKS, 0, NULL, &op) == -EINVAL);
         CHECK(tally_recv(c, NULL, 1, TALLY_INT32, 0, 0, NULL, &op) == -EINVAL);
@@ -269,10 +231,10 @@ static int different_messages(int rank, void *arg)
     }
     /* The next message is a message like any other. */
     if (rank == 0)
-        CHECK(tally_send(c, x, 3, TALLY_INT32, 1, 6, NULL, &op) == 0 && ends(op) == 0);
+        CHECK(tally_send(c, x, 3, TALLY_INT32, 1, 6, NULL, &op) == 0 && job_ends(op) == 0);
     if (rank == 1)
-        CHECK(tally_recv(c, x, 3, TALLY_INT32, 0, 6, NULL, &op) == 0 && ends(op) == 0);
-    leave(c);
+        CHECK(tally_recv(c, x, 3, TALLY_INT32, 0, 6, NULL, &op) == 0 && job_ends(op) == 0);
+    job_leave(c);
     return 0;
 }
 

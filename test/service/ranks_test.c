@@ -17,13 +17,6 @@ struct board {
     atomic_int pid;
 };
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
 /* Sum ones under `name` and look at the result. */
 static void sums_well(tally_comm *c, const char *name, size_t count)
 {
@@ -74,19 +67,12 @@ static void services_hold_nothing(tally_comm *c)
     barrier(c); /* or somebody goes on and pushes while others still look */
 }
 
-static void run_job(struct job *j)
-{
-    job_start(j);
-    job_finish(j);
-    job_clear(j);
-}
-
 /* --- disagreement -------------------------------------------------------------------------------- */
 
 static int different_sizes(int rank, void *arg)
 {
     enum { LARGE = 10000000, SMALL = 5000000 };
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     size_t count = rank == 0 ? LARGE : SMALL;
     float *x = calloc(LARGE, sizeof *x);
     tally_op *op;
@@ -107,7 +93,7 @@ static int different_sizes(int rank, void *arg)
 
 static void test_different_sizes(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .tallyds = 2, .main = different_sizes});
+    job_run(&(struct job){.ranks = 2, .tallyds = 2, .main = different_sizes});
 }
 
 enum way { DTYPE, OP, COUNT, SHAPE, SCALE, NOTE, NO_NOTE, ROOT, GATHER_SHAPE, WAYS };
@@ -162,7 +148,7 @@ static void disagree(tally_comm *c, int rank, enum way way, size_t count)
 
 static int in_every_way(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static const size_t counts[] = {4, 400000};
     for (enum way w = 0; w < WAYS; w++)
         for (int i = 0; i < 2; i++)
@@ -175,9 +161,9 @@ static int in_every_way(int rank, void *arg)
 
 static void test_every_disagreement(void **state)
 {
-    run_job(&(
+    job_run(&(
         struct job){.ranks = 3, .tallyds = 1, .main = in_every_way, .settings = {"TALLY_PART_BYTES=65536"}});
-    run_job(
+    job_run(
         &(struct job){.ranks = 3, .tallyds = 1, .main = in_every_way, .settings = {"TALLY_SUM_THREADS=2"}});
 }
 
@@ -187,7 +173,7 @@ static int late_third(int rank, void *arg)
 {
     struct board *b = arg;
     static float x[300000];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     if (rank == 2)
         job_await(&b->stage, 2);
@@ -205,7 +191,7 @@ static int late_third(int rank, void *arg)
 static void test_late_third(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = 3, .tallyds = 1, .main = late_third, .arg = b, .settings = {"TALLY_PART_BYTES=65536"}});
 }
 
@@ -226,7 +212,7 @@ static int call_names(int rank, void *arg)
 {
     static const char *const names[TALLY_SCATTER + 1] = {
         [TALLY_PUSH_PULL] = "allreduce", [TALLY_ALLGATHER] = "allgather"};
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     call_differs(c, rank, NULL, false,
                  "tally_push_pull no. 1: the ranks disagree: float32 [3] sum on rank 0, [4] on rank 1");
     call_differs(c, rank, NULL, true,
@@ -245,15 +231,15 @@ static int call_names(int rank, void *arg)
 
 static void test_call_names(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .tallyds = 1, .main = call_names});
-    run_job(&(struct job){.ranks = 2, .main = call_names});
+    job_run(&(struct job){.ranks = 2, .tallyds = 1, .main = call_names});
+    job_run(&(struct job){.ranks = 2, .main = call_names});
 }
 
 /* Without names, in an ordered space: the n-th call meets the n-th, and of another kind disagrees with it. */
 static int other_kinds(int rank, void *arg)
 {
     static float x[100000];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     struct tally_options o = {.size = sizeof o, .space = TALLY_SPACE_ORDERED + 3};
     for (int i = 0; i < 12; i++) {
         size_t count = i % 2 ? 100000 : 10;
@@ -294,7 +280,7 @@ static int other_kinds(int rank, void *arg)
 
 static void test_other_kinds(void **state)
 {
-    run_job(
+    job_run(
         &(struct job){.ranks = 3, .tallyds = 1, .main = other_kinds, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
@@ -308,7 +294,7 @@ static int other_credits(int rank, void *arg)
     const uint64_t bytes[] = {sizeof x};
     tally_op *op;
     setenv("TALLY_CREDIT_BYTES", credits[rank], 1);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(tally_plan(c, 0, 1, names, bytes) == 0);
     for (int turn = 0; turn < 3; turn++) {
         for (int i = 0; i < ELEMENTS; i++)
@@ -325,14 +311,14 @@ static int other_credits(int rank, void *arg)
 
 static void test_other_credits(void **state)
 {
-    run_job(&(
+    job_run(&(
         struct job){.ranks = 3, .tallyds = 1, .main = other_credits, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
 static int refuse(int rank, void *arg)
 {
     static float x[100000];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     static const char *const names[] = {"first", "second"};
     const uint64_t bytes[] = {sizeof x, 4000};
@@ -359,7 +345,7 @@ static int refuse(int rank, void *arg)
 
 static void test_refuse(void **state)
 {
-    run_job(&(struct job){.ranks = 3, .tallyds = 2, .main = refuse, .settings = {"TALLY_PART_BYTES=16384"}});
+    job_run(&(struct job){.ranks = 3, .tallyds = 2, .main = refuse, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
 /* Rank 2 never comes for these verdicts, some of which are a tallyd's: what that sums later is not held up for ever. */
@@ -367,7 +353,7 @@ static int refuse_to_some(int rank, void *arg)
 {
     enum { LARGE = 4 << 20 };
     static float x[LARGE];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     for (int i = 0; i < 16; i++) {
         char name[16];
@@ -394,12 +380,12 @@ static int refuse_to_some(int rank, void *arg)
 
 static void test_refuse_to_some(void **state)
 {
-    run_job(&(struct job){.ranks = 3, .tallyds = 2, .main = refuse_to_some});
+    job_run(&(struct job){.ranks = 3, .tallyds = 2, .main = refuse_to_some});
 }
 
 static int plans(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static const char *const names[] = {"a", "b", "c"};
     const uint64_t bytes[] = {400000, 0, 1200000}, others[] = {400000, 4, 1200000};
     CHECK(tally_plan(c, 0, 3, names, rank == 1 ? others : bytes) == -EINVAL);
@@ -435,7 +421,7 @@ static int plans(int rank, void *arg)
 
 static void test_plans(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .tallyds = 2, .main = plans, .settings = {"TALLY_PART_BYTES=16384"}});
+    job_run(&(struct job){.ranks = 2, .tallyds = 2, .main = plans, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
 /* --- order, windows, memory ---------------------------------------------------------------------- */
@@ -484,7 +470,7 @@ static void shuffle_rounds(tally_comm *c, int rank, int rounds, bool quarrel)
 
 static int opposite_orders(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     shuffle_rounds(c, rank, UNDER_SANITIZER ? 6 : 30, false);
     services_hold_nothing(c);
     CHECK(tally_comm_close(c) == 0);
@@ -493,11 +479,11 @@ static int opposite_orders(int rank, void *arg)
 
 static void test_opposite_orders(void **state)
 {
-    run_job(&(struct job){.ranks = 2,
+    job_run(&(struct job){.ranks = 2,
                           .main = opposite_orders,
                           .settings = {"TALLY_PART_BYTES=4096", "TALLY_WINDOW_PARTS=1",
                                        "TALLY_CREDIT_BYTES=4096"}});
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = 3,
         .tallyds = 2,
         .main = opposite_orders,
@@ -506,7 +492,7 @@ static void test_opposite_orders(void **state)
 
 static int quarrel(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     shuffle_rounds(c, rank, UNDER_SANITIZER ? 8 : 40, true);
     services_hold_nothing(c);
     shuffle_rounds(c, rank, 2, false);
@@ -518,7 +504,7 @@ static int quarrel(int rank, void *arg)
 /* Verdicts while windows are shut. */
 static void test_quarrel_in_small_windows(void **state)
 {
-    run_job(&(struct job){
+    job_run(&(struct job){
         .ranks = 3,
         .tallyds = 1,
         .main = quarrel,
@@ -528,7 +514,7 @@ static void test_quarrel_in_small_windows(void **state)
 /* Verdicts while slots are dropped and asked for again. */
 static void test_quarrel_in_little_memory(void **state)
 {
-    run_job(&(struct job){.ranks = 3,
+    job_run(&(struct job){.ranks = 3,
                           .tallyds = 1,
                           .main = quarrel,
                           .settings = {"TALLY_PART_BYTES=4096", "TALLY_WINDOW_PARTS=64",
@@ -539,7 +525,7 @@ static void test_quarrel_in_little_memory(void **state)
 
 static int bad_calls(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static float x[100];
     tally_op *op = NULL, *twin = NULL;
     int64_t shape[] = {10, 11}, wraps[] = {1ll << 32, 1ll << 32}, negative[] = {-1, -100};
@@ -597,13 +583,13 @@ static int bad_calls(int rank, void *arg)
 
 static void test_bad_calls(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .main = bad_calls});
+    job_run(&(struct job){.ranks = 2, .main = bad_calls});
 }
 
 /* A gathered result that fits into no memory ends the job with a sentence, not with a crash. */
 static int gather_too_much(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static float x[16];
     tally_op *op;
     const char *why;
@@ -622,13 +608,13 @@ static int gather_too_much(int rank, void *arg)
 
 static void test_gather_too_much(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .main = gather_too_much});
+    job_run(&(struct job){.ranks = 2, .main = gather_too_much});
 }
 
 static int with_deadline(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static double x[1000];
     tally_op *op;
     struct tally_event e;
@@ -654,13 +640,13 @@ static int with_deadline(int rank, void *arg)
 static void test_deadline(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    run_job(&(struct job){.ranks = 2, .main = with_deadline, .arg = b});
+    job_run(&(struct job){.ranks = 2, .main = with_deadline, .arg = b});
 }
 
 /* Names and unnamed calls from several threads' worth of spaces: equal names in other spaces and kinds are others. */
 static int spaces(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     float x[5][8];
     tally_op *op[5];
     for (int i = 0; i < 5; i++)
@@ -692,14 +678,14 @@ static int spaces(int rank, void *arg)
 
 static void test_spaces(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .tallyds = 1, .main = spaces});
+    job_run(&(struct job){.ranks = 2, .tallyds = 1, .main = spaces});
 }
 
 /* --- fork ---------------------------------------------------------------------------------------- */
 
 static int forks(int rank, void *arg)
 {
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     static float x[1000];
     char pid[32];
     tally_op *op, *other;
@@ -732,7 +718,7 @@ static int forks(int rank, void *arg)
 
 static void test_fork(void **state)
 {
-    run_job(&(struct job){.ranks = 2, .tallyds = 1, .main = forks});
+    job_run(&(struct job){.ranks = 2, .tallyds = 1, .main = forks});
 }
 
 int main(void)

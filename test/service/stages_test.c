@@ -32,13 +32,6 @@ static tally_comm *join(const struct board *b)
     return c;
 }
 
-static void barrier(tally_comm *c)
-{
-    tally_op *op;
-    CHECK(tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0);
-    tally_op_free(op);
-}
-
 static int64_t value(int rank, int step, int tensor, int i)
 {
     return (rank + 1) * (1 + (i * 31 + tensor * 7 + step) % 1000);
@@ -86,7 +79,7 @@ static int leave(tally_comm *c, const struct board *b)
     if (tally_comm_status(c, &why))
         fprintf(stderr, "%s\n", why);
     CHECK(tally_comm_status(c, NULL) == 0);
-    barrier(c);
+    job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     CHECK(later_device.begun == later_device.ended && later_codec.begun == later_codec.ended);
     CHECK(!later_device.count && !later_codec.count);

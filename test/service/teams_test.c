@@ -20,22 +20,6 @@ struct board {
 
 static const char once[] = "pushed once a machine";
 
-static tally_comm *join(void)
-{
-    tally_comm *c;
-    CHECK(tally_comm_open(NULL, &c) == 0);
-    return c;
-}
-
-static void finish(tally_op *op, int expected)
-{
-    int err = tally_op_wait(op, -1);
-    if (err != expected)
-        fprintf(stderr, "%d, not %d: %s\n", err, expected, tally_op_error(op));
-    CHECK(err == expected);
-    tally_op_free(op);
-}
-
 static uint64_t hash_of(const void *data, size_t len)
 {
     const uint8_t *p = data;
@@ -83,7 +67,7 @@ static int all_kinds(int rank, void *arg)
     struct board *b = arg;
     if (b->private_only)
         job_forbid_reaching();
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     uint64_t seed = 77 + (uint64_t)rank;
     for (int from = 0; from < OPS; from += 4) {
         void *in[4], *out[4];
@@ -110,12 +94,12 @@ static int all_kinds(int rank, void *arg)
         for (int n = 0; n < 4; n++) {
             int i = from + n;
             struct kind k = kind_of(i);
-            finish(op[n], 0);
+            job_expect(op[n], 0);
             uint64_t h = hash_of(out[n], k.bytes), all = h, least = h;
             CHECK(tally_push_pull(c, "most", &h, &all, 1, TALLY_INT64, TALLY_MAX, NULL, &op[n]) == 0);
-            finish(op[n], 0);
+            job_expect(op[n], 0);
             CHECK(tally_push_pull(c, "least", &h, &least, 1, TALLY_INT64, TALLY_MIN, NULL, &op[n]) == 0);
-            finish(op[n], 0);
+            job_expect(op[n], 0);
             CHECK(all == least); /* all had the same */
             if (rank == 0)
                 b->hash[b->run][i] = h;
@@ -212,7 +196,7 @@ static int disagree(int rank, void *arg)
     static float x[COUNT];
     static const char *const others[] = {" on ranks 1-3", "] sum on ranks 0, 2-3, [",
                                          "] sum on ranks 0-1, 3, [", "] sum on ranks 0-2, ["};
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     for (int odd = 0; odd < 4; odd++) {
         char text[60];
@@ -249,7 +233,7 @@ static int disagree(int rank, void *arg)
         for (int i = 0; i < COUNT; i++)
             x[i] = (float)(i % 100 + rank);
         CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
-        finish(op, 0);
+        job_expect(op, 0);
         for (int i = 0; i < COUNT; i++)
             CHECK(x[i] == (float)(4 * (i % 100) + 6));
     }
@@ -274,7 +258,7 @@ static int many(int rank, void *arg)
     static float *x[MANY];
     static tally_op *op[MANY];
     static int order[MANY];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     uint64_t s = (uint64_t)rank;
     for (int i = 0; i < MANY; i++) {
         order[i] = i;
@@ -297,7 +281,7 @@ static int many(int rank, void *arg)
                   0);
         }
         for (int i = 0; i < MANY; i++) {
-            finish(op[i], 0);
+            job_expect(op[i], 0);
             for (int k = 0; k < (i * 7919) % LARGEST; k++)
                 CHECK(x[i][k] == (float)(4 * (i + k % 7) + 6));
         }
@@ -322,7 +306,7 @@ static int opposite(int rank, void *arg)
     static tally_op *op[MANY];
     static float one[LENGTH];
     float *x = calloc(MANY, sizeof one);
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(x);
     for (int i = 0; i < LENGTH; i++)
         one[i] = 1;
@@ -334,7 +318,7 @@ static int opposite(int rank, void *arg)
                               &op[i]) == 0);
     }
     for (int i = 0; i < MANY; i++) {
-        finish(op[i], 0);
+        job_expect(op[i], 0);
         CHECK(x[(size_t)i * LENGTH] == 4 && x[(size_t)i * LENGTH + LENGTH - 1] == 4);
     }
     CHECK(tally_comm_close(c) == 0);
@@ -359,7 +343,7 @@ static int behind(int rank, void *arg)
     enum { FEW = 16, LENGTH = 4096, LARGE = 4 << 20 };
     static float x[LARGE], y[FEW][LENGTH];
     tally_op *large, *small[FEW];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (int i = 0; i < LARGE; i++)
         x[i] = 1;
     if (rank < 2)
@@ -371,13 +355,13 @@ static int behind(int rank, void *arg)
             y[i][k] = 1;
         CHECK(tally_push_pull(c, name, y[i], y[i], LENGTH, TALLY_FLOAT32, TALLY_SUM, NULL, &small[i]) == 0);
         if (rank >= 2)
-            finish(small[i], 0);
+            job_expect(small[i], 0);
     }
     if (rank >= 2)
         CHECK(tally_push_pull(c, "x", x, x, LARGE, TALLY_FLOAT32, TALLY_SUM, NULL, &large) == 0);
     for (int i = 0; i < FEW && rank < 2; i++)
-        finish(small[i], 0);
-    finish(large, 0);
+        job_expect(small[i], 0);
+    job_expect(large, 0);
     for (int i = 0; i < FEW; i++)
         CHECK(y[i][0] == 4 && y[i][LENGTH - 1] == 4);
     CHECK(x[0] == 4 && x[LARGE - 1] == 4);
@@ -400,7 +384,7 @@ static void test_behind_a_full_window(void **state)
 static int until_failure(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     void *pool;
     float *mine = malloc(COUNT * sizeof *mine);
     tally_op *op;
@@ -494,9 +478,9 @@ static int one_leaves(int rank, void *arg)
 {
     static float x[COUNT];
     tally_op *op;
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
-    finish(op, 0);
+    job_expect(op, 0);
     for (int i = 0; i < 3 && rank != 1; i++) {
         CHECK(tally_push_pull(c, i ? "v" : "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
         CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
@@ -519,7 +503,7 @@ static void test_rank_leaves(void **state)
 static int not_waited_for(int rank, void *arg)
 {
     static float x[COUNT], y[COUNT];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (int i = 0; i < COUNT; i++)
         x[i] = (float)rank;
     CHECK(tally_push_pull(c, "x", x, y, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, NULL) == 0);
@@ -541,7 +525,7 @@ static int is_late(int rank, void *arg)
 {
     struct board *b = arg;
     static float x[COUNT];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     tally_op *op;
     if (rank == 3) {
         job_await(&b->stage, 1);
@@ -550,7 +534,7 @@ static int is_late(int rank, void *arg)
     } else {
         CHECK(tally_push_pull(c, "w", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
         atomic_fetch_add(&b->stage, 1);
-        finish(op, -ETIME);
+        job_expect(op, -ETIME);
         CHECK_HOLDS(tally_error(), "for rank 3 (TALLY_TIMEOUT)");
     }
     CHECK(tally_comm_close(c) == 0);
@@ -582,7 +566,7 @@ static int listed(int rank, void *arg)
     uint64_t bytes[LISTED];
     int how = *(int *)arg;
     tally_op *op[LISTED];
-    tally_comm *c = join();
+    tally_comm *c = job_open();
     for (int i = 0; i < LISTED; i++)
         bytes[i] = sizeof x[i];
     CHECK(tally_plan(c, 0, LISTED, names, bytes) == 0);
@@ -603,7 +587,7 @@ static int listed(int rank, void *arg)
         for (int i = 0; i < LISTED; i++) {
             bool failed = refused && i == LISTED - 1;
             if (op[i])
-                finish(op[i], failed ? -EINVAL : 0);
+                job_expect(op[i], failed ? -EINVAL : 0);
             for (int k = 0; k < EACH && !failed; k++)
                 CHECK(x[i][k] == (float)(4 * (i + k % 7) + 6));
         }
