@@ -170,7 +170,7 @@ def alloc(shape, dtype="float32"):
 
 def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):
     """Start a push_pull and return its Operation.  Its wait() returns the same as push_pull()."""
-    if not _core.is_initialized():
+    if _core._comm is None:
         raise _core._unusable()
     if type(op) is not Reduction:
         op = Reduction(op)
@@ -213,8 +213,11 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
     except Exception as reason:
         _core.refuse(PUSH_PULL, Call(name), reason)
         raise
-    terms = name, op, None, priority, prescale_factor, postscale_factor
-    call = _core.reducing(*terms) if finish is None else Call(*terms, finish=finish)
+    op = int(op)  # its hash costs less than that of an enumeration's member
+    if finish is None:
+        call = _core.reducing(name, op, None, priority, prescale_factor, postscale_factor)
+    else:
+        call = Call(name, op, None, priority, prescale_factor, postscale_factor, finish=finish)
     return _core.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
 
 

@@ -416,7 +416,8 @@ class Call:
 
     _TERMS = ("name", "reduction", "group", "priority", "prescale", "postscale", "space", "note", "partial", "then", "finish",
               "line")
-    __slots__ = (*_TERMS, "options")  # options: (shape, the library's options) of the last submission
+    # Made once for all submissions.  options: (shape, the library's options) of the last one; encoded: the name as bytes.
+    __slots__ = (*_TERMS, "options", "encoded")
 
     def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=USER, note=None,
                  partial=False, then=None, finish=None, line=None):
@@ -432,7 +433,7 @@ class Call:
         self.then = then
         self.finish = finish
         self.line = line
-        self.options = None
+        self.options = self.encoded = None
 
     def but(self, **changes):
         """A copy with other values."""
@@ -693,8 +694,9 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
     if _comm is None:
         raise _unusable()
-    events, op, name, then, known = _events, _pointer(), call.name, call.then, call.options
-    encoded = None if name is None else _encode(name)
+    events, op, encoded, then, known = _events, _pointer(), call.encoded, call.then, call.options
+    if encoded is None and call.name is not None:
+        encoded = call.encoded = _encode(call.name)
     try:
         options = known[1] if known is not None and known[0] == shape else _options_of(call, shape)
         status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
