@@ -62,7 +62,7 @@ clean:
 asan ubsan tsan:
 	@$(setup) test
 	@$(build)
-	@$(venv) scripts/run_tests $@
+	@$(venv) scripts/run_tests --long=all $@
 
 lint:
 	@$(setup) lint

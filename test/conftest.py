@@ -1,6 +1,7 @@
 """`long`: one more of a kind of which the ordinary run has some, or many steps of what it does a few of.
 
---long=all runs them too, --long=3/8 the third of eight parts of them: which part a test is in depends on its name alone."""
+--long=all runs them too, --long=3/8 the third of eight parts of them: which part a test is in depends on its name alone.
+scripts/run_tests applies chooses() to C tests."""
 
 import zlib
 
@@ -13,14 +14,15 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "long: for make test-all and make chaos")
 
 
-def chooses(option):
-    """Whether a test of this name runs, as a function."""
+def chooses(option, turn=0):
+    """Whether a test of this name runs, as a function.  `turn`: it is in every so manieth part; 0: in one."""
     if option in ("none", "all"):
         return lambda name: option == "all"
     part, parts = map(int, option.split("/"))
     if not 1 <= part <= parts:
         raise ValueError(f"--long={option}: there is no such part")
-    return lambda name: zlib.crc32(name.encode()) % parts == part - 1
+    turn = min(turn or parts, parts)
+    return lambda name: zlib.crc32(name.encode()) % turn == (part - 1) % turn
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,9 +1,12 @@
-"""scripts/run_tests: what counts as failed, and what runs again."""
+"""scripts/run_tests: what counts as failed, what runs again, what runs when."""
 
+import collections
 import importlib.machinery
 import importlib.util
 import pathlib
 import shutil
+import threading
+import time
 
 import pytest
 
@@ -25,7 +28,7 @@ def _runner(tmp_path):
 
 def count(runner, text):
     (runner.ROOT / "test" / "suite" / "test_it.py").write_text(text)
-    return runner.count_pytest("suite", "test_it.py", (), "none")
+    return runner.count_pytest("suite", ["test_it.py"], (), "none")
 
 
 SLOW_ONCE = """
@@ -78,3 +81,74 @@ def test_many_failures_are_not_chance(runner, more):
     total = count(runner, SLOW_EACH % (runner.AGAIN + more))
     assert len(runner.run_again(total)) == (0 if more else runner.AGAIN)
     assert total.failed == (runner.AGAIN + more if more else 0)
+
+
+def meson_test(name, *suites):
+    return {"name": name, "suite": [f"tally:{suite}" for suite in suites]}
+
+
+def test_long_c_tests_have_their_turn(runner, monkeypatch):
+    tests = [meson_test("always", "unit"), *(meson_test(f"rare {i}", "service", "long") for i in range(20)),
+             *(meson_test(f"often {i}", "service", "long-4") for i in range(20))]
+    monkeypatch.setattr(runner, "introspect", lambda builddir, what: tests)
+
+    def names(long, suite=None):
+        return [test["name"] for test in runner.choose(runner.ROOT / "build", suite, long)]
+
+    assert names("none") == ["always"] and names("none", "service") == []
+    assert names("all") == [test["name"] for test in tests]
+    turns = collections.Counter(name for part in range(1, 17) for name in names(f"{part}/16"))
+    assert {turns[test["name"]] for test in tests[1:21]} == {1}
+    assert {turns[test["name"]] for test in tests[21:]} == {4}
+    tests.append(meson_test("always", "service", "long"))
+    with pytest.raises(AssertionError, match="another one's name"):
+        names("none")
+
+
+def test_files_that_go_together_are_all_there(runner):
+    folder = runner.ROOT / "test" / "python"
+    folder.mkdir()
+    files = [f"test_{i}.py" for i in range(10)]
+    for i, file in enumerate(files):
+        (folder / file).write_text("#" * (100 * i * i))
+    tasks = runner.python_tasks("python")
+    assert len(tasks) == runner.TOGETHER["python"]
+    assert sorted(sum(tasks, [])) == files
+    assert runner.python_tasks("suite") == []
+
+
+@pytest.mark.parametrize("idle, at_once", ((0.9, 3), (0.1, 1)))
+def test_more_run_at_once_while_processors_are_idle(runner, monkeypatch, idle, at_once):
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    running, most, lock, enough = 0, 0, threading.Lock(), threading.Event()
+
+    def work():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            if most == at_once:
+                enough.set()
+        enough.wait(60)
+        if at_once == 1:
+            time.sleep(0.05)  # several looks
+        with lock:
+            running -= 1
+        return runner.Count()
+
+    class Idle:
+        def look(self):
+            return idle
+
+    tasks = [runner.Task("suite", str(i), work) for i in range(5)]
+    ended = [task.name for task, _, _ in runner.in_turn(tasks, 1, 3, Idle)]
+    assert sorted(ended) == [task.name for task in tasks] and most == at_once
+
+
+def test_idle_is_that_of_our_cores(runner, tmp_path):
+    ours, stat = min(runner.os.sched_getaffinity(0)), tmp_path / "stat"
+    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu%d %d 0 0 %d 0 0 0 0 0 0\ncpu9999 1 0 0 1000 0 0 0 0 0 0\nintr 5\n"
+    stat.write_text(text % (ours, 10, 10))
+    idle = runner.Idle(stat)
+    stat.write_text(text % (ours, 40, 20))
+    assert idle.look() == 0.25
