@@ -275,6 +275,13 @@ static void finish(struct cluster *c)
 static const int shapes[][2] = {{4, 0}, {4, 2}, {8, 4}, {8, 1}, {3, 2}, {8, 8}};
 #define EACH_SHAPE(shape) for (size_t shape = 0; shape < sizeof shapes / sizeof *shapes; shape++)
 
+/* Whether thousands of steps of this shape are for TEST_LONG=all alone: they take a second for each machine. */
+static bool is_long(size_t shape)
+{
+    const char *choice = getenv("TEST_LONG");
+    return shapes[shape][0] + shapes[shape][1] > 6 && !(choice && strcmp(choice, "all") == 0);
+}
+
 static void a_tallyd_drops_and_returns(void **state)
 {
     EACH_SHAPE(k)
@@ -399,6 +406,8 @@ static void gauges_that_err_change_little(void **state)
     {
         uint32_t all = 0;
         double reached = 0;
+        if (is_long(k))
+            continue;
         for (unsigned seed = 1; seed <= SEEDS; seed++) {
             struct cluster c;
             start(&c, shapes[k][0], shapes[k][1], NULL, 0);
@@ -426,6 +435,8 @@ static void backlogs_that_do_not_show_part_nobody(void **state)
     EACH_SHAPE(k)
     {
         uint32_t all = 0;
+        if (is_long(k))
+            continue;
         for (unsigned seed = 1; seed <= SEEDS; seed++) {
             struct cluster c;
             start(&c, shapes[k][0], shapes[k][1], NULL, 0);
