@@ -89,6 +89,20 @@ void *job_shared(size_t bytes)
     return p;
 }
 
+uint64_t job_hash(const void *data, size_t len)
+{
+    uint64_t h = 0xcbf29ce484222325ull ^ len, word = 0;
+    const uint8_t *p = data;
+    for (; len >= 8; p += 8, len -= 8) {
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 0x100000001b3ull;
+        h ^= h >> 29;
+    }
+    for (; len; p++, len--)
+        h = (h ^ *p) * 0x100000001b3ull;
+    return h | 1; /* never 0 */
+}
+
 /* --- starting ------------------------------------------------------------------------------------ */
 
 int job_free_port(void)

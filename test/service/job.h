@@ -79,6 +79,8 @@ void job_sleep_ms(int ms);
 void job_forbid_reaching(void);
 /* Bytes of memory that this process has. */
 size_t job_resident(void);
+/* Of `len` bytes; never 0. */
+uint64_t job_hash(const void *data, size_t len);
 
 /* A job from its start to its end. */
 void job_run(struct job *j);

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-enum { MOST = 50000, ROUNDS = 6 };
+enum { MOST = 50000, ROUNDS = 6, EPOCHS = 3, PER_STEP = 4 };
 
 struct board {
     atomic_int stage;
@@ -18,6 +18,8 @@ struct board {
     const int *machine;
     int groups;
     bool in_pool;
+    /* of each epoch, step and operation; the test computes it once for a layout, and ranks inherit it */
+    uint8_t *want[EPOCHS][ROUNDS][PER_STEP];
 };
 
 static tally_comm *open_comm(void)
@@ -126,20 +128,50 @@ static int steps_of(int epoch, int rank, int ranks)
     return epoch == 2 ? ROUNDS : (rank * 5 + epoch * 3) % (ranks + 1) % ROUNDS;
 }
 
+/* Of the n-th operation of a step. */
+static int number(int epoch, int step, int n)
+{
+    return step * PER_STEP + n + epoch * 100;
+}
+
+/* Of all steps that some rank takes. */
+static void expect_all(struct board *b)
+{
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        int steps[JOB_MOST_RANKS], most = 0;
+        for (int i = 0; i < b->ranks; i++) {
+            steps[i] = steps_of(epoch, i, b->ranks);
+            most = steps[i] > most ? steps[i] : most;
+        }
+        for (int step = 0; step < most; step++)
+            for (int n = 0; n < PER_STEP; n++) {
+                int i = number(epoch, step, n);
+                struct kind k = kind_of(i);
+                assert_non_null(b->want[epoch][step][n] = malloc(k.bytes + 8));
+                expect(b, &k, i, steps, step, b->want[epoch][step][n]);
+            }
+    }
+}
+
+static void forget_all(struct board *b)
+{
+    for (int i = 0; i < EPOCHS * ROUNDS * PER_STEP; i++)
+        free(b->want[i / (ROUNDS * PER_STEP)][i / PER_STEP % ROUNDS][i % PER_STEP]);
+}
+
 static int train(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = open_comm();
-    enum { EACH = 4 };
-    for (int epoch = 0; epoch < 3; epoch++) {
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
         int steps[JOB_MOST_RANKS];
         for (int i = 0; i < b->ranks; i++)
             steps[i] = steps_of(epoch, i, b->ranks);
         for (int step = 0; step < steps[rank]; step++) {
-            void *in[EACH];
-            tally_op *op[EACH];
-            for (int n = 0; n < EACH; n++) {
-                int i = step * EACH + n + epoch * 100;
+            void *in[PER_STEP];
+            tally_op *op[PER_STEP];
+            for (int n = 0; n < PER_STEP; n++) {
+                int i = number(epoch, step, n);
                 struct kind k = kind_of(i);
                 char name[16];
                 snprintf(name, sizeof name, "t%d", n);
@@ -152,18 +184,15 @@ static int train(int rank, void *arg)
                     tally_push_pull(c, n % 2 ? name : NULL, in[n], in[n], k.count, (enum tally_dtype)k.dtype,
                                     (enum tally_reduction)k.reduction, &k.options, &op[n]) == 0);
             }
-            for (int n = 0; n < EACH; n++) {
-                int i = step * EACH + n + epoch * 100;
+            for (int n = 0; n < PER_STEP; n++) {
+                int i = number(epoch, step, n);
                 struct kind k = kind_of(i);
-                uint8_t *want = malloc(k.bytes + 8);
                 ends(op[n], 0);
-                expect(b, &k, i, steps, step, want);
-                if (memcmp(want, in[n], k.bytes) != 0) {
+                if (memcmp(b->want[epoch][step][n], in[n], k.bytes) != 0) {
                     fprintf(stderr, "epoch %d, step %d, operation %d of type %d, reduction %d, count %zu\n",
                             epoch, step, i, k.dtype, k.reduction, k.count);
                     CHECK(!"another sum");
                 }
-                free(want);
                 if (b->in_pool)
                     CHECK(tally_free(in[n]) == 0);
                 else
@@ -183,7 +212,8 @@ static int train(int rank, void *arg)
     return 0;
 }
 
-static void run(const char *layout, int tallyds, bool in_pool)
+/* Jobs of a layout: with so many numbers of tallyd, from none on, in and out of the pool. */
+static void run(const char *layout, int tallyds, int pools)
 {
     int machine[JOB_MOST_RANKS], groups = 0;
     bool own = false;
@@ -194,47 +224,43 @@ static void run(const char *layout, int tallyds, bool in_pool)
         groups = machine[i] >= groups ? machine[i] + 1 : groups;
     }
     own = groups == b->ranks;
-    int *shared = job_shared(sizeof machine);
-    memcpy(shared, machine, sizeof machine);
-    b->machine = own ? NULL : shared;
+    b->machine = own ? NULL : machine;
     b->groups = groups;
-    b->in_pool = in_pool;
-    struct job j = {.ranks = b->ranks,
-                    .tallyds = tallyds,
-                    .machine = own ? NULL : machine,
-                    .main = train,
-                    .arg = b,
-                    .settings = {"TALLY_PART_BYTES=64K"}};
-    job_start(&j);
-    job_finish(&j);
-    job_clear(&j);
+    expect_all(b);
+    for (int i = 0; i < tallyds * pools; i++) {
+        b->in_pool = i / tallyds;
+        struct job j = {.ranks = b->ranks,
+                        .tallyds = i % tallyds,
+                        .machine = own ? NULL : machine,
+                        .main = train,
+                        .arg = b,
+                        .settings = {"TALLY_PART_BYTES=64K"}};
+        job_start(&j);
+        job_finish(&j);
+        job_clear(&j);
+    }
+    forget_all(b);
 }
 
 static void test_bits_of_machines(void **state)
 {
     static const char *const layouts[] = {"a", "ab", "abc", "abcde"};
     for (int i = 0; i < 4; i++)
-        for (int tallyds = 0; tallyds < 3; tallyds++)
-            run(layouts[i], tallyds, false);
+        run(layouts[i], 3, 1);
 }
 
 static void test_bits_in_shared_memory(void **state)
 {
-    for (int pool = 0; pool < 2; pool++) {
-        run("aa", 0, pool);
-        run("aaaa", 0, pool);
-        run("aaaaa", 0, pool);
-    }
+    run("aa", 1, 2);
+    run("aaaa", 1, 2);
+    run("aaaaa", 1, 2);
 }
 
 static void test_bits_of_teams(void **state)
 {
-    for (int pool = 0; pool < 2; pool++)
-        for (int tallyds = 0; tallyds < 2; tallyds++) {
-            run("aabb", tallyds, pool);
-            run("aaaabbbb", tallyds, pool);
-            run("aabbccdd", tallyds, pool);
-        }
+    run("aabb", 2, 2);
+    run("aaaabbbb", 2, 2);
+    run("aabbccdd", 2, 2);
 }
 
 /* --- what else they may do ----------------------------------------------------------------------- */

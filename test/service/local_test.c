@@ -34,14 +34,6 @@ static struct board *new_board(void)
     return job_shared(sizeof(struct board));
 }
 
-static uint64_t hash_of(const void *data, size_t len, uint64_t h)
-{
-    const uint8_t *p = data;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ p[i]) * 0x100000001b3ull;
-    return h;
-}
-
 /* --- the bits ------------------------------------------------------------------------------------ */
 
 static uint32_t element(int dtype)
@@ -91,11 +83,11 @@ static int all_kinds(int rank, void *arg)
         CHECK(tally_push_pull(c, i % 6 ? name : NULL, in, out, count, (enum tally_dtype)dtype,
                               (enum tally_reduction)reduction, &o, &op) == 0);
         job_expect(op, 0);
-        uint64_t h = hash_of(out, bytes, 1);
+        uint64_t h = job_hash(out, bytes);
         CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL,
                               &op) == 0);
         job_expect(op, 0);
-        CHECK(hash_of(out, bytes, 1) == h); /* all had the same */
+        CHECK(job_hash(out, bytes) == h); /* all had the same */
         size_t mine = count / (size_t)(rank + 1);
         const void *data;
         size_t all;

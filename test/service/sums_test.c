@@ -204,20 +204,6 @@ static void flush_subnormals(bool on)
 #endif
 }
 
-static uint64_t hash_of(const void *data, size_t len)
-{
-    uint64_t h = 0xcbf29ce484222325ull ^ len, word = 0;
-    const uint8_t *p = data;
-    for (; len >= 8; p += 8, len -= 8) {
-        memcpy(&word, p, 8);
-        h = (h ^ word) * 0x100000001b3ull;
-        h ^= h >> 29;
-    }
-    for (; len; p++, len--)
-        h = (h ^ *p) * 0x100000001b3ull;
-    return h | 1; /* never 0 */
-}
-
 struct flight {
     struct operation o;
     tally_op *op;
@@ -339,7 +325,7 @@ static void check_gathered(const struct run *run, const struct operation *o, str
         at += count * 3 * element;
     }
     CHECK(at == bytes);
-    run->hash[index][rank] = hash_of(data, bytes);
+    run->hash[index][rank] = job_hash(data, bytes);
 }
 
 static void finish(const struct run *run, struct flight *f, int index, int rank)
@@ -349,7 +335,7 @@ static void finish(const struct run *run, struct flight *f, int index, int rank)
     if (o->kind == TALLY_ALLGATHER) {
         check_gathered(run, o, f, index, rank);
     } else {
-        run->hash[index][rank] = hash_of(f->output, o->kind == TALLY_BARRIER ? 0 : bytes);
+        run->hash[index][rank] = job_hash(f->output, o->kind == TALLY_BARRIER ? 0 : bytes);
         if (run->verify && index % run->layout->ranks == rank && o->kind != TALLY_BARRIER) {
             uint8_t *want = malloc(bytes + 1);
             CHECK(want);

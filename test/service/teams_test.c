@@ -20,15 +20,6 @@ struct board {
 
 static const char once[] = "pushed once a machine";
 
-static uint64_t hash_of(const void *data, size_t len)
-{
-    const uint8_t *p = data;
-    uint64_t h = 1;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ p[i]) * 0x100000001b3ull;
-    return h;
-}
-
 /* --- the bits ------------------------------------------------------------------------------------ */
 
 /* Operation i of all_kinds(). */
@@ -95,7 +86,7 @@ static int all_kinds(int rank, void *arg)
             int i = from + n;
             struct kind k = kind_of(i);
             job_expect(op[n], 0);
-            uint64_t h = hash_of(out[n], k.bytes), all = h, least = h;
+            uint64_t h = job_hash(out[n], k.bytes), all = h, least = h;
             CHECK(tally_push_pull(c, "most", &h, &all, 1, TALLY_INT64, TALLY_MAX, NULL, &op[n]) == 0);
             job_expect(op[n], 0);
             CHECK(tally_push_pull(c, "least", &h, &least, 1, TALLY_INT64, TALLY_MIN, NULL, &op[n]) == 0);
