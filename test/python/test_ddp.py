@@ -831,7 +831,7 @@ def test_a_rank_that_dies(name, store):
     assert all("rank 1" in line for line in output.splitlines() if "said:" in line), output
 
 
-@pytest.mark.parametrize("name", ["hook", "backend"])
+@pytest.mark.parametrize("name", [pytest.param("hook", marks=pytest.mark.long), "backend"])
 def test_started_without_a_launcher(tmp_path, name):
     """mp.spawn: the ranks are the process group's, and so is the place where they meet."""
     (tmp_path / "spawned.py").write_text(textwrap.dedent("""

@@ -74,7 +74,10 @@ def until(stream, word):
     raise AssertionError("no line '%s …':\n%s" % (word, "".join(lines)))
 
 
-@pytest.mark.parametrize("victim, moment", [(2, "between"), (2, "anywhere"), (0, "between"), (0, "anywhere")])
+@pytest.mark.parametrize("victim, moment", [
+    (2, "anywhere"),
+    *(pytest.param(*more, marks=pytest.mark.long) for more in ((2, "between"), (0, "between"), (0, "anywhere"))),
+])
 def test_killed_with_data_loader_workers(tmp_path, victim, moment):
     """kill -9 of a rank whose four DataLoader workers live on: the others hear of it at once, while these live, and its
     ports, also the coordinator's, are free."""

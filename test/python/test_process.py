@@ -95,7 +95,7 @@ print("good", flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["horovod", "group"])
+@pytest.mark.parametrize("way", ["horovod", pytest.param("group", marks=pytest.mark.long)])
 def test_two_jobs_at_once(way, tmp_path):
     """Begun at the same moment on one machine, by a launcher that gives no port for Tally."""
     script = tmp_path / "job.py"
@@ -188,7 +188,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["torch", "python"])
+@pytest.mark.parametrize("way", ["torch", pytest.param("python", marks=pytest.mark.long)])
 def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS, encoding="utf-8")
