@@ -103,6 +103,12 @@ uint64_t job_hash(const void *data, size_t len)
     return h | 1; /* never 0 */
 }
 
+int job_long(void)
+{
+    const char *choice = getenv("TEST_LONG");
+    return !choice || strcmp(choice, "none") == 0 ? 0 : strcmp(choice, "all") == 0 ? JOB_ALL : atoi(choice);
+}
+
 /* --- starting ------------------------------------------------------------------------------------ */
 
 int job_free_port(void)

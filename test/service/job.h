@@ -82,6 +82,10 @@ size_t job_resident(void);
 /* Of `len` bytes; never 0. */
 uint64_t job_hash(const void *data, size_t len);
 
+/* The part of the long tests that runs, by TEST_LONG: I of I/N, 0 for none, JOB_ALL for all of them. */
+enum { JOB_ALL = -1 };
+int job_long(void);
+
 /* A job from its start to its end. */
 void job_run(struct job *j);
 

@@ -4,7 +4,8 @@
  *
  * Each job works through the same list of operations, made from a seed: kinds, types, reductions, sizes, factors,
  * values.  One rank an operation compares with the reference, all ranks leave a hash of what they got, and the hashes
- * must agree over ranks and over jobs with the same ranks.  SERVICE_SOAK=N works through N lists. */
+ * must agree over ranks and over jobs with the same ranks.  SERVICE_SOAK=N works through N lists.  Each part of the long
+ * tests has lists of its own, and all of them have three of each kind. */
 #include <errno.h>
 #include <setjmp.h>
 #include <string.h>
@@ -482,6 +483,8 @@ struct variant {
 static void compare_variants(const struct layout *layout, uint64_t seed, int ops, const struct variant *v,
                              int count)
 {
+    if (job_long() > 0)
+        seed += 10000 * (uint64_t)job_long();
     struct run run = {
         .layout = layout, .seed = seed, .ops = ops, .hash = job_shared(MOST_OPS * sizeof *run.hash)};
     uint64_t first[MOST_OPS];
@@ -500,7 +503,7 @@ static void compare_variants(const struct layout *layout, uint64_t seed, int ops
 static int rounds(void)
 {
     const char *soak = getenv("SERVICE_SOAK");
-    return soak && atoi(soak) > 0 ? atoi(soak) : UNDER_SANITIZER ? 1 : 3;
+    return soak && atoi(soak) > 0 ? atoi(soak) : job_long() == JOB_ALL && !UNDER_SANITIZER ? 3 : 1;
 }
 
 static const struct variant variants[] = {
