@@ -1,6 +1,7 @@
 """`long`: one more of a kind of which the ordinary run has some, or many steps of what it does a few of.
 
 --long=all runs them too, --long=3/8 the third of eight parts of them: which part a test is in depends on its name alone.
+`@pytest.mark.long(turn=4)`: it is in each fourth part.
 scripts/run_tests applies chooses() to C tests."""
 
 import zlib
@@ -11,7 +12,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "long: for make test-all and make chaos")
+    config.addinivalue_line("markers", "long(turn=N): for make test-all, and every so manieth of CI's runs")
 
 
 def chooses(option, turn=0):
@@ -26,7 +27,10 @@ def chooses(option, turn=0):
 
 
 def pytest_collection_modifyitems(config, items):
-    chosen = chooses(config.getoption("--long"))
-    later = {item for item in items if item.get_closest_marker("long") and not chosen(item.nodeid)}
+    option, later = config.getoption("--long"), set()
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark and not chooses(option, **mark.kwargs)(item.nodeid):
+            later.add(item)
     config.hook.pytest_deselected(items=list(later))
     items[:] = [item for item in items if item not in later]

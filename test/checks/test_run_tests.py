@@ -105,6 +105,28 @@ def test_long_c_tests_have_their_turn(runner, monkeypatch):
         names("none")
 
 
+LONG = """
+import pytest
+
+@pytest.mark.parametrize("i", range(20))
+@pytest.mark.long
+def test_rare(i): pass
+
+@pytest.mark.parametrize("i", range(20))
+@pytest.mark.long(turn=2)
+def test_often(i): pass
+"""
+
+
+def test_long_python_tests_have_their_turn(runner):
+    (runner.ROOT / "test" / "suite" / "test_it.py").write_text(LONG)
+    seen = collections.Counter()
+    for part in range(1, 5):
+        seen.update(name for _, name in runner.count_pytest("suite", ["test_it.py"], (), f"{part}/4").times)
+    assert collections.Counter(seen.values()) == {1: 20, 2: 20}
+    assert runner.count_pytest("suite", ["test_it.py"], (), "none").times == []
+
+
 def test_files_that_go_together_are_all_there(runner):
     folder = runner.ROOT / "test" / "python"
     folder.mkdir()
