@@ -21,6 +21,9 @@ FOLDER = ROOT / "examples" / "frameworks"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RANKS = [BUILD / "bin" / "tally", "run", "-n", "2", "--", sys.executable]
 
+# To import a framework takes most of a test's time.
+IN_TURN = pytest.mark.long(turn=4)
+
 # Bytes of the gradients that a rank has in all steps: of problem.py's network, of transformers_trainer.py's, of jax_arrays.py's.
 NETWORK, GPT2, JAX = 12 * 2704, 6 * 29184, 20 * 640
 
@@ -54,20 +57,21 @@ def needs(*packages):
     return pytest.mark.skipif(bool(lacking), reason="not installed: %s" % ", ".join(lacking))
 
 
-@pytest.mark.parametrize("script", ("torchrun.py", pytest.param("lightning_ddp.py", marks=needs("lightning")),
-                                    pytest.param("accelerate_loop.py", marks=needs("accelerate"))))
+@pytest.mark.parametrize("script", ("torchrun.py", pytest.param("lightning_ddp.py", marks=[needs("lightning"), IN_TURN]),
+                                    pytest.param("accelerate_loop.py", marks=[needs("accelerate"), IN_TURN])))
 def test_hook_and_backend_agree(script):
     # Two ranks: the average is rounded once in both.
     backend, hook = (run(NETWORK, TORCHRUN, script, "--way", way) for way in ("backend", "hook"))
     assert backend == hook
 
 
-@pytest.mark.parametrize("script", (pytest.param("lightning_ddp.py", marks=needs("lightning")),
-                                    pytest.param("accelerate_loop.py", marks=needs("accelerate"))))
+@pytest.mark.parametrize("script", (pytest.param("lightning_ddp.py", marks=[needs("lightning"), IN_TURN]),
+                                    pytest.param("accelerate_loop.py", marks=[needs("accelerate"), IN_TURN])))
 def test_without_the_barrier(script):
     assert run(NETWORK, TORCHRUN, script, "--way", "cross_barrier") == run(NETWORK, TORCHRUN, script, "--way", "hook")
 
 
+@IN_TURN
 @needs("transformers", "accelerate")
 def test_transformers_trainer():
     run(GPT2, TORCHRUN, "transformers_trainer.py")

@@ -121,6 +121,7 @@ def test_quick_run_of_ranks_that_share_machines(tmp_path):
     assert all(row["wrong"] == 0 and row["ranks_per_machine"] == 2 for row in rows) and len(rows) == 6
 
 
+@pytest.mark.long(turn=4)
 @needs_lab
 def test_quick_run_of_sharded_training(tmp_path):
     pytest.importorskip("torch")

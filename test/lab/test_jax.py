@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("services", ([], ["c0", "c1"]))
+@pytest.mark.parametrize("services", (pytest.param([], marks=pytest.mark.long), ["c0", "c1"]))
 def test_collectives(services):
     workers = ["w0", "w1", "w2"]
     env = {"PYTHONPATH": str(BUILD / "python"), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
@@ -36,6 +36,7 @@ def test_collectives(services):
             assert all(sum(job.traffic[host]) > 100_000 for host in services), job.traffic
 
 
+@pytest.mark.long(turn=4)
 def test_benchmark(tmp_path):
     rows = tmp_path / "rows.json"
     done = subprocess.run(

@@ -213,6 +213,7 @@ def test_all_systems_come_to_the_same_parameters(tmp_path):
     assert {"ddp", "cross", "ideal", "no communication"} <= set(lines) and len(lines["cross"]) == 1
 
 
+@pytest.mark.long(turn=4)
 @needs_lab
 @needs_torch
 def test_the_pictures(tmp_path):

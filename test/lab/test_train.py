@@ -99,7 +99,7 @@ def test_chosen_buckets_on_one_machine(tmp_path, images):
 
 @needs_lab
 @needs_torch
-@pytest.mark.parametrize("what", ("model", "layers"))
+@pytest.mark.parametrize("what", ("model", pytest.param("layers", marks=pytest.mark.long)))
 def test_compiled(tmp_path, images, what):
     """Compiled alike, the optimizer's ranks and the reference get the same bits; DDP cuts a whole model's graph."""
     machine = ("-n", "1", "--ranks", "2", "--models", "mlp")
