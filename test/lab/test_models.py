@@ -194,6 +194,7 @@ def benchmark(*arguments):
     return done.stdout
 
 
+@pytest.mark.long(turn=4)
 @needs_lab
 @needs_torch
 def test_all_systems_come_to_the_same_parameters(tmp_path):
