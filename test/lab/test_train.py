@@ -66,6 +66,7 @@ def benchmark(rows, images, *arguments):
     return [json.loads(line) for line in rows.read_text().splitlines()]
 
 
+@pytest.mark.long(turn=4)
 @needs_lab
 @needs_torch
 def test_ways_train_to_the_same_bits(tmp_path, images):
