@@ -98,9 +98,10 @@ def test_chosen_buckets_on_one_machine(tmp_path, images):
     assert row["hidden"] == pytest.approx(1 - row["not_hidden_s"] / row["alone_s"])
 
 
+@pytest.mark.long(turn=4)
 @needs_lab
 @needs_torch
-@pytest.mark.parametrize("what", ("model", pytest.param("layers", marks=pytest.mark.long)))
+@pytest.mark.parametrize("what", ("model", "layers"))
 def test_compiled(tmp_path, images, what):
     """Compiled alike, the optimizer's ranks and the reference get the same bits; DDP cuts a whole model's graph."""
     machine = ("-n", "1", "--ranks", "2", "--models", "mlp")
