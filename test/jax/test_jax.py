@@ -39,7 +39,13 @@ def all_ended(output, ranks, name):
     assert len(re.findall(r"rank \d: %s ended" % name, output)) == ranks, output[-8000:]
 
 
-@pytest.mark.parametrize("ranks, tallyd, machines", ((2, 0, None), (3, 0, None), (4, 0, None), (4, 2, None), (4, 0, 2)))
+def in_turn(*values):
+    """One more of its kind, whose ranks compile for seconds."""
+    return pytest.param(*values, marks=pytest.mark.long(turn=4))
+
+
+@pytest.mark.parametrize("ranks, tallyd, machines", (in_turn(2, 0, None), (3, 0, None), in_turn(4, 0, None), (4, 2, None),
+                                                     in_turn(4, 0, 2)))
 def test_collectives(ranks, tallyd, machines):
     output = job(ranks, "collectives", tallyd=tallyd, machines=machines)
     all_ended(output, ranks, "collectives")
@@ -48,13 +54,13 @@ def test_collectives(ranks, tallyd, machines):
     assert len(halves) == 10, output[-8000:]
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
+@pytest.mark.parametrize("ranks", (2, in_turn(4)))
 def test_reduce_scatter_of_large_chunks(ranks):
     """150 times 4 MiB for each rank, which Gloo gets wrong."""
     all_ended(job(ranks, "scatter", 150, 4096), ranks, "scatter")
 
 
-@pytest.mark.parametrize("optimizer", ("plain", "optax"))
+@pytest.mark.parametrize("optimizer", ("plain", in_turn("optax")))
 def test_training(optimizer):
     if importlib.util.find_spec(optimizer) is None and optimizer != "plain":
         pytest.skip("there is no %s" % optimizer)
