@@ -154,13 +154,13 @@ void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
 {
     tally_comm *c = op->comm;
     pthread_mutex_lock(&c->inbox_lock);
-    bool known = op->lost_err != 0;
-    op->lost_err = known ? op->lost_err : err;
-    explain(op, sentence);
-    if (known)
+    if (op->lost_err) {
         pthread_mutex_unlock(&c->inbox_lock);
-    else
-        tell(c, &c->over[STAGE_TENSOR], &op->over[STAGE_TENSOR]);
+        return;
+    }
+    op->lost_err = err;
+    explain(op, sentence);
+    tell(c, &c->over[STAGE_TENSOR], &op->over[STAGE_TENSOR]);
 }
 
 static void move(struct tly_list *from, struct tly_list *to)

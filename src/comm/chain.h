@@ -32,13 +32,14 @@ void tly_chain_admitted(struct part *p);
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
 /* The next operation of such a list, or NULL. */
 struct tally_op *tly_chain_next(struct tly_list *over, int place);
-/* This rank takes the operation back, and home will send a verdict: no stage but the network goes on with it. */
+/* This rank takes the operation back, and home will send a verdict: no stage but the network goes on with it.  A loss that
+ * a stage has told and nobody has heard is forgotten, as are later ones: the verdict ends the operation. */
 void tly_chain_stop(tally_comm *c, struct tally_op *op);
 /* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
 void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
 /* What the stage that has this part does with it, or what the part waits for. */
 const char *tly_chain_does(const struct part *p);
-/* Has a stage this part on its way inward?  A team does not count: it has its parts until all of them have landed. */
+/* A stage has this part on its way inward.  A team does not count: it has its parts until all of them have landed. */
 bool tly_chain_holds(const struct part *p);
 
 #endif

@@ -81,7 +81,7 @@ static void test_two_stages_end_at_once(void **state)
     assert_false(tly_chain_take(f.c, &passed, over));
 }
 
-/* What they say of an operation that ends meanwhile is forgotten. */
+/* The end of an operation takes back all that stages have said of it. */
 static void test_the_end_takes_back_what_was_said(void **state)
 {
     struct tly_list passed, over[STAGE_NET];

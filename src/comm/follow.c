@@ -37,7 +37,7 @@ static void vacate(tally_comm *c, uint32_t place)
     tly_peer_drop(p);
     tly_keep_drop_all(p);
     tly_peer_finish(p);
-    *p = (struct peer){.reported = true}; /* nobody waits for that */
+    *p = (struct peer){0};
     tly_peer_init(p, c, place);
 }
 

@@ -184,7 +184,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
         fail_job(c, op, op->spoilt);
         return NULL;
     }
-    tly_queue_remove(p); /* a service that misbehaves may answer what it has asked for again */
+    tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
     tly_part_change(p, PART_LANDED);
     c->traffic.moved += p->result_length;
     op->missing -= p->bytes;
@@ -242,6 +242,7 @@ static int begin(tally_comm *c, struct tally_op *op)
     if (op->chain && tly_chain_begin(c, op) != 0 && !op->reason && !(op->reason = strdup(tly_error())))
         return -ENOMEM;
     if (op->reason) { /* home is all that hears of it */
+        op->stopped = true;
         tly_queue_cancel(c, op);
         return tly_queue_part(c, &op->parts[0]);
     }
@@ -293,8 +294,8 @@ static void fail_part(tally_comm *c, struct part *p)
     } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(op->lost)))) {
         tly_op_cancel(c, op);
     } else if (op->reason && op->parts[0].state != PART_LANDED) {
-        op->spoilt =
-            p->err; /* home knows that this rank has taken it back: a verdict comes, or part 0 lands */
+        /* Home knows that this rank has taken it back: a verdict comes, or part 0 lands. */
+        op->spoilt = p->err;
     } else {
         fail_job(c, op, p->err);
     }
@@ -305,7 +306,9 @@ static void come_in(tally_comm *c, struct tally_op *op, int place)
 {
     uint32_t left = op->away;
     op->ended |= (uint8_t)(1u << place);
-    for (uint32_t i = 0; i < op->part_count && !op->lost_at; i++)
+    if (op->lost_at)
+        return;
+    for (uint32_t i = 0; i < op->part_count; i++)
         if (op->parts[i].stage == place)
             left -= tly_chain_in(c, &op->parts[i]);
     bool all = left == 0 && op->away > 0;

@@ -64,12 +64,12 @@ struct tally_op {
     bool team;                 /* the ranks of each machine push it together */
     bool entered;              /* ... and the engine has it */
     uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
-    bool begun, stopped;       /* these have begun it; no part goes on any more, and home sends a verdict */
-    uint8_t voucher;           /* of these: the last that vouches, or 0 */
-    uint8_t ended;             /* of these: which the loop knows to be over with it, a bit for each place */
-    int16_t spoilt;            /* positive: a stage could not do a part, and home has yet to decide */
-    uint32_t due, away;        /* parts that the voucher has yet to pass; that are not back at the tensor */
-    void *own[STAGE_NET];      /* each stage's own */
+    bool begun, stopped;  /* these have begun it; no part enters another stage, and home sends a verdict */
+    uint8_t voucher;      /* of these: the last that vouches, or 0 */
+    uint8_t ended;        /* of these: which the loop knows to be over with it, a bit for each place */
+    int16_t spoilt;       /* positive: a stage could not do a part, and home has yet to decide */
+    uint32_t due, away;   /* parts that the voucher has yet to pass; that are not back at the tensor */
+    void *own[STAGE_NET]; /* each stage's own */
     struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox_lock, as the next two */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];

@@ -7,8 +7,9 @@
  *                   SAID ◀──what has landed of it is said── DOUBTED ◀──its connection or service is gone
  *
  * A lost connection makes DOUBTED of whatever is in a queue or on its way; what the service has never heard of is queued
- * again.  A result that was owed before may land while the part is queued again, which takes it out of the queue.  What this rank only gives is DOUBTED again
- * after it has LANDED, if its service dies before all ranks have the result.  The end of the operation makes all IDLE.
+ * again.  A result that was owed before may land while the part is queued again.  That takes it out of the queue.  What
+ * this rank only gives is DOUBTED again after it has LANDED, if its service dies before all ranks have the result.  The
+ * end of the operation makes all IDLE.
  *
  * Parts of a team that another rank carries are LANDED from the beginning (tly_team_cut). */
 #include "comm/part.h"

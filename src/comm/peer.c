@@ -478,6 +478,7 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
 {
     p->comm = c;
     p->index = index;
+    p->reported = true; /* nobody waits for that */
     tly_sched_add(&c->sched, &p->queue);
     tly_outbox_init(&p->outbox);
     tly_list_init(&p->kept);

@@ -39,7 +39,7 @@ static void admit(struct tly_task *task)
     struct peer *peer = &c->peers[p->owner];
     tly_part_change(p, PART_ADMITTED);
     p->next = NULL;
-    if (p->op->chain)
+    if (p->op->chain && !p->mark)
         tly_chain_admitted(p);
     tly_part_stamp(p, TLY_AT_ADMITTED);
     tly_traffic_admitted(peer);
@@ -123,10 +123,14 @@ static bool is_part(struct tly_task *task, void *part)
 void tly_queue_remove(struct part *p)
 {
     tally_comm *c = p->op->comm;
+    struct peer *peer = &c->peers[p->owner];
     if (p->state == PART_QUEUED)
-        tly_sched_drop(&c->peers[p->owner].queue, is_part, p);
+        tly_sched_drop(&peer->queue, is_part, p);
     else if (p->state == PART_ADMITTED)
         retract(c, p);
+    if (p->frames && peer->link)
+        tly_link_detach(peer->link, p);
+    p->frames = 0;
 }
 
 /* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */

@@ -18,8 +18,8 @@
  *
  * Failures: `begin` may fail.  A stage that `vouches` may also fail later on the way out: part 0 sets out once all other
  * parts are through it, so that this rank can take the operation back, and home tells all ranks.  A stage behind the team
- * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does, unless this rank has taken the
- * operation back meanwhile and home's verdict comes.  A stage that fails on the way in fails its own rank's operation, once
+ * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does.  There are two exceptions.  While
+ * part 0 is still in a stage, the operation alone is taken back.  Once this rank has taken it back, home's verdict comes.  A stage that fails on the way in fails its own rank's operation, once
  * all parts are through. */
 #ifndef TLY_COMM_STAGE_H
 #define TLY_COMM_STAGE_H
@@ -41,7 +41,8 @@ struct stage {
     /* The part's input is there.  1: this stage is done with it; 0: it will be (tly_stage_passed); -ENOMEM: the communicator
      * fails. */
     int (*ready)(tally_comm *c, struct part *p);
-    /* The network has admitted what this stage has handed on, be it after a withdrawal.  Or NULL. */
+    /* The network has admitted a part with its data, which this stage has handed on.  This may come after a withdrawal.  Or
+     * NULL. */
     void (*admitted)(struct part *p);
     /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
     bool (*landed)(tally_comm *c, struct part *p);
