@@ -96,7 +96,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
     op->tensor = t;
     op->dtype = like->dtype;
     op->reduction = like->reduction;
-    op->priority = like->priority;
+    op->priority = op->urgency = like->priority;
     op->prescale = like->prescale;
     op->postscale = like->postscale;
     op->count = like->count;

@@ -39,7 +39,8 @@ struct tally_op {
 
     uint8_t kind, dtype, reduction, space;
     uint32_t root, round;
-    int32_t priority;
+    int32_t priority;  /* the caller's */
+    int32_t urgency;   /* by which its parts are queued: in a list that of its block */
     uint64_t sequence; /* order of submission */
     double prescale, postscale;
     uint64_t count, bytes, key, spec, digest;

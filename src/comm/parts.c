@@ -34,7 +34,7 @@ static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cu
         return -ENOMEM;
     op->part_count = op->parts_left = n;
     op->credit = cut->credit;
-    bool backwards = tly_tensor_goes_backwards(op);
+    bool backwards = tly_tensor_line_up(op);
     uint64_t place = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct part *p = &op->parts[i];

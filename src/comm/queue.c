@@ -59,7 +59,7 @@ int tly_queue_part(tally_comm *c, struct part *p)
     if (err)
         return err;
     p->task = (struct tly_task){
-        .order = {op->priority, op->sequence << 32 | p->order},
+        .order = {op->urgency, op->sequence << 32 | p->order},
         /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
         .credit = op->epoch == c->epoch ? op->credit : 0,
         /* The opening credit does not hold requests: a service tells little before it has something to answer. */

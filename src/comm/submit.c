@@ -211,6 +211,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->priority = o && !tly_kind_is_message(r->kind)
                        ? o->priority
                        : 0; /* a probe comes behind what was asked for before */
+    op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
     op->tag = o ? o->tag : NULL;
     op->patient = atomic_load_explicit(&c->stands_by, memory_order_relaxed);

@@ -236,14 +236,35 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
     return &t->cut;
 }
 
+/* A block of a list is a sixteenth of its bytes, or one larger tensor.  Its tensors have one urgency, and so go in the order in
+ * which they are submitted. */
+enum { BLOCKS = 16 };
+
+/* The highest priority in this item's block. */
+static int32_t of_block(const struct plan *list, size_t item)
+{
+    const struct planned *p = list->item;
+    size_t from = item, to = item;
+    while (from > 0 && p[from - 1].block == p[item].block)
+        from--;
+    while (to + 1 < list->count && p[to + 1].block == p[item].block)
+        to++;
+    int32_t most = p[from].tensor->priority;
+    for (size_t i = from + 1; i <= to; i++)
+        most = p[i].tensor->priority > most ? p[i].tensor->priority : most;
+    return most;
+}
+
 /* Gradients are: the last of a list, which the next step needs first, is the most urgent, so that of all that waits it goes
  * first.  Then a tensor's parts go from their end, too, and the list's small ones are again the first and the last. */
-bool tly_tensor_goes_backwards(const struct tally_op *op)
+bool tly_tensor_line_up(struct tally_op *op)
 {
     struct tensor *t = op->tensor;
     const struct plan *list = t->plan_list;
     t->priority = op->priority;
-    return list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
+    bool backwards = list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
+    op->urgency = backwards ? of_block(list, t->item) : op->priority;
+    return backwards;
 }
 
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
@@ -261,9 +282,15 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
             return -ENOMEM;
         }
     }
+    uint64_t all = 0, before = 0;
+    for (size_t i = 0; i < count; i++)
+        all += bytes[i];
     plan->users = 1; /* while it is made */
     for (size_t i = 0; i < count; i++) {
         struct tensor *t = plan->item[i].tensor;
+        plan->item[i].block = all ? (uint32_t)((double)before / (double)all * BLOCKS) : 0;
+        before += bytes[i];
+        t->item = i;
         if (t->plan_list != plan) {
             leave_plan(t);
             t->plan_list = plan;

@@ -21,6 +21,7 @@ struct plan {
     struct planned {
         struct tensor *tensor;
         uint64_t bytes;
+        uint32_t block; /* of this list */
     } item[];
 };
 
@@ -42,6 +43,7 @@ struct tensor {
     } spec;                 /* of the last operation, */
     uint64_t spec_hash;     /* and the name's with it; 0: none */
     struct plan *plan_list; /* the latest that names it, or NULL; shared */
+    size_t item;            /* its place in that */
     int32_t priority;       /* of its last operation; the loop's */
     struct cut {
         uint64_t bytes; /* size, epoch and root (one more; 0: it has none) for which it was made */
@@ -66,9 +68,9 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
 /* The parts of an operation whose epoch is known, and their services, the same on all ranks; names_lock held.  bytes: of its
  * tensor, or 0 where only its home is asked for.  NULL: out of memory. */
 const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes);
+/* Set op->urgency.  True: the tensor is of a list that goes from its end.  In the loop; names_lock held. */
+bool tly_tensor_line_up(struct tally_op *op);
 /* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
-/* Is this operation's tensor of a list that goes from its end?  In the loop; names_lock held. */
-bool tly_tensor_goes_backwards(const struct tally_op *op);
 int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);

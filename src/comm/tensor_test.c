@@ -1,0 +1,111 @@
+/* tensor_test.c - by which priority a list's tensors are queued. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/map.h"
+#include "comm/comm.h"
+#include "comm/op.h"
+#include "comm/tensor.h"
+
+#include <cmocka.h>
+
+enum { MOST = 64 };
+
+static tally_comm *c;
+static char text[MOST][8];
+static const char *names[MOST];
+static bool backwards; /* the list of the last one submitted */
+
+static int begin(void **state)
+{
+    c = calloc(1, sizeof *c);
+    assert_non_null(c);
+    for (int i = 0; i < MOST; i++) {
+        snprintf(text[i], sizeof text[i], "t%d", i);
+        names[i] = text[i];
+    }
+    return 0;
+}
+
+static int end(void **state)
+{
+    struct tensor *t;
+    tly_map_each(&c->names, t) tly_tensor_destroy(t);
+    tly_map_finish(&c->names);
+    free(c);
+    return 0;
+}
+
+/* Submits this tensor.  Returns its urgency. */
+static int32_t submit(int i, int32_t priority)
+{
+    struct tally_op op = {.tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[i]),
+                          .priority = priority};
+    assert_non_null(op.tensor);
+    backwards = tly_tensor_line_up(&op);
+    return op.urgency;
+}
+
+static void plan(int count, const uint64_t bytes[])
+{
+    assert_int_equal(tly_tensor_plan(c, 0, (size_t)count, names, bytes), 0);
+}
+
+/* From the second step on all priorities are known. */
+static void test_a_block_has_one_urgency(void **state)
+{
+    uint64_t bytes[MOST];
+    for (int i = 0; i < MOST; i++)
+        bytes[i] = 1000;
+    plan(MOST, bytes);
+    for (int i = 0; i < MOST; i++)
+        submit(i, i + 1);
+    for (int i = 0; i < MOST; i++) /* sixteen blocks of four */
+        assert_int_equal(submit(i, i + 1), i / 4 * 4 + 4);
+    assert_true(backwards);
+}
+
+static void test_a_large_tensor_is_a_block(void **state)
+{
+    /* The first one is half of the list; each of the next two begins in another sixteenth. */
+    static const uint64_t bytes[] = {8000, 1000, 6000, 500, 500};
+    plan(5, bytes);
+    for (int step = 0; step < 2; step++)
+        for (int i = 0; i < 5; i++) {
+            int32_t urgency = submit(i, i - 10);
+            if (step)
+                assert_int_equal(urgency, i < 3 ? i - 10 : -6); /* the last two lie in one */
+        }
+}
+
+static void test_no_list_and_no_order_change_nothing(void **state)
+{
+    static const uint64_t bytes[] = {10, 10, 0, 10}, none[] = {0, 0};
+    assert_int_equal(submit(9, 7), 7); /* in no list */
+    plan(4, bytes);
+    for (int step = 0; step < 2; step++)
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(submit(i, 3), 3); /* all alike */
+    for (int i = 0; i < 4; i++)
+        submit(i, -i);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(submit(i, -i), -i); /* forwards: as in the caller's order */
+    assert_false(backwards);
+    plan(2, none);
+    submit(0, 1);
+    submit(1, 2);
+    assert_int_equal(submit(0, 1), 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_block_has_one_urgency, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_large_tensor_is_a_block, begin, end),
+        cmocka_unit_test_setup_teardown(test_no_list_and_no_order_change_nothing, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
