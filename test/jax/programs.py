@@ -305,6 +305,7 @@ def die(victim):
             own_piece(run(x))
         except jax.errors.JaxRuntimeError as error:
             print("rank %d: told %s" % (rank, str(error).replace("\n", " ")), flush=True)
+            time.sleep(1)  # the others hear of the victim, and not first of a rank that has left for its sake
             os._exit(0)  # JAX's own service would now wait for the one that is gone
     raise AssertionError("nobody died")
 
