@@ -228,10 +228,11 @@ TALLY_API int tally_free(void *memory);
 /* --- operations --------------------------------------------------------------------------------- */
 
 /* Agree with all ranks on a list of tensors in their order of submission.  Tally then splits the whole list over the
- * services exactly by plan, instead of each tensor alone.  names[i] and bytes[i], i < count, describe tensor i; `space`
- * is as in tally_options.  A name keeps its place until the communicator closes or a later plan names it again.
- * Collective and blocking: every rank calls it with the same list.  If lists differ, it fails on all ranks, with an
- * error that names the ranks.  -EBUSY: a named tensor is in flight. */
+ * services exactly by plan, instead of each tensor alone.  If the last one has a higher priority than the first, the
+ * tensors overtake each other in sixteen blocks of as many bytes, and not one by one.  names[i] and bytes[i], i < count,
+ * describe tensor i; `space` is as in tally_options.  A name keeps its place until the communicator closes or a later
+ * plan names it again.  Collective and blocking: every rank calls it with the same list.  If lists differ, it fails on
+ * all ranks, with an error that names the ranks.  -EBUSY: a named tensor is in flight. */
 TALLY_API int tally_plan(tally_comm *comm, uint32_t space, size_t count, const char *const names[],
                          const uint64_t bytes[]);
 
