@@ -94,8 +94,7 @@ struct tally_comm {
     struct tly_list passed;     /* parts of which stages have said something; inbox_lock, as the next */
     /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
     struct tly_list over[STAGE_NET];
-    atomic_bool
-        stages_say; /* stages have said something since tly_chain_take; set (release) after, under inbox_lock */
+    atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox_lock */
 
     /* owner: the loop */
     struct tly_hook hook;

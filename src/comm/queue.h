@@ -12,7 +12,7 @@ struct tally_op;
 
 int tly_queue_part(tally_comm *c, struct part *p);
 void tly_queue_admit(tally_comm *c);
-/* The part waits no longer in any queue, if it did. */
+/* The part waits no longer in any queue, if it did, and its link does not read its input any more. */
 void tly_queue_remove(struct part *p);
 /* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op);

@@ -19,8 +19,8 @@
  * Failures: `begin` may fail.  A stage that `vouches` may also fail later on the way out: part 0 sets out once all other
  * parts are through it, so that this rank can take the operation back, and home tells all ranks.  A stage behind the team
  * cannot vouch, since a team's other ranks wait for part 0: if it fails, the job does.  There are two exceptions.  While
- * part 0 is still in a stage, the operation alone is taken back.  Once this rank has taken it back, home's verdict comes.  A stage that fails on the way in fails its own rank's operation, once
- * all parts are through. */
+ * part 0 is still in a stage, the operation alone is taken back.  Once this rank has taken it back, home's verdict comes.
+ * A stage that fails on the way in fails its own rank's operation, once all parts are through. */
 #ifndef TLY_COMM_STAGE_H
 #define TLY_COMM_STAGE_H
 
@@ -30,8 +30,7 @@
 #include "comm/part.h"
 
 struct stage {
-    const char *
-        does; /* of a part that it has on the way out or back, for users: "is not summed on this machine yet" */
+    const char *does; /* for users, of a part that it has, either way: "is not summed on this machine yet" */
     bool vouches;
     /* In the submitting thread, names_lock held: has it a share in this operation?  The operation has its key and round, and
      * is submitted for certain: a stage may note in it, or of it, what it must know by now. */

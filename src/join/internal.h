@@ -12,8 +12,8 @@
  *   join.c         tally_join()
  *   coordinator.c  what members say, and time
  *
- * What is due when one of them has changed the state is done by coordinator.c, which looks after each event.  start.h,
- * adapt.h and change.h have what the files offer, but for tell.c and join.c. */
+ * coordinator.c looks after each event, and does whatever a change of the state asks for.  start.h, adapt.h and change.h
+ * declare the files' functions, but for those of tell.c and join.c. */
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
