@@ -104,7 +104,7 @@ struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, cons
 void tly_store_unref(struct tly_job *job, struct round *r);
 /* The round is complete: it leaves the list of those that are not. */
 void tly_store_complete(struct tly_job *job, struct round *r);
-/* This rank's answer has parts that are ready and not sent. */
+/* Do not send what is ready of this rank's answer. */
 void tly_store_unqueue(struct tly_job *job, struct round *r, uint32_t rank);
 /* All ranks have the answer, or none wants it: forget the round. */
 void tly_store_remove(struct tly_job *job, struct round *r);
