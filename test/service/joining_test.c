@@ -18,9 +18,10 @@ struct board {
     const int *machine;
     int groups;
     bool in_pool;
-    /* of each epoch, step and operation; the test computes it once for a layout, and ranks inherit it */
-    uint8_t *want[EPOCHS][ROUNDS][PER_STEP];
 };
+
+/* The sum of each operation of each step.  The test computes it once for a layout, and ranks inherit it. */
+static uint8_t *wanted[EPOCHS][ROUNDS][PER_STEP];
 
 static tally_comm *open_comm(void)
 {
@@ -135,7 +136,7 @@ static int number(int epoch, int step, int n)
 }
 
 /* Of all steps that some rank takes. */
-static void expect_all(struct board *b)
+static void expect_all(const struct board *b)
 {
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         int steps[JOB_MOST_RANKS], most = 0;
@@ -147,16 +148,17 @@ static void expect_all(struct board *b)
             for (int n = 0; n < PER_STEP; n++) {
                 int i = number(epoch, step, n);
                 struct kind k = kind_of(i);
-                assert_non_null(b->want[epoch][step][n] = malloc(k.bytes + 8));
-                expect(b, &k, i, steps, step, b->want[epoch][step][n]);
+                assert_non_null(wanted[epoch][step][n] = malloc(k.bytes + 8));
+                expect(b, &k, i, steps, step, wanted[epoch][step][n]);
             }
     }
 }
 
-static void forget_all(struct board *b)
+static void forget_all(void)
 {
     for (int i = 0; i < EPOCHS * ROUNDS * PER_STEP; i++)
-        free(b->want[i / (ROUNDS * PER_STEP)][i / PER_STEP % ROUNDS][i % PER_STEP]);
+        free(wanted[i / (ROUNDS * PER_STEP)][i / PER_STEP % ROUNDS][i % PER_STEP]);
+    memset(wanted, 0, sizeof wanted);
 }
 
 static int train(int rank, void *arg)
@@ -188,7 +190,7 @@ static int train(int rank, void *arg)
                 int i = number(epoch, step, n);
                 struct kind k = kind_of(i);
                 ends(op[n], 0);
-                if (memcmp(b->want[epoch][step][n], in[n], k.bytes) != 0) {
+                if (memcmp(wanted[epoch][step][n], in[n], k.bytes) != 0) {
                     fprintf(stderr, "epoch %d, step %d, operation %d of type %d, reduction %d, count %zu\n",
                             epoch, step, i, k.dtype, k.reduction, k.count);
                     CHECK(!"another sum");
@@ -239,7 +241,7 @@ static void run(const char *layout, int tallyds, int pools)
         job_finish(&j);
         job_clear(&j);
     }
-    forget_all(b);
+    forget_all();
 }
 
 static void test_bits_of_machines(void **state)
