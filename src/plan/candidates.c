@@ -257,15 +257,6 @@ static bool may_be_more(const struct tly_gauge *g, double busiest)
     return g->value > 0 && !capped && spare;
 }
 
-double tly_candidates_busiest(const struct tly_replan *r, int count, const struct tly_replan_service *s)
-{
-    double busiest = 0;
-    for (int i = 0; i < count && i < r->room; i++)
-        if (tly_candidates_is_card(r, s, i))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-    return busiest;
-}
-
 /* The median of the values of those cards that are busy all the time; 0: there is none. */
 static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
@@ -279,9 +270,12 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = tly_candidates_busiest(r, count, s);
+    double others = usual(r, count, s), busiest = 0;
     bool found = false;
     tly_candidates_look(r, count, s);
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy must have been idle for long. */

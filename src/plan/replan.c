@@ -380,22 +380,27 @@ static double of_planned(const struct place *p, const struct tly_replan_service 
 int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named)
 {
     int found = -1, busy = 0;
-    double least = INFINITY, most = 0, busiest = tly_candidates_busiest(r, count, s);
+    double least = INFINITY, most = 0, busiest = 0;
+    for (int i = 0; i < count && i < r->room; i++)
+        if (tly_candidates_is_card(r, s, i))
+            most = fmax(most, of_planned(&r->place[i], &s[i]));
+    double slow = (1 - CLEARLY) * fmin(1, most);
+    for (int i = 0; i < count && i < r->room; i++)
+        if (tly_candidates_is_card(r, s, i) && of_planned(&r->place[i], &s[i]) < slow)
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
-        /* One that is less busy than another may only have that one's backlogs. */
+        /* A card that is less busy than a slow one may only have that one's backlogs. */
         bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
                     tly_gauge_busy(&p->card) > busiest - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
         double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
         busy += full;
-        if (tly_candidates_is_card(r, s, i))
-            most = fmax(most, ratio);
         if (full && counts < least) {
             least = counts;
             found = i;
         }
     }
     /* Where all carry as little, as two machines alone always do, nobody can tell whose card it is. */
-    return busy <= 1 || least < (1 - CLEARLY) * fmin(1, most) ? found : -1;
+    return busy <= 1 || least < slow ? found : -1;
 }

@@ -835,6 +835,9 @@ static void who_is_slowest_holds_all_up(void **state)
     assert_int_equal(stands_out(2, all, busy, -1), -1);
     assert_int_equal(stands_out(4, two, nearly, -1), 1); /* as it limits the other one */
     assert_int_equal(stands_out(4, two, nearly, 2), 1);
+    assert_int_equal(stands_out(4, one, nearly, -1),
+                     2); /* a busier card that is not slow hides no slow one */
+    assert_int_equal(stands_out(4, one, nearly, 2), 2);
 }
 
 int main(void)

@@ -71,8 +71,6 @@ double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_rep
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* By the gauges.  True: something is another value than before. */
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
-/* The highest fraction of the time for which a card is busy. */
-double tly_candidates_busiest(const struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
 
