@@ -561,7 +561,7 @@ def test_a_late_rank(three, store):
 def other_backend(path):
     """What goes to another backend that was asked for CUDA tensors."""
     import fake_device as fake
-    import tally.torch  # noqa: F401 - it registers the backend
+    import tally.torch
     import torch
     import torch.distributed as dist
     made = []
@@ -579,12 +579,12 @@ def other_backend(path):
         def _get_backend(self, place):
             return self
 
-    real, calls = dist.new_group, []
+    real, calls = tally.torch.group._make_beside, []
     with fake.install(6), group("cpu:tally,cuda:nccl", path):
-        def new_group(ranks, **named):
-            calls.append((ranks, named["backend"]))
+        def make_beside(ours, kind, backend):
+            calls.append((dist.get_process_group_ranks(ours), kind, backend))
             return Other()
-        dist.new_group = new_group
+        tally.torch.group._make_beside = make_beside
         try:
             x, y = torch.ones(3), fake.tensor(torch.ones(3))
             dist.all_reduce(x)
@@ -598,12 +598,12 @@ def other_backend(path):
                 dist.isend(y, (dist.get_rank() + 1) % 3)
             dist.broadcast(x, 0)
         finally:
-            dist.new_group = real
+            tally.torch.group._make_beside = real
         return x.tolist(), list(made), calls  # an older PyTorch looks for NCCL once more, at the end
 
 
 def test_cuda_tensors_of_another_backend(three, store):
     called = ["allreduce", "gather", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base",
               "_start_coalescing", "send", "_end_coalescing"]
-    expected = [3] * 3, called, [([0, 1, 2], "nccl")]
+    expected = [3] * 3, called, [([0, 1, 2], "cuda", "nccl")]
     assert three(other_backend, store, timeout=PATIENCE) == [expected] * 3

@@ -437,3 +437,52 @@ def only_for_cuda(path):
 
 def test_a_group_only_for_cuda(three, store):
     assert three(only_for_cuda, store) == [([6] * 3, [0, 1, 2])] * 3
+
+
+def made_late(path):
+    """A group whose rank 1 comes last: the others do not go on before it has come.  (Whether it has come, for each of two.)"""
+    import os
+    import tally
+    come = []
+    for turn in ("first", "again"):
+        if tally.rank() == 1:
+            time.sleep(0.3)
+            open(path + turn, "w").close()
+        with group("tally", path + " of " + turn):
+            come.append(os.path.exists(path + turn))
+    return come
+
+
+def test_a_group_is_there_on_all_ranks_at_once(three, store):
+    """torch drops what it has made for another device, which a slower rank may not have connected to yet."""
+    assert three(made_late, store) == [[True, True]] * 3
+
+
+def uneven_groups(path):
+    """Of "cpu:gloo,cuda:tally", where the ranks are in different numbers of groups and two threads call at once."""
+    import threading
+    import torch
+    import torch.distributed as dist
+    with group("cpu:gloo,cuda:tally", path):
+        pair, results = dist.new_group([0, 1]), []
+
+        def reduce():
+            dist.all_reduce(x := torch.ones(3))
+            results.append(x.tolist())
+
+        threads = [threading.Thread(target=reduce) for _ in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        if dist.get_rank() < 2:
+            dist.all_reduce(x := torch.ones(2), group=pair)
+            results.append(x.tolist())
+        assert dist.get_process_group_ranks(dist.group.WORLD.other(torch.device("cpu"))) == [0, 1, 2]
+        dist.barrier()
+    return results
+
+
+def test_ranks_in_different_numbers_of_groups(three, store):
+    both = [[3.0] * 3] * 2
+    assert three(uneven_groups, store) == [[*both, [2.0] * 2]] * 2 + [both]

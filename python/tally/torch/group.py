@@ -249,6 +249,20 @@ def _method(method, *names):
     return call
 
 
+def _make_beside(group, kind, backend):
+    """Make another backend's group over the ranks of `group`, for a type of device.  All of these ranks call this.
+
+    Not dist.new_group(): that names a group of some ranks by the number of groups which a rank is in.  Ranks that are in
+    different numbers of groups would look for each other under different names for ever.
+    """
+    ranks, c10d = dist.get_process_group_ranks(group), dist.distributed_c10d
+    made, _ = c10d._new_process_group_helper(
+        len(ranks), group.rank(), ranks, dist.Backend(backend), group.get_group_store(),
+        group_name="%s's for %s" % (group.getGroupName(), kind), timeout=datetime.timedelta(seconds=group.limit))
+    c10d._world.pg_group_ranks[made] = {one: place for place, one in enumerate(ranks)}
+    return made
+
+
 class Group(dist.ProcessGroup):
     """torch.distributed's process group over Tally; init_process_group() and new_group() make them.
 
@@ -265,6 +279,7 @@ class Group(dist.ProcessGroup):
         self.call = ranks.call
         self.failure = None  # why it can no longer be used
         self._others = None  # type of device -> another backend that has it, or its group once there is one
+        self._making = threading.Lock()  # guards changes of it
         self.mixed = True    # whether there may be any; the first call finds out
         self._works = UnderWay()
         self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
@@ -376,14 +391,25 @@ class Group(dist.ProcessGroup):
             if self.failure is not None:
                 raise self.gone()  # torch knows no other of a group that was destroyed
             pairs = [pair.split(":") for pair in dist.get_backend_config(self).split(",")]
-            self._others = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1] != "tally"}
+            with self._making:
+                self._others = self._others or {pair[0]: pair[1] for pair in pairs
+                                                if len(pair) == 2 and pair[1] != "tally"}
             self.mixed = bool(self._others)
         other = self._others.get(place.type)
         if isinstance(other, str):
-            other = self._others[place.type] = dist.new_group(
-                dist.get_process_group_ranks(self), backend=other, use_local_synchronization=True,
-                timeout=datetime.timedelta(seconds=self.limit))
+            with self._making:
+                other = self._others[place.type]
+                if isinstance(other, str):
+                    other = self._others[place.type] = _make_beside(self, place.type, other)
         return other
+
+    def meet(self):
+        """Wait until all ranks have made the group.
+
+        For "cpu:gloo,cuda:tally" torch makes Gloo's group first, and drops it for this one.  Gloo's of a slower rank may
+        still be connecting to it.
+        """
+        self._ranks.meet(self._store.timeout.total_seconds())
 
     def refuse(self, reason):
         """Tell the ranks that wait for this one's next operation why it will not come."""
@@ -867,6 +893,7 @@ def create(options, _=None):
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
                   Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places))
+    group.meet()
     _groups.add(group)
     return group
 

@@ -137,6 +137,10 @@ class Ranks:
     def barrier(self, call):
         return self._start(call, lambda call, _: _core.barrier_async(call))
 
+    def meet(self, limit):
+        """Wait until all ranks are here, for at most so many seconds.  It is no numbered call."""
+        _core.barrier_async(Call("meet", group=self._group)).wait(limit)
+
     def refuse(self, reason):
         def submit(call, _):
             _core.refuse(PUSH_PULL, call, reason)
