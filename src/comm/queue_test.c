@@ -78,6 +78,22 @@ static void test_requests_do_not_wait_for_news(void **state)
     assert_int_equal(f.part[3].state, PART_ADMITTED);
 }
 
+/* The urgency counts, which in a planned list is not the caller's priority. */
+static void test_the_most_urgent_goes_first(void **state)
+{
+    struct tally_op other = f.op;
+    f.op.priority = 2;
+    other.urgency = 1;
+    other.sequence = 1;
+    for (uint32_t i = 0; i < 2; i++)
+        queue_part(i, 0, f.input);
+    f.part[2] = (struct part){.op = &other, .length = PART, .group = TLY_PAIR, .input = f.input};
+    assert_int_equal(tly_queue_part(f.c, &f.part[2]), 0);
+    tly_queue_admit(f.c); /* a quarter of the credit */
+    assert_int_equal(f.part[2].state, PART_ADMITTED);
+    assert_int_equal(f.part[0].state, PART_QUEUED);
+}
+
 static int started;
 
 static void start(struct tly_task *task)
@@ -141,6 +157,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_requests_do_not_wait_for_news, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_most_urgent_goes_first, begin, end),
         cmocka_unit_test_setup_teardown(test_beside_a_task_that_is_no_part, begin, end),
         cmocka_unit_test_setup_teardown(test_what_has_landed_waits_no_longer, begin, end),
     };

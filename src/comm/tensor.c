@@ -236,8 +236,8 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
     return &t->cut;
 }
 
-/* A block of a list is a sixteenth of its bytes, or one larger tensor.  Its tensors have one urgency, and so go in the order in
- * which they are submitted. */
+/* A tensor is of the block in whose sixteenth of the list's bytes it begins.  A block's tensors have one urgency, and so go in
+ * the order in which they are submitted. */
 enum { BLOCKS = 16 };
 
 /* The highest priority in this item's block. */
@@ -261,7 +261,8 @@ bool tly_tensor_line_up(struct tally_op *op)
 {
     struct tensor *t = op->tensor;
     const struct plan *list = t->plan_list;
-    t->priority = op->priority;
+    if (!op->mark) /* a refusal has no priority */
+        t->priority = op->priority;
     bool backwards = list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
     op->urgency = backwards ? of_block(list, t->item) : op->priority;
     return backwards;
@@ -282,14 +283,14 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
             return -ENOMEM;
         }
     }
-    uint64_t all = 0, before = 0;
+    double all = 0, before = 0; /* the caller's numbers may be of any size */
     for (size_t i = 0; i < count; i++)
-        all += bytes[i];
+        all += (double)bytes[i];
     plan->users = 1; /* while it is made */
     for (size_t i = 0; i < count; i++) {
         struct tensor *t = plan->item[i].tensor;
-        plan->item[i].block = all ? (uint32_t)((double)before / (double)all * BLOCKS) : 0;
-        before += bytes[i];
+        plan->item[i].block = all > 0 ? (uint32_t)(before / all * BLOCKS) : 0;
+        before += (double)bytes[i];
         t->item = i;
         if (t->plan_list != plan) {
             leave_plan(t);

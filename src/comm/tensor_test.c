@@ -81,6 +81,28 @@ static void test_a_large_tensor_is_a_block(void **state)
         }
 }
 
+/* Their sum is no number of bytes, and neither is it anybody's memory. */
+static void test_sizes_without_bounds(void **state)
+{
+    static const uint64_t bytes[] = {UINT64_MAX, UINT64_MAX, 1};
+    plan(3, bytes);
+    for (int step = 0; step < 2; step++)
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(submit(i, i + 1), i + 1);
+}
+
+/* What a rank refuses has the priority that it had before. */
+static void test_a_refusal_says_nothing_of_priorities(void **state)
+{
+    static const uint64_t bytes[] = {10, 10, 1000};
+    plan(3, bytes);
+    for (int i = 0; i < 3; i++)
+        submit(i, i - 3);
+    struct tally_op mark = {.tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[0]), .mark = true};
+    assert_true(tly_tensor_line_up(&mark));
+    assert_int_equal(submit(1, -2), -1);
+}
+
 static void test_no_list_and_no_order_change_nothing(void **state)
 {
     static const uint64_t bytes[] = {10, 10, 0, 10}, none[] = {0, 0};
@@ -105,6 +127,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_block_has_one_urgency, begin, end),
         cmocka_unit_test_setup_teardown(test_a_large_tensor_is_a_block, begin, end),
+        cmocka_unit_test_setup_teardown(test_sizes_without_bounds, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_refusal_says_nothing_of_priorities, begin, end),
         cmocka_unit_test_setup_teardown(test_no_list_and_no_order_change_nothing, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
