@@ -298,6 +298,7 @@ static void note_left(struct tly_coordinator *c, uint32_t rank)
 {
     struct tly_writer w = {0};
     c->roster.ranks[rank].left = 1;
+    tly_slow_left(c);
     tly_write32(&w, rank);
     if (c->roster.standalone && !w.failed)
         tly_coordinator_post_all(c, TLY_GOODBYE, w.data, w.len);

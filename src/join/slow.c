@@ -4,7 +4,8 @@
  * (adapt.c, by the ranks' reports of their traffic), for a rank that computes longer than the others (src/plan/late.c, by
  * their reports of their steps), and for cards that all carry half.  All members are told when the judgement changes; the
  * log, `tally status`, /metrics and the job's last line have it from there.  A new epoch begins with no judgement, and
- * whoever still holds the job up is named again.
+ * whoever still holds the job up is named again.  Ranks leave one after the other at a job's end: the rank that computes
+ * longer stays named until the others have shown something else.
  *
  * All of it belongs to the coordinator's loop. */
 #include <math.h>
@@ -26,6 +27,13 @@ void tly_slow_heard(struct member *m, struct tly_reader *r)
         return; /* one sample less */
     tly_own_see(&m->own, steps.count, steps.own_us, steps.us);
     m->c->slow.fresh = true;
+}
+
+void tly_slow_left(struct tly_coordinator *c)
+{
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->ranks[i])
+            c->ranks[i]->own.count = 0;
 }
 
 /* --- who it is -------------------------------------------------------------------------------------- */
@@ -74,13 +82,14 @@ static bool has_slow_card(const struct tly_coordinator *c, uint32_t service)
     return service < c->roster.service_count && card_ratio(c, service) < 1 - TLY_ADAPT_NEWS;
 }
 
-static bool find_late(const struct tly_coordinator *c, struct tly_lateness *late)
+/* As tly_late_find(). */
+static int find_late(const struct tly_coordinator *c, struct tly_lateness *late)
 {
     const struct tly_own **of = calloc(c->size, sizeof *of);
     int named = c->slow.told.why == TLY_WHY_COMPUTES ? (int)c->slow.who : -1;
     for (uint32_t i = 0; of && i < c->size; i++)
         of[i] = c->ranks[i] && !c->ranks[i]->left && !c->roster.ranks[i].joined ? &c->ranks[i]->own : NULL;
-    bool found = of && tly_late_find((int)c->size, of, named, late);
+    int found = of ? tly_late_find((int)c->size, of, named, late) : -1;
     free(of);
     return found;
 }
@@ -95,14 +104,17 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
         return TLY_WHY_SUMS;
     if (busy >= 0 && !half && has_slow_card(c, *who))
         return TLY_WHY_CARD;
-    if (!(busy >= 0 && half) && find_late(c, late)) {
+    int found = busy >= 0 && half ? 0 : find_late(c, late);
+    if (found > 0) {
         *who = (uint32_t)late->rank;
         return TLY_WHY_COMPUTES;
     }
     if (half)
         return TLY_WHY_ALL_CARDS;
-    /* A slow card that nobody waits for now. */
     *who = c->slow.who;
+    if (found < 0 && c->slow.told.why == TLY_WHY_COMPUTES)
+        return TLY_WHY_COMPUTES; /* until the ranks that have not left show something else */
+    /* A slow card that nobody waits for now. */
     return cards && c->slow.told.why == TLY_WHY_CARD && has_slow_card(c, *who)
                ? TLY_WHY_CARD
                : TLY_WHY_NOBODY;

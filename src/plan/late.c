@@ -5,6 +5,7 @@
  * are compared with the lower median of all ranks, so one fast rank makes no late ones. */
 #include "plan/late.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 
 #define LATE .1   /* of the step, and */
@@ -39,7 +40,7 @@ static double usual(const double *ring, uint32_t count)
     return sum / (n - 2 * cut);
 }
 
-bool tly_late_find(int count, const struct tly_own *const *of, int named, struct tly_lateness *out)
+int tly_late_find(int count, const struct tly_own *const *of, int named, struct tly_lateness *out)
 {
     double *sorted = calloc((size_t)count + 1, sizeof *sorted), most = 0;
     int known = 0, latest = -1;
@@ -55,8 +56,8 @@ bool tly_late_find(int count, const struct tly_own *const *of, int named, struct
             most = own;
         }
     }
-    bool found = enough && known > 1;
-    if (found) {
+    int found = enough && known > 1 ? 0 : -1;
+    if (found == 0) {
         qsort(sorted, (size_t)known, sizeof *sorted, by_value);
         double share = most - sorted[(known - 1) / 2], step_s = usual(of[latest]->step_s, of[latest]->count);
         found = share > (latest == named ? STILL : LATE) && share * step_s > LEAST_S;

@@ -5,7 +5,6 @@
 #ifndef TLY_LATE_H
 #define TLY_LATE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 enum {
@@ -31,7 +30,7 @@ void tly_own_see(struct tly_own *o, uint32_t steps, uint64_t own_us, uint64_t us
 
 /* The rank that computes longer than the lower median of the ranks, by a tenth of the step and 1 ms.  `of` has NULL for
  * ranks that have left.  named: the rank that was found before, which must be better by more before it is not, or -1.
- * False: there is none, or too little is known; *out untouched. */
-bool tly_late_find(int count, const struct tly_own *const *of, int named, struct tly_lateness *out);
+ * Returns 1; 0: there is none; -1: too little is known.  *out is untouched then. */
+int tly_late_find(int count, const struct tly_own *const *of, int named, struct tly_lateness *out);
 
 #endif

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +70,7 @@ static int play(const struct setup *s, struct tly_lateness *out)
             r->own_ms = r->all_ms = r->steps = 0;
         }
         struct tly_lateness l;
-        bool is = tly_late_find(s->ranks, of, named, &l);
+        bool is = tly_late_find(s->ranks, of, named, &l) > 0;
         named = is ? l.rank : -1;
         found += is;
         if (is)
@@ -165,21 +166,23 @@ static void too_little_is_known(void **state)
     const struct tly_own *of[2] = {&own[0], &own[1]};
     struct tly_lateness l;
     for (int i = 0; i < TLY_LATE_ENOUGH; i++) {
-        assert_false(tly_late_find(2, of, -1, &l));
+        assert_int_equal(tly_late_find(2, of, -1, &l), -1);
         tly_own_see(&own[0], 1, 10000, 100000);
         if (i)
             tly_own_see(&own[1], 1, 60000, 100000);
     }
-    assert_false(tly_late_find(2, of, -1, &l));
+    assert_int_equal(tly_late_find(2, of, -1, &l), -1);
     tly_own_see(&own[1], 0, 60000, 100000); /* nonsense counts for nothing */
     tly_own_see(&own[1], 1, 0, 0);
     tly_own_see(&own[1], 1, 60000, 59999);
-    assert_false(tly_late_find(2, of, -1, &l));
+    assert_int_equal(tly_late_find(2, of, -1, &l), -1);
     tly_own_see(&own[1], 1, 60000, 100000);
-    assert_true(tly_late_find(2, of, -1, &l));
+    assert_int_equal(tly_late_find(2, of, -1, &l), 1);
     assert_int_equal(l.rank, 1);
     assert_true(fabs(l.share - .5) < 1e-9 && fabs(l.step_s - .1) < 1e-9);
-    assert_false(tly_late_find(0, of, -1, &l));
+    assert_int_equal(tly_late_find(2, (const struct tly_own *[]){&own[0], &own[0]}, -1, &l), 0);
+    assert_int_equal(tly_late_find(2, (const struct tly_own *[]){&own[0], NULL}, -1, &l), -1);
+    assert_int_equal(tly_late_find(0, of, -1, &l), -1);
 }
 
 int main(void)
