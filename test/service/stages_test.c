@@ -20,6 +20,7 @@ struct board {
     atomic_int stage, steps;
     bool device, codec;
     bool drops; /* services have too little memory */
+    bool early; /* a rank takes an operation back before it hears that all have begun it */
 };
 
 static const int pairs[] = {0, 0, 1, 1};
@@ -393,16 +394,27 @@ static void test_cancelled_between(void **state)
     }
 }
 
-/* The loop hears that the stage has failed when the operation has just been taken back. */
-static void fail_and_cancel(tally_comm *c, tally_op *op, int part)
+/* Until part 0 has come so far.  Returns with the loop's lock held. */
+static void await_first(tally_comm *c, const tally_op *op, enum part_state state)
 {
     tly_loop_lock(&c->loop);
+    while (!op->parts || op->parts[0].state != state) {
+        tly_loop_unlock(&c->loop);
+        job_sleep_ms(1);
+        tly_loop_lock(&c->loop);
+    }
+}
+
+/* The loop, whose lock is held, hears that the stage has failed when the operation has just been taken back. */
+static void fail_and_cancel(tally_comm *c, tally_op *op, int part)
+{
     atomic_store(&later_codec.fail_out, part);
     later_hold(&later_codec, LATER_NONE);
     while (later_codec.fail_out >= 0 || later_codec.busy)
         job_sleep_ms(1);
     op->reason = strdup("a test");
     tly_op_cancel(c, op);
+    tly_op_drain_stages(c);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
 }
@@ -421,6 +433,7 @@ static int cancelled_and_failed(int rank, void *arg)
             op = submit(c, "bad", spoiled, 0, 0);
             await_work(&later_codec.out, out, 1);
             job_sleep_ms(round);
+            tly_loop_lock(&c->loop);
             fail_and_cancel(c, op, 1 + round);
             atomic_store(&b->stage, round + 1);
         } else {
@@ -438,27 +451,28 @@ static int cancelled_and_failed(int rank, void *arg)
     return leave(c, b);
 }
 
-static bool all_have_begun(tally_comm *c, const tally_op *op)
-{
-    tly_loop_lock(&c->loop);
-    bool begun = op->parts && op->parts[0].state == PART_LANDED;
-    tly_loop_unlock(&c->loop);
-    return begun;
-}
-
-/* ... but if all had begun it, they wait for what does not come. */
+/* ... but if all had begun it, they wait for what does not come.  Its rank knows that they have, or (early) hears it next. */
 static int cancelled_too_late(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = join(b);
     const char *why;
-    if (rank == 1)
-        later_hold(&later_codec, LATER_OTHERS);
-    tally_op *op = submit(c, "bad", spoiled, 0, 0);
+    tally_op *op;
     if (rank == 1) {
-        while (!all_have_begun(c, op))
-            job_sleep_ms(1);
+        later_hold(&later_codec, LATER_OTHERS);
+        op = submit(c, "bad", spoiled, 0, 0);
+        await_first(c, op, b->early ? PART_SENT : PART_LANDED);
+        atomic_store(&b->stage, 1);
+        if (b->early)
+            job_await(&b->stage, 2);
         fail_and_cancel(c, op, 1);
+    } else {
+        job_await(&b->stage, b->early);
+        op = submit(c, "bad", spoiled, 0, 0);
+        await_first(c, op, PART_LANDED);
+        tly_loop_unlock(&c->loop);
+        if (b->early)
+            atomic_store(&b->stage, 2);
     }
     CHECK(tally_op_wait(op, -1) < 0);
     tally_op_free(op);
@@ -471,8 +485,10 @@ static int cancelled_too_late(int rank, void *arg)
 static void test_cancelled_and_failed(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct job j = {.ranks = 2, .main = i ? cancelled_too_late : cancelled_and_failed};
+        b->early = i == 2;
+        atomic_store(&b->stage, 0);
         run(&j, b, false, true);
         end(&j);
     }
