@@ -14,6 +14,10 @@
 #include "sched/sched.h"
 #include "wire/frame.h"
 
+#define tly_door tly_door_of_a_medium /* join/door.h has another one */
+#include "transport/link/link.h"
+#undef tly_door
+
 #include <cmocka.h>
 
 enum { PART = 1 << 20, PARTS = 4 };
@@ -153,6 +157,33 @@ static void test_what_has_landed_waits_no_longer(void **state)
     assert_int_equal(f.part[3].state, PART_LANDED);
 }
 
+/* A service may answer before it has read all.  The operation may end with that, and its memory belong to others, while the
+ * rest still waits in the link. */
+static void test_what_has_landed_is_not_sent_from_its_memory(void **state)
+{
+    struct tly_link *link = calloc(1, sizeof *link);
+    assert_non_null(link);
+    link->made = 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        queue_part(i, 0, f.input);
+        link->packet[i] = (struct tly_packet){.payload = f.input, .len = sizeof f.input, .token = &f.part[i]};
+        f.part[i].frames = 1;
+    }
+    f.peers[0].link = link;
+    tly_queue_admit(f.c);
+    assert_int_equal(f.part[0].state, PART_ADMITTED);
+    tly_queue_remove(&f.part[0]);
+    assert_int_equal(f.part[0].frames, 0);
+    assert_null(link->packet[0].token);
+    assert_ptr_not_equal(link->packet[0].payload, f.input);
+    assert_memory_equal(link->packet[0].payload, f.input, sizeof f.input);
+    assert_ptr_equal(link->packet[1].token, &f.part[1]); /* has not landed */
+    assert_ptr_equal(link->packet[1].payload, f.input);
+    f.peers[0].link = NULL;
+    free(link->packet[0].owned);
+    free(link);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +191,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_most_urgent_goes_first, begin, end),
         cmocka_unit_test_setup_teardown(test_beside_a_task_that_is_no_part, begin, end),
         cmocka_unit_test_setup_teardown(test_what_has_landed_waits_no_longer, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_has_landed_is_not_sent_from_its_memory, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
