@@ -256,12 +256,13 @@ static uint32_t pushes_of(const struct tly_roster *r)
 }
 
 /* Inputs/s that a service's memory has room for; 0: as many as its card can bring.  An input stays until all ranks' like it
- * are there and the result is with all: as long as a rank's credit takes to leave it, two parts for each service, and
+ * are there and the result is with all: as long as a rank's credit takes to leave it, and
  * a part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
 static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
     double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : slowest(r);
-    double stay = (2.0 * r->service_count + 2.0 * pushes_of(r) + 1) * (double)r->part_bytes / usual;
+    double stay = ((double)TLY_CREDIT_PARTS * r->service_count + 2.0 * pushes_of(r) + 1) *
+                  (double)r->part_bytes / usual;
     double rate = (double)s->memory / 2 / stay;
     return s->memory && usual > 0 && rate < card ? rate : 0;
 }
@@ -352,6 +353,11 @@ uint32_t tly_roster_active(const struct tly_roster *r)
     for (uint32_t i = 0; i < r->service_count; i++)
         active += r->services[i].weight > 0;
     return active;
+}
+
+uint64_t tly_roster_window(int active, uint64_t part_bytes)
+{
+    return 2 * tly_plan_credit(active, part_bytes);
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */

@@ -118,6 +118,9 @@ enum tly_split tly_roster_split_named(const char *name);
 /* How many services have a weight. */
 uint32_t tly_roster_active(const struct tly_roster *r);
 
+/* Bytes that a rank may have at a service unanswered: twice the credit that it has for such parts. */
+uint64_t tly_roster_window(int active, uint64_t part_bytes);
+
 /* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine);
 /* Bandwidth of the cards, bytes/s: the mean by what crosses each, so that a slow card that has little to do counts for

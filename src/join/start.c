@@ -47,8 +47,8 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
 {
     uint64_t bytes = r->part_bytes * c->window_parts;
     if (!bytes)
-        bytes = 2 * (c->credit_bytes ? c->credit_bytes
-                                     : tly_plan_credit((int)tly_roster_active(r), r->part_bytes));
+        bytes = c->credit_bytes ? 2 * c->credit_bytes
+                                : tly_roster_window((int)tly_roster_active(r), r->part_bytes);
     if (bytes < r->part_most)
         bytes = r->part_most;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;

@@ -121,11 +121,12 @@ struct tly_stretch {
  * behind what is pushed, and so long is the time that nothing makes good. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
 
-/* The credit of a rank, unless the user has set it: two parts for each active service.  One is on its way while the other
- * one is summed. */
+/* The credit of a rank, unless the user has set it: four parts for each active service.  One is on its way and one is being
+ * summed; and up to one and a half are accepted, but the rank has not heard of it (job.c, pace_bytes). */
+enum { TLY_CREDIT_PARTS = 4 };
 static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
 {
-    return 2 * (uint64_t)active * part_bytes;
+    return (uint64_t)TLY_CREDIT_PARTS * (uint64_t)active * part_bytes;
 }
 
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)

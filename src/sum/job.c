@@ -81,11 +81,12 @@ void tly_job_write_trace(struct tly_job *job)
 
 /* --- sizes --------------------------------------------------------------------------------------- */
 
-/* A window for twice the credit that ranks have for such parts, if memory lasts for that.  The service decides it alone, and
+/* A window that suits such parts, if memory lasts for that.  The service decides it alone, and
  * each connection hears of it by its counts.  A smaller window takes effect as answers open it no further. */
 static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
-    uint64_t suits = 4 * sharing * part_bytes, room = tly_quota_most(&job->quota) / (job->ranks + 1ull);
+    uint64_t suits = tly_roster_window((int)sharing, part_bytes),
+             room = tly_quota_most(&job->quota) / (job->ranks + 1ull);
     job->part_bytes = part_bytes;
     if (!job->window_fixed) {
         suits = suits < room ? suits : room;
@@ -98,7 +99,7 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
                                                     : half;
     job->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
     /* Results tell what was accepted.  Where they are late, counts go alone once three quarters of a rank's credit for
-     * this service are back.  That credit is half a window: two parts for each service, unless the user sets it. */
+     * this service are back, or one and a half parts.  That credit is half a window. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
     for (uint32_t i = 0; i < job->ranks; i++) {
