@@ -8,19 +8,15 @@
 
 #include "transport/tcp/tcp.h"
 
-/* What goes with each packet of a stream: Ethernet, IPv4 and TCP with time stamps. */
-enum { PACKET_BYTES = 14 + 20 + 32 };
-
 int tly_tcp_load(int fd, struct tly_link_load *out)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
         return -errno;
-    if (len < offsetof(struct tcp_info, tcpi_sndbuf_limited) || !info.tcpi_snd_mss)
+    if (len < offsetof(struct tcp_info, tcpi_sndbuf_limited))
         return -ENOTSUP; /* before Linux 4.10 */
-    double whole = (double)info.tcpi_snd_mss + PACKET_BYTES;
-    out->bytes = (uint64_t)((double)info.tcpi_bytes_acked * whole / (double)info.tcpi_snd_mss);
+    out->bytes = info.tcpi_bytes_acked;
     uint64_t busy = info.tcpi_busy_time, shut = info.tcpi_rwnd_limited;
     out->busy_us = busy > shut ? busy - shut : 0;
     return 0;

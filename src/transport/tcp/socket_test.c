@@ -1,4 +1,5 @@
-/* socket_test.c - two that want to listen on one port at the same moment: one of them gets it, every time. */
+/* socket_test.c - two that want to listen on one port at the same moment: one of them gets it, every time.  And what the
+ * kernel says that a connection has sent. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,10 +7,13 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -71,8 +75,40 @@ static void test_one_of_two_gets_the_port(void **state)
     close(holder);
 }
 
+/* With segments so short that their headers would be an eighth more. */
+static void test_a_load_is_without_headers(void **state)
+{
+    enum { SEGMENT = 536, BYTES = 64 * 1024 };
+    static char data[BYTES];
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int segment = SEGMENT, unacknowledged = 1;
+    int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int out = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(setsockopt(out, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment), 0);
+    assert_int_equal(bind(door, (struct sockaddr *)&a, len), 0);
+    assert_int_equal(listen(door, 1), 0);
+    assert_int_equal(getsockname(door, (struct sockaddr *)&a, &len), 0);
+    assert_int_equal(connect(out, (struct sockaddr *)&a, len), 0);
+    int in = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(in >= 0);
+    assert_int_equal(send(out, data, BYTES, 0), BYTES);
+    assert_int_equal(recv(in, data, BYTES, MSG_WAITALL), BYTES);
+    while (unacknowledged) {
+        sched_yield();
+        assert_int_equal(ioctl(out, SIOCOUTQ, &unacknowledged), 0);
+    }
+    struct tly_link_load load = {0};
+    assert_int_equal(tly_tcp_load(out, &load), 0);
+    assert_in_range(load.bytes, BYTES, BYTES + 1); /* the kernel may count the SYN */
+    close(in);
+    close(out);
+    close(door);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_of_two_gets_the_port)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_of_two_gets_the_port),
+                                       cmocka_unit_test(test_a_load_is_without_headers)};
     return cmocka_run_group_tests_name("socket", tests, NULL, NULL);
 }
