@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(!w.failed);
     struct tly_reader back = {w.data, w.len, false};
     require(tly_traffic_read(&back, &again) == 0 && again.count == t.count && again.moved == t.moved &&
-            memcmp(again.line, t.line, t.count * sizeof *t.line) == 0);
+            again.stale == t.stale && memcmp(again.line, t.line, t.count * sizeof *t.line) == 0);
     free(w.data);
     plan_by(&t);
     tly_traffic_finish(&again);

@@ -186,7 +186,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     }
     tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
     tly_part_change(p, PART_LANDED);
-    c->traffic.moved += p->result_length;
+    tly_traffic_landed(c, p);
     op->missing -= p->bytes;
     if (op->chain)
         go_in(c, p);

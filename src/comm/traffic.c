@@ -18,6 +18,7 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/op.h"
+#include "comm/part.h"
 #include "comm/peer.h"
 #include "comm/traffic.h"
 #include "join/member.h"
@@ -67,6 +68,13 @@ void tly_traffic_leaves(tally_comm *c)
         t->active_us += now - t->active_since;
     t->active_since = 0;
     count_step(t, now);
+}
+
+void tly_traffic_landed(tally_comm *c, const struct part *p)
+{
+    c->traffic.moved += p->result_length;
+    if (p->op->epoch != c->epoch)
+        c->traffic.stale += p->result_length;
 }
 
 void tly_traffic_admitted(struct peer *p)
@@ -149,6 +157,7 @@ static void tell(tally_comm *c)
                                .period_us = since(t->seen_at, t->before_at),
                                .active_us = since(t->active_seen, t->active_before),
                                .moved = t->moved_seen - t->moved_before,
+                               .stale = t->stale_seen - t->stale_before,
                                .count = (uint32_t)c->services,
                                .line = calloc((size_t)c->services, sizeof *told.line)};
     for (const struct tly_list *n = c->epochs.next; n != &c->epochs; n = n->next)
@@ -180,6 +189,8 @@ static void look(tally_comm *c, int64_t now, uint64_t active)
     t->active_seen = active;
     t->moved_before = t->moved_seen;
     t->moved_seen = t->moved;
+    t->stale_before = t->stale_seen;
+    t->stale_seen = t->stale;
     for (int i = 0; i < c->services; i++)
         glance(&c->peers[i], (uint64_t)now / 1000);
 }

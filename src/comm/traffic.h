@@ -9,15 +9,17 @@
 #include "tally/tally.h"
 #include "transport/transport.h"
 
+struct part;
 struct peer;
 struct tally_op;
 
 /* What is told to the coordinator.  Owner: the loop; times are monotonic. */
 struct traffic {
     uint64_t active_us, active_since; /* for how long operations were under way in all; 0: none is */
-    uint64_t moved;                   /* bytes of parts that have landed */
-    uint64_t active_seen, active_before, moved_seen, moved_before; /* at the last glances */
-    uint64_t seen_at, before_at;                                   /* when these were, us */
+    uint64_t moved, stale;            /* bytes of parts that have landed, and of them those of older epochs */
+    uint64_t active_seen, active_before, moved_seen, moved_before, stale_seen,
+        stale_before;            /* at the last glances */
+    uint64_t seen_at, before_at; /* when these were, us */
     int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
     bool begun;                  /* there are two glances of this epoch */
     uint64_t submitted,
@@ -32,6 +34,8 @@ void tly_traffic_begin(tally_comm *c);
 /* An operation has been put into active_ops; the last has been taken out. */
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
 void tly_traffic_leaves(tally_comm *c);
+/* A part has landed. */
+void tly_traffic_landed(tally_comm *c, const struct part *p);
 /* Something is in flight to this service; something is so no longer. */
 void tly_traffic_admitted(struct peer *p);
 void tly_traffic_accepted(struct peer *p);

@@ -5,7 +5,8 @@
  * gone.  One line says what has changed, and what that does.
  *
  * A card's rate is the sum of what all its connections carry, so a sample needs all ranks' reports.  Reports of another
- * epoch are dropped, and so are those of a sample that is not complete after WAIT_MS.
+ * epoch are dropped, and so are those of a sample that is not complete after WAIT_MS.  A round stays in its epoch, so a step
+ * that is under way when the split changes goes on by the old one: samples of such traffic are dropped, too.
  *
  * All of it belongs to the coordinator's loop. */
 #include <errno.h>
@@ -391,8 +392,7 @@ void tly_adapt_tick(struct tly_coordinator *c)
         if (of[i] && of[i]->epochs > epochs)
             epochs = of[i]->epochs;
     }
-    if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0) {
-        tly_traffic_sum(r, of, s, &goodput);
+    if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
         a->standout = tly_replan_standout(a->replan, (int)r->service_count, s, a->standout);
         c->slow.fresh = true;

@@ -23,6 +23,7 @@ void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t)
     tly_write32(w, t->period_us);
     tly_write32(w, t->active_us);
     tly_write64(w, t->moved);
+    tly_write64(w, t->stale);
     tly_write32(w, t->count);
     for (uint32_t i = 0; i < t->count; i++) {
         const struct tly_traffic_line *l = &t->line[i];
@@ -54,9 +55,10 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
     t.period_us = tly_read32(r);
     t.active_us = tly_read32(r);
     t.moved = tly_read64(r);
+    t.stale = tly_read64(r);
     t.count = tly_read32(r);
     if (r->failed || !t.active_us || t.active_us > t.period_us || t.period_us > TLY_TRAFFIC_LONGEST_US ||
-        !t.count || t.count > TLY_MAX_MACHINES || t.count > r->len / LINE_BYTES ||
+        t.stale > t.moved || !t.count || t.count > TLY_MAX_MACHINES || t.count > r->len / LINE_BYTES ||
         (double)t.moved * 8e6 > (double)TLY_MAX_RATE * t.period_us)
         return -EPROTO;
     t.line = calloc(t.count, sizeof *t.line);
@@ -160,13 +162,13 @@ bool tly_traffic_can_be(uint64_t sent, uint64_t came)
     return sent <= MOST_ON_ITS_WAY || (sent - MOST_ON_ITS_WAY) / 2 <= came;
 }
 
-void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
+bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
                      struct tly_replan_service *out, double *goodput)
 {
     struct flow *flow = calloc(3 * (size_t)r->service_count, sizeof *flow);
     struct flow *cards_out = flow, *cards_in = flow ? flow + r->service_count : NULL,
                 *pushes = flow ? flow + 2 * (size_t)r->service_count : NULL;
-    double moved = 0, most = 0;
+    double moved = 0, most = 0, landed = 0, stale = 0;
     int ranks = 0;
     for (uint32_t i = 0; i < r->rank_count; i++)
         if (of[i] && of[i]->count == r->service_count)
@@ -178,6 +180,8 @@ void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
         uint32_t own = r->services[r->ranks[i].machine].card;
         double us = most * t->period_us;
         moved += (double)t->moved * 1e6 / us;
+        landed += (double)t->moved;
+        stale += (double)t->stale;
         ranks++;
         for (uint32_t s = 0; s < t->count; s++) {
             const struct tly_traffic_line *l = &t->line[s];
@@ -198,4 +202,5 @@ void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);
+    return 2 * stale <= landed;
 }

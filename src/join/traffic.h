@@ -30,11 +30,12 @@ struct tly_traffic_line {
 /* One rank's period. */
 struct tly_traffic {
     uint32_t epoch;
-    uint32_t epochs;               /* that it still needs, this one among them */
-    uint32_t period_us;            /* how long it was, */
-    uint32_t active_us;            /* and for how long of it operations were under way; 1 to period_us */
-    uint64_t moved;                /* bytes of parts that have landed */
-    uint32_t count;                /* of services */
+    uint32_t epochs;    /* that it still needs, this one among them */
+    uint32_t period_us; /* how long it was, */
+    uint32_t active_us; /* and for how long of it operations were under way; 1 to period_us */
+    uint64_t moved;     /* bytes of parts that have landed, */
+    uint64_t stale;     /* and of them those that an older epoch's split has dealt; at most `moved` */
+    uint32_t count;     /* of services */
     struct tly_traffic_line *line; /* owned */
 };
 #define TLY_TRAFFIC_LONGEST_US 600000000u
@@ -60,8 +61,9 @@ void tly_steps_write(struct tly_writer *w, const struct tly_steps *s);
 int tly_steps_read(struct tly_reader *r, struct tly_steps *s);
 
 /* What the ranks have seen in one period: `of` has an entry for each rank, with count 0 of those that have said nothing,
- * else the roster's.  Sets card and sums of out[], one for each service, and *goodput, bytes/s of a rank. */
-void tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
+ * else the roster's.  Sets card and sums of out[], one for each service, and *goodput, bytes/s of a rank.  False: most parts that
+ * have landed were dealt by an older split, so that the sample says nothing of this one. */
+bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
                      struct tly_replan_service *out, double *goodput);
 
 #endif

@@ -56,6 +56,24 @@ static void rates_add_up_by_card(void **state)
     assert_true(s[2].sums.rate == s[2].card.rate && s[2].sums.busy == 0);
 }
 
+/* A step that was under way when the split changed goes on by the old one. */
+static void what_an_older_split_has_dealt_is_no_sample(void **state)
+{
+    struct tly_traffic_line line[SERVICES] = {{{0}}, {{100, S}, {100, S}, 0}, {{100, S}, {100, S}, 0}};
+    struct tly_traffic a = {.period_us = S, .active_us = S, .moved = 100, .count = SERVICES, .line = line};
+    struct tly_traffic b = a;
+    const struct tly_traffic *of[MACHINES] = {&a, &b};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    assert_true(tly_traffic_sum(&roster, of, s, &goodput));
+    a.stale = b.stale = 40; /* most is of this one */
+    assert_true(tly_traffic_sum(&roster, of, s, &goodput));
+    a.stale = 100;
+    assert_false(tly_traffic_sum(&roster, of, s, &goodput));
+    a.moved = a.stale = b.moved = b.stale = 0; /* as ranks that want no results report */
+    assert_true(tly_traffic_sum(&roster, of, s, &goodput));
+}
+
 /* It begins late and has all its traffic in half of the others' time: its card is busy for half of that. */
 static void who_computes_longer_is_not_slow(void **state)
 {
@@ -160,6 +178,9 @@ static void what_cannot_be_is_refused(void **state)
     t.moved = TLY_MAX_RATE; /* bytes in a second */
     assert_int_equal(read_back(&t, 0), -EPROTO);
     t = good;
+    t.stale = t.moved + 1;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t = good;
     line[0].in.bytes = TLY_MAX_RATE;
     assert_int_equal(read_back(&t, 0), -EPROTO);
     line[0].in.bytes = 0;
@@ -175,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(rates_add_up_by_card, set_up),
+        cmocka_unit_test_setup(what_an_older_split_has_dealt_is_no_sample, set_up),
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
