@@ -163,7 +163,8 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near, double level)
     if (carried > g->value * (1 + MORE))
         return bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {
-        double slow = while_full(g, TLY_GAUGE_LONG, level);
+        double slow =
+            fmax(while_full(g, TLY_GAUGE_LONG, level), fmin(carried, g->value)); /* not less than now */
         if (off(slow, g->value) > near)
             return bound(g, slow);
     }

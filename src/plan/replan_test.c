@@ -80,6 +80,17 @@ static void a_gauge_rises_only_when_the_guess_is_far_off(void **state)
     assert_true(fabs(tly_gauge_estimate(&g, .08, 1) - 113.3) < .1);
 }
 
+/* It carries more by now than in most of the many samples. */
+static void a_gauge_does_not_fall_below_what_is_carried(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 50, 0);
+    see(&g, TLY_GAUGE_LONG, 49, .98);
+    see(&g, 5, 75, .95);
+    g.value = 75;
+    assert_true(tly_gauge_estimate(&g, .06, 1) == 75);
+}
+
 /* It had time to spare while it waited for another card; what it has now is said by the newest samples. */
 static void a_card_that_waited_has_no_slack_any_more(void **state)
 {
@@ -875,6 +886,7 @@ int main(void)
         cmocka_unit_test(a_gauge_waits_until_few_samples_agree),
         cmocka_unit_test(a_gauge_knows_what_was_carried_without_being_full),
         cmocka_unit_test(a_gauge_rises_only_when_the_guess_is_far_off),
+        cmocka_unit_test(a_gauge_does_not_fall_below_what_is_carried),
         cmocka_unit_test(a_card_that_waited_has_no_slack_any_more),
         cmocka_unit_test(a_declared_rate_is_not_exceeded),
         cmocka_unit_test(nonsense_is_ignored),
