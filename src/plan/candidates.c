@@ -6,10 +6,6 @@
  * only when the gauge is sure, and is another machine's value where that is near: machines that are alike stay alike, to
  * the last bit.
  *
- * Where messages are small or processors short, all cards have backlogs for much of the time and carry less than they can:
- * what is in flight waits for the other end, not for a card.  A card that limits the job leaves the others idle.  So where
- * all are about as busy, each is compared with what all carry of their values (level).
- *
  * A value that is too low does not show: the card has time to spare, and so has a card that cannot be used better.  For
  * those there are higher candidates.  A value that was raised is a guess, known as a lower bound alone, until the card was
  * full at it or a try was in vain.  Pure functions, no I/O. */
@@ -24,9 +20,6 @@
 #define STEP_ALL 1.25 /* a try, where no card is busy as planned, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
-#define NO_ERROR .6 /* a lower level is no error of gauges: all cards are slow */
-#define VAGUE .9    /* below this level time to spare proves nothing */
-#define AS_BUSY .2  /* less busy than the busiest by no more than this: as busy as it */
 
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
@@ -170,33 +163,6 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     return isinf(slowest);
 }
 
-static double highest_busy(const struct tly_replan *r, int count, const struct tly_replan_service *s)
-{
-    double busiest = 0;
-    for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-    return busiest;
-}
-
-void tly_candidates_compare(struct tly_replan *r, int count, const struct tly_replan_service *s)
-{
-    double busiest = highest_busy(r, count, s);
-    int n = 0;
-    r->level = 1;
-    for (int i = 0; i < count; i++) {
-        const struct tly_gauge *g = &r->place[i].card;
-        if (!tly_candidates_is_card(r, s, i))
-            continue;
-        if (!(g->value > 0) || tly_gauge_busy(g) < busiest - AS_BUSY)
-            return;
-        r->sorted[n++] = tly_gauge_least(g) / g->value;
-    }
-    qsort(r->sorted, (size_t)n, sizeof *r->sorted, by_value);
-    if (n && r->sorted[n / 2] > NO_ERROR)
-        r->level = fmin(1, r->sorted[n / 2]);
-}
-
 /* Does another card have the same value?  Then a small deviation is no reason to part them. */
 static bool is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
 {
@@ -211,12 +177,11 @@ static bool is_shared(const struct tly_replan *r, int count, const struct tly_re
 static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
 {
     double value = r->place[first].card.value;
-    double level = r->place[first].card.most > 0 ? r->level : 1;
     int members = 0, known = 0;
     for (int i = first; i < count; i++) {
         if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
             continue;
-        double own = tly_gauge_estimate(&r->place[i].card, 0, level);
+        double own = tly_gauge_estimate(&r->place[i].card, 0);
         members++;
         if (own != value)
             r->sorted[known++] = own;
@@ -231,7 +196,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         struct place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
-        double own = tly_gauge_estimate(&p->card, 0, level);
+        double own = tly_gauge_estimate(&p->card, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
             p->next = p->card.most > 0 ? fmin(middle, p->card.most) : middle;
     }
@@ -267,8 +232,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
         moved |= p->next != p->card.value;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i);
-            double near = shared ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR;
-            double value = tly_gauge_estimate(&p->card, near, r->level);
+            double value = tly_gauge_estimate(&p->card, shared ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
@@ -277,7 +241,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
         /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
         bool limits = p->sums.value > 0 || (!busy && tly_gauge_is_full(&p->sums));
         if (s[i].active && !p->rests && limits && s[i].weight)
-            p->next_sums = p->sums.value > 0 ? tly_gauge_estimate(&p->sums, TLY_REPLAN_NEAR, 1)
+            p->next_sums = p->sums.value > 0 ? tly_gauge_estimate(&p->sums, TLY_REPLAN_NEAR)
                                              : tly_gauge_while_busy(&p->sums);
         moved |= p->next_sums != p->sums.value;
     }
@@ -286,11 +250,10 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 
 /* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
  * guess need only be less busy than the busiest. */
-static bool may_be_more(const struct tly_replan *r, const struct tly_gauge *g, double busiest)
+static bool may_be_more(const struct tly_gauge *g, double busiest)
 {
     bool capped = g->most > 0 && g->value >= g->most;
-    bool spare = (r->level > VAGUE && tly_gauge_has_slack(g)) ||
-                 (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
+    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
     return g->value > 0 && !capped && spare;
 }
 
@@ -307,16 +270,19 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = highest_busy(r, count, s);
+    double others = usual(r, count, s), busiest = 0;
     bool found = false;
     tly_candidates_look(r, count, s);
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy must have been idle for long. */
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
         bool worth = !alike || tly_gauge_is_idle(&p->card);
-        if (tly_candidates_is_card(r, s, i) && worth && may_be_more(r, &p->card, busiest) && !p->slowed) {
+        if (tly_candidates_is_card(r, s, i) && worth && may_be_more(&p->card, busiest) && !p->slowed) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);

@@ -115,22 +115,15 @@ double tly_gauge_while_busy(const struct tly_gauge *g)
     return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, while_busy) : 0;
 }
 
-double tly_gauge_least(const struct tly_gauge *g)
-{
-    double quick = tly_gauge_while_busy(g);
-    return g->count >= TLY_GAUGE_LONG ? fmin(quick, median(g, TLY_GAUGE_LONG, while_busy)) : quick;
-}
-
 static double off(double x, double from)
 {
     return x > 0 && from > 0 ? fabs(x / from - 1) : 0; /* nothing at all is no estimate */
 }
 
 /* The newest two samples say so, too. */
-static bool is_calm(const struct tly_gauge *g)
+static bool is_calm(const struct tly_gauge *g, double value)
 {
-    double usual = median(g, TLY_GAUGE_SHORT, while_busy);
-    return off(while_busy(last(g, 0)), usual) < CALM && off(while_busy(last(g, 1)), usual) < CALM;
+    return off(while_busy(last(g, 0)), value) < CALM && off(while_busy(last(g, 1)), value) < CALM;
 }
 
 static double bound(const struct tly_gauge *g, double value)
@@ -140,11 +133,11 @@ static double bound(const struct tly_gauge *g, double value)
 
 /* By the last n samples, if it was full in them.  It has carried `low` at least, and `high` at most, for backlogs do not all
  * show: a value above both is lowered to `high`, and one that is below the middle is raised to that. */
-static double while_full(const struct tly_gauge *g, uint32_t n, double level)
+static double while_full(const struct tly_gauge *g, uint32_t n)
 {
     double low = median(g, n, rate_of), high = median(g, n, while_busy);
     if (high < g->value)
-        return high > 0 ? fmin(high / level, g->value) : g->value; /* nothing at all is no estimate */
+        return high > 0 ? high : g->value; /* nothing at all is no estimate */
     return fmax(g->value, g->guess ? high : (low + high) / 2);
 }
 
@@ -153,18 +146,17 @@ bool tly_gauge_confirms(const struct tly_gauge *g, double near)
     return is_full(g, TLY_GAUGE_LONG) && off(median(g, TLY_GAUGE_LONG, while_busy), g->value) < near;
 }
 
-double tly_gauge_estimate(const struct tly_gauge *g, double near, double level)
+double tly_gauge_estimate(const struct tly_gauge *g, double near)
 {
     if (g->count < TLY_GAUGE_SHORT)
         return g->value;
-    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT, level);
-    if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g))
+    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT);
+    if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
         return bound(g, quick);
     if (carried > g->value * (1 + MORE))
         return bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {
-        double slow =
-            fmax(while_full(g, TLY_GAUGE_LONG, level), fmin(carried, g->value)); /* not less than now */
+        double slow = fmax(while_full(g, TLY_GAUGE_LONG), fmin(carried, g->value)); /* not less than now */
         if (off(slow, g->value) > near)
             return bound(g, slow);
     }

@@ -36,7 +36,6 @@ int tly_replan_create(bool fixed, struct tly_replan **out)
         return -ENOMEM;
     r->fixed = fixed;
     r->interval = TLY_REPLAN_INTERVAL;
-    r->level = 1;
     r->more.pause = FIRST_PAUSE;
     r->fine.pause = FIRST_FINE_PAUSE;
     *out = r;
@@ -262,8 +261,7 @@ static bool judge_try(struct tly_replan *r)
         }
         /* What was tried in vain and is busy all the time tells by that what it carries; what is another value by far
          * than before the try and after has changed meanwhile. */
-        bool far =
-            fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR, r->level) / p->card.value - 1) > TLY_GAUGE_FAR;
+        bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
         if (!p->tried || far || (t == &r->more && tly_gauge_is_full(&p->card)))
             continue;
         p->next = p->before;
@@ -357,7 +355,6 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     if (isfinite(goodput) && goodput > 0)
         r->goodput[r->goodputs++ % TLY_GOODPUTS] = goodput;
     bool learnt = tly_candidates_learn(r, count, s);
-    tly_candidates_compare(r, count, s);
     if (!r->fixed && !r->trying && wake(r, count, s))
         return change(r, false);
     if (r->samples - r->changed_at < r->interval)

@@ -39,13 +39,12 @@ void tly_gauge_init(struct tly_gauge *g, double value, double most);
 void tly_gauge_clear(struct tly_gauge *g);
 /* A sample that makes no sense (not finite, negative, more than can be) is ignored. */
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
-/* The value by the samples so far; g->value unless they clearly say otherwise.  level: the fraction of their values, at most
- * 1, that all cards carry while they are backlogged; this one carries less than it can only as far as it is below that.
+/* The value by the samples so far; g->value unless they clearly say otherwise:
  *   - it has carried more than that in most of the last TLY_GAUGE_SHORT samples;
  *   - it was backlogged nearly all the time, and what it carries by that differs by a quarter in the last
  *     TLY_GAUGE_SHORT samples, or by `near` (a fraction) in the last TLY_GAUGE_LONG.  What it carried in the backlogged
  *     time is the most that it carries, for backlogs do not all show. */
-double tly_gauge_estimate(const struct tly_gauge *g, double near, double level);
+double tly_gauge_estimate(const struct tly_gauge *g, double near);
 /* Was it backlogged nearly all the time in the last TLY_GAUGE_LONG samples, and is the value what it carried then? */
 bool tly_gauge_confirms(const struct tly_gauge *g, double near);
 /* For what part of the time it was backlogged; 0 before TLY_GAUGE_SHORT samples. */
@@ -58,9 +57,6 @@ bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
  * 0: nothing. */
 double tly_gauge_while_busy(const struct tly_gauge *g);
-
-/* The lower of that and the same of TLY_GAUGE_LONG samples. */
-double tly_gauge_least(const struct tly_gauge *g);
 
 /* --- the split (replan.c) ------------------------------------------------------------------------------ */
 

@@ -33,7 +33,6 @@ struct tly_replan {
     struct place *place; /* owned */
     int room;
     bool fixed;
-    double level; /* what cards carry of their values while busy, where all are about as busy; else 1 */
     uint32_t samples, changed_at, interval;
     uint32_t paced_at;            /* samples: when the interval was last doubled or halved */
     double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
@@ -72,8 +71,6 @@ double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_rep
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* By the gauges.  True: something is another value than before. */
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
-/* r->level, by the gauges. */
-void tly_candidates_compare(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
 
