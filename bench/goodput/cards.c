@@ -273,7 +273,7 @@ static void all_reduce(uint64_t bytes, uint32_t most)
     struct tly_stretch s = {.bytes = bytes};
     tly_plan_weights(n, k, weight);
     int active = count_active(weight);
-    tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, tly_plan_largest_part(&s, most, active)),
+    tly_plan_late(n, n + k, weight, bytes, tly_plan_lag(active, tly_plan_largest_part(&s, most, active)),
                   late);
     tly_dealer_init(&d, n, n + k, late);
     add_all(bytes, most, active, &d, ALL, ALL);

@@ -98,13 +98,13 @@ void tly_tensor_destroy(struct tensor *t)
 }
 
 /* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
- * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
+ * cover the time in which a process wakes up.  What is less than a credit is sent at once. */
 static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e, int active)
 {
     uint64_t bytes = s->before + s->bytes + s->behind, all = tly_plan_credit(active, e->part_bytes);
     if (c->params.credit_bytes)
         return c->params.credit_bytes;
-    if (bytes < 2 * all)
+    if (bytes < all)
         return all;
     uint64_t suits = tly_plan_credit(active, tly_plan_largest_part(s, e->part_bytes, active));
     uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
@@ -154,9 +154,8 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
-    /* Not credit(): of that a rank may have its own. */
-    uint64_t under_way = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
-    tly_plan_late(c->machines, e->services, e->weight, s.behind, under_way, e->listed);
+    uint64_t lag = tly_plan_lag(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
+    tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct planned *p = &plan->item[i];

@@ -124,7 +124,7 @@ static uint32_t common(int count, const uint32_t *weight)
     return one;
 }
 
-void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
+void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t lag,
                    uint32_t *out)
 {
     enum { BITS = 16, FINE = 22 };
@@ -137,9 +137,9 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
     }
     if (!worker || !other || n < (uint64_t)machines || k >= n || worker * 2 * (n - 1) != other * (n - k))
         return; /* not Eq. 1, 2 */
-    /* `lag` is D / 2, in 2^-BITS of the list.  Both shares are n 2^BITS times a machine's weight. */
-    uint64_t lag = bytes / 8 > credit ? (credit << BITS) / bytes / 2 : 1 << (BITS - 4);
-    uint64_t shares[] = {worker * ((n << BITS) + k * lag), n * ((other << BITS) - worker * lag)};
+    /* D / 2, in 2^-BITS of the list.  Both shares are n 2^BITS times a machine's weight. */
+    uint64_t half = bytes / 8 > lag ? (lag << BITS) / bytes / 2 : 1 << (BITS - 4);
+    uint64_t shares[] = {worker * ((n << BITS) + k * half), n * ((other << BITS) - worker * half)};
     while (shares[0] >> FINE || shares[1] >> FINE) {
         shares[0] >>= 1;
         shares[1] >>= 1;

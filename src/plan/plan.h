@@ -121,12 +121,12 @@ struct tly_stretch {
  * behind what is pushed, and so long is the time that nothing makes good. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
 
-/* The credit of a rank, unless the user has set it: four parts for each active service.  One is on its way and one is being
- * summed; and up to one and a half are accepted, but the rank has not heard of it (job.c, pace_bytes). */
-enum { TLY_CREDIT_PARTS = 4 };
+/* The credit of a rank, unless the user has set it: two parts for each active service, and 16 at least.  One is on its way
+ * while the other one is summed.  A service tells after one and a half parts what it has accepted (job.c), and a process
+ * may wake late: of few services two parts each are too few. */
 static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
 {
-    return (uint64_t)TLY_CREDIT_PARTS * (uint64_t)active * part_bytes;
+    return (active > 8 ? 2 * (uint64_t)active : 16) * part_bytes;
 }
 
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
@@ -137,15 +137,20 @@ static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
  * A multiple of 64, but for a tensor's last. */
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active);
 
-/* Weights for a list of so many bytes, of which each rank has `credit` bytes under way: of all alike they differ from the
- * endless list's, because a CPU machine has nothing to send before the first sums, and nothing to receive behind the last
- * pushes, while a worker machine's card has the other direction's traffic.  Let results lag D bytes of a card behind what
- * is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
+/* Bytes of a card by which results lag behind what is pushed, in a list whose longest part is `longest`: measured. */
+static inline uint64_t tly_plan_lag(int active, uint32_t longest)
+{
+    return 2 * (uint64_t)active * longest;
+}
+
+/* Weights for a list of so many bytes: of all alike they differ from the endless list's, because a CPU machine has nothing
+ * to send before the first sums, and nothing to receive behind the last pushes, while a worker machine's card has the other
+ * direction's traffic.  Results lag `lag` bytes, D, behind what is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
  * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
- * and each worker k/n of that more.  D is about a credit, measured: it waits in the queues of the rank's
- * card and the service's.  It counts as at most an eighth of the list.  Weights that are not those of Eq. 1, 2 for
- * 0 < k < n are given as they are.  0 to machines - 1 are the workers'; of a machine's ranks one credit is looked at. */
-void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t credit,
+ * and each worker k/n of that more.  D waits in the queues of the rank's card and the service's, and counts as at most an
+ * eighth of the list.  Weights that are not those of Eq. 1, 2 for 0 < k < n are given as they are.  0 to machines - 1 are
+ * the workers'. */
+void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t lag,
                    uint32_t *out);
 
 /* Deals parts to services so that every window of consecutive parts is split by weight.

@@ -380,12 +380,12 @@ static void test_parts(void **state)
 /* What is taken from the CPU machines is the closed form's, and all of it goes to the workers. */
 static void test_late(void **state)
 {
-    enum { N = 8, M = 128 << 20, CREDIT = 1 << 20 };
+    enum { N = 8, M = 128 << 20, LAG = 1 << 20 };
     uint32_t w[2 * N], late[2 * N];
     for (int k = 1; k < N; k++) {
-        double all = 0, q = N * N + k * N - 2 * k, own = (N - k) / q, less = CREDIT / 2.0 / M;
+        double all = 0, q = N * N + k * N - 2 * k, own = (N - k) / q, less = LAG / 2.0 / M;
         assert_int_equal(tly_plan_weights(N, k, w), 0);
-        tly_plan_late(N, N + k, w, M, CREDIT, late);
+        tly_plan_late(N, N + k, w, M, LAG, late);
         for (int i = 0; i < N + k; i++)
             all += late[i];
         for (int i = 0; i < N + k; i++) {
@@ -393,7 +393,7 @@ static void test_late(void **state)
             assert_true(fabs(late[i] / all - due) < 2e-6);
         }
         /* Half an eighth of a short list. */
-        tly_plan_late(N, N + k, w, 1000, CREDIT, late);
+        tly_plan_late(N, N + k, w, 1000, LAG, late);
         all = 0;
         for (int i = 0; i < N + k; i++)
             all += late[i];

@@ -99,7 +99,7 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
                                                     : half;
     job->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
     /* Results tell what was accepted.  Where they are late, counts go alone once three quarters of a rank's credit for
-     * this service are back, or one and a half parts.  That credit is half a window. */
+     * this service are back, or one and a half parts, whichever is less.  That credit is half a window. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
     for (uint32_t i = 0; i < job->ranks; i++) {
