@@ -86,6 +86,30 @@ def test_a_group_that_times_out(three, store):
             assert "can no longer be used" in again
 
 
+def made_late(path):
+    """A rank makes a group when the others have given up."""
+    import tally.torch
+    import torch.distributed as dist
+    told = []
+    with group("tally", path):
+        store = dist.distributed_c10d._get_default_store()
+        long = store.timeout
+        for rank in (0, 1):
+            if tally.rank() == 2:
+                store.get("given up by %d" % rank)
+        store.set_timeout(datetime.timedelta(seconds=1))
+        told.append(said(dist.new_group))
+        store.set_timeout(long)
+        if tally.rank() != 2:
+            store.set("given up by %d" % tally.rank(), "")
+    return told
+
+
+def test_a_rank_makes_a_group_late(three, store):
+    for told in three(made_late, store):
+        assert "c10d" in told[0] and "Timed out" in told[0] and "a rank is late" in told[0], told
+
+
 def monitored(path):
     """What monitored_barrier() says: of ranks that come, of some that do not, of one that comes late, of a late rank 0."""
     import tally.torch

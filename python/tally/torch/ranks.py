@@ -33,6 +33,7 @@ class Ranks:
 
     def __init__(self, name, ranks):
         self.size, self.rank = len(ranks), ranks.index(_core.rank())
+        self.name = name
         self._group = _core.make_group(name, ranks)
         self._line = device.Line()
         self._lock = threading.RLock()  # guards the next
@@ -138,8 +139,18 @@ class Ranks:
         return self._start(call, lambda call, _: _core.barrier_async(call))
 
     def meet(self, limit):
-        """Wait until all ranks are here, for at most so many seconds.  It is no numbered call."""
-        _core.barrier_async(Call("meet", group=self._group)).wait(limit)
+        """Wait until all ranks are here, for at most so many seconds.  It is no numbered call.
+
+        Raises:
+            Error: Time is up.  Ranks that come later get the same error.
+        """
+        meeting = _core.barrier_async(Call("meet", group=self._group))
+        try:
+            meeting.wait(limit)
+        except TimeoutError:
+            meeting.cancel("Timed out: %s has not been made on all its ranks within %g s, the store's time-out: a rank is late, "
+                           "or has not made it" % (self.name, limit))
+            meeting.wait()
 
     def refuse(self, reason):
         def submit(call, _):
