@@ -251,7 +251,9 @@ static void add(struct part p)
 static void add_all(uint64_t bytes, uint32_t most, int active, struct tly_dealer *d, int from, int to)
 {
     struct tly_stretch s = {.bytes = bytes};
-    credit = tly_plan_credit(active, tly_plan_largest_part(&s, most, active));
+    uint32_t longest = tly_plan_largest_part(&s, most, active);
+    credit =
+        from == ALL && to == ALL ? tly_plan_sum_credit(active, longest) : tly_plan_credit(active, longest);
     for (uint64_t done = 0; done < bytes; done += parts[count - 1].bytes) {
         uint32_t length = tly_plan_part(&s, done, most, active);
         add((struct part){.service = tly_dealer_next(d, length), .bytes = length, .from = from, .to = to});
@@ -273,7 +275,7 @@ static void all_reduce(uint64_t bytes, uint32_t most)
     struct tly_stretch s = {.bytes = bytes};
     tly_plan_weights(n, k, weight);
     int active = count_active(weight);
-    tly_plan_late(n, n + k, weight, bytes, tly_plan_lag(active, tly_plan_largest_part(&s, most, active)),
+    tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, tly_plan_largest_part(&s, most, active)),
                   late);
     tly_dealer_init(&d, n, n + k, late);
     add_all(bytes, most, active, &d, ALL, ALL);

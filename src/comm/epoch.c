@@ -47,7 +47,7 @@ int tly_epoch_adopt(tally_comm *c)
     e->sharing = (int)tly_roster_active(r);
     e->part_bytes = (uint32_t)r->part_bytes;
     e->credit_bytes =
-        c->params.credit_bytes ? c->params.credit_bytes : tly_plan_credit(e->sharing, e->part_bytes);
+        c->params.credit_bytes ? c->params.credit_bytes : tly_plan_sum_credit(e->sharing, e->part_bytes);
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
     e->weight = calloc(r->service_count, sizeof *e->weight);
     e->machine = calloc(r->service_count, sizeof *e->machine);

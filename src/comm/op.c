@@ -29,6 +29,7 @@
 #include "comm/queue.h"
 #include "comm/tensor.h"
 #include "join/member.h"
+#include "plan/plan.h"
 #include "trace/timeline.h"
 #include "trace/trace.h"
 #include "wire/frame.h"
@@ -229,7 +230,8 @@ static int begin(tally_comm *c, struct tally_op *op)
     tly_debug("comm", "round %u of '%.100s' is of epoch %u", op->round, op->tensor->name, op->epoch->number);
     int err = tly_parts_make(c, op);
     if (!op->credit)
-        op->credit = op->epoch->credit_bytes;
+        op->credit = c->params.credit_bytes ? c->params.credit_bytes
+                                            : tly_plan_credit(op->epoch->sharing, op->epoch->part_bytes);
     op->missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++) {
         struct part *p = &op->parts[i];

@@ -97,25 +97,30 @@ void tly_tensor_destroy(struct tensor *t)
     free(t);
 }
 
-/* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
- * cover the time in which a process wakes up.  What is less than a credit is sent at once. */
-static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e, int active)
-{
-    uint64_t bytes = s->before + s->bytes + s->behind, all = tly_plan_credit(active, e->part_bytes);
-    if (c->params.credit_bytes)
-        return c->params.credit_bytes;
-    if (bytes < all)
-        return all;
-    uint64_t suits = tly_plan_credit(active, tly_plan_largest_part(s, e->part_bytes, active));
-    uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
-    return suits > least ? suits : least;
-}
-
 /* Services that sum or relay a tensor's parts. */
 struct dealt {
     struct tly_dealer *home, *others; /* part 0's, and all that follow; the same, but where a root decides */
     int active;                       /* services with a share */
 };
+
+/* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
+ * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
+static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
+                       const struct dealt *d)
+{
+    bool sums = d->home == d->others;
+    uint64_t bytes = s->before + s->bytes + s->behind,
+             longest = tly_plan_largest_part(s, e->part_bytes, d->active);
+    uint64_t usual = tly_plan_credit(d->active, e->part_bytes);
+    uint64_t all = sums ? tly_plan_sum_credit(d->active, e->part_bytes) : usual;
+    if (c->params.credit_bytes)
+        return c->params.credit_bytes;
+    if (bytes < 2 * usual)
+        return all;
+    uint64_t suits = sums ? tly_plan_sum_credit(d->active, longest) : tly_plan_credit(d->active, longest);
+    uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
+    return suits > least ? suits : least;
+}
 
 /* Cut a tensor into parts and deal them.  -ENOMEM. */
 static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e, const struct dealt *d,
@@ -140,7 +145,7 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
                         .epoch = e->number,
                         .pieces = pieces,
                         .count = (uint32_t)count,
-                        .credit = credit(c, s, e, d->active)};
+                        .credit = credit(c, s, e, d)};
     return 0;
 }
 
@@ -154,7 +159,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
-    uint64_t lag = tly_plan_lag(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
+    uint64_t lag = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
     tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {

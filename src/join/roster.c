@@ -261,7 +261,7 @@ static uint32_t pushes_of(const struct tly_roster *r)
 static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
     double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : slowest(r);
-    double credit = (double)tly_plan_credit((int)r->service_count, r->part_bytes);
+    double credit = (double)tly_plan_sum_credit((int)r->service_count, r->part_bytes);
     double stay = (credit + (2.0 * pushes_of(r) + 1) * (double)r->part_bytes) / usual;
     double rate = (double)s->memory / 2 / stay;
     return s->memory && usual > 0 && rate < card ? rate : 0;
@@ -357,7 +357,7 @@ uint32_t tly_roster_active(const struct tly_roster *r)
 
 uint64_t tly_roster_window(int active, uint64_t part_bytes)
 {
-    return 2 * tly_plan_credit(active, part_bytes);
+    return 2 * tly_plan_sum_credit(active, part_bytes);
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */

@@ -121,12 +121,18 @@ struct tly_stretch {
  * behind what is pushed, and so long is the time that nothing makes good. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
 
-/* The credit of a rank, unless the user has set it: two parts for each active service, and 16 at least.  One is on its way
- * while the other one is summed.  A service tells after one and a half parts what it has accepted (job.c), and a process
- * may wake late: of few services two parts each are too few. */
+/* The credit of a rank, unless the user has set it: two parts for each active service.  One is on its way while the other
+ * one is summed. */
 static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
 {
-    return (active > 8 ? 2 * (uint64_t)active : 16) * part_bytes;
+    return 2 * (uint64_t)active * part_bytes;
+}
+
+/* The same of an all-reduce: 16 parts at least.  A service tells after one and a half parts what it has accepted (job.c), and
+ * a process may wake late: of few services two parts each are too few. */
+static inline uint64_t tly_plan_sum_credit(int active, uint64_t part_bytes)
+{
+    return tly_plan_credit(active > 8 ? active : 8, part_bytes);
 }
 
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
@@ -137,18 +143,12 @@ static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
  * A multiple of 64, but for a tensor's last. */
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active);
 
-/* Bytes of a card by which results lag behind what is pushed, in a list whose longest part is `longest`: measured. */
-static inline uint64_t tly_plan_lag(int active, uint32_t longest)
-{
-    return 2 * (uint64_t)active * longest;
-}
-
 /* Weights for a list of so many bytes: of all alike they differ from the endless list's, because a CPU machine has nothing
  * to send before the first sums, and nothing to receive behind the last pushes, while a worker machine's card has the other
  * direction's traffic.  Results lag `lag` bytes, D, behind what is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
  * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
- * and each worker k/n of that more.  D waits in the queues of the rank's card and the service's, and counts as at most an
- * eighth of the list.  Weights that are not those of Eq. 1, 2 for 0 < k < n are given as they are.  0 to machines - 1 are
+ * and each worker k/n of that more.  D is about two parts for each service, measured (tly_plan_credit): it waits in the queues of the
+ * rank's card and the service's, and counts as at most an eighth of the list.  Weights that are not those of Eq. 1, 2 for 0 < k < n are given as they are.  0 to machines - 1 are
  * the workers'. */
 void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t lag,
                    uint32_t *out);
