@@ -220,6 +220,7 @@ def test_a_tallyd_dies_of_the_split_that_changes(tmp_path, moment, host, seed):
         slow_down(net, job)
         await_moment(job.services[dies])
         job.services[dies] = job.start_service(host)
+        eventually(lambda: job.said(rf"tallyd \d+ on {host} .* is in"))
         eventually(lambda: job.share("c1") < 0.15)
         job.finish()
 
