@@ -252,8 +252,7 @@ static void add_all(uint64_t bytes, uint32_t most, int active, struct tly_dealer
 {
     struct tly_stretch s = {.bytes = bytes};
     uint32_t part = tly_plan_largest_part(&s, most, active);
-    credit =
-        from == ALL && to == ALL ? tly_plan_sum_credit(active, part) : tly_plan_credit(active, part);
+    credit = from == ALL && to == ALL ? tly_plan_sum_credit(active, part) : tly_plan_credit(active, part);
     for (uint64_t done = 0; done < bytes; done += parts[count - 1].bytes) {
         uint32_t length = tly_plan_part(&s, done, most, active);
         add((struct part){.service = tly_dealer_next(d, length), .bytes = length, .from = from, .to = to});

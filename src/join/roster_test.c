@@ -210,7 +210,7 @@ static void little_memory_sums_little(void **state)
     assert_int_equal(tly_roster_split(&r, TLY_SPLIT_OPTIMAL), 0);
     assert_true(services[0].weight == 1 && services[3].weight == 2); /* Eq. 1, 2 */
     services[3].memory =
-        23 * MB / 8; /* an input stays for 23 s, and half of the memory is taken to be empty */
+        19 * MB / 8; /* an input stays for 19 s, and half of the memory is taken to be empty */
     tly_roster_machines(&r, m);
     assert_true(m[3].sum_rate == MB / 16.0 && m[0].sum_rate == 0);
     assert_int_equal(tly_roster_split(&r, TLY_SPLIT_OPTIMAL), 0);

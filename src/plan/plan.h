@@ -128,11 +128,11 @@ static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
     return 2 * (uint64_t)active * part_bytes;
 }
 
-/* The same of an all-reduce: 16 parts at least.  A service tells after one and a half parts what it has accepted (job.c), and
+/* The same of an all-reduce: 12 parts at least.  A service tells after one and a half parts what it has accepted (job.c), and
  * a process may wake late: of few services two parts each are too few. */
 static inline uint64_t tly_plan_sum_credit(int active, uint64_t part_bytes)
 {
-    return tly_plan_credit(active > 8 ? active : 8, part_bytes);
+    return tly_plan_credit(active > 6 ? active : 6, part_bytes);
 }
 
 /* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
