@@ -145,11 +145,12 @@ uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, 
 
 /* Weights for a list of so many bytes: of all alike they differ from the endless list's, because a CPU machine has nothing
  * to send before the first sums, and nothing to receive behind the last pushes, while a worker machine's card has the other
- * direction's traffic.  Results lag `lag` bytes, D, behind what is pushed.  A CPU machine's card out is idle for D; a worker's, of the share m, at the end for the part of D that pushes
- * would have had, D (1 - m) / (1 + (n - 2) m).  All end together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less,
- * and each worker k/n of that more.  D is about two parts for each service, measured (tly_plan_credit): it waits in the queues of the
- * rank's card and the service's, and counts as at most an eighth of the list.  Weights that are not those of Eq. 1, 2 for 0 < k < n are given as they are.  0 to machines - 1 are
- * the workers'. */
+ * direction's traffic.  Results lag `lag` bytes, D, behind what is pushed.  A CPU machine's card out is idle for D; a
+ * worker's, of the share m, at the end for the part of D that pushes would have had, D (1 - m) / (1 + (n - 2) m).  All end
+ * together if by Eq. 1, 2 each CPU machine sums m D / 2 bytes less, and each worker k/n of that more.  D is about two parts
+ * for each service, measured (tly_plan_credit): it waits in the queues of the rank's card and the service's.  It counts as at
+ * most an eighth of the list.  Weights that are not those of Eq. 1, 2 for 0 < k < n are given as they are.  0 to
+ * machines - 1 are the workers'. */
 void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t bytes, uint64_t lag,
                    uint32_t *out);
 

@@ -81,8 +81,8 @@ void tly_job_write_trace(struct tly_job *job)
 
 /* --- sizes --------------------------------------------------------------------------------------- */
 
-/* A window that suits such parts, if memory lasts for that.  The service decides it alone, and
- * each connection hears of it by its counts.  A smaller window takes effect as answers open it no further. */
+/* A window that suits such parts, if memory lasts for that.  The service decides it alone, and each connection hears of it by
+ * its counts.  A smaller window takes effect as answers open it no further. */
 static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
     uint64_t suits = tly_roster_window((int)sharing, part_bytes),

@@ -222,8 +222,7 @@ void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_sto
 uint64_t tly_link_bytes(const struct tly_link *l, bool sent);
 /* What this end has sent over the network since the connection began. */
 struct tly_link_load {
-    uint64_t
-        bytes; /* that the peer's kernel has; without packets' headers, as a stream that measures cards counts */
+    uint64_t bytes; /* that the peer's kernel has, without packets' headers */
     uint64_t
         busy_us; /* for which something was on its way or waited to be, and not for the peer to make room */
 };
