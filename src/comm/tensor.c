@@ -109,8 +109,8 @@ static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const s
                        const struct dealt *d)
 {
     bool sums = d->home == d->others;
-    uint64_t bytes = s->before + s->bytes + s->behind,
-             longest = tly_plan_largest_part(s, e->part_bytes, d->active);
+    uint64_t bytes = s->before + s->bytes + s->behind;
+    uint64_t longest = tly_plan_largest_part(s, e->part_bytes, d->active);
     uint64_t usual = tly_plan_credit(d->active, e->part_bytes);
     uint64_t all = sums ? tly_plan_sum_credit(d->active, e->part_bytes) : usual;
     if (c->params.credit_bytes)
@@ -159,6 +159,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
+    /* Not credit(): of that a rank may have its own, and all ranks must deal alike. */
     uint64_t lag = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
     tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);

@@ -256,8 +256,8 @@ static uint32_t pushes_of(const struct tly_roster *r)
 }
 
 /* Inputs/s that a service's memory has room for; 0: as many as its card can bring.  An input stays until all ranks' like it
- * are there and the result is with all: as long as a rank's credit takes to leave it, and a part to cross a card once for each rank, in and
- * out.  A slot is a power of two, so up to half of it is empty. */
+ * are there and the result is with all: as long as a rank's credit takes to leave it, and a
+ * part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
 static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
     double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : slowest(r);

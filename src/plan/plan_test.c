@@ -377,6 +377,15 @@ static void test_parts(void **state)
         }
 }
 
+/* Of few services two parts each are too few for an all-reduce; all else has them. */
+static void test_credit(void **state)
+{
+    for (int active = 1; active <= 64; active++) {
+        assert_int_equal(tly_plan_credit(active, 4096), 2 * active * 4096);
+        assert_int_equal(tly_plan_sum_credit(active, 4096), (active < 6 ? 12 : 2 * active) * 4096);
+    }
+}
+
 /* What is taken from the CPU machines is the closed form's, and all of it goes to the workers. */
 static void test_late(void **state)
 {
@@ -420,6 +429,7 @@ static void test_not_late(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_credit),
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_not_late),
         cmocka_unit_test(weights_are_eq_1_and_2),
