@@ -357,7 +357,9 @@ uint32_t tly_roster_active(const struct tly_roster *r)
 
 uint64_t tly_roster_window(int active, uint64_t part_bytes)
 {
-    return 2 * tly_plan_sum_credit(active, part_bytes);
+    uint64_t least = 2 * tly_plan_sum_credit(active, part_bytes),
+             share = TLY_WINDOWS_PARTS * part_bytes / (uint64_t)active;
+    return share > least ? share : least;
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */

@@ -118,7 +118,10 @@ enum tly_split tly_roster_split_named(const char *name);
 /* How many services have a weight. */
 uint32_t tly_roster_active(const struct tly_roster *r);
 
-/* Bytes that a rank may have at a service unanswered: twice the credit that it has for such parts. */
+/* Bytes that a rank may have at a service unanswered, if memory lasts: twice the credit that it has for such parts, and its
+ * share of TLY_WINDOWS_PARTS.  Ranks that make gradients at different times push them in different orders, and what one has
+ * pushed early stays until the others have.  A card carries such a part in half a millisecond. */
+enum { TLY_WINDOWS_PARTS = 512 };
 uint64_t tly_roster_window(int active, uint64_t part_bytes);
 
 /* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */

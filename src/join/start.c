@@ -42,13 +42,18 @@ void tly_start_prove(struct tly_coordinator *c)
 }
 
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
- * that is passed over because its service's window is shut leaves the order common to all ranks. */
+ * that is passed over because its service's window is shut leaves the order common to all ranks.  All services have memory for
+ * that. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
-    uint64_t bytes = r->part_bytes * c->window_parts;
-    if (!bytes)
-        bytes = c->credit_bytes ? 2 * c->credit_bytes
-                                : tly_roster_window((int)tly_roster_active(r), r->part_bytes);
+    uint64_t bytes = c->window_parts   ? r->part_bytes * c->window_parts
+                     : c->credit_bytes ? 2 * c->credit_bytes
+                                       : tly_roster_window((int)tly_roster_active(r), r->part_bytes);
+    for (uint32_t i = 0; i < r->service_count && !r->window_fixed; i++) {
+        uint64_t room = r->services[i].memory / (r->rank_count + 1);
+        if (r->services[i].weight && room && room < bytes)
+            bytes = room;
+    }
     if (bytes < r->part_most)
         bytes = r->part_most;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;

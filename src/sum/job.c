@@ -93,13 +93,17 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
         suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
         job->window_bytes = suits > job->part_most ? suits : job->part_most;
     }
+    uint32_t rounds = (uint32_t)(job->window_bytes / TLY_LEAST_CHARGE);
+    job->window_rounds =
+        rounds > job->window_rounds ? rounds : job->window_rounds; /* larger ones may be full still */
+    job->most_opened = job->most_owed + job->window_rounds;
     uint64_t half = part_bytes / 2 < FRAGMENT ? part_bytes / 2 : FRAGMENT;
     uint64_t fragment = job->params->fragment_bytes ? job->params->fragment_bytes
                         : half < SEGMENT            ? SEGMENT
                                                     : half;
     job->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
     /* Results tell what was accepted.  Where they are late, counts go alone once three quarters of a rank's credit for
-     * this service are back, or one and a half parts, whichever is less.  That credit is half a window. */
+     * this service are back: of two parts, or of this service's share of half a small window. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
     for (uint32_t i = 0; i < job->ranks; i++) {
@@ -159,8 +163,6 @@ static void set_bounds(struct tly_job *job, uint32_t ranks)
     size_t bytes = sizeof(struct round) + ranks * (sizeof(struct slot) + sizeof(struct answer));
     size_t rounds = MOST_ROUND_BYTES / bytes;
     job->most_owed = rounds > LEAST_ROUNDS ? (uint32_t)rounds : LEAST_ROUNDS;
-    job->window_rounds = (uint32_t)(job->window_bytes / TLY_LEAST_CHARGE);
-    job->most_opened = job->most_owed + job->window_rounds;
 }
 
 /* -ENOMEM. */

@@ -521,6 +521,35 @@ static void test_quarrel_in_little_memory(void **state)
                                        "TALLY_CREDIT_BYTES=1M", "TALLY_MEMORY=1K"}});
 }
 
+/* What a rank has pushed before the others stays at the services, and does not keep it from pushing what is next. */
+static int ahead(int rank, void *arg)
+{
+    enum { PARTS = 200, PART = 4096 };
+    static float x[PARTS * PART / sizeof(float)];
+    tally_comm *c = job_open();
+    tally_op *op = NULL;
+    for (int phase = 0; phase < 2; phase++) {
+        if (phase == rank)
+            CHECK(tally_push_pull(c, "x", x, x, PARTS * PART / sizeof *x, TALLY_FLOAT32, TALLY_SUM, NULL,
+                                  &op) == 0);
+        for (int i = 0; rank == 0 && phase == 0 && reported(c, "bytes_in_use") < PARTS * PART; i++) {
+            CHECK(i < 2000);
+            job_sleep_ms(5);
+        }
+        barrier(c);
+    }
+    CHECK(tally_op_wait(op, -1) == 0);
+    tally_op_free(op);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_ahead(void **state)
+{
+    job_run(&(struct job){
+        .ranks = 2, .tallyds = 2, .main = ahead, .settings = {"TALLY_PART_BYTES=4K", "TALLY_LOCAL=off"}});
+}
+
 /* --- what a caller may do wrong ------------------------------------------------------------------ */
 
 static int bad_calls(int rank, void *arg)
@@ -736,6 +765,7 @@ int main(void)
         cmocka_unit_test(test_opposite_orders),
         cmocka_unit_test(test_quarrel_in_small_windows),
         cmocka_unit_test(test_quarrel_in_little_memory),
+        cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_gather_too_much),
         cmocka_unit_test(test_deadline),
