@@ -12,11 +12,8 @@
 #include "comm/peer.h"
 #include "comm/queue.h"
 #include "sched/sched.h"
-#include "wire/frame.h"
-
-#define tly_door tly_door_of_a_medium /* join/door.h has another one */
 #include "transport/link/link.h"
-#undef tly_door
+#include "wire/frame.h"
 
 #include <cmocka.h>
 

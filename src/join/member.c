@@ -216,7 +216,7 @@ static void prove(struct tly_member *m, struct tly_reader *r)
     struct tly_writer w = {0};
     uint64_t nonce = 0;
     tly_read_text(r, name, sizeof name);
-    if (name[0] && tly_door_knock(name, &nonce) != 0)
+    if (name[0] && tly_proof_knock(name, &nonce) != 0)
         tly_warn("join",
                  "a rank with the same host id is not reachable on this machine: taken for another one");
     tly_write64(&w, nonce);
@@ -389,7 +389,7 @@ void tly_member_finish(struct tly_member *m)
         tly_link_flush(m->link); /* a complaint that waits is the others' best explanation */
     tly_link_destroy(m->link);
     tly_streams_close(&m->streams);
-    tly_door_close(&m->door);
+    tly_proof_close(&m->door);
     tly_currents_finish(&m->current);
     tly_roster_finish(&m->roster);
     tly_outbox_finish(&m->outbox, NULL, NULL);
@@ -448,7 +448,7 @@ int tly_member_announce(struct tly_member *m, const struct tly_endpoints *servic
     snprintf(info.host_id, sizeof info.host_id, "%s", m->place->host_id);
     tly_params_agreed_text(m->params, info.settings, sizeof info.settings);
     tly_loop_lock(m->loop);
-    int err = m->identity.role == TLY_ROLE_RANK ? tly_door_open(&m->door, m->loop) : 0;
+    int err = m->identity.role == TLY_ROLE_RANK ? tly_proof_open(&m->door, m->loop) : 0;
     if (!err) {
         struct tly_writer w = {0};
         snprintf(info.door, sizeof info.door, "%s", m->door.name);
@@ -472,7 +472,7 @@ int tly_member_begin(struct tly_member *m)
     int err =
         joined(m, tly_member_wait(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
     tly_loop_lock(m->loop);
-    tly_door_close(&m->door);
+    tly_proof_close(&m->door);
     if (!err && m->roster.standalone)
         tly_loop_hook(m->loop, &m->hook);
     tly_loop_unlock(m->loop);

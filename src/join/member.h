@@ -10,9 +10,9 @@
 
 #include "base/error.h"
 #include "base/param.h"
-#include "join/door.h"
 #include "join/measure.h"
 #include "join/place.h"
+#include "join/proof.h"
 #include "join/roster.h"
 #include "join/status.h"
 #include "join/traffic.h"
@@ -46,7 +46,7 @@ struct tly_member {
     struct sockaddr_storage here; /* our address as the coordinator sees it */
     uint32_t holder;              /* the rank in whose process it is, or TLY_NO_RANK; once KNOWN */
     char coordinator[384];        /* its address and name, for messages */
-    struct tly_door door;
+    struct tly_proof_door door;
     struct tly_streams streams; /* while network cards are measured */
     bool leaving;    /* we have said goodbye: the next coordinator, if one comes, must hear it too */
     bool left;       /* the coordinator has said goodbye: all ranks have */

@@ -1,7 +1,7 @@
-/* door.h - proof that two processes share a machine: a memfd with a nonce, passed over an abstract Unix
+/* proof.h - proof that two processes share a machine: a memfd with a nonce, passed over an abstract Unix
  * socket.  Host ids are only a guess (cloned machines share boot ids). */
-#ifndef TLY_DOOR_H
-#define TLY_DOOR_H
+#ifndef TLY_PROOF_H
+#define TLY_PROOF_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include "base/loop.h"
 
 /* Hands the nonce to whoever of the same user knocks.  Owner: the loop. */
-struct tly_door {
+struct tly_proof_door {
     struct tly_loop *loop;
     struct tly_watch watch;
     int memfd;
@@ -18,10 +18,10 @@ struct tly_door {
 };
 
 /* Open a door with a random name and nonce. */
-int tly_door_open(struct tly_door *d, struct tly_loop *loop);
-void tly_door_close(struct tly_door *d);
+int tly_proof_open(struct tly_proof_door *d, struct tly_loop *loop);
+void tly_proof_close(struct tly_proof_door *d);
 
 /* The nonce behind the door of that name; -errno if there is none here.  Blocks for at most 2 s. */
-int tly_door_knock(const char *name, uint64_t *nonce);
+int tly_proof_knock(const char *name, uint64_t *nonce);
 
 #endif

@@ -1,5 +1,5 @@
-/* door.c - passing a memfd over an abstract Unix socket. */
-#include "join/door.h"
+/* proof.c - passing a memfd over an abstract Unix socket. */
+#include "join/proof.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +40,7 @@ static void pass(int to, int fd)
 
 static void on_knock(struct tly_watch *w, uint32_t events)
 {
-    struct tly_door *d = tly_list_entry(w, struct tly_door, watch);
+    struct tly_proof_door *d = tly_list_entry(w, struct tly_proof_door, watch);
     int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd < 0)
         return;
@@ -51,7 +51,7 @@ static void on_knock(struct tly_watch *w, uint32_t events)
     close(fd);
 }
 
-int tly_door_open(struct tly_door *d, struct tly_loop *loop)
+int tly_proof_open(struct tly_proof_door *d, struct tly_loop *loop)
 {
     struct sockaddr_un a;
     uint64_t random[2];
@@ -73,15 +73,15 @@ int tly_door_open(struct tly_door *d, struct tly_loop *loop)
     err = tly_loop_add(loop, &d->watch, EPOLLIN);
     if (!err)
         return 0;
-    tly_door_close(d);
+    tly_proof_close(d);
     return err;
 fail:
     err = tly_fail(errno, "cannot open a local socket: %s", strerror(errno));
-    tly_door_close(d);
+    tly_proof_close(d);
     return err;
 }
 
-void tly_door_close(struct tly_door *d)
+void tly_proof_close(struct tly_proof_door *d)
 {
     if (!d || !d->loop)
         return;
@@ -94,7 +94,7 @@ void tly_door_close(struct tly_door *d)
     d->loop = NULL;
 }
 
-int tly_door_knock(const char *name, uint64_t *nonce)
+int tly_proof_knock(const char *name, uint64_t *nonce)
 {
     struct sockaddr_un a;
     struct timeval patience = {.tv_sec = 2};
