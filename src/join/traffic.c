@@ -140,12 +140,15 @@ static double rate(const struct flow *f)
     return f->known > 0 ? f->rate * f->weight / f->known : f->rate;
 }
 
+/* A card carries in one direction what it carries in the other, so the direction with more bytes tells its rate.  The one
+ * with fewer may be as busy: it waits for other cards, and its acknowledgements queue behind the other direction's data. */
 static struct tly_sight card(const struct flow *out, const struct flow *in)
 {
-    const struct flow *busier = busy(out) > busy(in) ? out : in;
     if (is_partial(out) || is_partial(in))
         return (struct tly_sight){NAN, NAN, NAN};
-    return (struct tly_sight){.rate = rate(busier), .busy = busy(busier), .both = (busy(out) + busy(in)) / 2};
+    return (struct tly_sight){.rate = fmax(rate(out), rate(in)),
+                              .busy = fmax(busy(out), busy(in)),
+                              .both = (busy(out) + busy(in)) / 2};
 }
 
 static struct tly_sight sums(const struct flow *f)

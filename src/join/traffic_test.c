@@ -91,6 +91,20 @@ static void who_computes_longer_is_not_slow(void **state)
         assert_true(near(s[i].card.busy, .5));
 }
 
+/* In a broadcast rank 0 sends and hardly receives.  Both directions of its card are busy. */
+static void the_direction_with_more_tells_the_rate(void **state)
+{
+    struct tly_traffic_line a[SERVICES] = {{{0}}, {{300, S - 1}, {1, S}, 0}, {{300, S - 1}, {1, S}, 0}};
+    struct tly_traffic_line b[SERVICES] = {{{0}}, {{0}}, {{0}}};
+    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
+    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    tly_traffic_sum(&roster, of, s, &goodput);
+    assert_true(near(s[0].card.rate, 600) && near(s[1].card.rate, 300));
+}
+
 /* Of half of what crosses two cards nothing is known: nor is it of these cards. */
 static void what_is_not_known_is_no_sample(void **state)
 {
@@ -198,6 +212,7 @@ int main(void)
         cmocka_unit_test_setup(rates_add_up_by_card, set_up),
         cmocka_unit_test_setup(what_an_older_split_has_dealt_is_no_sample, set_up),
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
+        cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
         cmocka_unit_test(what_a_service_cannot_have_sent_does_not_count),

@@ -20,7 +20,7 @@ enum { TLY_GAUGE_SHORT = 5, TLY_GAUGE_LONG = 24 }; /* samples: for large deviati
 
 /* What one sample says of a card or a service. */
 struct tly_sight {
-    double rate; /* bytes/s, in the time in which operations were under way */
+    double rate; /* bytes/s while operations were under way; a card's: in the direction that carries more */
     double
         busy; /* fraction of that time in which it was backlogged, 0 to 1; a card's: in its busier direction */
     double both; /* the same, the mean of a card's two directions */
