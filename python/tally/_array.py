@@ -10,7 +10,7 @@ import sys
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
 from . import _core
-from ._core import Call, Reduction
+from ._core import USER, Call, Reduction
 from ._lib import DTYPE_CODES, DTYPE_NAMES, PUSH_PULL
 
 # Libraries whose arrays must not be written, whatever their exports say.
@@ -211,13 +211,13 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
                 memory[...] = packed
                 return done
     except Exception as reason:
-        _core.refuse(PUSH_PULL, Call(name), reason)
+        _core.refuse(PUSH_PULL, Call(name, space=USER), reason)
         raise
     op = int(op)  # its hash costs less than that of an enumeration's member
     if finish is None:
-        call = _core.reducing(name, op, None, priority, prescale_factor, postscale_factor)
+        call = _core.reducing(name, op, None, priority, prescale_factor, postscale_factor, USER)
     else:
-        call = Call(name, op, None, priority, prescale_factor, postscale_factor, finish=finish)
+        call = Call(name, op, None, priority, prescale_factor, postscale_factor, USER, finish=finish)
     return _core.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
 
 

@@ -34,8 +34,8 @@ def await_event(event):
         pass
 
 
-# Name spaces.  A user's names never meet those that the package makes up.
-USER, GRADIENT, STATE, BUCKET = 0, 1, 2, 3
+# Name spaces: of arrays; of what the package makes up, which a user's names never meet; of Horovod's API.
+USER, GRADIENT, STATE, BUCKET, HOROVOD = range(5)
 
 
 class Reduction(enum.IntEnum):
@@ -95,13 +95,14 @@ _before_shutdown = []      # called while the job is still there
 _calls = []  # arrays that the library may have a pointer to
 
 
-def name_calls(*names):
-    """Have messages call operations by these names, in the order of the kinds' numbers."""
+def name_calls(spaces, *names):
+    """Have messages call operations in these name spaces by these names, in the order of the kinds' numbers."""
     _calls.append((ctypes.c_char_p * (1 + len(names)))(None, *[name.encode() for name in names]))
-    lib.tally_name_calls(_calls[-1])
+    for space in spaces:
+        lib.tally_name_calls(space, _calls[-1])
 
 
-name_calls("push_pull", "broadcast", "allgather", "barrier", "reduce", "reduce_scatter", "alltoall", "gather", "scatter")
+name_calls([USER], "push_pull", "broadcast", "allgather", "barrier", "reduce", "reduce_scatter", "alltoall", "gather", "scatter")
 
 
 def explain(sentence):
@@ -406,7 +407,7 @@ class Call:
     reduction: a Reduction or its number.  prescale, postscale: factors of inputs and of the result; not 0.
     group: from make_group(); None: all ranks.
     priority: higher goes first.
-    space: of names; a user's never meet the package's.
+    space: of names; equal names in different spaces do not meet.
     note: text that must be equal on all ranks.
     partial: an allgather does not fail if a rank has joined, which contributes nothing.
     then: called with the operation at its end, in another thread or before the submission returns.
@@ -419,7 +420,7 @@ class Call:
     # Made once for all submissions.  options: (shape, the library's options) of the last one; encoded: the name as bytes.
     __slots__ = (*_TERMS, "options", "encoded")
 
-    def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=USER, note=None,
+    def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=HOROVOD, note=None,
                  partial=False, then=None, finish=None, line=None):
         self.name = name
         self.reduction = reduction
@@ -443,9 +444,9 @@ class Call:
 _known = {}
 
 
-def reducing(name, reduction, group, priority, prescale, postscale):
+def reducing(name, reduction, group, priority, prescale, postscale, space=HOROVOD):
     """The Call of a reduction: the one of last time, where all is the same."""
-    key = name, reduction, group, priority, prescale, postscale
+    key = name, reduction, group, priority, prescale, postscale, space
     try:
         call = _known.get(key)
     except TypeError:  # of a type that makes no key: submitting it says what is wrong
@@ -786,4 +787,4 @@ def barrier_async(call):
 
 def barrier(name=None, group=None):
     """Wait until all ranks, or those of a group, have called it."""
-    barrier_async(Call(name, group=group)).wait()
+    barrier_async(Call(name, group=group, space=USER)).wait()

@@ -323,7 +323,8 @@ static const char *const functions[] = {
     "tally_gather",
     "tally_scatter",
     "message"};
-static _Atomic(const char *const *) given_names; /* of operations, by the interface over us; NULL: none */
+/* Of operations, for each name space, by the interface over us; NULL: none. */
+static _Atomic(const char *const *) given_names[UINT8_MAX + 1];
 static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
                                      "uint8",     "int16",      "int32",   "int64",    "bool",
                                      "complex64", "complex128", "uint16",  "uint32",   "uint64"};
@@ -396,9 +397,10 @@ uint64_t tly_spec_hash(const struct tally_op *op)
     return is_as_before(op) ? op->tensor->spec_hash : hash_spec(op);
 }
 
-void tally_name_calls(const char *const *names)
+void tally_name_calls(uint32_t space, const char *const *names)
 {
-    atomic_store_explicit(&given_names, names, memory_order_release);
+    if (space <= UINT8_MAX)
+        atomic_store_explicit(&given_names[space], names, memory_order_release);
 }
 
 const char *tly_tensor_kind(uint8_t kind)
@@ -407,9 +409,9 @@ const char *tly_tensor_kind(uint8_t kind)
 }
 
 /* What the caller calls an operation.  even: all ranks of an allgather give as much. */
-static const char *call_of(uint32_t kind, bool even)
+static const char *call_of(uint8_t space, uint32_t kind, bool even)
 {
-    const char *const *names = atomic_load_explicit(&given_names, memory_order_acquire);
+    const char *const *names = atomic_load_explicit(&given_names[space], memory_order_acquire);
     if (names && kind <= TALLY_SCATTER)
         return names[kind];
     return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : functions[kind];
@@ -430,7 +432,7 @@ void tly_tensor_title(const struct tensor *t, char *out, size_t len)
     else if (t->kind > TALLY_SCATTER)
         snprintf(out, len, "%.100s", t->name); /* a message */
     else                                       /* "push_pull no. 7" */
-        snprintf(out, len, "%.60s no. %.20s", call_of(t->kind, t->even), strrchr(t->name, ' ') + 1);
+        snprintf(out, len, "%.60s no. %.20s", call_of(t->space, t->kind, t->even), strrchr(t->name, ' ') + 1);
 }
 
 const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
@@ -483,7 +485,7 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
     }
     separator = at < len ? out + at : NULL;
     if (named && at < len)
-        at += (size_t)snprintf(out + at, len - at, " %s", call_of(op->kind, op->even));
+        at += (size_t)snprintf(out + at, len - at, " %s", call_of(op->space, op->kind, op->even));
     if (op->kind != TALLY_BARRIER)
         at = data_text(op, out, len, at);
     else if (op->digest && at < len)

@@ -329,6 +329,7 @@ def test_ranks_that_disagree(four, what):
 
 def named():
     """Errors have the caller's words and line: Horovod's functions, and where this file calls them."""
+    import tally
     import torch
     t = hvd()
     n, line = 4 if t.rank() == 2 else 3, r" \(.*test_ops\.py:\d+\)"
@@ -338,6 +339,8 @@ def named():
                         r"'w': the ranks disagree: allreduce "),
                        (lambda: t.reducescatter(torch.ones(4 * n), name="w"), r"'w': the ranks disagree: reducescatter "),
                        (lambda: t.alltoall(torch.ones(4 * n, n)), r"ranks disagree on alltoall no\. \d+: the rows of .*0 and 2"),
+                       (lambda: tally.push_pull(np.ones(n)), r"push_pull no\. \d+: the ranks disagree: "),
+                       (lambda: tally.push_pull(np.ones(n), name="w"), r"'w': the ranks disagree: push_pull "),
                        (lambda: t.broadcast(torch.ones(n), 0), r"broadcast no\. \d+: the ranks disagree: ")):
         sentence = fails(RuntimeError, call)
         if "allreduce" not in said:

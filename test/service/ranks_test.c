@@ -217,12 +217,13 @@ static int call_names(int rank, void *arg)
                  "tally_push_pull no. 1: the ranks disagree: float32 [3] sum on rank 0, [4] on rank 1");
     call_differs(c, rank, NULL, true,
                  "tally_allgather_into no. 1: the ranks disagree: float32 [3] on rank 0, [4] on rank 1");
-    tally_name_calls(names);
+    tally_name_calls(0, names);
     call_differs(c, rank, NULL, false,
                  "allreduce no. 2: the ranks disagree: float32 [3] sum on rank 0, [4] on rank 1");
     call_differs(c, rank, "w", true,
                  "'w': the ranks disagree: allgather float32 [3] on rank 0, [4] on rank 1");
-    tally_name_calls(NULL);
+    tally_name_calls(0, NULL);
+    tally_name_calls(1, names); /* of another name space */
     call_differs(c, rank, "w", false,
                  "'w': the ranks disagree: tally_push_pull float32 [3] sum on rank 0, [4] on rank 1");
     CHECK(tally_comm_close(c) == 0);

@@ -39,7 +39,8 @@ from .sync_batch_norm import SyncBatchNorm
 from .uneven import join
 
 # Horovod's functions.
-_core.name_calls("allreduce", "broadcast", "allgather", "barrier", "reduce", "reducescatter", "alltoall", "gather", "scatter")
+_core.name_calls((_core.HOROVOD, _core.GRADIENT, _core.STATE, _core.BUCKET),
+                 "allreduce", "broadcast", "allgather", "barrier", "reduce", "reducescatter", "alltoall", "gather", "scatter")
 
 if torch.distributed.is_available():
     from . import group  # registers the backend

@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from .. import _core
-from .._core import STATE, USER, Call, Reduction
+from .._core import HOROVOD, STATE, Call, Reduction
 from .._lib import ALLGATHER, BROADCAST, DTYPE_CODES, PUSH_PULL
 from . import device
 from .process_sets import global_process_set
@@ -23,7 +23,7 @@ from .process_sets import global_process_set
 DTYPES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()
           if hasattr(torch, name) and not name.startswith("complex")}
 _STRIDED = torch.strided
-_BY_NAME = (USER, STATE)
+_BY_NAME = (HOROVOD, STATE)
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # not of a class that may hide its memory
 _REDUCTIONS = {reduction: int(reduction) for reduction in Reduction}
 
