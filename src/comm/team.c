@@ -144,6 +144,7 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                                  .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
                                  .dtype = op->dtype};
     bool backwards = tly_tensor_line_up(op);
+    op->local.priority = op->urgency; /* the engine sums in the order in which the network sends */
     uint64_t place = 0;
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
     for (uint32_t i = 0; i < cut->count; i++) {

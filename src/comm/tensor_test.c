@@ -1,4 +1,4 @@
-/* tensor_test.c - by which priority a list's tensors are queued. */
+/* tensor_test.c - by which priority a list's tensors are queued, and summed by a team. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,7 +7,10 @@
 
 #include "base/map.h"
 #include "comm/comm.h"
+#include "comm/epoch.h"
 #include "comm/op.h"
+#include "comm/peer.h"
+#include "comm/team.h"
 #include "comm/tensor.h"
 
 #include <cmocka.h>
@@ -103,6 +106,32 @@ static void test_a_refusal_says_nothing_of_priorities(void **state)
     assert_int_equal(submit(1, -2), -1);
 }
 
+static void test_a_team_sums_by_urgency(void **state)
+{
+    static const uint64_t bytes[] = {10, 10, 1000};
+    struct piece piece = {.length = 10};
+    struct cut cut = {.pieces = &piece, .count = 1};
+    struct tally_group carriers = {.ranks = &(uint32_t){0}, .size = 1};
+    uint64_t incarnation = 0;
+    struct epoch epoch = {.services = 1, .incarnation = &incarnation};
+    struct peer peer = {0};
+    plan(3, bytes);
+    for (int i = 0; i < 3; i++)
+        submit(i, i - 3);
+    c->peers = &peer;
+    c->carry = &(struct tally_group *){&carriers};
+    c->lists_of_teams = 1;
+    struct tally_op op = {.comm = c,
+                          .tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[0]),
+                          .priority = -3,
+                          .epoch = &epoch};
+    tly_list_init(&op.local.pieces);
+    assert_int_equal(tly_team_cut(c, &op, &cut), 0);
+    assert_int_equal(op.urgency, -1);
+    assert_int_equal(op.local.priority, -1);
+    free(op.parts);
+}
+
 static void test_no_list_and_no_order_change_nothing(void **state)
 {
     static const uint64_t bytes[] = {10, 10, 0, 10}, none[] = {0, 0};
@@ -129,6 +158,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_large_tensor_is_a_block, begin, end),
         cmocka_unit_test_setup_teardown(test_sizes_without_bounds, begin, end),
         cmocka_unit_test_setup_teardown(test_a_refusal_says_nothing_of_priorities, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_team_sums_by_urgency, begin, end),
         cmocka_unit_test_setup_teardown(test_no_list_and_no_order_change_nothing, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
