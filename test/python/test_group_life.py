@@ -107,7 +107,7 @@ def made_late(path):
 
 def test_a_rank_makes_a_group_late(three, store):
     for told in three(made_late, store):
-        assert "c10d" in told[0] and "Timed out" in told[0] and "a rank is late" in told[0], told
+        assert "Timed out: the group of ranks [0, 1, 2] has not" in told[0] and "a rank is late" in told[0], told
 
 
 def monitored(path):

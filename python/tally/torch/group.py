@@ -403,13 +403,13 @@ class Group(dist.ProcessGroup):
                     other = self._others[place.type] = _make_beside(self, place.type, other)
         return other
 
-    def meet(self):
-        """Wait until all ranks have made the group.
+    def meet(self, ranks):
+        """Wait until all ranks, which have these numbers, have made the group.
 
         For "cpu:gloo,cuda:tally" torch makes Gloo's group first, and drops it for this one.  Gloo's of a slower rank may
         still be connecting to it.
         """
-        self._ranks.meet(self._store.timeout.total_seconds())
+        self._ranks.meet(self._store.timeout.total_seconds(), "group of ranks %s" % ranks)
 
     def refuse(self, reason):
         """Tell the ranks that wait for this one's next operation why it will not come."""
@@ -893,7 +893,7 @@ def create(options, _=None):
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
                   Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places))
-    group.meet()
+    group.meet(list(ranks))
     _groups.add(group)
     return group
 

@@ -138,8 +138,10 @@ class Ranks:
     def barrier(self, call):
         return self._start(call, lambda call, _: _core.barrier_async(call))
 
-    def meet(self, limit):
+    def meet(self, limit, what):
         """Wait until all ranks are here, for at most so many seconds.  It is no numbered call.
+
+        what: what these ranks make, for the error.
 
         Raises:
             Error: Time is up.  Ranks that come later get the same error.
@@ -148,8 +150,8 @@ class Ranks:
         try:
             meeting.wait(limit)
         except TimeoutError:
-            meeting.cancel("Timed out: %s has not been made on all its ranks within %g s, the store's time-out: a rank is late, "
-                           "or has not made it" % (self.name, limit))
+            meeting.cancel("Timed out: the %s has not been made on all of them within %g s, the store's time-out: a rank is "
+                           "late, or has not made it" % (what, limit))
             meeting.wait()
 
     def refuse(self, reason):
