@@ -324,7 +324,7 @@ static int errors(int rank, void *arg)
     fails_with(error, "all_reduce no. 2: int32 [8] sum");
     fails_with(mpi.allreduce(x, x, rank == 3 ? 7 : 8, mpi.int32, mpi.sum, comm), "rank 3");
     fails_with(mpi.allgather(x, rank == 0 ? 8 : 4, mpi.int32, y, rank == 0 ? 8 : 4, mpi.int32, comm),
-               "bytes");
+               "all_gather no. 4: the ranks disagree: uint8 [32] (in bytes) on rank 0, [16] on ranks 1-3");
     later = comm;
     fails_with(mpi.split(comm, rank == 3 ? -7 : 0, 0, &later), "color -7 is negative");
     CHECK(later == mpi.null);
