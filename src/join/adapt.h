@@ -43,6 +43,8 @@ bool tly_adapt_moved(struct tly_coordinator *c);
 void tly_slow_heard(struct member *m, struct tly_reader *r);
 /* A rank has left: what the others have told of their steps is of steps with it. */
 void tly_slow_left(struct tly_coordinator *c);
+/* Has the rank left that was last said to compute longer?  The job's last line still names it. */
+bool tly_slow_is_past(const struct tly_coordinator *c);
 /* Judge by what has come, and tell all members and the log if that is news. */
 void tly_slow_tick(struct tly_coordinator *c);
 /* Another epoch holds. */

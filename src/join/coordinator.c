@@ -260,7 +260,7 @@ static void answer(struct member *watcher)
                                           .stand = stand(m)};
         memcpy(out->host, info->host, sizeof out->host);
     }
-    if (c->state == RUNNING)
+    if (c->state == RUNNING && !tly_slow_is_past(c))
         s.slow = c->slow.told;
     snprintf(s.changed, sizeof s.changed, "%s", c->adapt.changed);
     tly_status_write(&w, &s);

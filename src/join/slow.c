@@ -36,6 +36,11 @@ void tly_slow_left(struct tly_coordinator *c)
             c->ranks[i]->own.count = 0;
 }
 
+bool tly_slow_is_past(const struct tly_coordinator *c)
+{
+    return c->slow.told.why == TLY_WHY_COMPUTES && c->roster.ranks[c->slow.who].left;
+}
+
 /* --- who it is -------------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)

@@ -111,15 +111,17 @@ def test_who_is_slower_than_it_said_is_named_without_tallyd(slow, workers, tmp_p
 
 
 STEPS = """
-import array, os, time
+import array, os, subprocess, time
 import tally
 tally.init()
 x = array.array("f", [0.0]) * int(os.environ["COUNT"])
 for step in range(int(os.environ.get("STEPS", "45"))):
     time.sleep(0.2 if os.environ["RANK"] == os.environ.get("LONGER") else 0.05)
     tally.push_pull(x, name="gradient")
-if os.environ["RANK"] == "0":
-    time.sleep(float(os.environ.get("LINGER", "0")))
+if os.environ["RANK"] == "0" and "LINGER" in os.environ:
+    time.sleep(float(os.environ["LINGER"]))
+    asked = subprocess.run([os.environ["CLI"], "status"], capture_output=True, text=True)
+    print("status:", asked.stdout + asked.stderr, "end of status", flush=True)
 tally.shutdown()
 """
 
@@ -127,7 +129,7 @@ tally.shutdown()
 @pytest.mark.parametrize("said", ["100M", "180M"])
 def test_who_computes_longer_is_named_at_the_end(said):
     """What was reached counts the time in which the others wait for a rank's gradients: that is no machine's network, also
-    where that rank's own time is longer than predicted.  The others may have left by then."""
+    where that rank's own time is longer than predicted.  The others may have left by then, and hold nobody up now."""
     hosts = ["w0", "w1", "w2"]
     with Lab(hosts, rate="100mbit") as lab:
         done = lab.job(
@@ -139,6 +141,7 @@ def test_who_computes_longer_is_named_at_the_end(said):
                 "COUNT": "300000",
                 "LONGER": "2",
                 "LINGER": "1.5",
+                "CLI": built("bin/tally", "src/cli/tally"),
                 "TALLY_BANDWIDTH": said,
             },
         )
@@ -148,6 +151,8 @@ def test_who_computes_longer_is_named_at_the_end(said):
     assert re.search(rf"predicted [0-9.]+ s, [0-9.]+ Gbit/s\), {why}", output), output
     assert re.search(f"the job is {why}", output), output
     assert "Gbit/s since" not in output
+    status = output.partition("status:")[2].partition("end of status")[0]
+    assert "left" in status and "held up" not in status, output
 
 
 def test_a_rank_behind_a_slow_card_does_not_compute_longer():
