@@ -141,6 +141,16 @@ static double while_full(const struct tly_gauge *g, uint32_t n)
     return fmax(g->value, g->guess ? high : (low + high) / 2);
 }
 
+/* What a card carries that is slower now.  The median of the short samples is the largest of those of now, for the first ones are
+ * of before.  A slow card's share that is too large costs each step as much, and one that is too small hardly anything. */
+static double least_of_newest(const struct tly_gauge *g)
+{
+    double least = INFINITY;
+    for (uint32_t i = 0; i < TLY_GAUGE_SHORT / 2 + 1; i++)
+        least = fmin(least, while_busy(last(g, i)));
+    return least;
+}
+
 bool tly_gauge_confirms(const struct tly_gauge *g, double near)
 {
     return is_full(g, TLY_GAUGE_LONG) && off(median(g, TLY_GAUGE_LONG, while_busy), g->value) < near;
@@ -152,7 +162,7 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near)
         return g->value;
     double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT);
     if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
-        return bound(g, quick);
+        return bound(g, quick < g->value ? least_of_newest(g) : quick);
     if (carried > g->value * (1 + MORE))
         return bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {

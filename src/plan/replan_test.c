@@ -53,6 +53,23 @@ static void a_gauge_waits_until_few_samples_agree(void **state)
     assert_true(tly_gauge_estimate(&g, .08) == 20);
 }
 
+static void a_gauge_takes_the_least_of_what_a_slower_card_carries(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 0);
+    see(&g, 2, 97, 1);
+    see(&g, 1, 22, 1);
+    see(&g, 1, 20, 1);
+    see(&g, 1, 21, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 20); /* the median is 22 */
+    tly_gauge_init(&g, 20, 0);
+    see(&g, 2, 19, 1);
+    see(&g, 1, 98, 1);
+    see(&g, 1, 100, 1);
+    see(&g, 1, 99, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 98); /* a faster one: the median */
+}
+
 static void a_gauge_knows_what_was_carried_without_being_full(void **state)
 {
     struct tly_gauge g;
@@ -856,6 +873,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gauge_follows_a_full_card_both_ways),
         cmocka_unit_test(a_gauge_waits_until_few_samples_agree),
+        cmocka_unit_test(a_gauge_takes_the_least_of_what_a_slower_card_carries),
         cmocka_unit_test(a_gauge_knows_what_was_carried_without_being_full),
         cmocka_unit_test(a_gauge_rises_only_when_the_guess_is_far_off),
         cmocka_unit_test(a_gauge_does_not_fall_below_what_is_carried),
