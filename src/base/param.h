@@ -33,7 +33,7 @@
     X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the slowest network card sends in 0.5 ms, 32K to 512K") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "bytes of a part that must have come from all ranks before they are summed and sent on; default half a part, 64K to 128K") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "limit of bytes that are sent and not yet accepted, in all; 0: 2 parts for each active service; of all-reduces 12 at least") \
-    X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts that a rank may have unanswered at a service; 0: enough for twice the credit, and its share of 512, if memory lasts") \
+    X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts that a rank may have unanswered at a service; 0: enough for twice the credit, or the service's share of 512 parts up to 32 MB, if memory lasts") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most memory that a service takes; 0: half of what the machine or cgroup allows") \
     X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload over TCP carries a checksum, so that altered bytes are found") \
     X(TALLY_RETAIN_BYTES, SIZE, retain_bytes, 4194304, 0, 1ull << 40, 0, "most bytes of an operation's result, summed by a tallyd, that are copied aside at its end until all ranks have them") \

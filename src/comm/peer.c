@@ -298,6 +298,13 @@ static void on_pace(struct peer *peer, const struct tly_frame *f, const void *da
         tly_traffic_answered(peer, &in);
 }
 
+/* Results that a service may have asked for are less than this. */
+static uint64_t largest_window(const struct tly_roster *r)
+{
+    uint64_t now = tly_roster_window((int)tly_roster_active(r), r->part_bytes, UINT64_MAX, 0);
+    return now > r->window_bytes ? now : r->window_bytes;
+}
+
 static int frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data, const char **why)
 {
     struct peer *peer = user;
@@ -311,9 +318,9 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         *why = "results without end that nobody has asked for";
         return -EPROTO;
     }
-    /* Results that it may have asked for are less than a window. */
     bool asks = f->type == TLY_SPEC || f->type == TLY_AGAIN;
-    if (peer->mortal && asks && peer->outbox.bytes > TLY_MOST_LETTER_BYTES + c->member.roster.window_bytes) {
+    if (peer->mortal && asks &&
+        peer->outbox.bytes > TLY_MOST_LETTER_BYTES + largest_window(&c->member.roster)) {
         *why = "much is asked and no answer is read";
         return -EPROTO;
     }

@@ -355,11 +355,14 @@ uint32_t tly_roster_active(const struct tly_roster *r)
     return active;
 }
 
-uint64_t tly_roster_window(int active, uint64_t part_bytes)
+uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uint32_t ranks)
 {
-    uint64_t least = 2 * tly_plan_sum_credit(active, part_bytes),
-             share = TLY_WINDOWS_PARTS * part_bytes / (uint64_t)active;
-    return share > least ? share : least;
+    uint64_t twice = 2 * tly_plan_sum_credit(active, part_bytes), room = memory / 2 / (ranks + 1ull);
+    uint64_t share = TLY_WINDOWS_PARTS * part_bytes / (uint64_t)(active > 0 ? active : 1);
+    if (share > TLY_MOST_SHARE)
+        share = TLY_MOST_SHARE;
+    uint64_t suits = share > twice ? share : twice;
+    return suits < room ? suits : room;
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */

@@ -118,11 +118,12 @@ enum tly_split tly_roster_split_named(const char *name);
 /* How many services have a weight. */
 uint32_t tly_roster_active(const struct tly_roster *r);
 
-/* Bytes that a rank may have at a service unanswered, if memory lasts: twice the credit that it has for such parts, and its
- * share of TLY_WINDOWS_PARTS.  Ranks that make gradients at different times push them in different orders, and what one has
- * pushed early stays until the others have.  A card carries such a part in half a millisecond. */
-enum { TLY_WINDOWS_PARTS = 512 };
-uint64_t tly_roster_window(int active, uint64_t part_bytes);
+/* Bytes that a rank may have at a service unanswered: twice the credit that it has for such parts, or the service's share of
+ * TLY_WINDOWS_PARTS, up to TLY_MOST_SHARE.  Ranks that make gradients at different times push them in different orders, and
+ * a part that one pushes early stays until the others push it.  memory: bytes that the service has for so many ranks.  Slots are
+ * powers of two, so up to half of it is empty. */
+enum { TLY_WINDOWS_PARTS = 512, TLY_MOST_SHARE = 32 << 20 };
+uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uint32_t ranks);
 
 /* The services as the plan sees them, rates in bytes/s; `machine` has room for service_count. */
 void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *machine);

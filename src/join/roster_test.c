@@ -225,6 +225,18 @@ static void little_memory_sums_little(void **state)
     assert_true(m[3].sum_rate == 0);
 }
 
+static void a_window_is_a_share_of_many_parts_as_far_as_memory_lasts(void **state)
+{
+    enum { KB = 1 << 10, MB = 1 << 20 };
+    assert_int_equal(tly_roster_window(4, 32 * KB, UINT64_MAX, 4), 512 / 4 * 32 * KB);
+    assert_int_equal(tly_roster_window(4, 512 * KB, UINT64_MAX, 4), 32 * MB);
+    assert_int_equal(tly_roster_window(64, 512 * KB, UINT64_MAX, 4),
+                     2 * 2 * 64 * 512 * KB); /* twice the credit */
+    assert_int_equal(tly_roster_window(4, 32 * KB, 10 * MB, 4), MB);
+    assert_int_equal(tly_roster_window(4, 32 * KB, 0, 4), 0);
+    assert_int_equal(tly_roster_window(0, 32 * KB, UINT64_MAX, 4), 512 * 32 * KB);
+}
+
 /* Two machines, one with two ranks, and a tallyd that shares the card of the second. */
 static void weights_come_from_ranks_cards_and_bandwidths(void **state)
 {
@@ -323,6 +335,7 @@ int main(void)
         cmocka_unit_test(round_trip_and_every_truncation),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(little_memory_sums_little),
+        cmocka_unit_test(a_window_is_a_share_of_many_parts_as_far_as_memory_lasts),
         cmocka_unit_test(weights_come_from_ranks_cards_and_bandwidths),
         cmocka_unit_test(members),
         cmocka_unit_test(joins_keep_their_order),

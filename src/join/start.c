@@ -42,18 +42,23 @@ void tly_start_prove(struct tly_coordinator *c)
 }
 
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
- * that is passed over because its service's window is shut leaves the order common to all ranks.  All services have memory for
- * that. */
+ * that is passed over because its service's window is shut leaves the order common to all ranks.  All services of the first
+ * roster have memory for that. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
-    uint64_t bytes = c->window_parts   ? r->part_bytes * c->window_parts
-                     : c->credit_bytes ? 2 * c->credit_bytes
-                                       : tly_roster_window((int)tly_roster_active(r), r->part_bytes);
-    for (uint32_t i = 0; i < r->service_count && !r->window_fixed; i++) {
-        uint64_t room = r->services[i].memory / (r->rank_count + 1);
-        if (r->services[i].weight && room && room < bytes)
-            bytes = room;
+    int active = (int)tly_roster_active(r);
+    uint64_t bytes = tly_roster_window(active, r->part_bytes, UINT64_MAX, 0);
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        uint64_t memory = r->services[i].memory ? r->services[i].memory : UINT64_MAX,
+                 suits = tly_roster_window(active, r->part_bytes, memory, r->rank_count);
+        bytes = suits < bytes ? suits : bytes;
     }
+    /* By a window for less than the usual credit services know that they must tell sooner (set_sizes in src/sum/job.c). */
+    bool little = c->credit_bytes && c->credit_bytes < tly_plan_sum_credit(active, r->part_bytes);
+    if (c->window_parts)
+        bytes = r->part_bytes * c->window_parts;
+    else if (little || bytes < 2 * c->credit_bytes)
+        bytes = 2 * c->credit_bytes;
     if (bytes < r->part_most)
         bytes = r->part_most;
     return bytes < LARGEST_WINDOW ? bytes : LARGEST_WINDOW;

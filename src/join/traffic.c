@@ -140,8 +140,8 @@ static double rate(const struct flow *f)
     return f->known > 0 ? f->rate * f->weight / f->known : f->rate;
 }
 
-/* A card carries in one direction what it carries in the other, so the direction with more bytes tells its rate.  The one
- * with fewer may be as busy: it waits for other cards, and its acknowledgements queue behind the other direction's data. */
+/* A card carries in one direction what it carries in the other, so the direction with more bytes tells its rate.  The other
+ * direction may be as busy: it waits for other cards, and its acknowledgements queue behind the other direction's data. */
 static struct tly_sight card(const struct flow *out, const struct flow *in)
 {
     if (is_partial(out) || is_partial(in))

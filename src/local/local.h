@@ -61,7 +61,7 @@ struct tly_local_op {
     bool patient;   /* it minds no wait for the others */
     bool stands_in; /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
     uint32_t root;
-    int32_t priority;
+    int32_t priority; /* of a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
     const void *input; /* not looked at by who only receives a broadcast */

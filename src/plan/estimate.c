@@ -141,13 +141,17 @@ static double while_full(const struct tly_gauge *g, uint32_t n)
     return fmax(g->value, g->guess ? high : (low + high) / 2);
 }
 
-/* What a card carries that is slower now.  The median of the short samples is the largest of those of now, for the first ones are
- * of before.  A slow card's share that is too large costs each step as much, and one that is too small hardly anything. */
-static double least_of_newest(const struct tly_gauge *g)
+/* What is slower now than the value: `about` so much, the median of the short samples.  That is the largest of the newest
+ * three, for the first two are of before.  A slow card's share that is too large costs each step as much, and one that is too small
+ * hardly anything.  Samples that are far from the median tell of something else. */
+static double least_of_newest(const struct tly_gauge *g, double about)
 {
-    double least = INFINITY;
-    for (uint32_t i = 0; i < TLY_GAUGE_SHORT / 2 + 1; i++)
-        least = fmin(least, while_busy(last(g, i)));
+    double least = about;
+    for (uint32_t i = 0; i < TLY_GAUGE_SHORT / 2 + 1; i++) {
+        double x = while_busy(last(g, i));
+        if (x > 0 && off(x, about) < CALM)
+            least = fmin(least, x);
+    }
     return least;
 }
 
@@ -162,7 +166,7 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near)
         return g->value;
     double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT);
     if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
-        return bound(g, quick < g->value ? least_of_newest(g) : quick);
+        return bound(g, quick < g->value ? least_of_newest(g, quick) : quick);
     if (carried > g->value * (1 + MORE))
         return bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {

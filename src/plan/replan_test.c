@@ -62,6 +62,16 @@ static void a_gauge_takes_the_least_of_what_a_slower_card_carries(void **state)
     see(&g, 1, 20, 1);
     see(&g, 1, 21, 1);
     assert_true(tly_gauge_estimate(&g, .08) == 20); /* the median is 22 */
+    tly_gauge_init(&g, 100, 0);
+    see(&g, 2, 50, .95);
+    see(&g, 1, 50, 0); /* sums that nothing waited for */
+    see(&g, 2, 50, .95);
+    assert_true(fabs(tly_gauge_estimate(&g, .08) - 50 / .95) < .1);
+    tly_gauge_init(&g, 100, 0);
+    see(&g, 2, 50, 1);
+    see(&g, 1, 5, 1); /* something stood still */
+    see(&g, 2, 50, 1);
+    assert_true(tly_gauge_estimate(&g, .08) == 50);
     tly_gauge_init(&g, 20, 0);
     see(&g, 2, 19, 1);
     see(&g, 1, 98, 1);

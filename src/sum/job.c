@@ -85,11 +85,9 @@ void tly_job_write_trace(struct tly_job *job)
  * its counts.  A smaller window takes effect as answers open it no further. */
 static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
-    uint64_t suits = tly_roster_window((int)sharing, part_bytes),
-             room = tly_quota_most(&job->quota) / (job->ranks + 1ull);
+    uint64_t suits = tly_roster_window((int)sharing, part_bytes, tly_quota_most(&job->quota), job->ranks);
     job->part_bytes = part_bytes;
     if (!job->window_fixed) {
-        suits = suits < room ? suits : room;
         suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
         job->window_bytes = suits > job->part_most ? suits : job->part_most;
     }
@@ -198,6 +196,7 @@ int tly_job_begin(struct tly_job *job, const struct tly_roster *roster)
     tly_loop_lock(job->loop);
     job->part_most = roster->part_most;
     job->first_window = job->window_bytes = roster->window_bytes;
+    job->window_rounds = (uint32_t)(job->first_window / TLY_LEAST_CHARGE);
     job->window_fixed = roster->window_fixed;
     job->teams = roster->teams;
     set_bounds(job, roster->rank_count);
