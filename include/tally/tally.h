@@ -115,10 +115,10 @@ TALLY_API const char *tally_error(void);
 typedef void tally_log_sink(void *user, enum tally_log_level level, const char *line);
 TALLY_API void tally_log_redirect(tally_log_sink *sink, void *user);
 
-/* Have this process's messages call the operations of a name space by other words than the functions of this header: an
- * interface over them has names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in "names[TALLY_PUSH_PULL]
- * no. 7"; names[0] is not used.  The array and its strings must stay.  NULL restores the default, "tally_push_pull" and so
- * on.  In ordered name spaces calls without a name have torch's names. */
+/* Have this process's messages call the operations of a name space, 0..255, by other words than the functions of this
+ * header: an interface over them has names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in
+ * "names[TALLY_PUSH_PULL] no. 7"; names[0] is not used.  The array and its strings must stay.  NULL restores the default,
+ * "tally_push_pull" and so on.  In ordered name spaces calls without a name have torch's names. */
 TALLY_API void tally_name_calls(uint32_t space, const char *const *names);
 
 /* Bytes of one element of `dtype`, or 0 if there is no such type. */

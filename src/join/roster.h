@@ -119,9 +119,9 @@ enum tly_split tly_roster_split_named(const char *name);
 uint32_t tly_roster_active(const struct tly_roster *r);
 
 /* Bytes that a rank may have at a service unanswered: twice the credit that it has for such parts, or the service's share of
- * TLY_WINDOWS_PARTS, up to TLY_MOST_SHARE.  Ranks that make gradients at different times push them in different orders, and
- * a part that one pushes early stays until the others push it.  memory: bytes that the service has for so many ranks.  Slots are
- * powers of two, so up to half of it is empty. */
+ * TLY_WINDOWS_PARTS, up to TLY_MOST_SHARE.  Ranks push in different orders, because they make gradients at different times.
+ * A part that one rank pushes early stays until the others push it.  memory: bytes that the service has for so many ranks.
+ * Up to half of it is empty, because slots are powers of two. */
 enum { TLY_WINDOWS_PARTS = 512, TLY_MOST_SHARE = 32 << 20 };
 uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uint32_t ranks);
 

@@ -47,7 +47,7 @@ void tly_start_prove(struct tly_coordinator *c)
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
     int active = (int)tly_roster_active(r);
-    uint64_t bytes = tly_roster_window(active, r->part_bytes, UINT64_MAX, 0);
+    uint64_t bytes = UINT64_MAX;
     for (uint32_t i = 0; i < r->service_count; i++) {
         uint64_t memory = r->services[i].memory ? r->services[i].memory : UINT64_MAX,
                  suits = tly_roster_window(active, r->part_bytes, memory, r->rank_count);

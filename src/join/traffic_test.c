@@ -91,17 +91,23 @@ static void who_computes_longer_is_not_slow(void **state)
         assert_true(near(s[i].card.busy, .5));
 }
 
+/* Of two ranks, which have told of a second in which operations were under way. */
+static void sum_up(struct tly_traffic_line *a, struct tly_traffic_line *b, struct tly_replan_service *out)
+{
+    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
+    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
+    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
+    double goodput;
+    tly_traffic_sum(&roster, of, out, &goodput);
+}
+
 /* In a broadcast rank 0 sends and hardly receives.  Both directions of its card are busy. */
 static void the_direction_with_more_tells_the_rate(void **state)
 {
     struct tly_traffic_line a[SERVICES] = {{{0}}, {{300, S - 1}, {1, S}, 0}, {{300, S - 1}, {1, S}, 0}};
     struct tly_traffic_line b[SERVICES] = {{{0}}, {{0}}, {{0}}};
-    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
-    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
-    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
     struct tly_replan_service s[SERVICES];
-    double goodput;
-    tly_traffic_sum(&roster, of, s, &goodput);
+    sum_up(a, b, s);
     assert_true(near(s[0].card.rate, 600) && near(s[1].card.rate, 300));
 }
 
@@ -111,12 +117,8 @@ static void what_is_not_known_is_no_sample(void **state)
     struct tly_traffic_line a[SERVICES] = {
         {{0}}, {{100, S}, {100, S}, 0}, {{100, S}, {0, TLY_TRAFFIC_UNKNOWN}, S}};
     struct tly_traffic_line b[SERVICES] = {{{100, S}, {100, S}, 0}, {{0}}, {{100, S}, {100, S}, 0}};
-    struct tly_traffic of_a = {.period_us = S, .active_us = S, .count = SERVICES, .line = a};
-    struct tly_traffic of_b = {.period_us = S, .active_us = S, .count = SERVICES, .line = b};
-    const struct tly_traffic *of[MACHINES] = {&of_a, &of_b};
     struct tly_replan_service s[SERVICES];
-    double goodput;
-    tly_traffic_sum(&roster, of, s, &goodput);
+    sum_up(a, b, s);
     assert_true(isnan(s[0].card.rate) && isnan(s[2].card.rate) && near(s[1].card.busy, 1));
     struct tly_gauge g;
     tly_gauge_init(&g, 1, 0);

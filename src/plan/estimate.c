@@ -141,9 +141,9 @@ static double while_full(const struct tly_gauge *g, uint32_t n)
     return fmax(g->value, g->guess ? high : (low + high) / 2);
 }
 
-/* What is slower now than the value: `about` so much, the median of the short samples.  That is the largest of the newest
- * three, for the first two are of before.  A slow card's share that is too large costs each step as much, and one that is too small
- * hardly anything.  Samples that are far from the median tell of something else. */
+/* What a card carries that has become slower.  `about` is the median of the short samples.  Two of these five are from before
+ * the change, so it is the largest of the three new ones.  Too large a share of a slow card makes each step longer by as much.
+ * Too small a share costs hardly anything.  Samples that are far from `about` tell of something else. */
 static double least_of_newest(const struct tly_gauge *g, double about)
 {
     double least = about;
