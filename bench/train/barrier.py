@@ -5,8 +5,8 @@
 
 Starts one rank, two that share a machine, and two with a tallyd.  In each rank steps take turns with the barrier and
 without, over two models alike: 53 convolutions and batch normalizations and a linear layer, as many parameters as
-ResNet-50 has.  What is printed is a step's time with the barrier, what comes on top without, and that as a share of a step of
-100 ms.  README.md beside this file says more.  SPDX-License-Identifier: Apache-2.0
+ResNet-50 has.  Layers sleep, a third in forward and the rest in backward, so that a step takes about 100 ms; with
+`--step 0` they don't.  README.md beside this file says more.  SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
@@ -19,15 +19,32 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LAYOUTS = ((1, 0), (2, 0), (2, 1))  # ranks, tallyd
-STEP_S = 0.1
+BLOCKS = 53
 
 
-def make_model():
+def make_model(sleep_s):
+    """sleep_s: of all layers, in a step."""
     import torch
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            time.sleep(sleep_s / 3 / BLOCKS)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(sleep_s * 2 / 3 / BLOCKS)
+            return gradient
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return Sleep.apply(x) if sleep_s else x
+
     torch.manual_seed(0)
     layers = []
-    for _ in range(53):
-        layers += [torch.nn.Conv2d(2, 2, 1, bias=False), torch.nn.BatchNorm2d(2)]
+    for _ in range(BLOCKS):
+        layers += [Layer(), torch.nn.Conv2d(2, 2, 1, bias=False), torch.nn.BatchNorm2d(2)]
     return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(2 * 2 * 2, 2))
 
 
@@ -41,7 +58,7 @@ def measure(arguments):
     hvd.init()
     ways = {}
     for way in ("barrier", "crossed"):
-        model = make_model()
+        model = make_model(arguments.step / 1e3)
         assert len(list(model.parameters())) == 161
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
                                              [(way + name, p) for name, p in model.named_parameters()],
@@ -49,7 +66,7 @@ def measure(arguments):
         ways[way] = model, optimizer
     x = torch.ones(2, 2, 2, 2)
     spent = {way: [] for way in ways}
-    for number in range(60 if arguments.quick else 600):
+    for number in range((20 if arguments.quick else 100) if arguments.step else 60 if arguments.quick else 600):
         for way in sorted(ways, reverse=number % 2):
             model, optimizer = ways[way]
             hvd.barrier()
@@ -73,7 +90,8 @@ def report(arguments, spent):
     row = {"bench": "barrier", "ranks": arguments.ranks, "tallyd": arguments.servers,
            "barrier_us": round(time_s["barrier"] * 1e6), "extra_us": round(statistics.median(extra) * 1e6),
            "thread_us": round((thread_s["crossed"] - thread_s["barrier"]) * 1e6),
-           "share": round(statistics.median(extra) / STEP_S, 5)}
+           "share": round(statistics.median(extra) / (time_s["barrier"] if arguments.step else 0.1), 5),
+           "step_ms": arguments.step}
     print("%5d %6d %12d %10d %10d %9.2f%%" % (row["ranks"], row["tallyd"], row["barrier_us"], row["extra_us"],
                                              row["thread_us"], 100 * row["share"]), flush=True)
     if arguments.json:
@@ -84,6 +102,7 @@ def report(arguments, spent):
 def main():
     parser = argparse.ArgumentParser(description="what training without the barrier costs where communication is free")
     parser.add_argument("--quick", action="store_true", help="a few seconds")
+    parser.add_argument("--step", type=float, default=100, metavar="MS", help="that layers sleep in a step (100)")
     parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
     parser.add_argument("--build", metavar="DIR", default=os.path.join(ROOT, "build", "meson"), help="Meson's folder")
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)  # set in the ranks
@@ -91,8 +110,10 @@ def main():
     arguments = parser.parse_args()
     if arguments.ranks:
         return measure(arguments)
-    print("# 161 parameters; us for a step; %d CPUs, load %.1f" % (os.cpu_count(), os.getloadavg()[0]))
-    print("%5s %6s %12s %10s %10s %10s" % ("ranks", "tallyd", "with barrier", "on top", "thread", "of 100 ms"), flush=True)
+    print("# 161 parameters; us for a step; layers sleep for %g ms; %d CPUs, load %.1f"
+          % (arguments.step, os.cpu_count(), os.getloadavg()[0]))
+    print("%5s %6s %12s %10s %10s %10s" % ("ranks", "tallyd", "with barrier", "on top", "thread",
+                                           "of it" if arguments.step else "of 100 ms"), flush=True)
     if arguments.json:
         open(arguments.json, "w").close()
     environment = dict(os.environ, TALLY_LOG="warning", OMP_NUM_THREADS="1")
@@ -100,7 +121,8 @@ def main():
         command = [os.path.join(arguments.build, "src", "cli", "tally"), "run", "--no-prefix", "-n", str(ranks),
                    "-k", str(servers), "--tallyd", os.path.join(arguments.build, "src", "tallyd", "tallyd")]
         command += ["--machines", "1"] * (servers == 0)
-        command += ["--", sys.executable, os.path.abspath(__file__), "--ranks", str(ranks), "--servers", str(servers)]
+        command += ["--", sys.executable, os.path.abspath(__file__), "--ranks", str(ranks), "--servers", str(servers),
+                    "--step", str(arguments.step)]
         command += ["--quick"] * arguments.quick
         command += ["--json", os.path.abspath(arguments.json)] if arguments.json else []
         subprocess.run(command, check=True, env=environment)

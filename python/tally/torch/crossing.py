@@ -37,6 +37,8 @@ class _Frozen:
 class CrossBarrier(Deferring, _Distributed):
     """What DistributedOptimizer(cross_barrier=True) puts before the optimizer's own class."""
 
+    _observed = {}  # id(parameter) -> (Order, the parameter's number in it), on the rank whose order counts
+
     def cross(self, kind, clip_value):
         """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
         self._clip_value = clip_value
@@ -47,8 +49,8 @@ class CrossBarrier(Deferring, _Distributed):
     def _agree(self):
         super()._agree()
         gates.ignore(self._order)
-        if self._observes():
-            gates.observe(self._order, self._numbers)
+        self._observed = {id(p): (self._order, number) for p, number in self._numbers.items()} if self._observes() else {}
+        gates.observe(self._observed)
 
     def _gradient_ready(self, p):
         if gates.due and id(p) in gates.due:
@@ -60,6 +62,12 @@ class CrossBarrier(Deferring, _Distributed):
     def _compare_frozen(self):
         self._barrier.hear()  # the last step's, where no gate has since
         super()._compare_frozen()
+
+    def _hear_frozen(self):
+        try:
+            return super()._hear_frozen()
+        finally:
+            gates.observe(self._observed)  # the next forward
 
     def _why_not(self):
         """Why this step keeps the barrier, or None; "" where nothing is to be said of it."""
@@ -156,3 +164,4 @@ class CrossBarrier(Deferring, _Distributed):
     def begin_anew(self):
         self._barrier.finish()
         super().begin_anew()
+        gates.observe(self._observed)

@@ -195,11 +195,15 @@ class Barrier:
 
     def hear(self, end=None):
         """Hear what has to be heard before any update, if there is something.  end: as Reduction.wait()'s."""
+        if self._first is None:  # without the lock: each gradient asks
+            return
         with self.lock:
             if self._first is not None:
                 _await(self._first, end)
-                first, self._first = self._first, None
-                first.wait()
+                try:
+                    self._first.wait()
+                finally:
+                    self._first = None
 
     def _gather(self, needed, end):
         """(those that have landed: the needed ones and what is in front of the first that has not; the first failure)."""
@@ -272,7 +276,7 @@ class Barrier:
 
     def before_state(self):
         """Somebody is about to read the optimizer's state, perhaps an update itself."""
-        if self._waiting and self._updating != threading.get_ident():
+        if self._updating != threading.get_ident():
             self.finish()
 
     def waiting(self):
@@ -341,11 +345,12 @@ class Deferring:
     @property
     def state(self):
         """The optimizer's, once all updates are made."""
-        barrier = self.__dict__.get("_barrier")
-        if barrier is not None:
+        own = self.__dict__  # an update asks for each parameter's
+        barrier = own.get("_barrier")
+        if barrier is not None and barrier._waiting:
             barrier.before_state()
         try:
-            return self.__dict__["state"]
+            return own["state"]
         except KeyError:
             raise AttributeError("%r object has no attribute 'state'" % type(self).__name__) from None
 

@@ -1,8 +1,8 @@
 """Gates: a parameter that is read through its module has the update that step() has put off.
 
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
-owner that reduces its gradient behind backward's end.  `observed` maps one to the Order (order.py) that wants to know
-when forward first uses it.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
+owner that reduces its gradient behind backward's end.  `observed` maps one that this forward has not used yet to the Order
+(order.py) that wants to know when it is.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
 place of the module's `_parameters`, for parameters that are read without a call of their module.  A FlatWeights is the
 attribute of torch's recurrent modules that holds a list of their parameters, for C++.
 
@@ -41,7 +41,7 @@ from .. import _core
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
 due = {}       # id(parameter) -> its owner; changed under the owner's lock
 flying = {}    # id(parameter) -> the owner that reduces its gradient, whose reader waits; changed under the owner's lock
-observed = {}  # id(parameter) -> (Order, the parameter's number in that)
+observed = {}  # id(parameter) -> (Order, the parameter's number in that), until forward uses it
 wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
 
 _guarded = {}  # id(parameter) -> weak reference to it
@@ -67,10 +67,9 @@ def settle(parameters):
         owner.finish(wanted)
 
 
-def observe(order, numbers):
-    """Tell `order` when forward first uses a parameter.  numbers: parameter -> its number in that."""
-    for p, number in numbers.items():
-        observed[id(p)] = order, number
+def observe(numbers):
+    """Tell orders when forward next uses their parameters.  numbers: id(parameter) -> (Order, the parameter's number in it)."""
+    observed.update(numbers)
 
 
 def ignore(order):
@@ -84,8 +83,8 @@ def _tell(parameters):
         return
     for p in parameters:
         order, number = observed.get(id(p), (None, None))
-        if order is not None:
-            order.used(number)
+        if order is not None and order.used(number):
+            observed.pop(id(p), None)
 
 
 def land(p):
@@ -141,7 +140,7 @@ class Parameters(dict):
         if not _is_compiling():
             if due and id(p) in due:
                 settle((p,))
-            if observed:
+            if observed and id(p) in observed:
                 _tell((p,))
             if flying:
                 land(p)
@@ -233,7 +232,8 @@ class Gate:
 
 
 def _pass(parameters):
-    settle(parameters)
+    if due:
+        settle(parameters)
     if observed:
         _tell(parameters)
 
