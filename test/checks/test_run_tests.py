@@ -3,8 +3,12 @@
 import collections
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
+import select
 import shutil
+import signal
+import sys
 import threading
 import time
 
@@ -29,6 +33,42 @@ def _runner(tmp_path):
 def count(runner, text):
     (runner.ROOT / "test" / "suite" / "test_it.py").write_text(text)
     return runner.count_pytest("suite", ["test_it.py"], (), "none")
+
+
+ENDLESS = """
+import os
+import pathlib
+import subprocess
+
+def test_endless():
+    job = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    seen = pathlib.Path(__file__).with_name("seen")
+    seen.with_name("new").write_text(f"{os.getpid()} {job.pid}")
+    seen.with_name("new").rename(seen)
+    job.wait()
+"""
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
+def test_what_ends_the_runner_ends_all_that_it_started(runner, number):
+    (runner.ROOT / "test" / "suite" / "test_it.py").write_text(ENDLESS)
+    runner.meson_suites = lambda: []
+    pid = os.fork()
+    if not pid:
+        sys.argv[1:] = ["suite"]
+        runner.main()
+        os._exit(1)
+    seen = runner.ROOT / "test" / "suite" / "seen"
+    patience = time.monotonic() + 60
+    while not seen.exists():
+        assert time.monotonic() < patience, "in vain: the test has not begun"
+        time.sleep(0.01)
+    ends = [os.pidfd_open(int(one)) for one in seen.read_text().split()]
+    os.kill(pid, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -number
+    for end in ends:
+        assert select.select([end], [], [], 60)[0], "in vain: it goes on"
+        os.close(end)
 
 
 SLOW_ONCE = """
