@@ -43,6 +43,12 @@ def command(ranks, services, arguments, machines=None):
     return [str(BUILD / "bin" / "tally"), "run", *options, "--", *warm.python(), *map(str, arguments)]
 
 
+def torchrun(script, *arguments, options=()):
+    """The command line that has torchrun start two ranks."""
+    return [*warm.python(), "-c", "from torch.distributed.run import main; main()", "--standalone", "--nproc-per-node", "2",
+            *options, "--no-python", *warm.python(), str(script), *arguments]
+
+
 def end(process):
     """End a job and all it has started."""
     for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):

@@ -15,6 +15,7 @@ import pytest
 
 import jobs
 import reference
+import warm
 from test_ops import fails, hvd
 
 WIDTH = 8
@@ -942,7 +943,7 @@ def lose(kill):
                                 text=True)
 
     services = [start("tallyd-%d" % i, [jobs.BUILD / "bin" / "tallyd"]) for i in range(2)]
-    ranks = [start("rank-%d" % i, [sys.executable, "-c", LOSE, services[0].pid if kill else 0], RANK=str(i), WORLD_SIZE="2")
+    ranks = [start("rank-%d" % i, [*warm.python(), "-c", LOSE, services[0].pid if kill else 0], RANK=str(i), WORLD_SIZE="2")
              for i in range(2)]
     try:
         outputs = [rank.communicate(timeout=120)[0] for rank in ranks]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jobs
+import warm
 
 STEPS, BATCH = 4, 6
 
@@ -853,7 +854,7 @@ def test_started_without_a_launcher(tmp_path, name):
         if __name__ == "__main__":
             mp.spawn(body, (sys.argv[1],), nprocs=2)
     """))
-    done = subprocess.run([sys.executable, tmp_path / "spawned.py", tmp_path / "store", name], env=jobs.environment(),
+    done = subprocess.run([*warm.python(), tmp_path / "spawned.py", tmp_path / "store", name], env=jobs.environment(),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("good") == 2, done.stdout
 

@@ -2,7 +2,6 @@
 
 import datetime
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -515,8 +514,7 @@ def test_elastic_restart(tmp_path):
         dist.destroy_process_group()
         print("good", flush=True)
     """))
-    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                          "--max-restarts", "1", "--monitor-interval", "0.2", str(script)],
+    ran = subprocess.run(jobs.torchrun(script, options=["--max-restarts", "1", "--monitor-interval", "0.2"]),
                          env=jobs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
     assert ran.returncode == 0 and ran.stdout.count("good") == 2, ran.stdout
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import jobs
+import warm
 from test_ops import hvd
 from test_process import free_port
 
@@ -86,7 +87,7 @@ def test_killed_with_data_loader_workers(tmp_path, victim, moment):
     script.write_text(TRAIN, encoding="utf-8")
 
     def start(rank):
-        return subprocess.Popen([sys.executable, str(script), str(victim), moment], stdout=subprocess.PIPE,
+        return subprocess.Popen([*warm.python(), str(script), str(victim), moment], stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, start_new_session=True,
                                 env=jobs.environment({"RANK": str(rank), "WORLD_SIZE": str(RANKS),
                                                       "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),

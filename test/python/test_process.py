@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jobs
+import warm
 from test_ops import fails, hvd
 
 
@@ -100,7 +101,7 @@ def test_two_jobs_at_once(way, tmp_path):
     """Begun at the same moment on one machine, by a launcher that gives no port for Tally."""
     script = tmp_path / "job.py"
     script.write_text(TORCHRUN)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, way]
+    command = jobs.torchrun(script, way)
     running = [subprocess.Popen(command, env=jobs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 start_new_session=True) for _ in range(2)]
     try:
@@ -193,7 +194,7 @@ def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, t
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS, encoding="utf-8")
     heard = tmp_path / "heard"  # a file: the processes share one output, in which lines may mix
-    done = subprocess.run([sys.executable, str(script), way, store, str(heard)], env=jobs.environment(),
+    done = subprocess.run([*warm.python(), str(script), way, store, str(heard)], env=jobs.environment(),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=120)
     assert heard.exists(), done.stdout
@@ -633,7 +634,7 @@ def test_horovod_style_script(tmp_path):
     options = ["--epochs", "1"]
     status, output = jobs.run(4, 2, [script, *options, "--save", tmp_path / "four"], timeout=120)
     assert status == 0, output
-    subprocess.run([sys.executable, str(script), *options, "--single", "4", "--save", str(tmp_path / "one")],
+    subprocess.run([*warm.python(), str(script), *options, "--single", "4", "--save", str(tmp_path / "one")],
                    check=True, env=jobs.environment(), timeout=120, stdout=subprocess.DEVNULL)
     four, one = torch.load(tmp_path / "four"), torch.load(tmp_path / "one")
     assert four.keys() == one.keys()

@@ -19,12 +19,14 @@ import struct
 import sys
 
 AT_LOAD = ("ATEN_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH")
-LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR")  # but read later
+# But read later.
+LATER = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
+         "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def loaded_with(env):
-    return {name: value for name, value in env.items() if name.startswith(AT_LOAD) and name not in LATER}
+    return {name: value for name, value in env.items() if name.startswith(AT_LOAD) and not name.startswith(LATER)}
 
 
 # --- the client ----------------------------------------------------------------------------------------
