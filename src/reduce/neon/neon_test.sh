@@ -11,7 +11,7 @@ cd "$1"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 flags="-std=gnu17 -O2 -D_GNU_SOURCE -Iinclude -Isrc -Isrc/reduce/neon -fno-math-errno -ffp-contract=off -Wall -Werror"
-$cc $flags -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16 -c src/reduce/fold_vector.c -o "$out/neon.o"
+$cc $flags -O1 -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16 -c src/reduce/fold_vector.c -o "$out/neon.o"
 for name in reduce reduce_pairs; do
     $cc $flags -DTLY_SAMPLE=2047 -static -o "$out/$name" "$out/neon.o" src/reduce/reduce.c src/reduce/fold_scalar.c \
         src/reduce/${name}_test.c -lm
