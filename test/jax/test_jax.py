@@ -44,8 +44,8 @@ def in_turn(*values):
     return pytest.param(*values, marks=pytest.mark.long(turn=4))
 
 
-@pytest.mark.parametrize("ranks, tallyd, machines", (in_turn(2, 0, None), (3, 0, None), in_turn(4, 0, None), (4, 2, None),
-                                                     in_turn(4, 0, 2)))
+@pytest.mark.parametrize("ranks, tallyd, machines", ((3, 1, None), in_turn(2, 0, None), in_turn(3, 0, None), in_turn(4, 0, None),
+                                                     in_turn(4, 2, None), in_turn(4, 0, 2)))
 def test_collectives(ranks, tallyd, machines):
     output = job(ranks, "collectives", tallyd=tallyd, machines=machines)
     all_ended(output, ranks, "collectives")
