@@ -11,6 +11,7 @@ import pytest
 
 MODEL = pathlib.Path(__file__).resolve().with_name("recovery.pml")
 WINDOW = MODEL.with_name("window.pml")
+CHANGE = MODEL.with_name("change.pml")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 pytestmark = pytest.mark.skipif(
@@ -88,19 +89,30 @@ MUTANTS = {
 # For a search that takes longer than the compiler.
 FAST = ("-O1", "-DCOLLAPSE", "-DMEMLIM=8000")
 
-# The same of window.pml: two ranks, four parts, two changes of the window, unless it says otherwise.
-WINDOWS = {
-    "the window stays": "CHANGES=0",
-    "the window changes": "CHANGES=2",
-    "the window changes, connections break": "CHANGES=2 BREAKS=1",
-    "the window changes again and again, connections break": "CHANGES=3 BREAKS=2",
+# The same of window.pml (two ranks, four parts) and of change.pml (two ranks, two rounds, two new splits, one eviction).
+SMALL = {
+    "the window stays": (WINDOW, "CHANGES=0"),
+    "the window changes": (WINDOW, "CHANGES=2"),
+    "the window changes, connections break": (WINDOW, "CHANGES=2 BREAKS=1"),
+    "the window changes again and again, connections break": (WINDOW, "CHANGES=3 BREAKS=2"),
+    "the split changes": (CHANGE, "REPLANS=3 EVICTIONS=0"),
+    "the split changes, a service is evicted": (CHANGE, "REPLANS=2 EVICTIONS=1"),
 }
+COMPLETE = {"the window changes again and again, connections break", "the split changes, a service is evicted"}
 BEYOND = r"came\[r\]<=granted\[r\]"
-WINDOW_MUTANTS = {
-    "KEEP_GRANTING": ("CHANGES=1", "<=window"),
-    "REVOKE": ("CHANGES=1", BEYOND),
-    "LET_WAIT": ("CHANGES=1", r"state\[i\]==4"),
-    "BEGIN_AT_NEWEST": ("CHANGES=1 BREAKS=1", BEYOND),
+OPEN = r"closed\["
+MANY = r"alive<="
+SMALL_MUTANTS = {
+    "KEEP_GRANTING": (WINDOW, "CHANGES=1", "<=window"),
+    "REVOKE": (WINDOW, "CHANGES=1", BEYOND),
+    "LET_WAIT": (WINDOW, "CHANGES=1", r"state\[i\]==4"),
+    "BEGIN_AT_NEWEST": (WINDOW, "CHANGES=1 BREAKS=1", BEYOND),
+    "ANY_ANSWER": (CHANGE, "REPLANS=1 EVICTIONS=1", OPEN),
+    "NOT_PREPARED_ANEW": (CHANGE, "REPLANS=1 EVICTIONS=1", OPEN),
+    "EVICTION_FORGETS_THE_PLAN": (CHANGE, "REPLANS=1 EVICTIONS=1", r"value\["),
+    "BEGIN_WHILE_PREPARED": (CHANGE, "REPLANS=1 EVICTIONS=0", CUT),
+    "NO_LIMIT": (CHANGE, "REPLANS=2 EVICTIONS=0", MANY),
+    "OLD_REPORTS": (CHANGE, "REPLANS=2 EVICTIONS=0", MANY),
 }
 
 
@@ -113,6 +125,11 @@ def search(folder, settings, *flags, options=(), model=MODEL):
     text = report.stdout
     assert "max search depth too small" not in text and "out of memory" not in text, text
     return text
+
+
+def unreached(report):
+    """Steps of the model that never happen."""
+    return re.findall(r"line|state \d+, \"(?!-end-)", report.partition("unreached")[2])
 
 
 def trail(folder, settings, model=MODEL):
@@ -131,7 +148,7 @@ def test_nothing_goes_wrong(name, tmp_path):
     assert "errors: 0" in report, report + trail(tmp_path, SOUND[name])
     if name == "all at once":
         # The model is not empty: every step of it happens.
-        assert re.findall(r"line|state \d+, \"(?!-end-)", report.partition("unreached")[2]) == [], report
+        assert unreached(report) == [], report
 
 
 def test_nothing_goes_round_for_ever(tmp_path):
@@ -140,18 +157,19 @@ def test_nothing_goes_round_for_ever(tmp_path):
     assert "errors: 0" in report and "non-progress cycles" in report, report
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_change_and_nothing_goes_wrong(name, tmp_path):
-    report = search(tmp_path, WINDOWS[name], "-DSAFETY", model=WINDOW)
-    assert "errors: 0" in report, report + trail(tmp_path, WINDOWS[name], WINDOW)
-    if "BREAKS" in WINDOWS[name]:
-        assert re.findall(r"line|state \d+, \"(?!-end-)", report.partition("unreached")[2]) == [], report
+@pytest.mark.parametrize("name", SMALL)
+def test_windows_and_splits_change_and_nothing_goes_wrong(name, tmp_path):
+    model, settings = SMALL[name]
+    report = search(tmp_path, settings, "-DSAFETY", model=model)
+    assert "errors: 0" in report, report + trail(tmp_path, settings, model)
+    if name in COMPLETE:
+        assert unreached(report) == [], report
 
 
-@pytest.mark.parametrize("rule", WINDOW_MUTANTS)
-def test_a_dropped_rule_of_windows_is_noticed(rule, tmp_path):
-    settings, assertion = WINDOW_MUTANTS[rule]
-    report = search(tmp_path, f"{settings} MUTANT_{rule}", "-DSAFETY", model=WINDOW)
+@pytest.mark.parametrize("rule", SMALL_MUTANTS)
+def test_a_dropped_rule_of_windows_and_splits_is_noticed(rule, tmp_path):
+    model, settings, assertion = SMALL_MUTANTS[rule]
+    report = search(tmp_path, f"{settings} MUTANT_{rule}", "-DSAFETY", model=model)
     found = re.search(r"assertion violated (.*)", report)
     assert found and re.search(assertion, found[1]), report
 
@@ -165,6 +183,7 @@ def test_a_dropped_rule_is_noticed(rule, tmp_path):
 
 
 def test_every_mutant_is_tried():
-    assert set(LARGE) <= set(SOUND)
-    for model, mutants in ((MODEL, MUTANTS), (WINDOW, WINDOW_MUTANTS)):
-        assert set(re.findall(r"\bMUTANT_(\w+)", model.read_text(encoding="utf-8"))) == set(mutants)
+    assert set(LARGE) <= set(SOUND) and set(COMPLETE) <= set(SMALL)
+    tried = {model: {rule for rule, (m, _, _) in SMALL_MUTANTS.items() if m == model} for model in (WINDOW, CHANGE)}
+    for model, mutants in (tried | {MODEL: set(MUTANTS)}).items():
+        assert set(re.findall(r"\bMUTANT_(\w+)", model.read_text(encoding="utf-8"))) == mutants
