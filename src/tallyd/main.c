@@ -206,8 +206,8 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
 }
 
-/* One job from joining to its end. */
-static int job(const struct tly_place *place, const struct tly_params *params)
+/* One job from joining to its end.  patience_s: for its coordinator to answer; negative: for ever. */
+static int job(const struct tly_place *place, const struct tly_params *params, double patience_s)
 {
     struct tly_loop loop;
     struct tly_member member;
@@ -218,9 +218,9 @@ static int job(const struct tly_place *place, const struct tly_params *params)
     tly_member_init(&member, &loop, place, params, false);
     member.cancelled = cancelled;
     begin_pulse(&loop, &member);
-    err = tly_member_find(&member, -1);
+    err = tly_member_find(&member, patience_s);
     if (!err)
-        err = tly_member_connect(&member, -1);
+        err = tly_member_connect(&member, patience_s);
     if (!err)
         err = serve(&loop, &member, &service);
     if (!err) {
@@ -368,14 +368,22 @@ static int parse(int argc, char **argv, struct command *c)
     return 2;
 }
 
-/* Job after job, until it is asked to stop, or with `once` until one has ended.  The last one's error. */
+/* Job after job, until it is asked to stop, or with `once` until one has ended.  The last one's error.
+ *
+ * With `once` a tallyd that was turned away or put out comes again while there is a coordinator.  When none answers for as
+ * long as a silent rank may live, the job has ended without it. */
 static int serve_jobs(struct tly_place *place, struct tly_params *params, bool once)
 {
     int err;
     unsigned late = 0;
     char told[TLY_SENTENCE] = "";
     do {
-        err = job(place, params);
+        bool again = once && late;
+        err = job(place, params, again ? params->dead_timeout : -1);
+        if (once && (err == -ESHUTDOWN || (again && err == -ETIMEDOUT))) {
+            tly_info("tallyd", "the job has ended without this tallyd (%s)", tly_error());
+            return 0;
+        }
         bool turned_away = err == -EAGAIN || err == -ESTALE; /* another job's turn */
         bool news = err && !asked_to_stop && strcmp(told, tly_error()) != 0;
         if (news && (!turned_away || late++ == 0))

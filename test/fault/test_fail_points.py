@@ -88,6 +88,21 @@ def test_a_service_dies_of_the_change_that_another_caused(tmp_path, moment, seed
         go_on(job)
 
 
+def test_a_service_that_is_out_when_the_job_ends_ends_too(tmp_path):
+    """It is to serve one job alone.  When it comes again nobody is there who would tell it that this one is over."""
+    _, settings = shape("out at the end", 1)
+    failing = {"tallyd-0": "tallyd gets VERDICT:1:1500"}
+    with Job(tmp_path, services=0, once=True, failing=failing, **settings) as job:
+        service = job.add_service({"TALLY_DEAD_TIMEOUT": "3"})
+        job.await_true(lambda: "serving" in service.output(), "its part in the job")
+        job.stop(service)
+        job.await_steps(5)  # no sooner than it is out
+        job.resume(service)
+        job.await_true(lambda: "fail point:" in service.output(), "word that it is out")
+        job.finish()
+        assert job.await_ends([service]) == [0] and "has ended without this tallyd" in service.output(), job.account()
+
+
 # --- the coordinator, apart ----------------------------------------------------------------------------
 
 
