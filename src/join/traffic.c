@@ -205,5 +205,5 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);
-    return 2 * stale <= landed;
+    return landed > 0 && 2 * stale <= landed;
 }

@@ -25,7 +25,6 @@ enum {
     FIRST_FINE_PAUSE = 60, /* the same of small deviations */
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
-    MOST_QUIET = 160,      /* samples: no value that moves quietly doubles a longer interval */
     FEW_GOODPUTS = TLY_GAUGE_SHORT, /* samples by which a try that promises much is judged */
 };
 
@@ -133,8 +132,8 @@ static uint32_t soon(const struct tly_replan *r)
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
-/* A card that goes back and forth is followed more and more slowly, and so are values that do while the split stays (quiet), up
- * to a point: they are noise. */
+/* A card that goes back and forth is followed more and more slowly.  A value that does while the split stays (quiet) is noise:
+ * no small deviation is tried for a while, and large ones are followed as before. */
 static void pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
@@ -147,7 +146,9 @@ static void pace(struct tly_replan *r, bool quiet)
         p->moved = way;
         p->moved_at = r->samples;
     }
-    if (!reversal || (quiet && r->interval > MOST_QUIET))
+    if (reversal && quiet && r->fine.at < r->samples + r->fine.pause)
+        r->fine.at = r->samples + r->fine.pause;
+    if (!reversal || quiet)
         return;
     r->interval = r->interval < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * r->interval : TLY_REPLAN_MOST_INTERVAL;
     r->paced_at = r->samples;

@@ -467,6 +467,22 @@ static void gauges_that_err_change_little(void **state)
     }
 }
 
+/* Between two machines no split gains anything, so what is known of their cards changes quietly. */
+static void quiet_corrections_delay_no_change(void **state)
+{
+    const double said[] = {100, 80};
+    struct cluster c;
+    start(&c, 2, 0, said, 0);
+    for (int i = 0; i < 20; i++) {
+        c.real[1] = i % 2 ? 80 : 72;
+        run(&c, 2 * TLY_GAUGE_LONG);
+        assert_true(fabs(tly_replan_bandwidth(c.r, 1) - c.real[1]) < 4);
+    }
+    assert_int_equal(c.changes, 0);
+    assert_int_equal(c.r->interval, TLY_REPLAN_INTERVAL);
+    finish(&c);
+}
+
 /* As seen on the emulated cluster (4 + 2 at 500 Mbit/s): cards carry 2% more than was measured at first, then 5% less, differently in each second,
  * workers' backlogs show for 0.9 of the time and tallyds' for all of it.  So workers seem to carry 5% more than they do, and
  * tallyds what they do: no reason to part them. */
@@ -908,6 +924,7 @@ int main(void)
         cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
         cmocka_unit_test(nonsense_is_survived),
         cmocka_unit_test(who_was_awake_for_long_rests_briefly),
+        cmocka_unit_test(quiet_corrections_delay_no_change),
         cmocka_unit_test(calm_shortens_the_interval_step_by_step),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
         cmocka_unit_test(a_random_walk_is_followed),
