@@ -92,6 +92,7 @@ struct tly_job {
     uint64_t part_bytes, part_most; /* longest part of the newest epoch, and of any */
     bool window_fixed;              /* the user has set the window */
     uint64_t first_window;          /* charge bytes that a new connection may push */
+    uint64_t sharing;               /* services that the job is split over */
     uint64_t window_bytes;          /* charge bytes that may be pushed and not answered now */
     atomic_ullong news;       /* part_bytes and services with a share << 32 of an epoch that has begun, from
                                        * another thread (release); taken by the loop (acquire); 0: none */

@@ -81,16 +81,22 @@ void tly_job_write_trace(struct tly_job *job)
 
 /* --- sizes --------------------------------------------------------------------------------------- */
 
-/* A window that suits such parts, if memory lasts for that.  The service decides it alone, and each connection hears of it by
- * its counts.  A smaller window takes effect as answers open it no further. */
+/* A window that suits the job's parts, if memory lasts for that. */
+static uint64_t find_window(const struct tly_job *job)
+{
+    uint64_t suits =
+        tly_roster_window((int)job->sharing, job->part_bytes, tly_quota_most(&job->quota), job->ranks);
+    suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
+    return job->window_fixed ? job->window_bytes : suits > job->part_most ? suits : job->part_most;
+}
+
+/* The service decides its window alone, and each connection hears of it by its counts.  A smaller one takes effect as answers
+ * open it no further. */
 static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
-    uint64_t suits = tly_roster_window((int)sharing, part_bytes, tly_quota_most(&job->quota), job->ranks);
     job->part_bytes = part_bytes;
-    if (!job->window_fixed) {
-        suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
-        job->window_bytes = suits > job->part_most ? suits : job->part_most;
-    }
+    job->sharing = sharing;
+    job->window_bytes = find_window(job);
     uint32_t rounds = (uint32_t)(job->window_bytes / TLY_LEAST_CHARGE);
     job->window_rounds =
         rounds > job->window_rounds ? rounds : job->window_rounds; /* larger ones may be full still */
@@ -220,6 +226,8 @@ static void tick(struct tly_hook *h)
     struct tly_job *job = tly_list_entry(h, struct tly_job, hook);
     if (!job->ranks)
         return;
+    if (find_window(job) > job->window_bytes) /* another job has given memory back */
+        set_sizes(job, job->part_bytes, job->sharing);
     tly_verdict_tick(job);
     tly_answers_settle(job);
     if (job->redo_waits) {

@@ -31,9 +31,13 @@ static struct {
     struct tly_job *job[JOBS];
     struct tly_endpoints endpoints; /* of the house */
     uint32_t part;                  /* bytes */
+    uint32_t window;                /* parts, of a job that begins; */
+    bool follows;                   /* and whether it follows the parts and the memory that there is */
+    uint32_t cut;                   /* bytes: how the job cuts now; at most a part */
 } t;
 
 static const char *const settings[] = {"TALLY_MEMORY=384K", "TALLY_SUM_THREADS=2", NULL};
+static const char *const much_memory[] = {"TALLY_MEMORY=6M", "TALLY_SUM_THREADS=2", NULL};
 
 /* Where in raw.rank a rank of a job is. */
 static int at(int job, int rank)
@@ -61,11 +65,11 @@ static void begin_job(int job)
         .rank_count = RANKS,
         .machine_count = RANKS,
         .service_count = RANKS,
-        .part_bytes = t.part,
-        .part_least = t.part,
+        .part_bytes = t.cut ? t.cut : t.part,
+        .part_least = t.cut ? t.cut : t.part,
         .part_most = t.part,
-        .window_fixed = 1,
-        .window_bytes = WINDOW * t.part,
+        .window_fixed = !t.follows,
+        .window_bytes = t.window * t.part,
         .ranks = ranks,
         .services = services};
     assert_int_equal(tly_job_begin(t.job[job], &roster), 0);
@@ -75,12 +79,13 @@ static void begin_job(int job)
     }
 }
 
-static int begin(void **state)
+static int begin_with(const char *const *params)
 {
     struct sockaddr_storage address;
     memset(&t, 0, sizeof t);
     t.part = RAW_PART;
-    raw_begin_alone(settings);
+    t.window = WINDOW;
+    raw_begin_alone(params);
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &address), 0);
     assert_int_equal(tly_house_create(NULL, &raw.params, &address, &t.house), 0);
     assert_int_equal(tly_house_start(t.house), 0);
@@ -96,6 +101,16 @@ static int begin(void **state)
         create(i);
     }
     return 0;
+}
+
+static int begin(void **state)
+{
+    return begin_with(settings);
+}
+
+static int begin_large(void **state)
+{
+    return begin_with(much_memory);
 }
 
 static int end(void **state)
@@ -480,6 +495,94 @@ static void test_death_while_the_crew_sums(void **state)
     }
 }
 
+/* The window that a job has now, bytes. */
+static uint64_t window(int job)
+{
+    tly_loop_lock(t.job[job]->loop);
+    uint64_t bytes = t.job[job]->window_bytes;
+    tly_loop_unlock(t.job[job]->loop);
+    return bytes;
+}
+
+static void await_window(int job, uint64_t least, uint64_t most)
+{
+    for (int turns = 0; window(job) < least || window(job) > most; turns++) {
+        assert_true(turns < 20000);
+        tly_loop_turn(&raw.loop, 2);
+    }
+}
+
+/* A job begins while another's windows are full.  Its own grows when that memory is free again. */
+static void test_memory_that_is_free_again(void **state)
+{
+    enum { MANY = 60 };
+    t.window = MANY;
+    begin_job(0);
+    for (uint64_t key = 1; key <= MANY; key++)
+        raw_post(at(0, 0), push(key), data(1), RAW_PART);
+    raw_settle(at(0, 0));
+    assert_int_equal(facts(0).bytes_in_use, MANY * RAW_PART);
+    t.window = 2;
+    t.follows = true;
+    begin_job(1);
+    assert_true(window(1) <= (96 - MANY) * RAW_PART / 2 / (RANKS + 1));
+    for (uint64_t key = 1; key <= MANY; key++)
+        raw_post(at(0, 1), push(key), data(1), RAW_PART);
+    raw_until(&raw.rank[at(0, 0)].results, MANY);
+    raw_until(&raw.rank[at(0, 1)].results, MANY);
+    await_window(1, (96 - RESERVED) * RAW_PART / 2 / (RANKS + 1), UINT64_MAX);
+    raw_settle(at(1, 0));
+    assert_int_equal(raw.rank[at(1, 0)].granted, window(1));
+    sum(1, 1, 7);
+}
+
+/* The job is split over twice as many services: its window is half of the roster's. */
+static void shrink(void)
+{
+    struct tly_roster_service services[2 * RANKS];
+    for (size_t i = 0; i < sizeof services / sizeof *services; i++)
+        services[i] = (struct tly_roster_service){.weight = 1};
+    struct tly_roster next = {.service_count = 2 * RANKS, .part_bytes = t.cut, .services = services};
+    tly_job_resize(t.job[0], &next);
+    await_window(0, 1, WINDOW / 2 * RAW_PART);
+}
+
+/* Rank 1 pushes what rank 0 has pushed, part by part.  Nothing is granted to rank 0 until what it has unanswered fits into the
+ * smaller window; then a part for each. */
+static void answer_all(uint64_t first)
+{
+    for (uint64_t i = 1; i <= WINDOW; i++) {
+        raw_post(at(0, 1), push(first + i), data(1), RAW_PART);
+        raw_until(&raw.rank[at(0, 0)].results, raw.rank[at(0, 0)].results + 1);
+        raw_settle(at(0, 0));
+        assert_int_equal(raw.rank[at(0, 0)].granted, (i < WINDOW / 2 ? WINDOW : i + WINDOW / 2) * RAW_PART);
+    }
+}
+
+static void test_a_window_below_the_first(void **state)
+{
+    t.cut = 2048; /* 512 of them over two services: the window of the roster */
+    t.follows = true;
+    begin_job(0);
+    assert_int_equal(window(0), WINDOW * RAW_PART);
+    for (uint64_t key = 1; key <= WINDOW; key++)
+        raw_post(at(0, 0), push(key), data(1), RAW_PART);
+    shrink();
+    answer_all(0);
+    /* A new connection begins with the roster's window. */
+    raw_break(at(0, 0));
+    raw_connect(at(0, 0), &t.identity[0], 0, &t.endpoints);
+    raw_until(&raw.rank[at(0, 0)].opened, 1);
+    for (uint64_t key = 1; key <= WINDOW; key++)
+        raw_post(at(0, 0), push(100 + key), data(1), RAW_PART);
+    raw_settle(at(0, 0));
+    answer_all(100);
+    assert_int_equal(raw.rank[at(0, 0)].closed, 0);
+    for (uint64_t key = 1; key <= WINDOW / 2 + 1; key++) /* one too many */
+        raw_post(at(0, 0), push(200 + key), data(1), RAW_PART);
+    raw_until(&raw.rank[at(0, 0)].closed, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -490,6 +593,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_late_rank, begin, end),
         cmocka_unit_test_setup_teardown(test_late_job, begin, end),
         cmocka_unit_test_setup_teardown(test_late_job_after_a_loss, begin, end),
+        cmocka_unit_test_setup_teardown(test_memory_that_is_free_again, begin_large, end),
+        cmocka_unit_test_setup_teardown(test_a_window_below_the_first, begin_large, end),
         cmocka_unit_test_setup_teardown(test_death, begin, end),
         cmocka_unit_test_setup_teardown(test_death_while_the_crew_sums, begin, end),
     };
