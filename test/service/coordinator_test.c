@@ -535,6 +535,87 @@ static void test_a_tallyd_leaves_while_the_split_changes(void **state)
     assert_int_equal(a->failed + b->failed, 0);
 }
 
+enum phase { PREPARED, HALF_ANSWERED, COMMITTED };
+
+/* A change of the split has come so far. */
+static void change_until(enum phase phase)
+{
+    struct member *a = &x.member[0], *b = &x.member[1];
+    report_until(&a->prepared, 1, SLOW);
+    turn_until(&b->prepared, 1);
+    if (phase == PREPARED)
+        return;
+    answer(a, a->roster.epoch, 0, 0, true);
+    if (phase == HALF_ANSWERED)
+        return;
+    answer(b, b->roster.epoch, 0, 0, true);
+    turn_until(&a->committed, 2);
+    turn_until(&b->committed, 2);
+}
+
+/* In whatever phase the tallyd dies: PREPARE comes anew, no earlier answer counts, and COMMIT is without it. */
+static void tallyd_dies(enum phase phase)
+{
+    struct member *a = &x.member[0], *b = &x.member[1];
+    change_until(phase);
+    int committed = a->committed;
+    uint32_t before = a->roster.epoch;
+    leave(&x.member[FIRST]);
+    turn_until(&a->prepared, 2);
+    turn_until(&b->prepared, 2);
+    assert_true(a->roster.epoch > before);
+    answer(b, b->roster.epoch, 0, 0, true);
+    if (phase != COMMITTED)
+        answer(b, before, 0, 0, true);
+    for (int i = 0; i < 20; i++)
+        tly_loop_turn(&x.loop, 2);
+    assert_int_equal(b->committed, committed); /* what a has answered was of the PREPARE before */
+    answer(a, a->roster.epoch, 0, 0, true);
+    turn_until(&a->committed, committed + 1);
+    turn_until(&b->committed, committed + 1);
+    assert_int_equal(state_of(a, FIRST), TLY_SERVICE_GONE);
+    assert_int_equal(weight_of(a, FIRST), 0);
+    assert_int_equal(a->failed + b->failed, 0);
+}
+
+static void test_a_tallyd_dies_when_the_split_is_prepared(void **state)
+{
+    tallyd_dies(PREPARED);
+}
+
+static void test_a_tallyd_dies_when_a_rank_has_answered(void **state)
+{
+    tallyd_dies(HALF_ANSWERED);
+}
+
+static void test_a_tallyd_dies_when_the_split_has_changed(void **state)
+{
+    tallyd_dies(COMMITTED);
+}
+
+static void rank_dies(enum phase phase)
+{
+    change_until(phase);
+    leave(&x.member[1]);
+    turn_until(&x.member[0].failed, 1);
+    assert_non_null(strstr(x.member[0].verdict, "rank 1"));
+}
+
+static void test_a_rank_dies_when_the_split_is_prepared(void **state)
+{
+    rank_dies(PREPARED);
+}
+
+static void test_a_rank_dies_when_another_has_answered(void **state)
+{
+    rank_dies(HALF_ANSWERED);
+}
+
+static void test_a_rank_dies_when_the_split_has_changed(void **state)
+{
+    rank_dies(COMMITTED);
+}
+
 /* What `tally status` gets. */
 static const struct tly_status *ask(void)
 {
@@ -971,6 +1052,14 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_card_changes_the_split, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_leaves_while_the_split_changes, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_dies_when_the_split_is_prepared, start_apart,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_dies_when_a_rank_has_answered, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_dies_when_the_split_has_changed, start_apart,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_dies_when_the_split_is_prepared, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_dies_when_another_has_answered, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_dies_when_the_split_has_changed, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
