@@ -25,7 +25,7 @@
 
 enum {
     WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
-    MOST_EPOCHS = 5, /* the newest and four older ones: with more alive at some rank nothing changes */
+    MOST_EPOCHS = 4, /* the newest and three older ones: with more alive at some rank nothing changes */
 };
 
 /* --- samples ---------------------------------------------------------------------------------------- */
