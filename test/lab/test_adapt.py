@@ -241,3 +241,16 @@ def test_a_tallyd_dies_while_the_split_is_prepared(tmp_path, moment, seed):
         eventually(lambda: job.share("c1") < 0.15)
         job.finish()
         job.coordinator.kill()
+
+
+def test_rank_0_dies_while_the_split_changes(tmp_path):
+    """The coordinator dies with it, and one tallyd has yet to hear of the change.  All end, and name rank 0."""
+    failing = {"c1": {"FAULT_FAIL": "tallyd gets COMMIT:2:1000"}}
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, failing=failing)
+        slow_down(net, job)
+        await_moment(job.services[1], ends=False)
+        job.ranks[0].kill()
+        results = [p.wait(PATIENCE_S) for p in job.ranks[1:]]
+        assert all(r.status == 1 and "rank 0 on w0, which holds the coordinator" in r.output for r in results), results
+        assert all(p.wait(PATIENCE_S).status == 1 for p in job.services)
