@@ -42,8 +42,9 @@ import subprocess
 
 def test_endless():
     job = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    left = subprocess.check_output("setsid sleep 600 >/dev/null 2>&1 & echo $!", shell=True).decode()
     seen = pathlib.Path(__file__).with_name("seen")
-    seen.with_name("new").write_text(f"{os.getpid()} {job.pid}")
+    seen.with_name("new").write_text(f"{os.getpid()} {job.pid} {left}")
     seen.with_name("new").rename(seen)
     job.wait()
 """
@@ -55,9 +56,11 @@ def test_what_ends_the_runner_ends_all_that_it_started(runner, number):
     runner.meson_suites = lambda: []
     pid = os.fork()
     if not pid:
-        sys.argv[1:] = ["suite"]
-        runner.main()
-        os._exit(1)
+        try:
+            sys.argv[1:] = ["suite"]
+            runner.main()
+        finally:
+            os._exit(1)
     seen = runner.ROOT / "test" / "suite" / "seen"
     patience = time.monotonic() + 60
     while not seen.exists():
