@@ -174,7 +174,7 @@ static void changed(void *service, const struct tly_roster *roster)
     tly_service_change(service, roster);
 }
 
-static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service)
+static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service, bool *served)
 {
     struct sockaddr_storage at;
     struct tly_endpoints endpoints;
@@ -194,6 +194,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
         err = tly_member_begin(m);
     if (err)
         return err;
+    *served = true;
     tly_info("tallyd", "serving job '%s': %u ranks on %u machines, %u tallyd", m->identity.job,
              m->roster.rank_count, m->roster.machine_count,
              m->roster.service_count - m->roster.machine_count);
@@ -206,8 +207,9 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
 }
 
-/* One job from joining to its end.  patience_s: for its coordinator to answer; negative: for ever. */
-static int job(const struct tly_place *place, const struct tly_params *params, double patience_s)
+/* One job from joining to its end.  patience_s: for its coordinator to answer; negative: for ever.  *served: it was in the job. */
+static int job(const struct tly_place *place, const struct tly_params *params, double patience_s,
+               bool *served)
 {
     struct tly_loop loop;
     struct tly_member member;
@@ -222,7 +224,7 @@ static int job(const struct tly_place *place, const struct tly_params *params, d
     if (!err)
         err = tly_member_connect(&member, patience_s);
     if (!err)
-        err = serve(&loop, &member, &service);
+        err = serve(&loop, &member, &service, served);
     if (!err) {
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
@@ -370,20 +372,22 @@ static int parse(int argc, char **argv, struct command *c)
 
 /* Job after job, until it is asked to stop, or with `once` until one has ended.  The last one's error.
  *
- * With `once` a tallyd that was turned away or put out comes again while there is a coordinator.  When none answers for as
- * long as a silent rank may live, the job has ended without it. */
+ * With `once` a tallyd that was put out of its job comes again while there is a coordinator.  When none answers for as long as
+ * a silent rank may live, the job has ended without it. */
 static int serve_jobs(struct tly_place *place, struct tly_params *params, bool once)
 {
     int err;
     unsigned late = 0;
+    bool was_in = false;
     char told[TLY_SENTENCE] = "";
     do {
-        bool again = once && late;
-        err = job(place, params, again ? params->dead_timeout : -1);
-        if (once && (err == -ESHUTDOWN || (again && err == -ETIMEDOUT))) {
+        bool served = false;
+        err = job(place, params, once && was_in ? params->dead_timeout : -1, &served);
+        if (once && (err == -ESHUTDOWN || (was_in && !served && err == -ETIMEDOUT))) {
             tly_info("tallyd", "the job has ended without this tallyd (%s)", tly_error());
             return 0;
         }
+        was_in |= served;
         bool turned_away = err == -EAGAIN || err == -ESTALE; /* another job's turn */
         bool news = err && !asked_to_stop && strcmp(told, tly_error()) != 0;
         if (news && (!turned_away || late++ == 0))
