@@ -15,6 +15,7 @@ enum {
  * network not even for this part of it. */
 #define HELD .9
 #define ON_ITS_WAY .6
+#define STILL .9 /* share of the time with a backlog */
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t)
 {
@@ -199,11 +200,13 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
             add(&pushes[s], us, weight, &l->out, l->held_us);
         }
     }
+    bool still = landed == 0;
     for (uint32_t s = 0; s < r->service_count; s++) {
         out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){NAN, NAN, NAN};
+        still = still && (!flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
         out[s].sums = flow ? sums(&pushes[s]) : (struct tly_sight){NAN, NAN, NAN};
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);
-    return landed > 0 && 2 * stale <= landed;
+    return !still && 2 * stale <= landed;
 }
