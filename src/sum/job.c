@@ -91,7 +91,7 @@ static uint64_t find_window(const struct tly_job *job)
 }
 
 /* The service decides its window alone, and each connection hears of it by its counts.  A smaller one takes effect as answers
- * open it no further. */
+ * come: until then nothing more is granted. */
 static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
     job->part_bytes = part_bytes;
@@ -226,7 +226,8 @@ static void tick(struct tly_hook *h)
     struct tly_job *job = tly_list_entry(h, struct tly_job, hook);
     if (!job->ranks)
         return;
-    if (find_window(job) > job->window_bytes) /* another job has given memory back */
+    uint64_t suits = find_window(job); /* changes as other jobs take memory and give it back */
+    if (suits > job->window_bytes || suits < job->window_bytes / 2)
         set_sizes(job, job->part_bytes, job->sharing);
     tly_verdict_tick(job);
     tly_answers_settle(job);

@@ -31,8 +31,8 @@ static struct {
     struct tly_job *job[JOBS];
     struct tly_endpoints endpoints; /* of the house */
     uint32_t part;                  /* bytes */
-    uint32_t window;                /* parts, of a job that begins; */
-    bool follows;                   /* and whether it follows the parts and the memory that there is */
+    uint32_t window;                /* parts, of a job that begins */
+    bool follows;                   /* the window of such a job suits its parts and the memory that is free */
     uint32_t cut;                   /* bytes: how the job cuts now; at most a part */
 } t;
 
