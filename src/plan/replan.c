@@ -132,8 +132,8 @@ static uint32_t soon(const struct tly_replan *r)
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
-/* A card that goes back and forth is followed more and more slowly.  A value that does while the split stays (quiet) is noise:
- * no small deviation is tried for a while, and large ones are followed as before. */
+/* A card that goes back and forth is followed more and more slowly.  A value that goes back and forth while the split stays
+ * (quiet) is noise: no small deviation is tried for a while, and large ones are followed as before. */
 static void pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
@@ -146,8 +146,8 @@ static void pace(struct tly_replan *r, bool quiet)
         p->moved = way;
         p->moved_at = r->samples;
     }
-    if (reversal && quiet && r->fine.at < r->samples + r->fine.pause)
-        r->fine.at = r->samples + r->fine.pause;
+    if (reversal && quiet && r->fine.at < r->samples + FIRST_FINE_PAUSE)
+        r->fine.at = r->samples + FIRST_FINE_PAUSE;
     if (!reversal || quiet)
         return;
     r->interval = r->interval < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * r->interval : TLY_REPLAN_MOST_INTERVAL;
