@@ -18,7 +18,7 @@
 #ifndef EVICTIONS
 #define EVICTIONS 1
 #endif
-#define MOST 1 /* with more epochs alive at some rank the split stays; Tally has 5 */
+#define MOST 1 /* with more epochs alive at some rank the split stays; Tally has 4 */
 #define RANKS 2
 #define ROUNDS 2 /* a BEGUN and a COMMIT have a byte for each */
 #define RO(m, r) ((m) * ROUNDS + (r))

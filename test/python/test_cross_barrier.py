@@ -869,7 +869,9 @@ def leaving():
 
 def ordering():
     """Gates tell the order of first use before the first backward, a step earlier than backward can; zero_grad() does not."""
+    import tally
     import torch
+    from tally.torch import gates
     torch.manual_seed(0)
     names = ["a", "b", "c", "d"]
     model = torch.nn.ModuleDict({name: torch.nn.Linear(WIDTH, WIDTH) for name in names})
@@ -880,14 +882,14 @@ def ordering():
         x = torch.ones(1, WIDTH)
         for name in "cadb":
             x = model[name](x).tanh()
+        if tally.rank() == 0:
+            assert len(optimizer._order._used) == 2 * len(names), "each step is observed"  # noqa: F821 - deleted below
         x.sum().backward()
         seen.append("".join(sorted(names, key=lambda name: -optimizer._priorities[model[name].weight])))  # noqa: F821 - deleted below
         optimizer.step()
     optimizer.synchronize()
     assert seen == ["abcd"] * 2 + ["cadb"] * 3, seen
-    from tally.torch import gates
     order = optimizer._order
-    import tally
     assert any(one is order for one, _ in gates.observed.values()) == (tally.rank() == 0)
     del optimizer
     import gc

@@ -566,10 +566,10 @@ static void tallyd_dies(enum phase phase)
     assert_true(a->roster.epoch > before);
     answer(b, b->roster.epoch, 0, 0, true);
     if (phase != COMMITTED)
-        answer(b, before, 0, 0, true);
+        answer(a, before, 0, 0, true);
     for (int i = 0; i < 20; i++)
         tly_loop_turn(&x.loop, 2);
-    assert_int_equal(b->committed, committed); /* what a has answered was of the PREPARE before */
+    assert_int_equal(b->committed, committed); /* if a has answered, it was to the PREPARE before */
     answer(a, a->roster.epoch, 0, 0, true);
     turn_until(&a->committed, committed + 1);
     turn_until(&b->committed, committed + 1);

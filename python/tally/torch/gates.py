@@ -1,8 +1,8 @@
 """Gates: a parameter that is read through its module has the update that step() has put off.
 
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
-owner that reduces its gradient behind backward's end.  `observed` maps one that this forward has not used yet to the Order
-(order.py) that wants to know when it is.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
+owner that reduces its gradient behind backward's end.  `observed` maps one that this forward has not used yet to the
+Order (order.py) to tell on its first use.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
 place of the module's `_parameters`, for parameters that are read without a call of their module.  A FlatWeights is the
 attribute of torch's recurrent modules that holds a list of their parameters, for C++.
 
