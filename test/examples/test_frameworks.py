@@ -16,9 +16,11 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "python"))
+import jobs  # noqa: E402
+
 BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
 FOLDER = ROOT / "examples" / "frameworks"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RANKS = [BUILD / "bin" / "tally", "run", "-n", "2", "--", sys.executable]
 
 # To import a framework takes most of a test's time.
@@ -34,13 +36,18 @@ def summed(timeline):
     return sum(event["args"]["bytes"] for event in events if (event["name"], event["ph"]) == ("operation", "b"))
 
 
-def run(gradients, launcher, script, *arguments):
-    """What the ranks print last: {loss and parameters}.  gradients: bytes that each has at least to give to Tally."""
+def ranks(script, *arguments):
+    return [*RANKS, script, *arguments]
+
+
+def run(gradients, launched, script, *arguments):
+    """What the ranks print last: {loss and parameters}.  gradients: bytes that each has at least to give to Tally.
+    launched: a function that makes the command line."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}
     with tempfile.TemporaryDirectory() as folder:
         env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1",
                    CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu", TALLY_TRACE=folder + "/run")
-        done = subprocess.run([*map(str, launcher), str(FOLDER / script), *arguments], env=env,
+        done = subprocess.run([*map(str, launched(FOLDER / script, *arguments))], env=env,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
         assert done.returncode == 0, done.stdout[-6000:]
         given = [summed(timeline) for timeline in pathlib.Path(folder).glob("run.*.rank-*.json")]
@@ -61,25 +68,25 @@ def needs(*packages):
                                     pytest.param("accelerate_loop.py", marks=[needs("accelerate"), IN_TURN])))
 def test_hook_and_backend_agree(script):
     # Two ranks: the average is rounded once in both.
-    backend, hook = (run(NETWORK, TORCHRUN, script, "--way", way) for way in ("backend", "hook"))
+    backend, hook = (run(NETWORK, jobs.torchrun, script, "--way", way) for way in ("backend", "hook"))
     assert backend == hook
 
 
 @pytest.mark.parametrize("script", (pytest.param("lightning_ddp.py", marks=[needs("lightning"), IN_TURN]),
                                     pytest.param("accelerate_loop.py", marks=[needs("accelerate"), IN_TURN])))
 def test_without_the_barrier(script):
-    assert run(NETWORK, TORCHRUN, script, "--way", "cross_barrier") == run(NETWORK, TORCHRUN, script, "--way", "hook")
+    assert run(NETWORK, jobs.torchrun, script, "--way", "cross_barrier") == run(NETWORK, jobs.torchrun, script, "--way", "hook")
 
 
 @IN_TURN
 @needs("transformers", "accelerate")
 def test_transformers_trainer():
-    run(GPT2, TORCHRUN, "transformers_trainer.py")
+    run(GPT2, jobs.torchrun, "transformers_trainer.py")
 
 
 @needs("jax")
 def test_jax():
-    run(JAX, RANKS, "jax_arrays.py")
+    run(JAX, ranks, "jax_arrays.py")
 
 
 @needs("jax")
