@@ -57,14 +57,20 @@ def mix(z):
         return z ^ z >> np.uint64(31)
 
 
+BLOCK = 8192  # elements: what is computed with stays in a processor's cache
+
+
 def make_input(seed, step, tensor, rank, count):
     key = np.uint64(seed)
     with np.errstate(over="ignore"):
         for part in (step, tensor, rank):
             key = mix(key) + np.uint64(part)
-        z = mix(mix(key) + np.arange(count, dtype=np.uint64))
-    bits = (z & np.uint64(0x807FFFFF)) | (np.uint64(118) + (z >> np.uint64(32)) % np.uint64(16)) << np.uint64(23)
-    return bits.astype(np.uint32).view(np.float32)
+        key = mix(key)
+        whole = np.empty(count, np.uint32)
+        for at in range(0, count, BLOCK):
+            z = mix(key + np.arange(at, min(at + BLOCK, count), dtype=np.uint64))
+            whole[at : at + BLOCK] = z & np.uint64(0x807FFFFF) | (np.uint64(118) + (z >> np.uint64(32) & np.uint64(15))) << np.uint64(23)
+    return whole.view(np.float32)
 
 
 def tree(inputs):
