@@ -183,6 +183,7 @@ def test_who_is_out_to_some_ranks_comes_back(tmp_path, times):
 def test_the_coordinator_dies_and_the_guest_that_it_invited(tmp_path, seed):
     """The new one hears first from a tallyd, which was told of no guest."""
     _, settings = shape("guest", seed)
+    settings["words"] += ["pause_ms=20"]  # most steps are made while the test waits; each is compared
     failing = {"coordinator": f"coordinator has sent INVITE:{START + RANKS + 1}:kill"}
     with Job(tmp_path, services=SERVICES, coordinator=True, failing=failing, **settings) as job:
         job.await_steps(2)
