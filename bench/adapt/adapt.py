@@ -74,18 +74,19 @@ def shake(hosts, seconds, seed=1):
     ]
 
 
-def scenarios(workers, services):
+def scenarios(workers, services, seconds=None):
+    """seconds: of those in which nothing happens that is to be followed."""
     hosts = workers + services
     last = services[-1] if services else workers[-1]
     found = {
         "drop": Scenario(60, [(15, "rate", last, 0.2), (40, "rate", last, 1)]),
         "worker": Scenario(60, [(15, "rate", workers[1], 0.5), (40, "rate", workers[1], 1)]),
-        "right": Scenario(30),
+        "right": Scenario(seconds or 30),
         "wrong": Scenario(30, said={last: 0.64}),
         "wrong-high": Scenario(30, said={h: 0.64 for h in hosts if h != last}),
         "foreign": Scenario(50, [(0, "foreign", last, 1), (15, "foreign", last, 0)], said=None),
         "walk": Scenario(90, wander(hosts, 90)),
-        "steady": Scenario(90, shake(hosts, 90)),
+        "steady": Scenario(seconds or 90, shake(hosts, seconds or 90)),
         "pattern": Scenario(130, [(10 + 30 * i, "rate", last, 1 if i % 2 else 0.2) for i in range(4)]),
     }
     if services:
@@ -309,6 +310,7 @@ def main():
     parser.add_argument("--rate", default="500mbit", help="of each card (500mbit)")
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of each step (32 MB)")
     parser.add_argument("--scenario", action="append", help="one of those in README.md; by default all")
+    parser.add_argument("--seconds", type=float, help="of `right` (30) and `steady` (90)")
     parser.add_argument("--replan", type=int, choices=(0, 1), default=1, help="TALLY_REPLAN (1)")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
     parser.add_argument("--json", help="write each step and each change to this file")
@@ -321,7 +323,7 @@ def main():
     if arguments.plot and not draw.available():
         sys.exit("adapt: --plot needs matplotlib; without it write --json, and draw with draw.py elsewhere")
     hosts = [f"w{i}" for i in range(arguments.workers)], [f"c{i}" for i in range(arguments.services)]
-    known, everything = scenarios(*hosts), {}
+    known, everything = scenarios(*hosts, arguments.seconds), {}
     names = arguments.scenario or list(known)
     if unknown := [n for n in names if n not in known]:
         sys.exit(f"adapt: there is no scenario {', '.join(unknown)}; there are {', '.join(known)}")
