@@ -25,6 +25,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "goodput"))
 
+import goodput  # noqa: E402
 import optimum  # noqa: E402
 import systems  # noqa: E402
 import draw  # noqa: E402
@@ -253,7 +254,7 @@ def run(arguments, scenario):
     workers = [f"w{i}" for i in range(arguments.workers)]
     services = [f"c{i}" for i in range(arguments.services)]
     hosts = workers + services + OTHERS
-    with Lab(hosts, arguments.rate, congestion="cubic") as lab, tempfile.TemporaryDirectory() as folder:
+    with Lab(hosts, arguments.rate, congestion="cubic", burst_bytes=arguments.burst) as lab, tempfile.TemporaryDirectory() as folder:
         job = Run(lab, arguments, scenario, workers, services, pathlib.Path(folder, "stop"))
         start = time.monotonic()
         for event in sorted((e for e in scenario.events if e[0] > 0), key=lambda e: e[0]):
@@ -308,6 +309,7 @@ def main():
     parser.add_argument("-n", "--workers", type=int, default=4)
     parser.add_argument("-k", "--services", type=int, default=2)
     parser.add_argument("--rate", default="500mbit", help="of each card (500mbit)")
+    parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of each step (32 MB)")
     parser.add_argument("--scenario", action="append", help="one of those in README.md; by default all")
     parser.add_argument("--seconds", type=float, help="of `right` (30) and `steady` (90)")

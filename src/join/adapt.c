@@ -143,13 +143,15 @@ void tly_adapt_time(char out[16])
         strftime(out, 16, "%H:%M:%S", &local);
 }
 
-void tly_adapt_speed(const struct tly_roster_service *s, char *out, size_t len)
+void tly_adapt_speed(const struct tly_roster_service *s, bool tried, char *out, size_t len)
 {
     char at[16];
     tly_adapt_time(at);
     double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
+    else if (tried)
+        snprintf(out, len, "seems to carry %.3g Gbit/s since %s", is, at);
     else if (said > 0 && is < said * (1 - TLY_ADAPT_NEWS))
         snprintf(out, len, "carries %.3g of %.3g Gbit/s since %s", is, said, at);
     else
@@ -178,7 +180,7 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     const struct tly_roster_service *s = &c->roster.services[i];
     char who[200], speed[160];
     tly_adapt_name(&c->roster, i, who, sizeof who);
-    tly_adapt_speed(s, speed, sizeof speed);
+    tly_adapt_speed(s, tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
     bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
     snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);

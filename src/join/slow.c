@@ -138,7 +138,7 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
     case TLY_WHY_SUMS:
         tly_adapt_see(c, who, &seen);
         tly_adapt_name(&c->roster, who, s->who, sizeof s->who);
-        tly_adapt_speed(&seen, s->what, sizeof s->what);
+        tly_adapt_speed(&seen, false, s->what, sizeof s->what);
         break;
     case TLY_WHY_COMPUTES:
         snprintf(s->who, sizeof s->who, "rank %u (%s)", who,

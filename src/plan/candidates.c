@@ -299,3 +299,17 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
     }
     return found;
 }
+
+bool tly_candidates_restrain(struct tly_replan *r)
+{
+    bool some = false;
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        double most = MOST_STEP * p->card.value;
+        if (p->card.value > 0 && p->next > most) {
+            p->next = most;
+            some = true;
+        }
+    }
+    return some;
+}

@@ -16,8 +16,9 @@
 
 #include "plan/replan_work.h"
 
-#define CLEARLY .15           /* worse than others, or than planned, by so much */
-#define MUCH .1               /* a gain that shows in few samples */
+#define CLEARLY .15 /* worse than others, or than planned, by so much */
+#define MUCH .1     /* a gain that shows in few samples */
+#define LEAST_GAIN_OF_MORE .01
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -90,11 +91,16 @@ double tly_replan_bandwidth(const struct tly_replan *r, int place)
     return place < r->room ? r->place[place].card.value : 0;
 }
 
+bool tly_replan_tries(const struct tly_replan *r, int place)
+{
+    return place < r->room && r->trying && r->place[place].tried;
+}
+
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
     const struct place *p = place < r->room ? &r->place[place] : NULL;
-    bool tried = p && r->trying && p->tried, woken = p && p->woke_at && !p->card.count;
-    return p && !p->card.guess && !tried && !woken;
+    bool woken = p && p->woke_at && !p->card.count;
+    return p && !p->card.guess && !tly_replan_tries(r, place) && !woken;
 }
 
 double tly_replan_sum_rate(const struct tly_replan *r, int place)
@@ -238,11 +244,18 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
+/* A card that was tried in vain and is busy all the time tells by that what it carries. */
+static double refuted_by(const struct place *p)
+{
+    double carries = tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR);
+    return fabs(carries / p->before - 1) < TLY_REPLAN_NEAR ? p->before : carries;
+}
+
 /* Has the try brought at least half of what it promised?  True: it has not, and the candidates are what was before. */
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
-    uint32_t count = t == &r->fine || r->promised < MUCH ? TLY_GOODPUTS : FEW_GOODPUTS;
+    uint32_t count = t == &r->fine || fabs(r->promised) < MUCH ? TLY_GOODPUTS : FEW_GOODPUTS;
     double now = t ? goodput(r, count) : 0;
     if (now == 0)
         return false;
@@ -260,12 +273,13 @@ static bool judge_try(struct tly_replan *r)
             p->rest_for = p->rested_for;
             undone = true;
         }
-        /* What was tried in vain and is busy all the time tells by that what it carries; what is another value by far
-         * than before the try and after has changed meanwhile. */
+        /* What is another value by far than before the try and after has changed meanwhile. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
-        if (!p->tried || far || (t == &r->more && tly_gauge_is_full(&p->card)))
+        bool full = t == &r->more && tly_gauge_is_full(&p->card);
+        double next = full ? refuted_by(p) : p->before;
+        if (!p->tried || (far && !full) || (full && next == p->card.value))
             continue;
-        p->next = p->before;
+        p->next = next;
         p->next_sums = p->before_sums;
         p->card.guess = false;
         p->refuted = t == &r->fine ? p->card.value : 0;
@@ -316,7 +330,19 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
     return change(r, false);
 }
 
-/* Perhaps somebody can do more than gauges know. */
+/* What a change must promise: less where a card has been seen to carry more by far than the split goes by, for that is no
+ * noise. */
+static double least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i) && s[i].machine.bandwidth > 0 &&
+            r->place[i].card.value > s[i].machine.bandwidth * (1 + TLY_GAUGE_FAR))
+            return LEAST_GAIN_OF_MORE;
+    return TLY_REPLAN_LEAST_GAIN;
+}
+
+/* Perhaps somebody can do more than gauges know.  Where only several times as much would gain enough, twice as much comes
+ * first: a card that carries no more costs half the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     if (r->trying || r->samples < r->more.at || goodput(r, FEW_GOODPUTS) == 0)
@@ -324,8 +350,13 @@ static bool try_out(struct tly_replan *r, int count, const struct tly_replan_ser
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
         double worth = tly_candidates_raise(r, count, s, far) ? tly_candidates_gain(r, count, s) : -1;
-        if (worth >= TLY_REPLAN_LEAST_GAIN)
-            return begin_change(r, count, s, &r->more, worth);
+        if (!(worth >= least_gain(r, count, s)))
+            continue;
+        if (tly_candidates_restrain(r)) {
+            tly_candidates_gain(r, count, s);
+            worth = -MUCH; /* a step on the way need not gain, only cost nothing */
+        }
+        return begin_change(r, count, s, &r->more, worth);
     }
     tly_candidates_forget(r);
     return false;
@@ -358,10 +389,10 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     bool learnt = tly_candidates_learn(r, count, s);
     if (!r->fixed && !r->trying && wake(r, count, s))
         return change(r, false);
-    if (r->samples - r->changed_at < r->interval)
-        return false;
     if (judge_try(r))
         return change(r, true);
+    if (r->samples - r->changed_at < r->interval)
+        return false;
     bool moved = tly_candidates_estimate(r, count, s) || learnt;
     if (r->fixed) {
         take(r, false);

@@ -103,6 +103,8 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
 double tly_replan_bandwidth(const struct tly_replan *r, int place);
 /* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until something was seen. */
 bool tly_replan_is_sure(const struct tly_replan *r, int place);
+/* Does the split go by more of its card than was seen, to find out whether that is so? */
+bool tly_replan_tries(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);
 /* It is so slow that it is to have no share; it is tried again after a while. */

@@ -73,5 +73,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
+/* No card is to carry more than twice what it is taken to carry.  True: some candidate was more. */
+bool tly_candidates_restrain(struct tly_replan *r);
 
 #endif
