@@ -180,7 +180,8 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     const struct tly_roster_service *s = &c->roster.services[i];
     char who[200], speed[160];
     tly_adapt_name(&c->roster, i, who, sizeof who);
-    tly_adapt_speed(s, tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
+    bool more = i < c->adapt.places && s->bandwidth > c->adapt.place[i].bandwidth;
+    tly_adapt_speed(s, more && tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
     bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
     snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);

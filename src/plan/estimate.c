@@ -88,6 +88,16 @@ double tly_gauge_busy(const struct tly_gauge *g)
     return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, busy_of) : 0;
 }
 
+double tly_gauge_carried(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, rate_of) : 0;
+}
+
+double tly_gauge_both(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, both_of) : 0;
+}
+
 bool tly_gauge_is_full(const struct tly_gauge *g)
 {
     return is_full(g, TLY_GAUGE_SHORT);
@@ -164,7 +174,7 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near)
 {
     if (g->count < TLY_GAUGE_SHORT)
         return g->value;
-    double carried = median(g, TLY_GAUGE_SHORT, rate_of), quick = while_full(g, TLY_GAUGE_SHORT);
+    double carried = tly_gauge_carried(g), quick = while_full(g, TLY_GAUGE_SHORT);
     if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
         return bound(g, quick < g->value ? least_of_newest(g, quick) : quick);
     if (carried > g->value * (1 + MORE))

@@ -19,6 +19,7 @@
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
 #define LEAST_GAIN_OF_MORE .01
+#define IDLER .15             /* fraction of the time: something has changed */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -244,11 +245,16 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
-/* A card that was tried in vain and is busy all the time tells by that what it carries. */
-static double refuted_by(const struct place *p)
+/* Does each card that is tried carry what it was tried with? */
+static bool has_carried(const struct tly_replan *r)
 {
-    double carries = tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR);
-    return fabs(carries / p->before - 1) < TLY_REPLAN_NEAR ? p->before : carries;
+    for (int i = 0; i < r->room; i++) {
+        const struct place *p = &r->place[i];
+        if (p->tried && p->card.value > p->before &&
+            tly_gauge_carried(&p->card) < p->card.value * (1 - TLY_REPLAN_NEAR))
+            return false;
+    }
+    return true;
 }
 
 /* Has the try brought at least half of what it promised?  True: it has not, and the candidates are what was before. */
@@ -260,11 +266,15 @@ static bool judge_try(struct tly_replan *r)
     if (now == 0)
         return false;
     r->trying = NULL;
-    bool vain = now < r->before * (1 + r->promised / 2), undone = false;
+    bool vain = now < r->before * (1 + r->promised / 2) || (r->promised < 0 && !has_carried(r)),
+         undone = false;
     if (vain)
         wait_longer(t);
     else
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
+    for (int i = 0; i < r->room; i++)
+        if (r->place[i].tried)
+            r->place[i].looked = vain && t == &r->more ? r->place[i].looks : 0;
     t->at = vain ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room && vain; i++) {
         struct place *p = &r->place[i];
@@ -273,13 +283,13 @@ static bool judge_try(struct tly_replan *r)
             p->rest_for = p->rested_for;
             undone = true;
         }
-        /* What is another value by far than before the try and after has changed meanwhile. */
+        /* What was tried in vain and is busy all the time tells by that what it carries, unless little was tried; what is
+         * another value by far than before the try and after has changed meanwhile. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
-        bool full = t == &r->more && tly_gauge_is_full(&p->card);
-        double next = full ? refuted_by(p) : p->before;
-        if (!p->tried || (far && !full) || (full && next == p->card.value))
+        bool tells = t == &r->more && r->promised > 0 && tly_gauge_is_full(&p->card);
+        if (!p->tried || far || tells)
             continue;
-        p->next = next;
+        p->next = p->before;
         p->next_sums = p->before_sums;
         p->card.guess = false;
         p->refuted = t == &r->fine ? p->card.value : 0;
@@ -320,6 +330,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->before = p->card.value;
         p->before_sums = p->sums.value;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
+        p->looks = tly_gauge_both(&p->card);
         p->rested_for = 0;
     }
     r->trying = t;
@@ -341,18 +352,29 @@ static double least_gain(const struct tly_replan *r, int count, const struct tly
     return TLY_REPLAN_LEAST_GAIN;
 }
 
-/* Perhaps somebody can do more than gauges know.  Where only several times as much would gain enough, twice as much comes
- * first: a card that carries no more costs half the speed then, and not most of it. */
+/* Has some card more time to spare than when more was tried in vain? */
+static bool is_idler(const struct tly_replan *r)
+{
+    for (int i = 0; i < r->room; i++) {
+        double now = tly_gauge_both(&r->place[i].card);
+        if (now > 0 && now < r->place[i].looked - IDLER)
+            return true;
+    }
+    return false;
+}
+
+/* Perhaps somebody can do more than gauges know.  Where only several times as much would gain enough, a little more comes
+ * first, and then twice as much each time: a card that carries no more costs a fifth of the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || r->samples < r->more.at || goodput(r, FEW_GOODPUTS) == 0)
+    if (r->trying || (r->samples < r->more.at && !is_idler(r)) || goodput(r, FEW_GOODPUTS) == 0)
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
         double worth = tly_candidates_raise(r, count, s, far) ? tly_candidates_gain(r, count, s) : -1;
         if (!(worth >= least_gain(r, count, s)))
             continue;
-        if (tly_candidates_restrain(r)) {
+        if (far && tly_candidates_restrain(r)) {
             tly_candidates_gain(r, count, s);
             worth = -MUCH; /* a step on the way need not gain, only cost nothing */
         }

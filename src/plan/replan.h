@@ -47,8 +47,11 @@ void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 double tly_gauge_estimate(const struct tly_gauge *g, double near);
 /* Was it backlogged nearly all the time in the last TLY_GAUGE_LONG samples, and is the value what it carried then? */
 bool tly_gauge_confirms(const struct tly_gauge *g, double near);
-/* For what part of the time it was backlogged; 0 before TLY_GAUGE_SHORT samples. */
+/* For what part of the time it was backlogged, and the mean of both directions; 0 before TLY_GAUGE_SHORT samples. */
 double tly_gauge_busy(const struct tly_gauge *g);
+double tly_gauge_both(const struct tly_gauge *g);
+/* What it carried, backlogged or not; 0 before TLY_GAUGE_SHORT samples. */
+double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);

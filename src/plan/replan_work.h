@@ -24,9 +24,11 @@ struct place {
     bool parts;          /* its candidate parts it from cards that are alike */
     bool tried;          /* it has a part in the try that is under way */
     double before, before_sums; /* its values before the last change of the split */
-    double next, next_sums;     /* this step's candidates */
-    double refuted;             /* a small deviation to this value was tried in vain: not again, */
-    uint32_t refuted_until;     /* before so many samples */
+    double looks,
+        looked; /* how busy its card was, both ways, then, and when more was last tried in vain (else 0) */
+    double next, next_sums; /* this step's candidates */
+    double refuted;         /* a small deviation to this value was tried in vain: not again, */
+    uint32_t refuted_until; /* before so many samples */
 };
 
 struct tly_replan {
@@ -73,7 +75,8 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
-/* No card is to carry more than twice what it is taken to carry.  True: some candidate was more. */
+/* No card is to carry more than a quarter more than it is taken to carry, or, where that is a guess that came true, than twice
+ * as much.  True: some candidate was more. */
 bool tly_candidates_restrain(struct tly_replan *r);
 
 #endif
