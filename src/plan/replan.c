@@ -245,13 +245,13 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
-/* Does each card that is tried carry what it was tried with? */
+/* Does each card that is tried carry as much more as it was tried with? */
 static bool has_carried(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
-        if (p->tried && p->card.value > p->before &&
-            tly_gauge_carried(&p->card) < p->card.value * (1 - TLY_REPLAN_NEAR))
+        double due = p->tried ? p->carried * p->card.value / p->before : 0;
+        if (tly_gauge_carried(&p->card) < due * (1 - TLY_REPLAN_NEAR))
             return false;
     }
     return true;
@@ -331,6 +331,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->before_sums = p->sums.value;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
         p->looks = tly_gauge_both(&p->card);
+        p->carried = tly_gauge_carried(&p->card);
         p->rested_for = 0;
     }
     r->trying = t;

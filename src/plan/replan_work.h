@@ -24,11 +24,11 @@ struct place {
     bool parts;          /* its candidate parts it from cards that are alike */
     bool tried;          /* it has a part in the try that is under way */
     double before, before_sums; /* its values before the last change of the split */
-    double looks,
-        looked; /* how busy its card was, both ways, then, and when more was last tried in vain (else 0) */
-    double next, next_sums; /* this step's candidates */
-    double refuted;         /* a small deviation to this value was tried in vain: not again, */
-    uint32_t refuted_until; /* before so many samples */
+    double looks, carried;      /* how busy its card was then, both ways, and what it carried */
+    double looked;              /* how busy it was when more was last tried in vain; 0: never */
+    double next, next_sums;     /* this step's candidates */
+    double refuted;             /* a small deviation to this value was tried in vain: not again, */
+    uint32_t refuted_until;     /* before so many samples */
 };
 
 struct tly_replan {
