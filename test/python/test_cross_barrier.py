@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import pytest
 
@@ -27,12 +28,11 @@ WIDTH = 8
 @contextlib.contextmanager
 def late():
     """No reduction is found to have landed before it is waited for, so that all is due behind step()."""
+    from tally.torch.crossing import CrossBarrier
     from tally.torch.deferred import Reduction
-    done, Reduction.done = Reduction.done, lambda self: self.handle is None
-    try:
+    with mock.patch.object(Reduction, "done", lambda self: self.handle is None), \
+            mock.patch.object(CrossBarrier, "_has_landed", lambda self: False):
         yield
-    finally:
-        Reduction.done = done
 
 
 def make_model(seed=0):
@@ -649,6 +649,30 @@ def compiled():
         assert same(mine, theirs), prepare
 
 
+def landed():
+    """step() makes the updates if all gradients have landed; synchronize() behind it reduces nothing, as ever."""
+    import tally
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if cross:
+                optimizer._frozen[0].wait()
+                for handle in optimizer._handles.values():
+                    handle.wait()
+                assert optimizer._has_landed()
+            optimizer.step()
+            assert due() == 0
+            if cross and tally.rank() == 0:
+                optimizer.synchronize()
+        return values(model)
+
+    assert same(train(True), train(False))
+
+
 def joining():
     """Ranks run out of input at different times; join() makes the last updates first."""
     import tally
@@ -917,7 +941,7 @@ def losing(service):
 
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
-                                  adversaries, checkpointed, references, joining, failing, raising, made_again, leaving,
+                                  adversaries, checkpointed, references, landed, joining, failing, raising, made_again, leaving,
                                   taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)

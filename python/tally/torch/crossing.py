@@ -42,8 +42,8 @@ class CrossBarrier(Deferring, _Distributed):
     def cross(self, kind, clip_value):
         """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
         self._clip_value = clip_value
-        self._deferred = False  # the last step() has put its updates off
-        self._barrier = Barrier(self, kind, self._names.__getitem__, clip_value)
+        self._deferred = False  # the last step() has made its updates, or put them off, without synchronize()
+        self._barrier = Barrier(self, kind, self._names.__getitem__, clip_value, gated=not self._alone)
         weakref.finalize(self, gates.ignore, self._order).atexit = False
 
     def _agree(self):
@@ -90,14 +90,14 @@ class CrossBarrier(Deferring, _Distributed):
             self._synchronized = self._unscaled = False
             loss, closure = self._run_closure(closure), None
         reason = self._why_not()
-        if reason is None and not any(self._is_changed(p) for p in self._handles):
+        if reason is None and not self._has_landed() and not any(self._is_changed(p) for p in self._handles):
             self._defer()
             return loss
         if reason:
             self._barrier.warn(reason)
         if self._deferred and not self._should_synchronize and not self._synchronized:
             raise self._unreduced()
-        self._deferred = False
+        self._deferred = reason is None
         self._barrier.finish()
         result = super().step(closure)
         return result if closure is not None else loss
@@ -118,6 +118,11 @@ class CrossBarrier(Deferring, _Distributed):
                 self._refuse(p, error)
         self._hear_frozen()
         return error
+
+    def _has_landed(self):
+        """Whether all gradients are reduced, so that there is nothing to put off."""
+        return (len(self._handles) == len(self._update) > 0 and (self._frozen is None or self._frozen[0].done())
+                and all(handle is not None and handle.done() for handle in reversed(self._handles.values())))
 
     def before_unscaling(self):
         if self._should_synchronize and not self._synchronized:

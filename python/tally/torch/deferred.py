@@ -83,9 +83,9 @@ def _await(reduction, end):
 class Barrier:
     """Puts off the updates of one optimizer."""
 
-    def __init__(self, optimizer, kind, name_of, clip_value=None):
+    def __init__(self, optimizer, kind, name_of, clip_value=None, gated=True):
         """kind: the optimizer's own class, of the user's; name_of: parameter -> name; clip_value: as
-        torch.nn.utils.clip_grad_value_()'s, applied before each update."""
+        torch.nn.utils.clip_grad_value_()'s, applied before each update; gated: False if no update is ever put off."""
         step = kind.step
         self._step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without the hooks
         self._kind, self.name_of, self._clip = kind, name_of, clip_value
@@ -101,11 +101,13 @@ class Barrier:
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._warned = set()
-        self._ungated, self._compiled = [], False
+        self._ungated, self._compiled, self._gated = [], False, gated
         self.guard(optimizer)
 
     def guard(self, optimizer):
         """Gate the optimizer's parameters as they lie in modules now."""
+        if not self._gated:
+            return
         parameters = [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
         self._ungated, self._compiled = gates.guard(parameters)
         if self._ungated:

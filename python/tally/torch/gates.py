@@ -82,9 +82,9 @@ def _tell(parameters):
     if getattr(_calling, "through", 0):
         return
     for p in parameters:
-        order, number = observed.get(id(p), (None, None))
-        if order is not None and order.used(number):
-            observed.pop(id(p), None)
+        order, number = observed.pop(id(p), (None, None))  # all are observed anew when their order opens
+        if order is not None:
+            order.used(number)
 
 
 def land(p):
@@ -138,11 +138,12 @@ class Parameters(dict):
     def __getitem__(self, name):
         p = dict.__getitem__(self, name)  # spelt as torch.compile understands it
         if not _is_compiling():
-            if due and id(p) in due:
+            number = id(p)
+            if number in due:
                 settle((p,))
-            if observed and id(p) in observed:
+            if number in observed:
                 _tell((p,))
-            if flying:
+            if number in flying:
                 land(p)
         return p
 
@@ -279,8 +280,6 @@ def _compiled_children(module):
     """Children that module.compile() has compiled; a compiled wrapper among them gets a gate of its own."""
     found = ()
     for child in module._modules.values():
-        if child is None:
-            continue
         if _is_wrapper(child):
             if _gate(child) is None:
                 _attach(child)

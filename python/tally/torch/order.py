@@ -49,11 +49,9 @@ class Order:
         self._open = True                # forward of this step has not ended in a backward
 
     def used(self, number):
-        """Forward is about to use a parameter.  Whether that counts: it does until backward begins."""
-        if not (self._open and self._observes):
-            return False
-        self._used.setdefault(number)
-        return True
+        """Forward is about to use a parameter.  That counts until backward begins."""
+        if self._open and self._observes:
+            self._used.setdefault(number)
 
     def made(self, number):
         """Backward has made a gradient."""
