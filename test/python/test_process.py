@@ -284,7 +284,7 @@ def test_ending_without_shutdown():
         except RuntimeError as error:
             assert "2" in str(error), error
             print("good")
-    """)])
+    """)], env={"WHOLE_END": "1"})
     assert status == 0 and output.count("good") == 2, output
 
 
@@ -700,5 +700,5 @@ def test_operations_in_a_compiled_function():
         compiled, x = torch.compile(scale, backend="aot_eager"), torch.ones(3)
         for step in range(3):
             assert compiled(x + step).item() == scale(x + step).item()
-    """)])
+    """)], env={"WHOLE_END": "1"})
     assert status == 0 and "Exception ignored" not in output, output

@@ -65,6 +65,11 @@ def test_how_it_ends():
         assert done.returncode == status, (code, done)
     assert "ZeroDivisionError" in run([*warm.python(), "-c", "1 / 0"]).stderr
     assert run([*warm.python(), "-c", "import atexit; atexit.register(print, 'end')"]).stdout == "end\n"
+    thread = "import threading, time; threading.Thread(target=lambda: print(time.sleep(0.1))).start()"
+    assert run([*warm.python(), "-c", thread]).stdout == "None\n"
+    kept = "import os, sys; sys.kept = type('Kept', (), {'__del__': lambda self, write=os.write: write(1, b'freed')})()"
+    for setting, said in (({}, ""), ({"WHOLE_END": "1"}, "freed")):
+        assert run([*warm.python(), "-c", kept], env=jobs.environment(setting)).stdout == said
 
 
 def test_what_needs_a_new_interpreter(tmp_path):

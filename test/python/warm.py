@@ -7,7 +7,7 @@ a server, which python() starts once and which ends with the process that called
 client, and the keeper forks the program.  The client passes on the signals that it gets, and ends as the program ends.
 If the client dies, so does the program.
 
-What the copy could get wrong runs in a new interpreter: options other than -c, and another value of a variable that is
+A program that ends well leaves its memory to the kernel (perform()).  What the copy could get wrong runs in a new interpreter: options other than -c, and another value of a variable that is
 read when a library is loaded (AT_LOAD).  All programs of a server have the same hash seed.
 """
 
@@ -135,6 +135,7 @@ def serve(address):
 
     mine = loaded_with(os.environ)
     import numpy
+    import pytest  # noqa: F401 (test modules import it, in each rank)
     import torch
     import torch.distributed
     import torch._dynamo
@@ -218,6 +219,28 @@ def become(order, streams):
     return compile(source, file, "exec"), main.__dict__
 
 
+def perform(code, namespace):
+    """Run the program.  One that ends well does what Python does at a program's end, but takes no modules apart: for those
+    that it shares with the server that takes half a second.  With WHOLE_END in its environment it does."""
+    import atexit
+    import threading
+
+    status = 0
+    try:
+        exec(code, namespace)
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            raise
+    if "WHOLE_END" in os.environ:
+        sys.exit(status)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xff)
+
+
 # --- the test's side -----------------------------------------------------------------------------------
 
 _server = None  # (process, folder)
@@ -254,6 +277,6 @@ def python():
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         die_with_parent(os.getppid())
-        exec(*become(*serve(sys.argv[2])))
+        perform(*become(*serve(sys.argv[2])))
     else:
         run(sys.argv[1], sys.argv[2:])
