@@ -832,9 +832,10 @@ def test_a_rank_that_dies(name, store):
     assert all("rank 1" in line for line in output.splitlines() if "said:" in line), output
 
 
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [pytest.param("hook", marks=pytest.mark.long), "backend"])
-def test_started_without_a_launcher(tmp_path, name):
-    """mp.spawn: the ranks are the process group's, and so is the place where they meet."""
+def test_started_without_a_launcher(tmp_path, name, start):
+    """torch.multiprocessing: the ranks are the process group's, and so is the place where they meet."""
     (tmp_path / "spawned.py").write_text(textwrap.dedent("""
         import sys
         import torch
@@ -852,9 +853,9 @@ def test_started_without_a_launcher(tmp_path, name):
             print("good", flush=True)
 
         if __name__ == "__main__":
-            mp.spawn(body, (sys.argv[1],), nprocs=2)
+            mp.start_processes(body, (sys.argv[1],), nprocs=2, start_method=sys.argv[3])
     """))
-    done = subprocess.run([*warm.python(), tmp_path / "spawned.py", tmp_path / "store", name], env=jobs.environment(),
+    done = subprocess.run([*warm.python(), tmp_path / "spawned.py", tmp_path / "store", name, start], env=jobs.environment(),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("good") == 2, done.stdout
 

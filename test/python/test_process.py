@@ -177,8 +177,9 @@ def train(rank, store):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "torch":
-        running = torch.multiprocessing.spawn(train, (sys.argv[2],), nprocs=2, join=False).processes
+    if sys.argv[1] != "python":
+        running = torch.multiprocessing.start_processes(train, (sys.argv[2],), nprocs=2, join=False,
+                                                        start_method=sys.argv[1]).processes
     else:
         start = multiprocessing.get_context("spawn").Process
         running = [start(target=train, args=(rank, sys.argv[2])) for rank in range(2)]
@@ -189,7 +190,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["torch", pytest.param("python", marks=pytest.mark.long)])
+# Those that are not forked import PyTorch anew.
+@pytest.mark.parametrize("way", ["fork", *(pytest.param(way, marks=pytest.mark.long) for way in ("spawn", "python"))])
 def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS, encoding="utf-8")
