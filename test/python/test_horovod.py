@@ -435,7 +435,7 @@ def uneven_normalized(optimizers):
     t.join()
 
 
-@pytest.mark.parametrize("services", (0, 1))
+@pytest.mark.parametrize("services", (0, pytest.param(1, marks=pytest.mark.long)))
 @pytest.mark.parametrize("steps", ("steps = optimizers", "steps = optimizers[:1]", "steps = []; time.sleep(8 * t.rank())"))
 def test_join_for_longer_than_the_time_out(services, steps):
     """Who has joined stands by while the others step all of their optimizers, or some, or do something else."""

@@ -163,7 +163,8 @@ def single(case, size):
 # Compilations by TorchInductor are slow: one is enough, and its sums have an order of their own.
 CASES = ("plain", "GradScaler", "clip by norm", "clip by norm, GradScaler", "clip by norm, GradScaler disabled",
          "clip by value", "accumulation", "checkpointing", "shared", "frozen",
-         "two optimizers", "state_dict", "compile per block", "compile whole aot_eager",
+         "two optimizers", "state_dict", "compile per block",
+         pytest.param("compile whole aot_eager", marks=pytest.mark.long(turn=4)),
          pytest.param("compile whole inductor", marks=pytest.mark.long))
 
 
