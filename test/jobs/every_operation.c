@@ -11,7 +11,12 @@
 
 #include <tally/tally.h>
 
-enum { THREADS = 2, TENSORS = 24, STEPS = 4 };
+/* A sanitizer looks at each element that the ranks write and check; LARGE is several parts in each type. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { THREADS = 2, TENSORS = 24, STEPS = 2, LARGE = 150001 };
+#else
+enum { THREADS = 2, TENSORS = 24, STEPS = 4, LARGE = 600001 };
+#endif
 
 static tally_comm *comm;
 static int rank, size;
@@ -122,7 +127,7 @@ static void check(struct tensor *t, int number, int step)
 /* A thread's share of the tensors, step after step; each rank begins elsewhere in the list. */
 static void *train(void *which)
 {
-    static const size_t counts[] = {0, 1, 7, 1000, 65537, 600001};
+    static const size_t counts[] = {0, 1, 7, 1000, 65537, LARGE};
     static const enum tally_reduction reductions[] = {TALLY_SUM, TALLY_MIN, TALLY_MAX, TALLY_PRODUCT};
     int thread = (int)(intptr_t)which;
     struct tensor tensors[TENSORS] = {0};

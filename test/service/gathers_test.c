@@ -53,7 +53,8 @@ static void gather(tally_comm *c, const char *name, tally_group *g, int place, i
 static int gather_all(int rank, void *arg)
 {
     tally_comm *c = job_open();
-    static const size_t counts[] = {0, 1, 1000, PART / 4, PART + 3, MOST};
+    /* A sanitizer looks at each element that the ranks write and check. */
+    static const size_t counts[] = {0, 1, 1000, PART / 4, PART + 3, UNDER_SANITIZER ? 60000 : MOST};
     const int ranks[] = {3, 0, 1};
     static const int place[] = {1, 2, -1, 0};
     tally_group *g;
