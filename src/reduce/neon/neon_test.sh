@@ -11,9 +11,16 @@ cd "$1"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 flags="-std=gnu17 -O2 -D_GNU_SOURCE -Iinclude -Isrc -Isrc/reduce/neon -fno-math-errno -ffp-contract=off -Wall -Werror"
-$cc $flags -O1 -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16 -c src/reduce/fold_vector.c -o "$out/neon.o"
+compile() { # from src/reduce, with options: through ccache, where there is one
+    source=$1
+    shift
+    $(command -v ccache) $cc $flags "$@" -c "src/reduce/$source.c" -o "$out/$source.o"
+}
+compile fold_vector -O1 -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16
+compile fold_scalar
+compile reduce
 for name in reduce reduce_pairs; do
-    $cc $flags -DTLY_SAMPLE=2047 -static -o "$out/$name" "$out/neon.o" src/reduce/reduce.c src/reduce/fold_scalar.c \
-        src/reduce/${name}_test.c -lm
-    qemu-aarch64 "$out/$name"
+    compile ${name}_test -DTLY_SAMPLE=2047
+    $cc -static -o "$out/run" "$out/fold_vector.o" "$out/fold_scalar.o" "$out/reduce.o" "$out/${name}_test.o" -lm
+    qemu-aarch64 "$out/run"
 done
