@@ -435,8 +435,12 @@ def uneven_normalized(optimizers):
     t.join()
 
 
-@pytest.mark.parametrize("services", (0, pytest.param(1, marks=pytest.mark.long)))
-@pytest.mark.parametrize("steps", ("steps = optimizers", "steps = optimizers[:1]", "steps = []; time.sleep(8 * t.rank())"))
+ALL_STEP, ONE_STEPS, NONE_STEPS = "steps = optimizers", "steps = optimizers[:1]", "steps = []; time.sleep(8 * t.rank())"
+
+
+@pytest.mark.parametrize("services, steps", [
+    (0, ALL_STEP), (0, ONE_STEPS), (0, NONE_STEPS), (1, ONE_STEPS),
+    pytest.param(1, ALL_STEP, marks=pytest.mark.long), pytest.param(1, NONE_STEPS, marks=pytest.mark.long)])
 def test_join_for_longer_than_the_time_out(services, steps):
     """Who has joined stands by while the others step all of their optimizers, or some, or do something else."""
     status, output = jobs.run(2, services, ["-c", textwrap.dedent("""
