@@ -33,6 +33,7 @@ from systems import BUILD, Lab, LabError, why_not  # noqa: E402
 
 PAYLOAD = 1448 / 1514  # of what a card carries
 PATIENCE_S = 120
+BURST_BYTES = 96 << 10  # of the cards' token buckets
 ENOUGH = 0.95  # of the optimum of the moment: the split has followed
 FEWEST_STEPS, LEAST_S = 20, 10  # within the later of these it should
 
@@ -309,7 +310,7 @@ def main():
     parser.add_argument("-n", "--workers", type=int, default=4)
     parser.add_argument("-k", "--services", type=int, default=2)
     parser.add_argument("--rate", default="500mbit", help="of each card (500mbit)")
-    parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
+    parser.add_argument("--burst", type=goodput.size, default=BURST_BYTES, help="of the cards' token buckets (96K)")
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of each step (32 MB)")
     parser.add_argument("--scenario", action="append", help="one of those in README.md; by default all")
     parser.add_argument("--seconds", type=float, help="of `right` (30) and `steady` (90)")

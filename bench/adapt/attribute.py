@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of each step (32 MB)")
     parser.add_argument("--json", help="write the rows, one object a line")
     options = parser.parse_args()
-    options.replan, options.burst = 0, 96 << 10
+    options.replan, options.burst = 0, adapt.BURST_BYTES
     if adapt.why_not():
         sys.exit(f"attribute: {adapt.why_not()}")
     print("layout wrong               right  both  split alone (predicted)  parts alone    KB right, wrong  busy")

@@ -17,9 +17,8 @@
 #define NEAR_TOGETHER .04 /* of all that are alike: it does not part them */
 #define SAME .06          /* nearer than this to another's value it is that */
 #define SAME_AT_FIRST .15
-#define STEP_ALL \
-    1.25 /* a try, where no card is busy as planned, or the first of a card that may carry several times as much, */
-#define STEP_ONE 1.5 /* and where some are: then this one holds nobody up */
+#define STEP_ALL 1.25 /* a try where no card is busy as planned, and a feeler, */
+#define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
 
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -306,11 +305,13 @@ bool tly_candidates_restrain(struct tly_replan *r)
     bool some = false;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        double most = (p->card.guess ? MOST_STEP : STEP_ALL) * p->card.value;
-        if (p->card.value > 0 && p->next > most * (1 + SAME)) {
-            p->next = most;
-            some = true;
-        }
+        double bound = STEP_ALL * p->card.value;
+        if (p->card.guess || !(p->card.value > 0) || p->next <= bound * (1 + SAME))
+            continue;
+        p->next = bound;
+        some = true;
     }
+    for (int i = 0; i < r->room && some; i++)
+        r->place[i].next_sums = r->place[i].sums.value;
     return some;
 }

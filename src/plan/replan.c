@@ -2,10 +2,10 @@
  *
  * A step looks, in this order: has the try that is under way brought what it promised (judge_try)?  Do gauges say another
  * value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a
- * split that promises 3% or more changes it; a value whose change promises less is kept quietly.
+ * split that promises 3% or more (least_gain) changes it; a value whose change promises less is kept quietly.
  *
- * A try is taken back unless at least half of the promised gain comes, and those that it has put to rest with it.  Small
- * deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change
+ * A try is taken back unless at least half of the promised gain comes, and those that it has put to rest with it.  A feeler, a
+ * try with little more of a card that may carry several times as much, is judged by what that card carries.  Small deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change
  * is part of the same epoch, what the try has brought cannot be told, and it stands.
  *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
@@ -18,7 +18,7 @@
 
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
-#define LEAST_GAIN_OF_MORE .01
+#define LEAST_GAIN_SEEN .01
 #define IDLER .15             /* fraction of the time: something has changed */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
@@ -245,36 +245,52 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
-/* Does each card that is tried carry as much more as it was tried with? */
-static bool has_carried(const struct tly_replan *r)
+/* Does a card that is tried carry as much more as it was tried with? */
+static bool has_carried(const struct place *p)
 {
-    for (int i = 0; i < r->room; i++) {
-        const struct place *p = &r->place[i];
-        double due = p->tried ? p->carried * p->card.value / p->before : 0;
-        if (tly_gauge_carried(&p->card) < due * (1 - TLY_REPLAN_NEAR))
-            return false;
-    }
-    return true;
+    double due = p->carried_before * p->card.value / p->before;
+    return tly_gauge_carried(&p->card) >= due * (1 - TLY_REPLAN_NEAR);
 }
 
-/* Has the try brought at least half of what it promised?  True: it has not, and the candidates are what was before. */
+/* Which tried cards a feeler has found out: those that are busy all the time, if there are any, for the others wait for them.
+ * True: this one is. */
+static bool is_found_out(const struct tly_replan *r, const struct place *p)
+{
+    bool full = false;
+    for (int i = 0; i < r->room; i++)
+        full |= r->place[i].tried && tly_gauge_is_full(&r->place[i].card);
+    return p->tried && !has_carried(p) && (!full || tly_gauge_is_full(&p->card));
+}
+
+/* Are there samples enough of all that is tried? */
+static bool can_judge(const struct tly_replan *r, uint32_t count)
+{
+    bool all = goodput(r, count) > 0;
+    for (int i = 0; i < r->room && r->feeler; i++)
+        all &= !r->place[i].tried || tly_gauge_carried(&r->place[i].card) > 0;
+    return all;
+}
+
+/* Has the try brought at least half of what it promised, or the feeler what its cards were tried with?  True: it has not, and
+ * the candidates are what was before. */
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
-    uint32_t count = t == &r->fine || fabs(r->promised) < MUCH ? TLY_GOODPUTS : FEW_GOODPUTS;
-    double now = t ? goodput(r, count) : 0;
-    if (now == 0)
+    bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false;
+    uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
+    if (!t || !can_judge(r, count))
         return false;
     r->trying = NULL;
-    bool vain = now < r->before * (1 + r->promised / 2) || (r->promised < 0 && !has_carried(r)),
-         undone = false;
+    bool vain = !r->feeler && goodput(r, count) < r->before * (1 + r->promised / 2);
+    for (int i = 0; i < r->room && r->feeler; i++)
+        vain |= is_found_out(r, &r->place[i]);
     if (vain)
         wait_longer(t);
     else
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
     for (int i = 0; i < r->room; i++)
         if (r->place[i].tried)
-            r->place[i].looked = vain && t == &r->more ? r->place[i].looks : 0;
+            r->place[i].busy_in_vain = vain && t == &r->more ? r->place[i].busy_before : 0;
     t->at = vain ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room && vain; i++) {
         struct place *p = &r->place[i];
@@ -286,8 +302,8 @@ static bool judge_try(struct tly_replan *r)
         /* What was tried in vain and is busy all the time tells by that what it carries, unless little was tried; what is
          * another value by far than before the try and after has changed meanwhile. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
-        bool tells = t == &r->more && r->promised > 0 && tly_gauge_is_full(&p->card);
-        if (!p->tried || far || tells)
+        bool stays = r->feeler ? !is_found_out(r, p) : t == &r->more && tly_gauge_is_full(&p->card);
+        if (!p->tried || far || stays)
             continue;
         p->next = p->before;
         p->next_sums = p->before_sums;
@@ -330,13 +346,14 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->before = p->card.value;
         p->before_sums = p->sums.value;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
-        p->looks = tly_gauge_both(&p->card);
-        p->carried = tly_gauge_carried(&p->card);
+        p->busy_before = tly_gauge_both(&p->card);
+        p->carried_before = tly_gauge_carried(&p->card);
         p->rested_for = 0;
     }
     r->trying = t;
     r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
+    r->feeler = false;
     if (lay_to_rest(r, s, tly_candidates_gather(r, count, s)))
         tly_candidates_gain(r, count, s);
     return change(r, false);
@@ -349,37 +366,40 @@ static double least_gain(const struct tly_replan *r, int count, const struct tly
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i) && s[i].machine.bandwidth > 0 &&
             r->place[i].card.value > s[i].machine.bandwidth * (1 + TLY_GAUGE_FAR))
-            return LEAST_GAIN_OF_MORE;
+            return LEAST_GAIN_SEEN;
     return TLY_REPLAN_LEAST_GAIN;
 }
 
-/* Has some card more time to spare than when more was tried in vain? */
+/* Has a candidate for more become idler since that was tried in vain? */
 static bool is_idler(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
-        double now = tly_gauge_both(&r->place[i].card);
-        if (now > 0 && now < r->place[i].looked - IDLER)
+        const struct place *p = &r->place[i];
+        if (p->next > p->card.value && tly_gauge_both(&p->card) < p->busy_in_vain - IDLER)
             return true;
     }
     return false;
 }
 
-/* Perhaps somebody can do more than gauges know.  Where only several times as much would gain enough, a little more comes
- * first, and then twice as much each time: a card that carries no more costs a fifth of the speed then, and not most of it. */
+/* Perhaps somebody can do more than gauges know.  What others carry is tried by a feeler first: a card that carries no more
+ * costs a fifth of the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || (r->samples < r->more.at && !is_idler(r)) || goodput(r, FEW_GOODPUTS) == 0)
+    if (r->trying || goodput(r, FEW_GOODPUTS) == 0)
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
-        double worth = tly_candidates_raise(r, count, s, far) ? tly_candidates_gain(r, count, s) : -1;
+        if (!tly_candidates_raise(r, count, s, far) || (r->samples < r->more.at && !is_idler(r)))
+            continue;
+        double worth = tly_candidates_gain(r, count, s);
         if (!(worth >= least_gain(r, count, s)))
             continue;
-        if (far && tly_candidates_restrain(r)) {
+        bool feeler = far && tly_candidates_restrain(r);
+        if (feeler)
             tly_candidates_gain(r, count, s);
-            worth = -MUCH; /* a step on the way need not gain, only cost nothing */
-        }
-        return begin_change(r, count, s, &r->more, worth);
+        begin_change(r, count, s, &r->more, worth);
+        r->feeler = feeler;
+        return true;
     }
     tly_candidates_forget(r);
     return false;

@@ -71,12 +71,12 @@ enum {
 
 /* One service of the roster. */
 struct tly_replan_service {
-    struct tly_plan_machine machine; /* bandwidth: what the split there is goes by, for
-                                      * tly_replan_standout() alone; sum_rate: what was declared and what its memory
-                                      * allows */
-    bool active;                     /* it may have a share */
-    bool spare;                      /* a tallyd: it may be left without one */
-    uint32_t weight;                 /* its share now */
+    struct tly_plan_machine
+        machine;           /* bandwidth: what the split there is goes by; sum_rate: what was declared and what
+                                      * its memory allows */
+    bool active;           /* it may have a share */
+    bool spare;            /* a tallyd: it may be left without one */
+    uint32_t weight;       /* its share now */
     struct tly_sight card; /* of the sample; at the first service behind each card.  NAN: not seen */
     struct tly_sight sums; /* inputs added; busy: they waited at the service, not in the network */
 };
@@ -106,7 +106,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
 double tly_replan_bandwidth(const struct tly_replan *r, int place);
 /* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until something was seen. */
 bool tly_replan_is_sure(const struct tly_replan *r, int place);
-/* Does the split go by more of its card than was seen, to find out whether that is so? */
+/* Does the split go by another value of its card or its sums than was seen, to find out whether that is so? */
 bool tly_replan_tries(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);

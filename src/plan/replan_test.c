@@ -656,6 +656,7 @@ static void try_and_rest(struct cluster *c)
     assert_true(changed && c->r->trying);
     assert_true(tly_replan_bandwidth(c->r, 0) == 150);
     assert_true(!tly_replan_is_sure(c->r, 0) && tly_replan_is_sure(c->r, 5));
+    assert_true(tly_replan_tries(c->r, 0) && !tly_replan_tries(c->r, 5));
     assert_true(tly_replan_rests(c->r, 5));
 }
 

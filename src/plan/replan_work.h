@@ -23,12 +23,12 @@ struct place {
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
     bool parts;          /* its candidate parts it from cards that are alike */
     bool tried;          /* it has a part in the try that is under way */
-    double before, before_sums; /* its values before the last change of the split */
-    double looks, carried;      /* how busy its card was then, both ways, and what it carried */
-    double looked;              /* how busy it was when more was last tried in vain; 0: never */
-    double next, next_sums;     /* this step's candidates */
-    double refuted;             /* a small deviation to this value was tried in vain: not again, */
-    uint32_t refuted_until;     /* before so many samples */
+    double before, before_sums;         /* its values before the last change of the split */
+    double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
+    double busy_in_vain;    /* the same fraction before more was last tried in vain; 0: it was not */
+    double next, next_sums; /* this step's candidates */
+    double refuted;         /* a small deviation to this value was tried in vain: not again, */
+    uint32_t refuted_until; /* before so many samples */
 };
 
 struct tly_replan {
@@ -45,6 +45,7 @@ struct tly_replan {
     }
     more, fine;              /* higher values than gauges know; small deviations that they see */
     struct try *trying;      /* the one under way, or NULL */
+    bool feeler;             /* it is judged by what its cards carry */
     bool expected;           /* the next epoch is of its own making */
     double before, promised; /* goodput before the try, and the gain that it promised */
     struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* for one call of the plan */
@@ -75,8 +76,8 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
-/* No card is to carry more than a quarter more than it is taken to carry, or, where that is a guess that came true, than twice
- * as much.  True: some candidate was more. */
+/* No card is to carry more than a quarter more than it is taken to carry, unless that has come true just now (a guess), and
+ * sums stay as they are.  True: some candidate was more. */
 bool tly_candidates_restrain(struct tly_replan *r);
 
 #endif

@@ -664,6 +664,7 @@ def landed():
                 for handle in optimizer._handles.values():
                     handle.wait()
                 assert optimizer._has_landed()
+                optimizer._defer = None  # it is not called
             optimizer.step()
             assert due() == 0
             if cross and tally.rank() == 0:

@@ -1,7 +1,7 @@
 """DistributedOptimizer(cross_barrier=True): step() puts the updates off, see deferred.py.
 
-Flow: step() submits what backward has not reached, hands all reductions to the Barrier and returns -> a gate in the next
-forward, or whatever reads parameters otherwise, updates what it needs -> the next step() finishes what nobody has needed,
+Flow: step() submits what backward has not reached.  If all is reduced it updates at once, as with the barrier.  Else it hands
+all reductions to the Barrier and returns -> a gate in the next forward, or whatever reads parameters otherwise, updates what it needs -> the next step() finishes what nobody has needed,
 before those names are submitted again.
 
 SPDX-License-Identifier: Apache-2.0
@@ -80,7 +80,8 @@ class CrossBarrier(Deferring, _Distributed):
         return self._barrier.reason(self)
 
     def step(self, closure=None):
-        """Put the optimizer's step off until gradients are reduced and parameters are read; return at once.
+        """Put the optimizer's step off until gradients are reduced and parameters are read, and return at once; step now if
+        they are reduced.
 
         closure: called once, here; gradients that it computes are those of this step."""
         self._original._opt_called, self._original._step_count = True, 1
@@ -164,7 +165,7 @@ class CrossBarrier(Deferring, _Distributed):
 
     def _clip(self):
         if self._clip_value is not None:
-            torch.nn.utils.clip_grad_value_(list(self._update), self._clip_value)
+            torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._clip_value)
 
     def begin_anew(self):
         self._barrier.finish()
