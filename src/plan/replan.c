@@ -262,10 +262,12 @@ static bool is_found_out(const struct tly_replan *r, const struct place *p)
     return p->tried && !has_carried(p) && (!full || tly_gauge_is_full(&p->card));
 }
 
-/* Are there samples enough of all that is tried? */
+/* Are there samples enough of all that is tried?  A card of which nothing is seen for long is not waited for. */
 static bool can_judge(const struct tly_replan *r, uint32_t count)
 {
     bool all = goodput(r, count) > 0;
+    if (r->goodputs >= TLY_GOODPUTS)
+        return all;
     for (int i = 0; i < r->room && r->feeler; i++)
         all &= !r->place[i].tried || tly_gauge_carried(&r->place[i].card) > 0;
     return all;
@@ -299,8 +301,8 @@ static bool judge_try(struct tly_replan *r)
             p->rest_for = p->rested_for;
             undone = true;
         }
-        /* What was tried in vain and is busy all the time tells by that what it carries, unless little was tried; what is
-         * another value by far than before the try and after has changed meanwhile. */
+        /* A card that is busy all the time says itself what it carries; after a feeler that is too near to tell.  A card
+         * that is far from both values has changed meanwhile.  Estimates follow both. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
         bool stays = r->feeler ? !is_found_out(r, p) : t == &r->more && tly_gauge_is_full(&p->card);
         if (!p->tried || far || stays)

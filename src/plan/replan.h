@@ -71,9 +71,8 @@ enum {
 
 /* One service of the roster. */
 struct tly_replan_service {
-    struct tly_plan_machine
-        machine;           /* bandwidth: what the split there is goes by; sum_rate: what was declared and what
-                                      * its memory allows */
+    /* bandwidth: what the split goes by; sum_rate: what was declared and what its memory allows */
+    struct tly_plan_machine machine;
     bool active;           /* it may have a share */
     bool spare;            /* a tallyd: it may be left without one */
     uint32_t weight;       /* its share now */

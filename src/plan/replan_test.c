@@ -344,7 +344,7 @@ static void a_tallyd_drops_and_returns(void **state)
     }
 }
 
-/* Of the optimum, the mean of some samples. */
+/* The mean fraction of the optimum in some samples. */
 static double mean(struct cluster *c, int samples)
 {
     double optimum = best(c), all = 0;
@@ -376,6 +376,29 @@ static void a_slow_card_that_seems_idle_is_tried_cheaply(void **state)
         assert_true(settled(&c, 200) >= .95);
         finish(&c);
     }
+}
+
+/* A card of which no rank sees anything any more: the feeler ends all the same, and leaves what was before. */
+static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[4] = 20;
+    run(&c, 20);
+    c.unseen[4] = .35;
+    for (int i = 0; i < 100 && !c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->trying && c.r->feeler && tly_replan_tries(c.r, 4));
+    double tried = tly_replan_bandwidth(c.r, 4);
+    c.s[4].card = (struct tly_sight){NAN, NAN, NAN};
+    for (int i = 0; i < TLY_GOODPUTS; i++)
+        if (tly_replan_step(c.r, c.count, c.s, 1 / c.seconds))
+            split(&c);
+    assert_false(tly_replan_tries(c.r, 4));
+    assert_true(tly_replan_bandwidth(c.r, 4) < tried);
+    finish(&c);
 }
 
 static void a_workers_card_halves(void **state)
@@ -943,6 +966,7 @@ int main(void)
         cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_tallyd_drops_and_returns),
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
+        cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
         cmocka_unit_test(a_wrong_start_mends),

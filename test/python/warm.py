@@ -7,8 +7,8 @@ a server, which python() starts once and which ends with the process that called
 client, and the keeper forks the program.  The client passes on the signals that it gets, and ends as the program ends.
 If the client dies, so does the program.
 
-A program that ends well leaves its memory to the kernel (perform()).  What the copy could get wrong runs in a new interpreter: options other than -c, and another value of a variable that is
-read when a library is loaded (AT_LOAD).  All programs of a server have the same hash seed.
+A program that ends well leaves its memory to the kernel (perform()).  What the copy could get wrong runs in a new
+interpreter: options other than -c, and another value of a variable that is read when a library is loaded (AT_LOAD).  All programs of a server have the same hash seed.
 """
 
 import json

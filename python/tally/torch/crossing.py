@@ -1,8 +1,8 @@
 """DistributedOptimizer(cross_barrier=True): step() puts the updates off, see deferred.py.
 
-Flow: step() submits what backward has not reached.  If all is reduced it updates at once, as with the barrier.  Else it hands
-all reductions to the Barrier and returns -> a gate in the next forward, or whatever reads parameters otherwise, updates what it needs -> the next step() finishes what nobody has needed,
-before those names are submitted again.
+Flow: step() submits what backward has not reached.  If all is reduced it updates at once, as with the barrier.  Else it
+hands all reductions to the Barrier and returns -> a gate in the next forward, or whatever reads parameters otherwise, updates
+what it needs -> the next step() finishes what nobody has needed, before those names are submitted again.
 
 SPDX-License-Identifier: Apache-2.0
 """
