@@ -44,7 +44,7 @@ def make_model(sleep_s):
     torch.manual_seed(0)
     layers = []
     for _ in range(BLOCKS):
-        layers += [Layer(), torch.nn.Conv2d(2, 2, 1, bias=False), torch.nn.BatchNorm2d(2)]
+        layers += [torch.nn.Conv2d(2, 2, 1, bias=False), torch.nn.BatchNorm2d(2), Layer()]
     return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(2 * 2 * 2, 2))
 
 

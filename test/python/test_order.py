@@ -67,6 +67,21 @@ def test_what_stays_is_not_published_again():
     assert told == [[2, 1, 3], [0] * 3, [0] * 3, [0] * 3]
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_order_that_has_settled_is_looked_at_rarely_and_its_change_is_seen(gated):
+    module = order_module()
+    ranks, looks, followed = Ranks(1, 3), [], None
+    for step in range(100):
+        uses = [0, 1, 2] if step < 50 else [2, 0, 1]
+        looks.append(ranks.orders[0].looks)
+        order = ranks.step([uses if gated else None], made=[0, 2, 1] if gated else uses[::-1])[0]
+        assert order == [0, 1, 2] or (order == [2, 0, 1] and step > 50)
+        followed = step if followed is None and order == [2, 0, 1] else followed
+    assert looks[:module.SETTLED] == [True] * module.SETTLED
+    assert sum(looks[20:50]) <= 30 // module.EVERY + 1
+    assert followed <= 50 + module.EVERY + module.STEPS_AHEAD + 1
+
+
 def test_backward_tells_where_no_gate_speaks():
     """Its reverse, which is known when the step is over: one step later."""
     ranks = Ranks(2, 3)

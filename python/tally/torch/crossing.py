@@ -67,7 +67,8 @@ class CrossBarrier(Deferring, _Distributed):
         try:
             return super()._hear_frozen()
         finally:
-            gates.observe(self._observed)  # the next forward
+            if self._order.looks:
+                gates.observe(self._observed)  # the next forward
 
     def _why_not(self):
         """Why this step keeps the barrier, or None; "" where nothing is to be said of it."""
