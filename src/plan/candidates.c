@@ -281,7 +281,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         /* One that is taken to carry as much as those that are busy must have been idle for long. */
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
-        bool worth = !alike || tly_gauge_is_idle(&p->card);
+        bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
         if (tly_candidates_is_card(r, s, i) && worth && may_be_more(&p->card, busiest) && !p->slowed) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;

@@ -5,8 +5,9 @@
  * split that promises 3% or more (least_gain) changes it; a value whose change promises less is kept quietly.
  *
  * A try is taken back unless at least half of the promised gain comes, and those that it has put to rest with it.  A feeler, a
- * try with little more of a card that may carry several times as much, is judged by what that card carries.  Small deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change
- * is part of the same epoch, what the try has brought cannot be told, and it stands.
+ * try with little more of a card that may carry several times as much, is judged by what that card carries.  Small deviations
+ * are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change is part of
+ * the same epoch, what the try has brought cannot be told, and it stands.
  *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include <errno.h>
@@ -19,7 +20,7 @@
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
 #define LEAST_GAIN_SEEN .01
-#define IDLER .15             /* fraction of the time: something has changed */
+#define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -252,14 +253,15 @@ static bool has_carried(const struct place *p)
     return tly_gauge_carried(&p->card) >= due * (1 - TLY_REPLAN_NEAR);
 }
 
-/* Which tried cards a feeler has found out: those that are busy all the time, if there are any, for the others wait for them.
- * True: this one is. */
+/* Has a feeler found out that a card carries no more?  A tried card that is clearly idler than the busiest of them waits for
+ * that one. */
 static bool is_found_out(const struct tly_replan *r, const struct place *p)
 {
-    bool full = false;
+    double busiest = 0;
     for (int i = 0; i < r->room; i++)
-        full |= r->place[i].tried && tly_gauge_is_full(&r->place[i].card);
-    return p->tried && !has_carried(p) && (!full || tly_gauge_is_full(&p->card));
+        if (r->place[i].tried)
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+    return p->tried && !has_carried(p) && tly_gauge_busy(&p->card) > busiest - IDLER;
 }
 
 /* Are there samples enough of all that is tried?  A card of which nothing is seen for long is not waited for. */
@@ -273,30 +275,36 @@ static bool can_judge(const struct tly_replan *r, uint32_t count)
     return all;
 }
 
-/* Has the try brought at least half of what it promised, or the feeler what its cards were tried with?  True: it has not, and
- * the candidates are what was before. */
+/* Has a place's part in the try brought too little?  poor: less than half of the promised gain has come. */
+static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool poor)
+{
+    return r->feeler ? is_found_out(r, p) : poor;
+}
+
+/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has
+ * not becomes what it was before: true.  The next try is put off, unless some card of a feeler carries more. */
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
-    bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false;
+    bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false, good = false;
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
     if (!t || !can_judge(r, count))
         return false;
     r->trying = NULL;
-    bool vain = !r->feeler && goodput(r, count) < r->before * (1 + r->promised / 2);
-    for (int i = 0; i < r->room && r->feeler; i++)
-        vain |= is_found_out(r, &r->place[i]);
-    if (vain)
+    bool poor = goodput(r, count) < r->before * (1 + r->promised / 2);
+    for (int i = 0; i < r->room; i++)
+        good |= r->place[i].tried && !is_in_vain(r, &r->place[i], poor);
+    if (!good)
         wait_longer(t);
     else
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
-    for (int i = 0; i < r->room; i++)
-        if (r->place[i].tried)
-            r->place[i].busy_in_vain = vain && t == &r->more ? r->place[i].busy_before : 0;
-    t->at = vain ? r->samples + t->pause : r->samples;
-    for (int i = 0; i < r->room && vain; i++) {
+    t->at = good ? r->samples : r->samples + t->pause;
+    for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        if (p->rests && p->rested_for) {
+        bool vain = is_in_vain(r, p, poor);
+        if (p->tried)
+            p->busy_in_vain = vain && t == &r->more ? p->busy_before : 0;
+        if (!good && p->rests && p->rested_for) {
             p->rests = false;
             p->rest_for = p->rested_for;
             undone = true;
@@ -304,12 +312,13 @@ static bool judge_try(struct tly_replan *r)
         /* A card that is busy all the time says itself what it carries; after a feeler that is too near to tell.  A card
          * that is far from both values has changed meanwhile.  Estimates follow both. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
-        bool stays = r->feeler ? !is_found_out(r, p) : t == &r->more && tly_gauge_is_full(&p->card);
-        if (!p->tried || far || stays)
+        bool stays = !r->feeler && t == &r->more && tly_gauge_is_full(&p->card);
+        if (!vain || !p->tried || far || stays)
             continue;
         p->next = p->before;
         p->next_sums = p->before_sums;
         p->card.guess = false;
+        p->held_until = good ? r->samples + FLAPPING : 0;
         p->refuted = t == &r->fine ? p->card.value : 0;
         p->refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
         undone = true;

@@ -378,6 +378,49 @@ static void a_slow_card_that_seems_idle_is_tried_cheaply(void **state)
     }
 }
 
+/* Two slow cards are tried at once; the one that has mended has its share again, the other keeps a small one. */
+static void a_feeler_finds_out_which_of_two_cards_has_mended(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 4, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[4] = c.real[5] = 20;
+    run(&c, 20);
+    c.unseen[4] = c.unseen[5] = .35;
+    run(&c, 100);
+    bool both = false;
+    c.real[4] = 100;
+    for (int i = 0; i < 40; i++) {
+        step(&c);
+        both |= c.r->feeler && tly_replan_tries(c.r, 4) && tly_replan_tries(c.r, 5);
+    }
+    assert_true(both);
+    assert_true(mean(&c, 200) >= .95);
+    assert_true(tly_replan_bandwidth(c.r, 4) > 80);
+    assert_true(tly_replan_bandwidth(c.r, 5) < 30);
+    finish(&c);
+}
+
+/* After tries in vain the next one is far off, unless the card becomes idler: then something has changed. */
+static void a_try_in_vain_is_repeated_at_once_when_its_card_is_idler(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[4] = 20;
+    run(&c, 20);
+    c.unseen[4] = .35;
+    for (int i = 0; i < 2000 && (c.r->trying || c.r->more.pause < 500); i++)
+        step(&c);
+    assert_true(c.r->more.at > c.r->samples + 400);
+    c.real[4] = 100;
+    run(&c, 60);
+    assert_true(fraction(&c) >= .95);
+    finish(&c);
+}
+
 /* A card of which no rank sees anything any more: the feeler ends all the same, and leaves what was before. */
 static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
 {
@@ -967,6 +1010,8 @@ int main(void)
         cmocka_unit_test(a_tallyd_drops_and_returns),
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
+        cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
+        cmocka_unit_test(a_try_in_vain_is_repeated_at_once_when_its_card_is_idler),
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
         cmocka_unit_test(a_wrong_start_mends),

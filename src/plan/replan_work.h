@@ -25,6 +25,7 @@ struct place {
     bool tried;          /* it has a part in the try that is under way */
     double before, before_sums;         /* its values before the last change of the split */
     double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
+    uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
     double busy_in_vain;    /* the same fraction before more was last tried in vain; 0: it was not */
     double next, next_sums; /* this step's candidates */
     double refuted;         /* a small deviation to this value was tried in vain: not again, */
