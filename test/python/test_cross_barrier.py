@@ -113,11 +113,14 @@ def each_gate():
         def updated(name, before):
             return not torch.equal(everything[place[name]].detach(), before[place[name]])
 
-        watch = model.first.register_forward_pre_hook(lambda *_: seen.update(first=due()))
+        watch = model.attention.register_forward_pre_hook(lambda *_: seen.update(attention=due()))
+        step()
+        model.attention(*[torch.ones(1, 1, WIDTH)] * 3)
+        watch.remove()
+        assert seen["attention"] == count - 2 and due() == count - 4, "the gate is in front of other hooks"
         before = step()
         model.first(torch.ones(1, WIDTH))
-        watch.remove()
-        assert seen["first"] == count - 2 and updated("first.weight", before) and not updated("last.weight", before)
+        assert updated("first.weight", before) and not updated("last.weight", before)
         assert due() == count - 2 and id(everything[place["first.weight"]]) not in gates.due, "tied: the one state"
         model.twice(torch.ones(1, WIDTH))
         left = due()
@@ -649,6 +652,44 @@ def compiled():
         assert same(mine, theirs), prepare
 
 
+def compiled_functions():
+    """A compiled function that reads modules past all others finds them updated, whenever it was compiled: behind the first
+    step(), before the optimizer was made, and anew behind a reset."""
+    import torch
+    from tally.torch import gates
+
+    class Own(torch.nn.Linear):
+        pass
+
+    def train(cross, early, reset):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), Own(WIDTH, WIDTH))
+        function = torch.compile(lambda x: model[2](model[1](model[0](x).tanh())).square().mean(), backend="eager")
+        x = torch.ones(2, WIDTH)
+        if early:
+            function(x)
+        optimizer = distributed(model, cross)
+        bare, left = len(gates._bare.intersection(model)), []
+        for step in range(4):
+            if reset and step == reset:
+                torch._dynamo.reset()
+            optimizer.zero_grad()
+            (function(x * step) if step else model(x).sum()).backward()
+            assert not cross or due() == 0
+            optimizer.step()
+            left.append(due())
+        return values(model), bare, left
+
+    for early, reset in ((False, 0), (True, 0), (False, 1), (False, 2)):
+        with late():
+            mine, bare, left = train(True, early, reset)
+        assert bare == (0 if early else 2), "no hook in front of torch's own"
+        assert left == [6] * 4
+        theirs, _, _ = train(False, early, reset)
+        assert same(mine, theirs), (early, reset)
+
+
 def landed():
     """step() makes the updates if all gradients have landed; synchronize() behind it reduces nothing, as ever."""
     import tally
@@ -999,3 +1040,7 @@ def test_import_leaves_the_compiler_out():
 
 def test_compiled(two):
     two(compiled, timeout=300)
+
+
+def test_compiled_functions(two):
+    two(compiled_functions, timeout=300)

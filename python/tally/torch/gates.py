@@ -8,6 +8,8 @@ attribute of torch's recurrent modules that holds a list of their parameters, fo
 
 How: guard() finds every module that holds one of the parameters, and all modules around them, and puts both in place.
 They stay: where nothing is due, a gate is a look at an empty dictionary.  A gate updates all that is due of its module.
+torch's own modules without children read their parameters by name alone, so the mapping serves them, and they need no Gate:
+a hook costs a call 10 us.  Compiled code passes no mapping.  So as soon as torch.compile compiles anything, they get theirs.
 Code that torch.compile has made has no gates; the gate in front of it, of the compiled wrapper or the nearest eager
 parent, updates all that lies inside.  Compiled code without such a gate is cut where its gates are.
 
@@ -29,6 +31,7 @@ import collections
 import errno
 import functools
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import ItemsView, ValuesView
@@ -45,6 +48,7 @@ observed = {}  # id(parameter) -> (Order, the parameter's number in that), until
 wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
 
 _guarded = {}  # id(parameter) -> weak reference to it
+_bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
 _calling = threading.local()  # .through: how many contexts of through() this thread is in
 _Module = torch.nn.Module
 _is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
@@ -271,6 +275,8 @@ def _gate(module):
 def _cover(module):
     """What lies inside of `module` needs no gates of its own while compiled."""
     for one in module.modules():
+        if one in _bare:
+            _hook(one)
         gate = _gate(one)
         if gate is not None:
             gate.covered = True
@@ -288,7 +294,7 @@ def _compiled_children(module):
             gate = _gate(child)
             if gate is None or not gate.covered:
                 _attach(child)
-                _cover(child)
+                _cover(child)  # gives it a Gate, if it is bare
     return found
 
 
@@ -298,12 +304,49 @@ def _attach(module):
         return False
     if isinstance(module, torch.nn.RNNBase) and "_flat_weights" not in torch.nn.RNNBase.__dict__:
         torch.nn.RNNBase._flat_weights = FlatWeights()
-    if _gate(module) is None:
-        module.register_forward_pre_hook(Gate(_is_wrapper(module)), prepend=True)
     parameters = module.__dict__.get("_parameters")
     if type(parameters) in (dict, collections.OrderedDict):
         module.__dict__["_parameters"] = Parameters(parameters)
-    return type(module.__dict__.get("_parameters")) is Parameters
+    is_gated = type(module.__dict__.get("_parameters")) is Parameters
+    if is_gated and _reads_by_name(module) and _hears_compiler():
+        _bare.add(module)
+    else:
+        _hook(module)
+    return is_gated
+
+
+def _hook(module):
+    _bare.discard(module)
+    if _gate(module) is None:
+        module.register_forward_pre_hook(Gate(_is_wrapper(module)), prepend=True)
+
+
+def _reads_by_name(module):
+    return (not module._modules and not isinstance(module, torch.nn.RNNBase)
+            and type(module).__module__.startswith("torch.nn.modules."))
+
+
+def _hears_compiler():
+    """Whether torch.compile has compiled nothing yet, and _compile_begins() is called before it does."""
+    dynamo = sys.modules.get("torch._dynamo")  # making an optimizer imports it
+    handler, frames = getattr(dynamo, "callback_handler", None), getattr(dynamo, "convert_frame", None)
+    if handler is None or getattr(frames, "FRAME_COUNTER", 1) > 0:
+        return False
+    if _compile_begins not in handler.start_callbacks:
+        clear = handler.clear
+
+        def clear_others():  # torch._dynamo.reset() does
+            clear()
+            handler.register_start_callback(_compile_begins)
+
+        handler.clear = clear_others
+        handler.register_start_callback(_compile_begins)
+    return True
+
+
+def _compile_begins(_):
+    for module in list(_bare):
+        _hook(module)
 
 
 # --- which modules -------------------------------------------------------------------------------------------
