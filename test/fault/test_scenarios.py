@@ -107,6 +107,8 @@ def test_kills_in_the_middle_of_every_kind(tmp_path, kinds, seed):
 
 
 UNEVEN = ["uneven=1", "pause_ms=2"]
+# A quarter of SIZES, in parts of a quarter: as many parts, and a quarter of the bytes to sum and to check.
+QUARTER, QUARTER_PARTS = [count // 4 or 1 for count in SIZES], {"TALLY_PART_BYTES": "16384"}
 
 
 @pytest.mark.parametrize("seed", some(range(1, 13), [1, 2, 3]))
@@ -115,8 +117,8 @@ def test_ranks_join_while_services_are_lost(tmp_path, what, seed):
     """By seeds: at any moment of a period some ranks have joined, and zeros stand for them, whoever sums."""
     rnd = random.Random(seed)
     pairs = {r: {"TALLY_HOST_ID": f"pair-{r // 2}"} for r in range(4)} if seed % 2 else None
-    env = {"TALLY_PART_BYTES": "65536"}
-    with Job(tmp_path, 4, 2, seed, words=UNEVEN, env=env, rank_env=pairs, proxied=[0, 1, "rank-0"]) as job:
+    words = [*UNEVEN, "pause_ms=20"] if what == "evict" else UNEVEN  # it takes seconds, of which each step is checked
+    with Job(tmp_path, 4, 2, seed, QUARTER, QUARTER_PARTS, words, rank_env=pairs, proxied=[0, 1, "rank-0"]) as job:
         for number in range(2):
             job.await_steps(rnd.randrange(1, 9))
             time.sleep(rnd.random() * 0.05)
@@ -213,7 +215,7 @@ def test_a_rank_that_stood_still_has_no_slow_card(tmp_path):
         assert "Gbit/s since" not in job.ranks[0].output(), job.account()
 
 
-@pytest.mark.parametrize("where", ["all cores", "the core of the tallyd"])
+@pytest.mark.parametrize("where", [pytest.param("all cores", marks=pytest.mark.long(turn=4)), "the core of the tallyd"])
 def test_a_hog_evicts_nobody(tmp_path, where):
     """Busy processes beside the job, several a core, for TALLY_TEST_HOG_S seconds: on the machine of all, or on that of the
     tallyd, whose judges then run without delay."""

@@ -832,8 +832,8 @@ def test_a_rank_that_dies(name, store):
     assert all("rank 1" in line for line in output.splitlines() if "said:" in line), output
 
 
-@pytest.mark.parametrize("name, start", [("backend", "spawn"), pytest.param("hook", "spawn", marks=pytest.mark.long),
-                                         pytest.param("backend", "fork", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name, start", [("backend", "fork"), pytest.param("hook", "spawn", marks=pytest.mark.long),
+                                         pytest.param("backend", "spawn", marks=pytest.mark.long(turn=4))])
 def test_started_without_a_launcher(tmp_path, name, start):
     """torch.multiprocessing: the ranks are the process group's, and so is the place where they meet."""
     (tmp_path / "spawned.py").write_text(textwrap.dedent("""
