@@ -82,37 +82,41 @@ def same(what, got, expected):
 
 
 def check_type(jax, mesh, rank, n, dtype):
-    P = jax.sharding.PartitionSpec
+    """All collectives of a type in one program, as XLA takes most of the time to compile one."""
+    lax, P = jax.lax, jax.sharding.PartitionSpec
     inputs = [make(dtype, r, (n, 35)) for r in range(n)]
     x = spread(jax, mesh, inputs[rank], n)
-
-    def run(body, out=P("x")):
-        mapped = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=out, check_vma=False)
-        return own_piece(jax.jit(mapped)(x))
-
-    lax = jax.lax
     whole = np.stack(inputs)  # [from rank, row, column]
-    moved = {
+    kind = np.dtype(dtype).kind
+    wanted = {
         "all_gather": (lambda a: lax.all_gather(a, "x"), whole),
         "all_to_all": (lambda a: lax.all_to_all(a, "x", 0, 0), whole[:, rank]),
         "ppermute": (lambda a: lax.ppermute(a, "x", [(i, (i + 1) % n) for i in range(n)]), inputs[rank - 1]),
         "ppermute to some": (lambda a: lax.ppermute(a, "x", [(0, n - 1)]),
                              inputs[0] if rank == n - 1 else np.zeros_like(inputs[0])),
     }
-    for name, (body, expected) in moved.items():
-        same((name, dtype), run(body), expected)
-    if dtype == "bool":
-        return
-    sums = tree(inputs, add)
-    same(("psum", dtype), run(lambda a: lax.psum(a, "x")), sums)
-    same(("psum_scatter", dtype), run(lambda a: lax.psum_scatter(a, "x")), sums[rank])
-    same(("psum_scatter of rows", dtype), run(lambda a: lax.psum_scatter(a, "x", tiled=True)), sums[rank:rank + 1])
-    if np.dtype(dtype).kind in "fc":
-        mean = run(lambda a: lax.pmean(a, "x"))
-        np.testing.assert_allclose(mean, sums / n, rtol=1e-6)  # XLA multiplies by 1/n or divides
-    if np.dtype(dtype).kind != "c":
-        same(("pmax", dtype), run(lambda a: lax.pmax(a, "x")), np.max(inputs, axis=0))
-        same(("pmin", dtype), run(lambda a: lax.pmin(a, "x")), np.min(inputs, axis=0))
+    if dtype != "bool":
+        sums = tree(inputs, add)
+        wanted |= {
+            "psum": (lambda a: lax.psum(a, "x"), sums),
+            "psum_scatter": (lambda a: lax.psum_scatter(a, "x"), sums[rank]),
+            "psum_scatter of rows": (lambda a: lax.psum_scatter(a, "x", tiled=True), sums[rank:rank + 1]),
+        }
+    if kind in "fc":
+        wanted["pmean"] = (lambda a: lax.pmean(a, "x"), sums / n)
+    if kind in "iuf":
+        wanted |= {"pmax": (lambda a: lax.pmax(a, "x"), np.max(inputs, axis=0)),
+                   "pmin": (lambda a: lax.pmin(a, "x"), np.min(inputs, axis=0))}
+
+    # An input for each, else XLA would make one operation of equal ones.
+    bodies = [body for body, _ in wanted.values()]
+    program = jax.shard_map(lambda *given: [body(a) for body, a in zip(bodies, given)], mesh=mesh, in_specs=P("x"),
+                            out_specs=P("x"), check_vma=False)
+    for (name, (_, expected)), got in zip(wanted.items(), jax.jit(program)(*[x] * len(bodies))):
+        if name == "pmean":
+            np.testing.assert_allclose(own_piece(got), expected, rtol=1e-6)  # XLA multiplies by 1/n or divides
+        else:
+            same((name, dtype), own_piece(got), expected)
 
 
 def check_halves(jax, mesh, rank, n, dtype):
