@@ -8,18 +8,22 @@ README.md and docs/*.md mark fenced blocks that a reader can run:
     ```text prints             the last run printed each of these lines; "…" stands for anything
 
 A document's blocks run in order, in a folder of their own, with `tally`, `tallyd` and the package as an installation
-would have them.
+would have them.  Their `python3` is the warm Python (test/python/warm.py); `torchrun` starts new interpreters.
 """
 
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "python"))
+import warm  # noqa: E402
+
 BLOCK = re.compile(r"^```(\w+) +(\S[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = {"file", "run", "in", "prints"}
 
@@ -54,10 +58,15 @@ def environment(folder):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tally\nVersion: 0\n", encoding="ascii")
     (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="ascii")
+    python = folder / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\nexec {shlex.join(warm.python())} \"$@\"\n", encoding="utf-8")
+    python.chmod(0o755)
     paths = [ROOT / "build" / "python", ROOT / "python", folder]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TALLY_", "MASTER_", "SLURM_"))}
-    return {**env, "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "PATH": os.pathsep.join([str(ROOT / "build" / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]])}
+    return {**env, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([*map(str, (python.parent, ROOT / "build" / "bin", pathlib.Path(sys.executable).parent)),
+                                     os.environ["PATH"]])}
 
 
 DOCUMENTS = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
