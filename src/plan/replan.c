@@ -184,9 +184,10 @@ static void take(struct tly_replan *r, bool undone)
     }
 }
 
+/* Neither a feeler nor its end is a card that goes back and forth. */
 static bool change(struct tly_replan *r, bool undone)
 {
-    if (!undone)
+    if (!undone && !(r->trying && r->feeler))
         pace(r, false);
     take(r, undone);
     clear(r);
@@ -350,7 +351,7 @@ static bool is_far(const struct tly_replan *r)
 
 /* Another split, for candidates that are to be tried (`t`), or for sure (NULL). */
 static bool begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s, struct try *t,
-                         double worth)
+                         bool feeler, double worth)
 {
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
@@ -364,7 +365,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
     r->trying = t;
     r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
-    r->feeler = false;
+    r->feeler = feeler;
     if (lay_to_rest(r, s, tly_candidates_gather(r, count, s)))
         tly_candidates_gain(r, count, s);
     return change(r, false);
@@ -408,9 +409,7 @@ static bool try_out(struct tly_replan *r, int count, const struct tly_replan_ser
         bool feeler = far && tly_candidates_restrain(r);
         if (feeler)
             tly_candidates_gain(r, count, s);
-        begin_change(r, count, s, &r->more, worth);
-        r->feeler = feeler;
-        return true;
+        return begin_change(r, count, s, &r->more, feeler, worth);
     }
     tly_candidates_forget(r);
     return false;
@@ -425,10 +424,10 @@ static bool follow(struct tly_replan *r, int count, const struct tly_replan_serv
         return try_out(r, count, s);
     }
     if (learnt || is_far(r))
-        return begin_change(r, count, s, NULL, worth);
+        return begin_change(r, count, s, NULL, false, worth);
     if (r->trying || r->samples < r->fine.at || goodput(r, TLY_GOODPUTS) == 0)
         return try_out(r, count, s);
-    return begin_change(r, count, s, &r->fine, worth);
+    return begin_change(r, count, s, &r->fine, false, worth);
 }
 
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput)

@@ -415,6 +415,7 @@ static void a_try_in_vain_is_repeated_at_once_when_its_card_is_idler(void **stat
     for (int i = 0; i < 2000 && (c.r->trying || c.r->more.pause < 500); i++)
         step(&c);
     assert_true(c.r->more.at > c.r->samples + 400);
+    assert_int_equal(c.r->interval, TLY_REPLAN_INTERVAL); /* no card went back and forth */
     c.real[4] = 100;
     run(&c, 60);
     assert_true(fraction(&c) >= .95);
