@@ -250,11 +250,16 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 
 /* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
  * guess need only be less busy than the busiest. */
-static bool may_be_more(const struct tly_gauge *g, double busiest)
+static bool has_spare(const struct tly_gauge *g, double busiest)
 {
-    bool capped = g->most > 0 && g->value >= g->most;
-    bool spare = tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
-    return g->value > 0 && !capped && spare;
+    return tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
+}
+
+/* Has the card carried more by far in this job?  Whether it does again need not show: with a share of half an equal one, a
+ * card has something on its way all the time. */
+static bool has_lost(const struct place *p)
+{
+    return p->once > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* The median of the values of those cards that are busy all the time; 0: there is none. */
@@ -282,13 +287,17 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
-        if (tly_candidates_is_card(r, s, i) && worth && may_be_more(&p->card, busiest) && !p->slowed) {
+        bool spare = has_spare(&p->card, busiest), lost = far && !spare && has_lost(p);
+        bool capped = p->card.most > 0 && p->card.value >= p->card.most;
+        if (tly_candidates_is_card(r, s, i) && worth && (spare || lost) && p->card.value > 0 && !capped &&
+            !p->slowed) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
             if (p->card.guess && others > p->card.value)
                 value = others; /* it may be like them again */
             value = p->card.most > 0 ? fmin(value, p->card.most) : value;
+            value = lost ? fmin(value, p->once) : value;
             p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
             found = true;
         }

@@ -65,6 +65,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     }
     struct place *p = &r->place[place];
     *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
+    p->once = bandwidth;
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;
@@ -181,6 +182,8 @@ static void take(struct tly_replan *r, bool undone)
             p->card.guess = p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
         p->sums.value = p->next_sums;
+        if (!p->card.guess)
+            p->once = fmax(p->once, p->card.value);
     }
 }
 

@@ -422,6 +422,25 @@ static void a_try_in_vain_is_repeated_at_once_when_its_card_is_idler(void **stat
     finish(&c);
 }
 
+/* A card that others use, too, has something on its way all the time even when these have gone.  It carried more before, so it
+ * is tried; where it does not mend, that costs next to nothing. */
+static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[4] = 57;
+    run(&c, 40);
+    c.lie[4] = .99;
+    c.changes = 0;
+    assert_true(mean(&c, 1000) >= .965); /* .974 without a try, for the noise */
+    assert_true(c.changes <= 8);
+    c.real[4] = 100;
+    assert_true(settled(&c, 1600) >= .97); /* .957 without a try */
+    finish(&c);
+}
+
 /* A card of which no rank sees anything any more: the feeler ends all the same, and leaves what was before. */
 static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
 {
@@ -1012,6 +1031,7 @@ int main(void)
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
+        cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
         cmocka_unit_test(a_try_in_vain_is_repeated_at_once_when_its_card_is_idler),
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),

@@ -13,6 +13,7 @@ enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is ju
 
 struct place {
     struct tly_gauge card, sums;
+    double once;       /* bytes/s: the most that its card was known to carry in this job */
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
