@@ -259,7 +259,7 @@ static bool has_spare(const struct tly_gauge *g, double busiest)
  * card has something on its way all the time. */
 static bool has_lost(const struct place *p)
 {
-    return p->once > p->card.value * (1 + TLY_GAUGE_FAR);
+    return tly_gauge_carried(&p->card) > 0 && p->once > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* The median of the values of those cards that are busy all the time; 0: there is none. */

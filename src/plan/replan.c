@@ -20,6 +20,7 @@
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
 #define LEAST_GAIN_SEEN .01
+#define EXACT .02
 #define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
@@ -250,11 +251,12 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
-/* Does a card that is tried carry as much more as it was tried with? */
+/* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without doubt. */
 static bool has_carried(const struct place *p)
 {
     double due = p->carried_before * p->card.value / p->before;
-    return tly_gauge_carried(&p->card) >= due * (1 - TLY_REPLAN_NEAR);
+    return tly_gauge_carried(&p->card) >=
+           due * (tly_gauge_is_full(&p->card) ? 1 - EXACT : 1 - TLY_REPLAN_NEAR);
 }
 
 /* Has a feeler found out that a card carries no more?  A tried card that is clearly idler than the busiest of them waits for

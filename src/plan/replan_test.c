@@ -441,6 +441,31 @@ static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
     finish(&c);
 }
 
+/* What a card carries is compared with what it carried before, so without samples there is no feeler. */
+static void a_card_is_tried_only_once_it_has_been_seen(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    run(&c, 30);
+    c.real[4] = 20;
+    for (int i = 0; i < 20 && tly_replan_bandwidth(c.r, 4) == 100; i++)
+        step(&c);
+    assert_true(tly_replan_bandwidth(c.r, 4) < 25);
+    for (int i = 0; i < 30; i++) {
+        step(&c);
+        for (int j = 0; j < 3; j++) { /* goodput alone */
+            struct tly_sight seen = c.s[4].card;
+            c.s[4].card = (struct tly_sight){NAN, NAN, NAN};
+            if (tly_replan_step(c.r, c.count, c.s, 1 / c.seconds))
+                split(&c);
+            c.s[4].card = seen;
+        }
+        assert_true(!c.r->trying || c.r->place[4].carried_before > 0);
+    }
+    assert_true(tly_replan_bandwidth(c.r, 4) < 30);
+    finish(&c);
+}
+
 /* A card of which no rank sees anything any more: the feeler ends all the same, and leaves what was before. */
 static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
 {
@@ -1032,6 +1057,7 @@ int main(void)
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
         cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
+        cmocka_unit_test(a_card_is_tried_only_once_it_has_been_seen),
         cmocka_unit_test(a_try_in_vain_is_repeated_at_once_when_its_card_is_idler),
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
