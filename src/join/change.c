@@ -63,7 +63,7 @@ static bool all_answered(const struct tly_coordinator *c, uint32_t number)
     return true;
 }
 
-/* The lowest place that nobody has; -E2BIG, -ENOMEM. */
+/* The lowest place that nobody has, or room behind the last one; -E2BIG, -ENOMEM. */
 static int find_place(struct tly_coordinator *c, uint32_t *place)
 {
     struct tly_roster *r = &c->roster;
@@ -81,7 +81,6 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
             c->host_id = ids;
         if (!services || !ids)
             return -ENOMEM;
-        r->service_count++;
     }
     *place = i;
     return 0;
@@ -148,6 +147,8 @@ static void invite_more(struct tly_coordinator *c)
                                          err == -EINVAL ? tly_error() : "there is no room for more services");
             continue;
         }
+        if (at == c->roster.service_count)
+            c->roster.service_count++; /* ranks count it from the invitation on, and no other one */
         m->service = at;
         m->invited = any = true;
     }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -59,7 +60,20 @@ static struct {
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
     bool contained;         /* each in a container: not one machine with others of its host */
     bool guest_rests; /* a job that has lost its coordinator has the guest as its second tallyd, at rest */
+    bool apart;       /* members seem to come from other machines */
 } x;
+
+/* Instead of libc's. */
+int getpeername(int fd, struct sockaddr *to, socklen_t *len)
+{
+    struct sockaddr_storage a;
+    if (!x.apart)
+        return (int)syscall(SYS_getpeername, fd, to, len);
+    tly_address_parse("192.0.2.1", 1000, &a);
+    memcpy(to, &a, *len < sizeof a ? *len : sizeof a);
+    *len = sizeof(struct sockaddr_in);
+    return 0;
+}
 
 static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
 {
@@ -516,6 +530,22 @@ static void test_a_slow_tallyd_comes_back(void **state)
     assert_int_equal(guest->roster.services[FIRST].incarnation, 100 + GUEST);
     assert_in_range(guest->roster.services[FIRST].bandwidth, 140000000, 180000000);
     assert_true(guest->roster.services[FIRST].said == 800000000);
+}
+
+/* A tallyd comes that others cannot reach: it is turned away, and the split follows the network as before. */
+static void test_a_guest_is_turned_away(void **state)
+{
+    uint64_t bandwidth = x.bandwidth;
+    x.apart = true;
+    x.bandwidth = 0; /* it listens at a loopback address */
+    struct member *guest = join(GUEST);
+    turn_until(&guest->failed, 1);
+    assert_non_null(strstr(guest->verdict, "tallyd 1 on host"));
+    assert_non_null(strstr(guest->verdict, "cannot be reached from other machines"));
+    x.bandwidth = bandwidth;
+    report_until(&x.member[0].prepared, 1, SLOW);
+    assert_int_equal(x.member[0].roster.service_count, FIRST + 1);
+    assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
 }
 
 /* Somebody goes while that change is under way: it begins anew, and the one that is made has both. */
@@ -1061,6 +1091,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_rank_dies_when_another_has_answered, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_dies_when_the_split_has_changed, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_guest_is_turned_away, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
                                         tear_down),
