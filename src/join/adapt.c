@@ -221,6 +221,7 @@ static void remember(struct tly_coordinator *c)
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         c->adapt.place[i].bandwidth = c->adapt.place[i].told = c->roster.services[i].bandwidth;
         c->adapt.place[i].weight = c->roster.services[i].weight;
+        c->adapt.place[i].card = c->roster.services[i].card;
         c->adapt.place[i].active = c->roster.services[i].state == TLY_SERVICE_ACTIVE;
     }
 }
@@ -369,8 +370,25 @@ static void apply(struct tly_coordinator *c)
     }
 }
 
+/* What is known of a card is kept at the first service behind it, and goes with it to another one. */
+static void move_cards(struct tly_coordinator *c)
+{
+    const struct adapt *a = &c->adapt;
+    for (uint32_t i = 0; i < c->roster.service_count && i < a->places; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        bool stays =
+            s->state == TLY_SERVICE_ACTIVE && a->place[i].active && a->place[i].incarnation == s->incarnation;
+        if (stays && s->card != a->place[i].card)
+            tly_replan_move(a->replan, (int)a->place[i].card, (int)s->card);
+    }
+}
+
 void tly_adapt_apply(struct tly_coordinator *c)
 {
+    if (c->adapt.replan) {
+        make_places(c);
+        move_cards(c);
+    }
     if (c->fixed)
         return;
     apply(c);

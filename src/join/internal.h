@@ -128,6 +128,7 @@ struct tly_coordinator {
             uint64_t bandwidth;   /* bit/s, as the last line about a change had it */
             uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
+            uint32_t card;        /* the first service behind its card in the last epoch */
             bool active;          /* the service had a part in the last epoch */
         } * place;                /* owned */
         uint32_t places;

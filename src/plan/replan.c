@@ -72,6 +72,25 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     return 0;
 }
 
+void tly_replan_move(struct tly_replan *r, int from, int to)
+{
+    if (from >= r->room || to >= r->room)
+        return;
+    const struct place *p = &r->place[from];
+    struct place *q = &r->place[to];
+    double most = q->card.most;
+    q->card = p->card;
+    q->card.most = most;
+    if (most > 0)
+        q->card.value = fmin(q->card.value, most);
+    q->moved = p->moved;
+    q->moved_at = p->moved_at;
+    q->held_until = p->held_until;
+    q->busy_in_vain = p->busy_in_vain;
+    q->refuted = p->refuted;
+    q->refuted_until = p->refuted_until;
+}
+
 static void clear(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {

@@ -90,6 +90,9 @@ void tly_replan_destroy(struct tly_replan *r); /* NULL is accepted */
  * -ENOMEM. */
 int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
                      bool rests);
+/* The first service behind a card was `from` and is `to` now: what is known of the card is known of that one.  What is declared
+ * of `to` still bounds it. */
+void tly_replan_move(struct tly_replan *r, int from, int to);
 /* Another epoch has begun, for whatever reason: samples count anew.  alone: no service has come or gone with it. */
 void tly_replan_begin(struct tly_replan *r, bool alone);
 /* A sample.  goodput: bytes/s of operations' results, by which a try is judged.  True: the split is to change, to that by

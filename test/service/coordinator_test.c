@@ -27,9 +27,10 @@ enum {
     RANKS = 2,
     FIRST = RANKS,
     GUEST,
+    ANOTHER,
     WATCHER,
     MEMBERS
-}; /* two ranks, a tallyd from the start, one that comes later, one who only asks */
+}; /* two ranks, a tallyd from the start, two that come later, one who only asks */
 
 /* One member: what it has been told. */
 struct member {
@@ -416,28 +417,39 @@ static void test_a_guest_learns_who_has_left(void **state)
 
 enum seen { FINE, SLOW, HALF };
 
-/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: the tallyd carries a fifth of that; FINE, HALF: nobody holds anybody up, and
- * each card carries nearly all of that, or half. */
-static void report(struct member *m, uint32_t epoch, enum seen seen)
+/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; FINE, HALF: nobody holds anybody
+ * up, and each card carries nearly all of that, or half. */
+static struct tly_traffic sight(const struct member *m, enum seen seen,
+                                struct tly_traffic_line line[GUEST + 1])
 {
     enum { ACTIVE_US = 400000 };
-    struct tly_traffic_line line[FIRST + 1] = {0};
-    struct tly_traffic t = {.epoch = epoch,
-                            .epochs = 1,
-                            .period_us = ACTIVE_US,
-                            .active_us = ACTIVE_US,
-                            .moved = 4000000,
-                            .count = FIRST + 1,
-                            .line = line};
-    struct tly_writer w = {0};
-    for (uint32_t i = 0; i <= FIRST; i++) {
-        uint32_t busy = i == FIRST || seen != SLOW ? ACTIVE_US : ACTIVE_US / 5;
-        uint64_t bytes = i == m->number ? 0
-                         : seen == SLOW ? (i == FIRST ? 4000000 : 2000000)
-                         : seen == HALF ? (i == FIRST ? 10000000 : 5000000)
-                                        : 18000000;
+    uint32_t count = m->roster.service_count, tallyds = 0;
+    for (uint32_t i = FIRST; i < count; i++)
+        tallyds += m->roster.services[i].state != TLY_SERVICE_GONE;
+    for (uint32_t i = 0; i < count; i++) {
+        bool gone = m->roster.services[i].state == TLY_SERVICE_GONE;
+        uint32_t busy = i >= FIRST || seen != SLOW ? ACTIVE_US : ACTIVE_US / 5;
+        uint64_t bytes = i == m->number || gone ? 0
+                         : seen == SLOW         ? (i >= FIRST ? 4000000 / tallyds : 2000000)
+                         : seen == HALF         ? (i >= FIRST ? 10000000 / tallyds : 5000000)
+                                                : 18000000;
         line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, busy};
     }
+    return (struct tly_traffic){.epoch = m->roster.epoch,
+                                .epochs = 1,
+                                .period_us = ACTIVE_US,
+                                .active_us = ACTIVE_US,
+                                .moved = 4000000,
+                                .count = count,
+                                .line = line};
+}
+
+static void report(struct member *m, uint32_t epoch, enum seen seen)
+{
+    struct tly_traffic_line line[GUEST + 1];
+    struct tly_traffic t = sight(m, seen, line);
+    struct tly_writer w = {0};
+    t.epoch = epoch;
     tly_traffic_write(&w, &t);
     assert_false(w.failed);
     post(m, TLY_PACE, 0, &w);
@@ -546,6 +558,63 @@ static void test_a_guest_is_turned_away(void **state)
     report_until(&x.member[0].prepared, 1, SLOW);
     assert_int_equal(x.member[0].roster.service_count, FIRST + 1);
     assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
+}
+
+/* A change of epoch, the nth that is prepared. */
+static void let_it_change(int nth)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, nth);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    for (uint32_t i = 0; i < RANKS; i++)
+        turn_until(&x.member[i].committed, nth + 1);
+}
+
+/* A tallyd comes on the host of the first one; so many changes there were before. */
+static void let_come(uint32_t number, int changes)
+{
+    x.host[number] = x.host[FIRST];
+    struct member *guest = join(number);
+    turn_until(&guest->invited, 1);
+    post(guest, TLY_BEGUN, 0, NULL);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].invited, number - FIRST + 1);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    let_it_change(changes + 1);
+}
+
+/* Two tallyds behind one slow card, of which the first goes. */
+static void test_what_a_card_carries_outlives_its_first_service(void **state)
+{
+    const struct tly_roster *r = &x.member[0].roster;
+    let_come(GUEST, 0);
+    assert_int_equal(r->services[GUEST].card, FIRST);
+    report_until(&x.member[0].prepared, 2, SLOW);
+    let_it_change(2);
+    assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
+    leave(&x.member[FIRST]);
+    let_it_change(3);
+    assert_int_equal(r->services[GUEST].card, GUEST);
+    assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
+}
+
+/* The first goes, the card becomes slow, and another tallyd takes the first one's place. */
+static void test_what_a_card_carries_holds_for_another_first_service(void **state)
+{
+    const struct tly_roster *r = &x.member[0].roster;
+    let_come(GUEST, 0);
+    leave(&x.member[FIRST]);
+    let_it_change(2);
+    report_until(&x.member[0].prepared, 3, SLOW);
+    let_it_change(3);
+    assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
+    let_come(ANOTHER, 3);
+    assert_int_equal(r->services[GUEST].card, FIRST);
+    assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
+    assert_in_range(r->services[FIRST].bandwidth, 140000000, 180000000);
+    assert_true(r->services[FIRST].said == 800000000);
 }
 
 /* Somebody goes while that change is under way: it begins anew, and the one that is made has both. */
@@ -1092,6 +1161,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_rank_dies_when_the_split_has_changed, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_tallyd_comes_back, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_guest_is_turned_away, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_what_a_card_carries_outlives_its_first_service, start_apart,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_what_a_card_carries_holds_for_another_first_service, start_apart,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
                                         tear_down),
