@@ -444,15 +444,22 @@ static struct tly_traffic sight(const struct member *m, enum seen seen,
                                 .line = line};
 }
 
-static void report(struct member *m, uint32_t epoch, enum seen seen)
+/* epochs: how many it still needs */
+static void report_in(struct member *m, uint32_t epoch, uint32_t epochs, enum seen seen)
 {
     struct tly_traffic_line line[GUEST + 1];
     struct tly_traffic t = sight(m, seen, line);
     struct tly_writer w = {0};
     t.epoch = epoch;
+    t.epochs = epochs;
     tly_traffic_write(&w, &t);
     assert_false(w.failed);
     post(m, TLY_PACE, 0, &w);
+}
+
+static void report(struct member *m, uint32_t epoch, enum seen seen)
+{
+    report_in(m, epoch, 1, seen);
 }
 
 /* So many ranks report again and again, until *what. */
@@ -765,36 +772,53 @@ static void test_a_tallyd_comes_back_to_a_split_that_stays(void **state)
     assert_true(guest->roster.services[FIRST].bandwidth == 800000000);
 }
 
-/* What cannot be counts for nothing, and ends nothing: with only one rank's reports there is no sample. */
+/* What cannot be counts for nothing, and ends nothing.  Each kind comes again and again beside rank 0's good reports, with which
+ * it would make a sample: enough of those would change the split. */
 static void test_a_report_that_cannot_be(void **state)
 {
-    enum { NONSENSE = 9 };
-    for (int i = 0; i < NONSENSE; i++) {
-        struct tly_traffic_line line[FIRST + 1] = {0};
-        struct tly_traffic t = {.epoch = x.member[1].roster.epoch,
-                                .epochs = 1,
-                                .period_us = 1000,
-                                .active_us = 1000,
-                                .count = FIRST + 1,
-                                .line = line};
+    enum { NONSENSE = 7, TIMES = 20 };
+    struct member *a = &x.member[0], *b = &x.member[1];
+    for (int i = 0; i < NONSENSE * TIMES; i++) {
+        int kind = i / TIMES;
+        struct tly_traffic_line line[GUEST + 1] = {0};
+        struct tly_traffic t = sight(b, SLOW, line);
         struct tly_writer w = {0};
-        *(i == 0 ? &line[0].out.bytes : &line[1].in.bytes) = i < 2 ? UINT64_MAX / 16 : 0;
-        line[0].out.busy_us = i == 2 ? TLY_TRAFFIC_LONGEST_US + 1 : 0;
-        line[0].held_us = i == 3 ? UINT32_MAX : 0;
-        t.active_us = i == 4 ? 0 : i == 5 ? 1001 : 1000;
-        t.moved = i == 6 ? UINT64_MAX : 0;
-        t.count = i == 7 ? 1 : FIRST + 1; /* of another number of services */
+        line[0].out.bytes = kind == 0 ? UINT64_MAX / 16 : 0;
+        line[0].held_us = kind == 1 ? UINT32_MAX : 0;
+        t.active_us = kind == 2 ? 0 : t.active_us;
+        t.moved = kind == 3 ? UINT64_MAX : t.moved;
+        t.count += kind == 4; /* of another number of services */
+        t.count -= kind == 5;
         tly_traffic_write(&w, &t);
-        w.len -= i == 8;
-        post(&x.member[1], TLY_PACE, 0, &w);
+        w.len -= kind == 6;
+        post(b, TLY_PACE, 0, &w);
+        report(a, a->roster.epoch, SLOW);
+        for (int turn = 0; turn < 30; turn++)
+            tly_loop_turn(&x.loop, 2);
+        if (b->closed + a->failed + a->prepared)
+            fail_msg("by nonsense of kind %d", kind);
     }
+    report_until(&a->prepared, 1, SLOW); /* and it is heard again once it makes sense */
+}
+
+/* While a rank needs four older epochs the split stays, whatever is seen. */
+static void test_no_change_while_four_older_epochs_live(void **state)
+{
+    struct member *a = &x.member[0];
     for (int i = 0; i < 20; i++) {
-        report(&x.member[0], x.member[0].roster.epoch, SLOW);
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            report_in(&x.member[rank], a->roster.epoch, rank ? 1 : 5, SLOW);
         for (int turn = 0; turn < 30; turn++)
             tly_loop_turn(&x.loop, 2);
     }
-    assert_int_equal(x.member[1].closed + x.member[0].failed + x.member[0].prepared, 0);
-    report_until(&x.member[0].prepared, 1, SLOW); /* and it is heard again once it makes sense */
+    assert_int_equal(a->prepared, 0);
+    for (int i = 0; i < 20 && !a->prepared; i++) {
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            report_in(&x.member[rank], a->roster.epoch, rank ? 1 : 4, SLOW);
+        for (int turn = 0; turn < 30; turn++)
+            tly_loop_turn(&x.loop, 2);
+    }
+    assert_int_equal(a->prepared, 1);
 }
 
 /* A rank that has joined has nothing to report, and the split follows what the others see. */
@@ -1170,6 +1194,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
