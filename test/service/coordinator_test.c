@@ -3,6 +3,7 @@
  * The coordinator runs in its thread; the members say by hand what src/join/member.c says for a real one. */
 #include <setjmp.h>
 #include <sodium.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -487,22 +488,28 @@ static uint32_t weight_of(const struct member *teller, uint32_t member)
             teller->roster.services[FIRST].weight);
 }
 
-static int start_apart(void **state)
+static int start_apart_with(const char *setting)
 {
-    if (set_up(state) != 0)
+    if (set_up_with("TALLY_SERVERS=1", setting) != 0)
         return -1;
     x.bandwidth = 800000000;
     run(FIRST + 1);
     return 0;
 }
 
+static int start_apart(void **state)
+{
+    return start_apart_with(NULL);
+}
+
 static int start_fixed(void **state)
 {
-    if (set_up_with("TALLY_SERVERS=1", "TALLY_REPLAN=0") != 0)
-        return -1;
-    x.bandwidth = 800000000;
-    run(FIRST + 1);
-    return 0;
+    return start_apart_with("TALLY_REPLAN=0");
+}
+
+static int start_measured(void **state)
+{
+    return start_apart_with("TALLY_MEASURED=host=800M");
 }
 
 /* Nobody comes or goes, and yet there is another epoch: in it the tallyd has the share that suits its card. */
@@ -525,6 +532,46 @@ static void test_a_slow_card_changes_the_split(void **state)
     assert_true(a->roster.services[FIRST].said == 800000000 && !a->roster.services[FIRST].measured);
     assert_true(a->roster.services[0].bandwidth == 800000000);
     assert_int_equal(a->failed + b->failed, 0);
+}
+
+/* A change of epoch, the nth that is prepared. */
+static void let_it_change(int nth)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, nth);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    for (uint32_t i = 0; i < RANKS; i++)
+        turn_until(&x.member[i].committed, nth + 1);
+}
+
+/* As loud as the last line about a change of the split. */
+static void listen_to_log(void *user, enum tally_log_level level, const char *line)
+{
+    if (strstr(line, "its share is now"))
+        atomic_store((atomic_int *)user, (int)level);
+}
+
+static int loudness(void)
+{
+    atomic_int level = -1;
+    tally_log_redirect(listen_to_log, &level);
+    report_until(&x.member[0].prepared, 1, SLOW);
+    let_it_change(1);
+    for (int i = 0; i < 1000 && level < 0; i++)
+        tly_loop_turn(&x.loop, 2);
+    tally_log_redirect(NULL, NULL);
+    return level;
+}
+
+static void test_a_declared_card_is_corrected_with_a_warning(void **state)
+{
+    assert_int_equal(loudness(), TALLY_LOG_WARNING);
+}
+
+static void test_a_measured_card_is_corrected_without_one(void **state)
+{
+    assert_int_equal(loudness(), TALLY_LOG_INFO);
 }
 
 /* A slow tallyd dies, and another comes on its host: it begins with what was last seen of that card, not with what it says. */
@@ -565,17 +612,6 @@ static void test_a_guest_is_turned_away(void **state)
     report_until(&x.member[0].prepared, 1, SLOW);
     assert_int_equal(x.member[0].roster.service_count, FIRST + 1);
     assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
-}
-
-/* A change of epoch, the nth that is prepared. */
-static void let_it_change(int nth)
-{
-    for (uint32_t i = 0; i < RANKS; i++) {
-        turn_until(&x.member[i].prepared, nth);
-        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
-    }
-    for (uint32_t i = 0; i < RANKS; i++)
-        turn_until(&x.member[i].committed, nth + 1);
 }
 
 /* A tallyd comes on the host of the first one; so many changes there were before. */
@@ -1174,6 +1210,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_guest_that_only_some_ranks_have_reached, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_guest_learns_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_slow_card_changes_the_split, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_declared_card_is_corrected_with_a_warning, start_apart,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_a_measured_card_is_corrected_without_one, start_measured,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_leaves_while_the_split_changes, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_dies_when_the_split_is_prepared, start_apart,
                                         tear_down),
