@@ -121,6 +121,8 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
         struct place *p = &r->place[i];
         if (tly_candidates_is_card(r, s, i))
             tly_gauge_see(&p->card, &s[i].card);
+        if (p->card.count >= TLY_GAUGE_SHORT)
+            p->assumed = false;
         if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
             p->card.guess = false;
         if (s[i].active)

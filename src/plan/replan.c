@@ -83,6 +83,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->card.most = most;
     if (most > 0)
         q->card.value = fmin(q->card.value, most);
+    q->assumed = p->assumed;
     q->moved = p->moved;
     q->moved_at = p->moved_at;
     q->held_until = p->held_until;
@@ -122,8 +123,7 @@ bool tly_replan_tries(const struct tly_replan *r, int place)
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
     const struct place *p = place < r->room ? &r->place[place] : NULL;
-    bool woken = p && p->woke_at && !p->card.count;
-    return p && !p->card.guess && !tly_replan_tries(r, place) && !woken;
+    return p && !p->card.guess && !p->assumed && !tly_replan_tries(r, place);
 }
 
 double tly_replan_sum_rate(const struct tly_replan *r, int place)
@@ -255,8 +255,10 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
         if (!s[i].active || !p->rests || (p->rest_left && --p->rest_left) || !n)
             continue;
         double quarter = r->sorted[n / 2] / 4;
-        if (!card->used)
+        if (!card->used) {
             card->card.value = card->next = card->card.most > 0 ? fmin(quarter, card->card.most) : quarter;
+            card->assumed = true;
+        }
         p->sums.value = p->next_sums = 0;
         p->rests = false;
         p->woke_at = r->samples;

@@ -106,7 +106,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
 
 /* What the plan is to go by: bytes/s; 0: not known. */
 double tly_replan_bandwidth(const struct tly_replan *r, int place);
-/* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until something was seen. */
+/* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until enough was seen. */
 bool tly_replan_is_sure(const struct tly_replan *r, int place);
 /* Does the split go by another value of its card or its sums than was seen, to find out whether that is so? */
 bool tly_replan_tries(const struct tly_replan *r, int place);

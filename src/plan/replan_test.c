@@ -831,6 +831,30 @@ static void a_card_is_followed_though_its_first_service_has_no_share(void **stat
     }
 }
 
+/* Behind a card whose first service has no memory the second one wakes: a quarter of what others carry is not what it does. */
+static void a_card_is_not_sure_after_any_rest_behind_it(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.s[5].machine.card = 4;
+    c.s[4].active = false;
+    assert_int_equal(tly_replan_place(c.r, 5, 100, 0, 0, true), 0);
+    for (int i = 0; i < c.count; i++)
+        c.s[i].card = i < 4 ? (struct tly_sight){60, .6, .6} : (struct tly_sight){NAN, NAN, NAN};
+    assert_true(tly_replan_is_sure(c.r, 4));
+    for (int i = 0; i < 100 && tly_replan_rests(c.r, 5); i++)
+        tly_replan_step(c.r, c.count, c.s, 10);
+    assert_true(tly_replan_bandwidth(c.r, 4) == 25);
+    assert_false(tly_replan_is_sure(c.r, 4));
+    c.s[4].card = (struct tly_sight){24, .95, .95};
+    for (int i = 0; i < TLY_GAUGE_SHORT; i++)
+        tly_replan_step(c.r, c.count, c.s, 10);
+    assert_true(tly_replan_is_sure(c.r, 4));
+    tly_replan_begin(c.r, true);
+    assert_true(tly_replan_is_sure(c.r, 4));
+    finish(&c);
+}
+
 /* Samples that cannot be, of one card, of all, of sums, or of goodput: what is known stays finite, and what is true is followed
  * afterwards. */
 static void nonsense_is_survived(void **state)
@@ -1074,6 +1098,7 @@ int main(void)
         cmocka_unit_test(a_try_in_vain_wakes_whom_it_has_put_to_rest),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
         cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
+        cmocka_unit_test(a_card_is_not_sure_after_any_rest_behind_it),
         cmocka_unit_test(nonsense_is_survived),
         cmocka_unit_test(who_was_awake_for_long_rests_briefly),
         cmocka_unit_test(quiet_corrections_delay_no_change),

@@ -17,8 +17,10 @@ struct place {
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
-    bool used;                    /* of a card: some service behind it may have a share and does not rest */
-    bool slowed;                  /* of a card: some such service's sums have a limit */
+    bool used;   /* of a card: some service behind it may have a share and does not rest */
+    bool slowed; /* of a card: some such service's sums have a limit */
+    bool
+        assumed; /* of a card: its value was assumed when a service behind it woke, and too little was seen since */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
