@@ -30,9 +30,9 @@
     X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "time after which a silent rank counts as dead") \
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "time after which a waiting operation fails the job; 0: never") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "time until the first warning about a late rank; repeated at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the slowest network card sends in 0.5 ms, 32K to 512K") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the network cards send in 0.5 ms on average, weighted by their traffic, 32K to 512K") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "bytes of a part that must have come from all ranks before they are summed and sent on; default half a part, 64K to 128K") \
-    X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "limit of bytes that are sent and not yet accepted, in all; 0: 2 parts for each active service; of all-reduces 12 at least") \
+    X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "limit of bytes that are sent and not yet accepted, in all; 0: 2 parts for each active service, but at least 12 for all-reduces") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "parts that a rank may have unanswered at a service; 0: enough for twice the credit, or the service's share of 512 parts up to 32 MB, if memory lasts") \
     X(TALLY_MEMORY, SIZE, memory, 0, 0, 1ull << 50, 0, "most memory that a service takes; 0: half of what the machine or cgroup allows") \
     X(TALLY_CHECKSUM, INT, checksum, 0, 0, 1, 1, "1: every payload over TCP carries a checksum, so that altered bytes are found") \

@@ -597,9 +597,9 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
-            "rank %d of %d %s after %.1f s: %" PRIu64 " operations, %s%s", c->rank, c->size,
-            failed ? "has failed" : "is done", (double)(tly_now() - c->opened_at) / TLY_SEC, ops,
-            tly_bytes_text(bytes, moved), pace);
+            "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s",
+            failed ? "has failed" : "is done", (double)(tly_now() - c->opened_at) / TLY_SEC, c->size,
+            c->size == 1 ? "" : "s", ops, ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;

@@ -607,7 +607,7 @@ def test_log_lines_without_logging():
     """)], env={"TALLY_LATE_WARNING": "0.3"})
     assert status == 0, output
     assert "tally warning rank 0 comm: 'slow.weight' has waited 0 s for rank 1" in output, output
-    assert re.search(r"tally info rank 0 comm: rank 0 of 2 is done after [0-9.]+ s: 1 operations, 24 B", output), output
+    assert re.search(r"tally info rank 0 comm: the job is done after [0-9.]+ s on 2 ranks: 1 operation, 24 B", output), output
 
 
 def test_a_failed_job_ends_so():
@@ -622,7 +622,7 @@ def test_a_failed_job_ends_so():
             print("%s.%s" % (type(error).__module__, type(error).__qualname__))
         tally.shutdown()
     """)], env={"TALLY_TIMEOUT": "1"})
-    assert output.count("tally.Error\n") == 2 and "rank 0 of 2 has failed after" in output, output
+    assert output.count("tally.Error\n") == 2 and "rank 0 comm: the job has failed after" in output, output
     assert "is done" not in output, output
 
 
