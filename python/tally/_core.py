@@ -118,6 +118,21 @@ def explain(sentence):
 explainers = []  # sentence -> sentence
 
 
+def disagreement(what, meant):
+    """The exception for ranks that disagree about `what`, worded as the library does.  meant: rank -> its side in words."""
+    sides = {}
+    for rank, words in sorted(meant.items()):
+        runs = sides.setdefault(words, [])
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    said = ["%s on %s %s" % (words, "rank" if runs[0][0] == runs[-1][1] else "ranks",
+                             ", ".join("%d" % a if a == b else "%d-%d" % (a, b) for a, b in runs))
+            for words, runs in sides.items()]
+    return Error(explain("%s: the ranks disagree: %s" % (what, ", ".join(said))), errno.EINVAL)
+
+
 def _failed(status, what):
     """The exception for a call that returned `status`, with the calling thread's tally_error()."""
     return Error(_lib.error() or "%s: %s" % (what, os.strerror(-status)), -status)

@@ -102,8 +102,8 @@ class Events:
                 try:
                     entry[0](entry[1])
                 except Exception as error:
-                    log(logging.ERROR, "the call at the end of an operation has failed: %s: %s" % (type(error).__name__, error),
-                        error)
+                    log(logging.ERROR, "rank %d python: a callback at the end of an operation has failed: %s: %s"
+                        % (lib.tally_comm_rank(self._comm), type(error).__name__, error), error)
             elif event.kind == _lib.EVENT_LOG:
                 log(_LEVELS.get(event.status, logging.INFO), self._explain(event.text.decode(errors="replace")))
             with self._lock:

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/text.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -74,6 +75,7 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
         err = s->data == MAP_FAILED ? errno : -seal(s->fd, writable);
     }
     if (err) {
+        char text[TLY_BYTES_TEXT];
         const char *limit =
             err == EMFILE || err == ENFILE   ? "the limit of open files"
             : err == EFBIG                   ? "the limit of a file's size (ulimit -f)"
@@ -83,7 +85,7 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
             munmap(s->data, s->size);
         tly_fd_close(s->fd < 0 ? -1 : s->fd);
         free(s);
-        return tly_fail(err, "cannot share %llu bytes of memory: %s", (unsigned long long)size, limit);
+        return tly_fail(err, "cannot share %s of memory: %s", tly_bytes_text(size, text), limit);
     }
     madvise(s->data, s->size, MADV_DONTFORK);
     if (!s->huge)

@@ -654,7 +654,7 @@ int tly_cli_status(int argc, char **argv)
     tly_log_set_level("off"); /* what links have to say is said below, once */
     signal(SIGPIPE, SIG_IGN);
     if (!params.coord && !(master && *master))
-        status = tly_cli_misuse("status", "whose?  Name rank 0's HOST, or set TALLY_COORD");
+        status = tly_cli_misuse("status", "no job is named: give rank 0's HOST, or set TALLY_COORD");
     else if (tly_place_find(&place, &params, false) != 0)
         status = tly_cli_fail("status", "%s", tly_error());
     else

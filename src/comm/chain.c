@@ -223,7 +223,8 @@ const char *tly_chain_does(const struct part *p)
     const struct stage *s = tly_stage_at(p->stage);
     if (s)
         return s->does;
-    return p->op->chain ? "waits until all other parts can be sent" : "waits until earlier parts have landed";
+    return p->op->chain ? "waits until all other parts can be sent"
+                        : "waits until earlier parts have been summed";
 }
 
 bool tly_chain_holds(const struct part *p)

@@ -141,7 +141,8 @@ static void tick(struct tly_hook *h)
     if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
         snprintf(c->doom, sizeof c->doom,
-                 "the services have been changing for %.0f s (TALLY_TIMEOUT); the coordinator at %.200s %s",
+                 "the job has waited %.0f s (TALLY_TIMEOUT) for a change of its tallyd or split: the "
+                 "coordinator at %.200s %s",
                  c->params.timeout, c->member.coordinator,
                  c->member.away ? "is gone" : "has not heard from all ranks");
         tly_member_complain(&c->member, ETIME, c->doom);
@@ -162,7 +163,7 @@ static void tick(struct tly_hook *h)
         const char *late = oldest->late;
         char stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT); %s",
+        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s",
                  tly_op_title(oldest, title), waited, late[0] ? " for rank " : "", late, stage);
         tly_member_complain(&c->member, ETIME, c->doom);
         /* The coordinator says it to all; if it does not answer, we end alone. */
@@ -322,7 +323,7 @@ static void greet(tally_comm *c)
     tell_spare(c, spare, sizeof spare);
     if (c->local && c->machines == 1)
         snprintf(media, sizeof media, "%s",
-                 tly_local_direct(c->local) ? "shared memory" : "shared memory, staged");
+                 tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
     else
         list_media(c, media, sizeof media);
     snprintf(text, sizeof text,

@@ -111,7 +111,9 @@ void tly_op_set_done(struct tally_op *op)
 int tally_op_watch(tally_op *op)
 {
     if (op->generation != tly_fork_generation())
-        return tly_fail(ECHILD, "the operation belongs to a parent process");
+        return tly_fail(
+            ECHILD,
+            "the operation belongs to the parent process: wait for it there, not in the forked child");
     atomic_fetch_add(&op->references, 1); /* the completion queue's */
     if (atomic_exchange(&op->queued, true)) {
         tly_op_unref(op);

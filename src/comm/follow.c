@@ -168,7 +168,8 @@ void tly_follow_promised(void *comm, const struct tly_begun *b)
     }
     /* An older epoch that is forgotten here: the round has ended here, or its promise would hold the epoch. */
     if (b->epoch > c->epoch->number)
-        tly_comm_fail(c, EPROTO, "a round was begun in an epoch that this rank does not know");
+        tly_comm_fail(c, EPROTO,
+                      "another rank has begun an operation by a split that this rank does not know");
 }
 
 void tly_follow_committed(void *comm, const struct tly_roster *roster)

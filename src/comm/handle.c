@@ -67,7 +67,9 @@ int tally_op_poll(const tally_op *op)
 int tally_op_wait(tally_op *op, int timeout_ms)
 {
     if (op->generation != tly_fork_generation())
-        return tly_fail(ECHILD, "the operation belongs to a parent process");
+        return tly_fail(
+            ECHILD,
+            "the operation belongs to the parent process: wait for it there, not in the forked child");
     int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
     if (op->engine && !op->team &&
         !tly_event_is_set(&op->done)) /* of a team it is for the network that all wait */

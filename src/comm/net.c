@@ -14,4 +14,4 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
     tly_queue_withdraw(c, op);
 }
 
-const struct stage tly_stage_net = {.does = "is not queued yet", .ready = ready, .withdraw = withdraw};
+const struct stage tly_stage_net = {.does = "is about to be queued", .ready = ready, .withdraw = withdraw};

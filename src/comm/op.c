@@ -118,25 +118,25 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
 void tly_op_stage(const struct tally_op *op, char *out, size_t len)
 {
     static const char *const stages[] = {
-        [PART_QUEUED] = "has no credit or window to be sent yet",
+        [PART_QUEUED] = "waits until other ranks or services have taken more",
         [PART_ADMITTED] = "is not sent yet",
         [PART_SENT] = "has been sent and is not answered",
-        [PART_DOUBTED] = "was sent over a connection that is lost",
-        [PART_SAID] = "was told again after a connection was lost, and is not asked for",
-        [PART_LANDED] = "has landed, and not all ranks have it",
+        [PART_DOUBTED] = "was sent over a connection that broke",
+        [PART_SAID] = "was announced again after a connection broke, and nobody has asked for it",
+        [PART_LANDED] = "is here, and other ranks do not have it yet",
     };
     uint32_t i = 0;
     while (i < op->part_count && op->parts[i].state == PART_LANDED && !op->parts[i].keep &&
            !tly_chain_holds(&op->parts[i]))
         i++;
     if (i == op->part_count) {
-        snprintf(out, len, "what other ranks of this machine have sent of it is not answered");
+        snprintf(out, len, "other ranks of this machine have sent their parts of it, which are not answered");
         return;
     }
     const struct part *p = &op->parts[i];
     bool back = tly_chain_holds(p);
     snprintf(out, len, "part %u of %u, which %.200s sums, %s%s", i + 1, op->part_count,
-             op->comm->peers[p->owner].name, back ? "has landed and " : "",
+             op->comm->peers[p->owner].name, back ? "has been summed and " : "",
              back || p->state == PART_IDLE ? tly_chain_does(p) : stages[p->state]);
 }
 

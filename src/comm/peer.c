@@ -315,13 +315,13 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         tly_keep_stable(peer, tly_count_extend(peer->stable, f->stable));
     if (peer->unasked > MOST_UNASKED) {
         peer->losses = MOST_LOSSES; /* it would go on so */
-        *why = "results without end that nobody has asked for";
+        *why = "it sends results on and on that nobody has asked for";
         return -EPROTO;
     }
     bool asks = f->type == TLY_SPEC || f->type == TLY_AGAIN;
     if (peer->mortal && asks &&
         peer->outbox.bytes > TLY_MOST_LETTER_BYTES + largest_window(&c->member.roster)) {
-        *why = "much is asked and no answer is read";
+        *why = "it asks on and on and reads no answer";
         return -EPROTO;
     }
     struct part *p;

@@ -426,7 +426,9 @@ void tly_op_finish(struct tally_op *op, int err, const char *sentence)
 int tally_op_cancel(tally_op *op, const char *reason)
 {
     if (op->generation != tly_fork_generation())
-        return tly_fail(ECHILD, "the operation belongs to a parent process");
+        return tly_fail(
+            ECHILD,
+            "the operation belongs to the parent process: wait for it there, not in the forked child");
     if (tly_event_is_set(&op->done))
         return 0;
     tally_comm *c = op->comm;

@@ -104,7 +104,8 @@ int tly_team_agree(tally_comm *c)
     c->teams = !err && all;
     if (!err && !all)
         tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
-                "not all machines' ranks can share memory: each rank pushes for itself");
+                "the ranks of some machine cannot share memory: each rank sends its own tensors over the "
+                "network");
     return err;
 }
 

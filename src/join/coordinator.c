@@ -286,7 +286,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
         return -EPROTO;
     }
     if (tly_outbox_full(&m->outbox) && !alive) {
-        *why = "much is asked and no answer is read";
+        *why = "it asks on and on and reads no answer";
         return -EPROTO;
     }
     land->control = true;

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/list.h"
+#include "base/text.h"
 #include "topo/topo.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -212,7 +213,8 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
     }
     /* Its pages are touched one by one: one that cannot be had then is a SIGBUS. */
     if (!err && populate(s->fd, s->base, s->base, s->head) != 0) {
-        err = tly_fail(ENOMEM, "no memory for %llu KB that ranks share", (unsigned long long)s->head >> 10);
+        char text[TLY_BYTES_TEXT];
+        err = tly_fail(ENOMEM, "no memory for %s that ranks share", tly_bytes_text(s->head, text));
         tly_segment_unmap(s->base, s->bytes);
     }
     if (err)

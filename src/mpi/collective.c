@@ -167,7 +167,8 @@ static int scatter_sum(const void *input, void *output, const size_t counts[], s
     int error = TLY_MPI_SUCCESS;
     if (overlaps && out != in + before * element && !(place = aside = malloc(bytes)))
         return tly_mpi_refuse(comm, TALLY_REDUCE_SCATTER,
-                              tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "no memory for %zu bytes", bytes));
+                              tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "no memory for %zu KB",
+                                           bytes / 1000 + 1));
     tally_comm *c = tly_mpi_enter(function, &error);
     if (c) {
         tally_op *op;

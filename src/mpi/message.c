@@ -36,7 +36,7 @@ static int keep_letter(struct tly_mpi_comm *comm, const void *buffer, size_t byt
 {
     struct tly_mpi_letter *letter = malloc(sizeof *letter + bytes), **last = &comm->letters;
     if (!letter)
-        return tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "no memory for %zu bytes", bytes);
+        return tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "no memory for %zu KB", bytes / 1000 + 1);
     *letter = (struct tly_mpi_letter){.tag = tag, .bytes = bytes};
     if (bytes)
         memcpy(letter->data, buffer, bytes);

@@ -82,9 +82,9 @@ static const char *bad_beginning(const struct session *p, const struct round *r,
     if (p->pushed + tly_charge(f->length) > p->granted)
         return "a push past its window";
     if (job->burden[p->rank].owed > job->most_owed + 2 * job->window_rounds)
-        return "much is answered and nothing confirmed";
+        return "it confirms none of its answers";
     if (!r && tly_window_crowded(p))
-        return "more rounds opened than a rank may";
+        return "it has begun more operations than a rank may";
     return NULL;
 }
 
@@ -94,14 +94,14 @@ static const char *bad_fit(const struct session *p, const struct round *r, const
     const struct slot *slot = &r->slots[p->rank];
     bool mark = f->flags & TLY_MARK;
     if (f->spec == r->head.spec && !mark && !(r->head.flags & TLY_MARK) && !same_shape(f, &r->head))
-        return "equal specs, unequal sizes";
+        return "two sizes of one tensor";
     if (mark && slot->state != SLOT_ABSENT && !(slot->state == SLOT_REFUSED && r->answers[p->rank].held))
         return "an error mark after a push";
     /* A fragment lands in a slot only where it continues that: nothing else keeps it within the slot's memory. */
     if (slot->state == SLOT_COMING && (slot->data || slot->loan) &&
         (f->offset != slot->filled || f->spec != slot->spec || f->length != r->head.length ||
          (slot->loan && slot->loan != tly_link_loan(p->link))))
-        return "a fragment that does not continue its part";
+        return "data that does not continue where the tensor's last data ended";
     return NULL;
 }
 
@@ -153,7 +153,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         return -EPROTO;
     }
     if (tly_outbox_full(&p->outbox) && !alive) {
-        *why = "much is asked and no answer is read";
+        *why = "it asks on and on and reads no answer";
         return -EPROTO;
     }
     if (p->watcher) {

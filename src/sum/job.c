@@ -20,6 +20,7 @@
 #include "base/event.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "join/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
@@ -144,9 +145,10 @@ static void reserve(struct tly_job *job, uint32_t ranks)
 {
     struct tly_house *h = job->house;
     uint64_t least = (ranks + 1ull) * tly_pool_size((uint32_t)job->part_most), before = h->budget.pool.limit;
+    char had[TLY_BYTES_TEXT], now[TLY_BYTES_TEXT];
     if (tly_quota_reserve(&job->quota, least))
-        tly_warn("sum", "%llu bytes of memory (TALLY_MEMORY) are too few for %u ranks: using %llu",
-                 (unsigned long long)before, ranks, (unsigned long long)h->budget.pool.limit);
+        tly_warn("sum", "%s of memory (TALLY_MEMORY) are too few for %u ranks: using %s",
+                 tly_bytes_text(before, had), ranks, tly_bytes_text(h->budget.pool.limit, now));
     for (struct tly_list *n = h->jobs.next; n != &h->jobs; n = n->next)
         tly_memory_yield(tly_list_entry(n, struct tly_job, node));
 }

@@ -283,7 +283,7 @@ static struct round *find_or_open(struct session *p, const struct tly_frame *f, 
     if (r)
         return r;
     *err = -EPROTO;
-    *why = "more rounds opened than a rank may";
+    *why = "it has begun more operations than a rank may";
     if (tly_window_crowded(p))
         return NULL;
     r = tly_round_open(p->job, f, who);
@@ -320,12 +320,12 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     struct round *r = find_or_open(p, f, who, &err, why);
     if (!r)
         return err;
-    *why = "a HAVE that does not fit its part";
+    *why = "a count of received bytes that does not fit the tensor";
     if (!fits(r, f))
         return -EPROTO;
     tly_joined_comes(p, r);
     if (r->slots[p->rank].state != SLOT_ABSENT) {
-        *why = "a HAVE of what it has pushed over this connection";
+        *why = "a count of received bytes for data that it has sent over this connection";
         if (!r->answers[p->rank].held)
             return -EPROTO;
         speaks_again(p, r, f);

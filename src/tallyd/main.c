@@ -154,7 +154,7 @@ static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_servic
 static int explain_end(const struct tly_loop *loop, const struct tly_member *m)
 {
     double paused = (double)tly_loop_pause(loop) / TLY_SEC, unheard = (double)m->unheard / TLY_SEC;
-    const char *what = m->error == EAGAIN ? "evicted" : "evicted, or the job has ended meanwhile";
+    const char *what = m->error == EAGAIN ? "is out" : "is out, or the job has ended meanwhile";
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%.700s", m->sentence);
     bool out = m->error == EAGAIN || m->error == ECONNRESET || m->error == ETIMEDOUT || m->error == EPIPE;

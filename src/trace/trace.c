@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 
 _Static_assert(sizeof(struct tly_stamp) == 32, "two to a cache line");
 
@@ -66,6 +67,7 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
 {
     struct tly_trace *t = calloc(1, sizeof *t);
     uint64_t room = 1024;
+    char text[TLY_BYTES_TEXT];
     while (room * 2 * sizeof *t->ring <= bytes)
         room *= 2;
     if (t) {
@@ -73,8 +75,8 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
         t->ring = malloc(room * sizeof *t->ring);
     }
     if (!t || !t->ring) {
-        tly_warn("trace", "no trace of this process: no memory for %" PRIu64 " bytes (TALLY_TRACE_BYTES)",
-                 room * sizeof *t->ring);
+        tly_warn("trace", "no trace of this process: no memory for %s (TALLY_TRACE_BYTES)",
+                 tly_bytes_text(room * sizeof *t->ring, text));
         tly_trace_destroy(t);
         return NULL;
     }

@@ -141,7 +141,7 @@ def test_a_service_that_is_cut_off_is_evicted(tmp_path, others):
         if len(others) > 1:
             job.await_true(lambda: job.services[0].output().count("serving") == 2, "its return")
             said = job.services[0].output()
-            assert re.search(r"cut off from the coordinator for \d.* and evicted.*: joining again", said), said
+            assert re.search(r"cut off from the coordinator for \d.* and is out.*: joining again", said), said
             assert " has died" not in said.split("(", 1)[0], said
         job.finish()
 

@@ -417,7 +417,7 @@ def test_a_service_that_is_stopped_is_evicted_and_returns(tmp_path):
         job.resume(job.services[0])
         job.await_true(lambda: job.services[0].output().count("serving") == 2, "its return")
         said = job.services[0].output()
-        assert re.search(r"stopped for \d+\.\d s .* and evicted: joining again", said) and "died" not in said, said
+        assert re.search(r"stopped for \d+\.\d s .* and is out: joining again", said) and "died" not in said, said
         job.await_steps(2)
         check_split(job)
         job.await_steps(5)

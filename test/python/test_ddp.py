@@ -706,10 +706,10 @@ def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
     store = dist.HashStore()
     store.set_timeout(datetime.timedelta(seconds=1))
     with pytest.raises(tally.Error, match="Timed out: rank 3 has not joined the job within 1 s"):
-        join._place(store, "key", 3)
-    assert "waiting for rank 3" in caplog.text
+        join._place(store, "key", 3, 0)
+    assert "rank 0 join: waiting for rank 3" in caplog.text
     store.set("key", "here")
-    assert join._place(store, "key", 3) == "here"
+    assert join._place(store, "key", 3, 0) == "here"
 
 
 def test_a_first_rank_that_has_another_job(monkeypatch):
@@ -719,7 +719,7 @@ def test_a_first_rank_that_has_another_job(monkeypatch):
     join = importlib.import_module("tally.torch.join")
     store, ranks = dist.HashStore(), (0, 1, 2)
     store.set_timeout(datetime.timedelta(seconds=2))
-    for rank, here, word in ((0, True, "is rank 0 of 2 for Tally"), (1, False, "rank 0 does not come: .* is rank 0 of 2")):
+    for rank, here, word in ((0, True, "is rank 0 of 2 for Tally"), (1, False, "rank 0 cannot open the job: .* is rank 0 of 2")):
         for name, value in (("is_initialized", here), ("rank", 0), ("size", 2)):
             monkeypatch.setattr(join._core, name, lambda value=value: value)
         with pytest.raises(ValueError, match=word):

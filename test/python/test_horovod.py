@@ -755,8 +755,8 @@ def in_another_order():
     numbers = [layer._number for layer in layers]
     for other, channels in ((1, 3), (2, 2)):
         layer, own = (layers[other], channels) if t.rank() == 1 else (layers[0], 3)
-        fails(tally.Error, lambda: layer(x[:, :own]), "rank 0 in number %d, of 3 channels" % numbers[0],
-              "rank 1 in number %d, of %d channels" % (numbers[other], channels))
+        fails(tally.Error, lambda: layer(x[:, :own]), "SyncBatchNorm: the ranks disagree: layer %d of 3 channels on ranks 0, 2-3" % numbers[0],
+              "layer %d of %d channels on rank 1" % (numbers[other], channels))
     layers[0](x)
 
 

@@ -338,7 +338,7 @@ def named():
                        (lambda: t.synchronize(t.allreduce_async_(torch.ones(n), name="w")),
                         r"'w': the ranks disagree: allreduce "),
                        (lambda: t.reducescatter(torch.ones(4 * n), name="w"), r"'w': the ranks disagree: reducescatter "),
-                       (lambda: t.alltoall(torch.ones(4 * n, n)), r"ranks disagree on alltoall no\. \d+: the rows of .*0 and 2"),
+                       (lambda: t.alltoall(torch.ones(4 * n, n)), r"alltoall no\. \d+: the ranks disagree: rows of .* on ranks 0-1, 3, rows of .* on rank 2"),
                        (lambda: tally.push_pull(np.ones(n)), r"push_pull no\. \d+: the ranks disagree: "),
                        (lambda: tally.push_pull(np.ones(n), name="w"), r"'w': the ranks disagree: push_pull "),
                        (lambda: t.broadcast(torch.ones(n), 0), r"broadcast no\. \d+: the ranks disagree: ")):

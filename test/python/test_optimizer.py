@@ -334,9 +334,10 @@ def names_differ():
     model = make_model().state_dict()
     if t.rank() == 2:
         model["more"] = model.pop("0.bias")
-    sentence = fails(t.Error, lambda: t.broadcast_parameters(model, 0), "'0.bias' on ranks 0, 1, 3", "on rank 2")
+    sentence = fails(t.Error, lambda: t.broadcast_parameters(model, 0), "'0.bias' on ranks 0-1, 3", "on rank 2")
     odd = t.rank() == 1
-    fails(t.Error, lambda: t.broadcast_parameters([torch.ones(2)] * (2 if odd else 1), 0), "nothing on ranks 0, 2, 3")
+    fails(t.Error, lambda: t.broadcast_parameters([torch.ones(2)] * (2 if odd else 1), 0),
+          "the parameters to broadcast: the ranks disagree: nothing on ranks 0, 2-3")
     fails(TypeError if odd else t.Error, lambda: t.broadcast_parameters({"a": 1 if odd else torch.ones(1)}, 0),
           "parameter a is no tensor")
     t.broadcast_parameters(make_model(t.rank()).state_dict(), 0)
@@ -424,7 +425,7 @@ def frozen_sparse():
         else:
             model(torch.tensor([t.rank()])).sum().backward()
         if step:
-            fails(tally.Error, optimizer.step, "weight is frozen on rank 1")
+            fails(tally.Error, optimizer.step, "'weight': the ranks disagree: frozen (requires_grad is False) on rank 1")
         else:
             optimizer.step()
         optimizer.zero_grad()
@@ -489,7 +490,7 @@ def one_freezes():
 
     step()
     model[0].weight.requires_grad_(t.rank() != 1)
-    fails(t.Error, step, "0.weight is frozen on rank 1")
+    fails(t.Error, step, "'0.weight': the ranks disagree: frozen (requires_grad is False) on rank 1")
     model[0].requires_grad_(False)
     step()
     model[0].requires_grad_(True)

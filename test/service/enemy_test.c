@@ -162,7 +162,7 @@ static void test_a_torn_part(void **state)
     raw_post(1, f, data, 4096);
     f.offset = 6144; /* not where the first fragment ended */
     raw_post(1, f, data, 2048);
-    thrown_out("a fragment that does not continue its part");
+    thrown_out("data that does not continue where");
 }
 
 /* To have of a part's result what it never had room for, or to the middle of a block. */
@@ -180,7 +180,7 @@ static void test_a_have_that_does_not_fit(void **state)
         f.length = odd ? (uint32_t)sizeof data : RAW_PART;
         f.offset = odd ? 33 : RAW_PART;
         raw_post(1, f, NULL, 0);
-        thrown_out("a HAVE that does not fit its part");
+        thrown_out("a count of received bytes that does not fit the tensor");
     }
 }
 
@@ -254,11 +254,11 @@ static struct tly_frame meeting(uint32_t i)
 
 static void test_rounds_without_end(void **state)
 {
-    flood(have_of_nothing, false, "more rounds opened than a rank may");
+    flood(have_of_nothing, false, "it has begun more operations than a rank may");
     raw_post(1, have_of_nothing(1), NULL,
              0); /* over another connection they are his still; but of what is there he may speak */
     raw_post(1, have_of_nothing(2000000), NULL, 0);
-    thrown_out("more rounds opened than a rank may");
+    thrown_out("it has begun more operations than a rank may");
 }
 
 static void test_rounds_of_his_own(void **state)
@@ -268,7 +268,7 @@ static void test_rounds_of_his_own(void **state)
     tly_put32(list, 1);
     tly_put32(list + 4, 1);
     raw_post(1, (struct tly_frame){.type = TLY_GROUP, .group = 1}, list, sizeof list);
-    flood(have_of_his_own, false, "more rounds opened than a rank may");
+    flood(have_of_his_own, false, "it has begun more operations than a rank may");
     raw_settle(0);
     const struct tly_service_facts *facts = &raw.rank[0].facts;
     assert_true(facts->bytes_peak <= facts->memory_limit + RAW_PART);
@@ -277,12 +277,12 @@ static void test_rounds_of_his_own(void **state)
 
 static void test_marks_without_end(void **state)
 {
-    flood(mark_of_his_own, false, "more rounds opened than a rank may");
+    flood(mark_of_his_own, false, "it has begun more operations than a rank may");
 }
 
 static void test_messages_without_end(void **state)
 {
-    flood(message_to_nobody, false, "more rounds opened than a rank may");
+    flood(message_to_nobody, false, "it has begun more operations than a rank may");
 }
 
 static void settle_or_end(void)
@@ -340,7 +340,7 @@ static void test_nothing_confirmed(void **state)
         pushed = 0;
         i = meet(i, i + 1000000, &pushed);
     }
-    thrown_out("much is answered and nothing confirmed");
+    thrown_out("it confirms none of its answers");
 }
 
 /* The i-th of many orders of the ranks, his own among them. */
@@ -425,7 +425,7 @@ static void test_says_what_it_has_unasked(void **state)
     f.type = TLY_HAVE;
     f.offset = RAW_PART - 64;
     raw_post(1, f, NULL, 0);
-    thrown_out("a HAVE of what it has pushed over this connection");
+    thrown_out("a count of received bytes for data that it has sent over this connection");
 }
 
 /* Questions about nothing have no answer and cost nothing. */
@@ -474,7 +474,7 @@ static void ask_without_reading(int rank)
 static void test_asking_without_reading(void **state)
 {
     ask_without_reading(1);
-    thrown_out("much is asked and no answer is read");
+    thrown_out("it asks on and on and reads no answer");
 }
 
 /* --- crowds of strangers ------------------------------------------------------------------------- */

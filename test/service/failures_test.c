@@ -280,7 +280,7 @@ static int never_comes(int rank, void *arg)
         atomic_fetch_add(&b->stage, 1);
     }
     CHECK_HOLDS(tally_error(), "'w' has waited");
-    CHECK_HOLDS(tally_error(), "for rank 1 (TALLY_TIMEOUT); part 1 of 1, which the service of rank ");
+    CHECK_HOLDS(tally_error(), "for rank 1 (TALLY_TIMEOUT): part 1 of 1, which the service of rank ");
     CHECK_HOLDS(tally_error(), " sums, has been sent and is not answered");
     CHECK(tally_comm_close(c) == 0);
     return 0;

@@ -285,18 +285,18 @@ static struct tly_frame push(uint64_t i)
 
 static void test_results_of_nothing(void **state)
 {
-    meet((struct rogue){.says = result_of_nothing}, "results without end that nobody has asked for");
+    meet((struct rogue){.says = result_of_nothing}, "it sends results on and on that nobody has asked for");
 }
 
 static void test_verdicts_on_nothing(void **state)
 {
     meet((struct rogue){.says = verdict_on_nothing, .payload = 512},
-         "results without end that nobody has asked for");
+         "it sends results on and on that nobody has asked for");
 }
 
 static void test_asking_without_reading(void **state)
 {
-    meet((struct rogue){.says = question, .deaf = true}, "much is asked and no answer is read");
+    meet((struct rogue){.says = question, .deaf = true}, "it asks on and on and reads no answer");
 }
 
 static void test_no_frame_for_a_rank(void **state)

@@ -3,7 +3,6 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
-import errno
 import math
 import threading
 import zlib
@@ -11,7 +10,7 @@ import zlib
 import torch
 
 from .. import _core
-from .._core import Call, Error
+from .._core import Call
 from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
 from . import calls, device, uneven
 from .calls import DTYPES
@@ -31,7 +30,7 @@ class _Exchange:
         self._device = device.of(self._rows)
         self._ready = self._device and self._device.mark()
         self._call, self._given, self._dtype = call.but(name=call.name + ".rows"), given, dtype
-        self._rank, self._size = process_set.rank(), process_set.size()
+        self._rank, self._size, self._ranks = process_set.rank(), process_set.size(), process_set.ranks
         self._exchange = self._failure = None
         self.submitted = threading.Event()
         # Rows of other shapes might have as many elements.
@@ -43,10 +42,12 @@ class _Exchange:
     def _splits_known(self, operation):
         try:
             table = calls.Gather(operation, torch.int64, (1 + self._size,)).wait().tolist()
-            for rank, (shape, *_) in enumerate(table):
-                if shape != table[0][0]:
-                    raise Error(_core.explain("ranks disagree on %r: the rows of the process set's ranks 0 and %d are of "
-                                              "other shapes" % (self._call.name.removesuffix(".rows"), rank)), errno.EINVAL)
+            kinds = [shape for shape, *_ in table]
+            if len(set(kinds)) > 1:
+                own = "rows of shape %s" % list(self._rows.shape[1:])
+                raise _core.disagreement("%r" % self._call.name.removesuffix(".rows"), {
+                    rank: own if kind == kinds[self._rank] else "rows of another shape"
+                    for rank, kind in zip(self._ranks, kinds)})
             rows, self._received = self._rows, [given[1 + self._rank] for given in table]
             each = rows[0].numel() if len(rows) else math.prod(rows.shape[1:])
             give, take = ([count * each for count in counts] for counts in (self._given, self._received))

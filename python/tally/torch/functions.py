@@ -4,7 +4,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
-import errno
 import hashlib
 import itertools
 import pickle
@@ -37,11 +36,7 @@ def compare(what, own, process_set=global_process_set, name=None):
         return
     for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):
         if len(set(entries)) > 1:
-            ranks = {entry: [rank for rank, one in zip(process_set.ranks, entries) if one == entry]
-                     for entry in entries}
-            raise _core.Error("ranks disagree on %s: %s" % (what, ", ".join(
-                "%s on rank%s %s" % (entry, "s" if len(those) > 1 else "", ", ".join(map(str, those)))
-                for entry, those in ranks.items())), errno.EINVAL)
+            raise _core.disagreement(what, dict(zip(process_set.ranks, entries)))
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set):

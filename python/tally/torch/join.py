@@ -75,7 +75,7 @@ def _choose_place(store, of_all):
     return "%s:%d" % (host, _take_port(host, _USUAL_PORT if of_all else 0))
 
 
-def _place(store, key, first):
+def _place(store, key, first, rank):
     """The word of rank `first`, by torch's numbers, which is the new job's rank 0. It may never come; meanwhile all
     ranks log that they wait for it."""
     limit = store.timeout.total_seconds()
@@ -92,7 +92,7 @@ def _place(store, key, first):
         if until == end:
             raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "
                               "tally.torch, or its process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
-        _events.log(logging.WARNING, "join: waiting for rank %d, which says where to meet" % first)
+        _events.log(logging.WARNING, "rank %d join: waiting for rank %d, which says where to meet" % (rank, first))
 
 
 def _is_set(name):
@@ -130,9 +130,9 @@ def join(store, members, rank, patience=None):
         if rank == 0:
             with _variables({"RANK": "0", "WORLD_SIZE": str(size)}):
                 store.set(key, _choose_place(store, of_all))
-        place = _place(store, key, members[0])
+        place = _place(store, key, members[0], members[rank])
         if place.startswith("!"):
-            raise ValueError("rank 0 does not come: " + place[1:])
+            raise ValueError("rank 0 cannot open the job: " + place[1:])
         host, _, port = place.rpartition(":")
         settings = {} if of_all else {"TALLY_SERVERS": "0"}  # tallyd look for the job of all ranks
         if host:

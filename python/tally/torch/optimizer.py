@@ -437,8 +437,7 @@ class _Distributed:
         failure = None
         for p in self._update:
             if self._handles.get(p) is None and not p.requires_grad:
-                error = _core.Error("%s is frozen on rank %d (requires_grad is False), and other ranks have frozen "
-                                    "others, or none" % (self._names[p], _core.rank()), errno.EINVAL)
+                error = _core.disagreement("%r" % self._names[p], {_core.rank(): "frozen (requires_grad is False)"})
                 self._refuse(p, error)
                 failure = failure or error
         return failure

@@ -6,13 +6,12 @@ out over the union of rows, in order, and submits their reduction -> wait() make
 SPDX-License-Identifier: Apache-2.0
 """
 
-import errno
 import threading
 
 import torch
 
 from .. import _core
-from .._core import Call, Error
+from .._core import Call
 from .._lib import ALLGATHER
 from . import calls, uneven
 from .ops import Average, Sum
@@ -85,13 +84,12 @@ class SparseReduction:
         """The rows that any rank has, in order.  All ranks see the same pieces, and fail alike."""
         length = len(self._header)
         given = [(rank, piece) for rank, piece in enumerate(pieces) if len(piece)]  # one that has joined gives nothing
-        first, like = given[0]
+        like = given[0][1]
         for rank, piece in given:
             if not torch.equal(piece[:length], like[:length]):
-                shapes = [tuple(one[2:2 + int(one[0])].tolist()) for one in (like, piece)]
-                raise Error(_core.explain("ranks disagree on the sparse tensor of %r: rank %d has one of shape %s, rank %d "
-                                          "one of shape %s" % (self._call.name.removesuffix(".values"), first, shapes[0], rank,
-                                                               shapes[1])), errno.EINVAL)
+                raise _core.disagreement("%r" % self._call.name.removesuffix(".values"), {
+                    one: "sparse of shape %s, %d of its dimensions sparse" % (header[2:2 + header[0]], header[1])
+                    for one, header in ((one, piece[:length].tolist()) for one, piece in given)})
         return torch.unique(torch.cat([piece[length:] for _, piece in given]))
 
     def cancel(self, reason):

@@ -4,7 +4,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
-import errno
 import itertools
 
 import torch
@@ -97,9 +96,9 @@ class _Normalize(torch.autograd.Function):
         row = torch.cat([wide.new_full((1,), number), wide.new_full((1,), length), mean, variance]).to(torch.float64)
         numbers, lengths, layers = gather(row)
         if len(set(zip(layers, lengths))) > 1:
-            raise _core.Error("ranks are in different SyncBatchNorm layers: %s"
-                              % ", ".join("rank %d in number %d, of %d channels" % (rank, layer, (length - 2) // 2)
-                                          for rank, (layer, length) in enumerate(zip(layers, lengths))), errno.EINVAL)
+            raise _core.disagreement("SyncBatchNorm", {
+                rank: "layer %d of %d channels" % (layer, (length - 2) // 2)
+                for rank, (layer, length) in enumerate(zip(layers, lengths))})
         # Of the ranks' means and variances in one go, in float64: the mean of all, and the mean square around it.
         counts, means, variances = numbers.view(len(lengths), -1)[:, 1:].split([1, channels, channels], 1)
         count = counts.sum()
