@@ -61,8 +61,8 @@ enum tally_reduction {
 };
 
 /* An operation's options.  Zero the struct, set `size`, then set what you need.  A NULL pointer stands for all
- * defaults.  Later versions append fields.  A program compiled for an older library runs with a newer one; one compiled for a
- * newer library runs with an older one until it sets what that does not know. */
+ * defaults.  Later versions append fields.  A program built for an older library runs with a newer one.  A program built
+ * for a newer library runs with an older one if it sets no field unknown to that one. */
 struct tally_options {
     size_t size;          /* sizeof(struct tally_options) */
     int32_t priority;     /* higher goes first; default 0 */
@@ -115,8 +115,8 @@ TALLY_API const char *tally_error(void);
 typedef void tally_log_sink(void *user, enum tally_log_level level, const char *line);
 TALLY_API void tally_log_redirect(tally_log_sink *sink, void *user);
 
-/* Have this process's messages call the operations of a name space, 0..255, by other words than the functions of this
- * header: an interface over them has names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in
+/* Set the names that error messages use for operations in one name space, 0..255.  An interface over this header has
+ * names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in
  * "names[TALLY_PUSH_PULL] no. 7"; names[0] is not used.  The array and its strings must stay.  NULL restores the default,
  * "tally_push_pull" and so on.  In ordered name spaces calls without a name have torch's names. */
 TALLY_API void tally_name_calls(uint32_t space, const char *const *names);
@@ -228,8 +228,8 @@ TALLY_API int tally_free(void *memory);
 /* --- operations --------------------------------------------------------------------------------- */
 
 /* Agree with all ranks on a list of tensors in their order of submission.  Tally then splits the whole list over the
- * services exactly by plan, instead of each tensor alone.  If the last one has a higher priority than the first, the
- * tensors overtake each other in sixteen blocks of as many bytes, and not one by one.  names[i] and bytes[i], i < count,
+ * services exactly by plan, instead of each tensor alone.  If the last one has a higher priority than the first,
+ * tensors overtake each other in sixteen blocks of equal size.  names[i] and bytes[i], i < count,
  * describe tensor i; `space` is as in tally_options.  A name keeps its place until the communicator closes or a later
  * plan names it again.  Collective and blocking: every rank calls it with the same list.  If lists differ, it fails on
  * all ranks, with an error that names the ranks.  -EBUSY: a named tensor is in flight. */

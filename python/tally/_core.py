@@ -416,7 +416,7 @@ def alloc(length):
 
 
 class Call:
-    """What the ranks are to do with some memory.  It does not change, so it may be submitted again.
+    """A call that the ranks make on some memory.  It does not change, so it may be submitted again.
 
     name: the ranks' calls meet by it; None: by their number among the calls of their kind.
     reduction: a Reduction or its number.  prescale, postscale: factors of inputs and of the result; not 0.

@@ -35,7 +35,7 @@ class _Frozen:
 
 
 class CrossBarrier(Deferring, _Distributed):
-    """What DistributedOptimizer(cross_barrier=True) puts before the optimizer's own class."""
+    """Mixin that DistributedOptimizer(cross_barrier=True) puts before the optimizer's own class."""
 
     _observed = {}  # id(parameter) -> (Order, the parameter's number in it), on the rank whose order counts
 

@@ -83,7 +83,7 @@ def _is_settled(parallel):
 
 
 class CrossBarrier(Deferring):
-    """What cross_barrier() puts before the class of the user's optimizer."""
+    """Mixin that cross_barrier() puts before the class of the user's optimizer."""
 
     def _cross(self, kind, name_of, clip_value):
         self._kind = kind

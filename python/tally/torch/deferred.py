@@ -147,7 +147,7 @@ class Barrier:
 
     def defer(self, optimizer, reductions, first=None):
         """Have the updates of these reductions, in the order in which they are needed, made later, with the options as
-        they are now.  first: what must be heard before: done(), and wait() that raises what it has heard."""
+        they are now.  first: a handle to wait for before any update; its wait() raises the failure."""
         with self.lock:
             groups = optimizer.__dict__["param_groups"]
             self._groups = [{key: value.clone() if isinstance(value, torch.Tensor) else value
@@ -341,8 +341,8 @@ def _modes_of_step(stream):
 
 
 class Deferring:
-    """What stands before the class of an optimizer that has a Barrier, `_barrier`: all but step() makes the updates that
-    are due first, or leaves them what they need."""
+    """Mixin before the class of an optimizer that has a Barrier, `_barrier`.  Each method but step() first makes the updates that
+    are due, or leaves them what they need."""
 
     @property
     def state(self):

@@ -273,7 +273,7 @@ def _gate(module):
 
 
 def _cover(module):
-    """What lies inside of `module` needs no gates of its own while compiled."""
+    """Modules inside `module` need no gates of their own while compiled."""
     for one in module.modules():
         if one in _bare:
             _hook(one)

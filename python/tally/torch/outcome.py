@@ -1,4 +1,4 @@
-"""What a future's callback returns or raises, without our frames in the message that C++ makes of an exception.
+"""The outcome of a future's callback, returned or raised, without our frames in the message that C++ makes of an exception.
 
 C++ turns an exception that leaves a callback into text, with a list of the frames that it has passed ("At: ...").  Where no
 frame has, there is no list.  So the callback of a Begun future is of C: it calls the future's attribute `outcome`, which is
