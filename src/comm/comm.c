@@ -637,7 +637,7 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
             tly_map_get(&c->names,
                         tly_tensor_key(c->joining.joins, c->all.id, TALLY_PUSH_PULL, space, names[i]));
         if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
-            snprintf(busy, sizeof busy, "'%.80s' is in flight", names[i]);
+            snprintf(busy, sizeof busy, "'%.80s' is in flight: wait for it first", names[i]);
     }
     pthread_mutex_unlock(&c->names_lock);
     if (busy[0]) {

@@ -89,7 +89,7 @@ int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, cons
     if (op->kind != TALLY_ALLGATHER)
         return tly_fail(EINVAL, "the operation is no allgather");
     if (!tly_event_is_set(&op->done) || op->status)
-        return tly_fail(EAGAIN, "the allgather has no result");
+        return tly_fail(EAGAIN, "the allgather has no result: wait for it first");
     *data = op->even ? op->output : op->gather.data;
     *bytes = op->gather.bytes;
     *first_dims = op->gather.first_dims;
@@ -101,7 +101,7 @@ int tally_op_source(const tally_op *op)
     if (op->kind != TLY_PROBE && op->kind != TLY_JOIN)
         return tly_fail(EINVAL, "the operation is neither a probe nor a join");
     if (!tly_event_is_set(&op->done) || op->status)
-        return tly_fail(EAGAIN, "the operation has found nothing");
+        return tly_fail(EAGAIN, "the operation has found nothing: wait for it first");
     return op->source;
 }
 

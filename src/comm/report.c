@@ -93,7 +93,7 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
     tly_loop_lock(&c->loop);
     if (c->report_done) {
         tly_loop_unlock(&c->loop);
-        return tly_fail(EBUSY, "another thread is asking for a report");
+        return tly_fail(EBUSY, "another thread is asking for a report: ask again when it has one");
     }
     ask(c, &done);
     tly_loop_unlock(&c->loop);

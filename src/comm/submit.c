@@ -71,7 +71,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
     if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
     if (r->group->comm != c)
-        return tly_fail(EINVAL, "the group is another communicator's");
+        return tly_fail(EINVAL, "the group is another communicator's: make one of this communicator's ranks");
     if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
         return tly_fail(EINVAL, "%llu elements of each of %d ranks are too many",
                         (unsigned long long)r->count, r->group->size);
@@ -85,7 +85,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
     if (!o)
         return 0;
     if (o->queued && !out)
-        return tly_fail(EINVAL, "a queued operation needs a handle");
+        return tly_fail(EINVAL, "a queued operation needs a handle: pass a place for it");
     if (o->ndim > 64 || (o->ndim && !o->shape))
         return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
     if (o->space > 255)
