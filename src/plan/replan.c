@@ -84,6 +84,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     if (most > 0)
         q->card.value = fmin(q->card.value, most);
     q->assumed = p->assumed;
+    q->once = p->once;
     q->moved = p->moved;
     q->moved_at = p->moved_at;
     q->held_until = p->held_until;
