@@ -1,7 +1,7 @@
 /* fuzz.h - what the fuzzers share.
  *
  * Each fuzz/NAME.c is a target for libFuzzer (`make fuzz`), and with replay.c a test that runs its seeds and
- * former finds, fuzz/corpus/NAME/, in every build (`make test SUITES=fuzz`). */
+ * former finds, fuzz/corpus/NAME/, in every build (`make test SUITES=fuzz`), and with ASan changed ones. */
 #ifndef TLY_FUZZ_H
 #define TLY_FUZZ_H
 

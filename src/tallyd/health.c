@@ -196,7 +196,7 @@ size_t tly_health_answer(const char *request, size_t len, const struct tly_healt
     }
     add(&all, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n", status,
         type, body.len, status[0] == '4' && status[2] == '5' ? "Allow: GET, HEAD\r\n" : "");
-    bool head = ended(request, len) && strncmp(request, "HEAD ", 5) == 0;
+    bool head = ended(request, len) && len >= 5 && memcmp(request, "HEAD ", 5) == 0;
     if (!head)
         add(&all, "%s", body.at);
     return all.len;
