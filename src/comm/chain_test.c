@@ -117,13 +117,15 @@ static void test_words_for_what_a_stage_has(void **state)
         f.parts[i].state = PART_LANDED;
     f.parts[1].homeward = true;
     f.parts[1].stage = STAGE_DEVICE;
-    assert_string_equal(words(), "part 2 of 3, which a service sums, has landed and is held by a test");
+    assert_string_equal(words(), "part 2 of 3, which a service sums, has been summed and is held by a test");
     f.parts[1].stage = STAGE_TEAM;
-    assert_string_equal(words(), "what other ranks of this machine have sent of it is not answered");
+    assert_string_equal(words(),
+                        "other ranks of this machine have sent their parts of it, which are not answered");
     f.op.chain = 0;
     f.parts[1].state = PART_IDLE;
     f.parts[1].stage = STAGE_TENSOR;
-    assert_string_equal(words(), "part 2 of 3, which a service sums, waits until earlier parts have landed");
+    assert_string_equal(words(),
+                        "part 2 of 3, which a service sums, waits until earlier parts have been summed");
 }
 
 int main(void)
