@@ -99,6 +99,12 @@ static int describe(const struct tly_coordinator *c, struct tly_replan_service *
     return err;
 }
 
+static uint64_t bits(double bytes)
+{
+    double x = 8 * bytes;
+    return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
+}
+
 /* --- words ------------------------------------------------------------------------------------------ */
 
 void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len)
@@ -134,19 +140,43 @@ static double cost(const struct tly_roster *r)
     return takes;
 }
 
-void tly_adapt_time(char out[16])
+void tly_adapt_time(time_t when, char out[16])
 {
-    time_t now = time(NULL);
     struct tm local;
     out[0] = '\0';
-    if (localtime_r(&now, &local))
+    if (localtime_r(&when, &local))
         strftime(out, 16, "%H:%M:%S", &local);
 }
 
-void tly_adapt_speed(const struct tly_roster_service *s, bool tried, char *out, size_t len)
+/* While it stays about the same, it has been so since then; 0: no limit (sums), or not known. */
+static void note(struct since *s, uint64_t rate)
 {
+    bool same =
+        s->rate && rate ? fabs(log((double)rate / (double)s->rate)) <= TLY_ADAPT_NEWS : s->rate == rate;
+    if (s->at && same)
+        return;
+    *s = (struct since){rate, time(NULL)};
+}
+
+/* Since when each card carries and each service adds what they do; what is only tried counts for nothing. */
+static void note_all(struct tly_coordinator *c)
+{
+    for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
+        if (tly_replan_tries(c->adapt.replan, (int)i))
+            continue;
+        note(&c->adapt.place[i].carries, bits(tly_replan_bandwidth(c->adapt.replan, (int)i)));
+        note(&c->adapt.place[i].adds, bits(tly_replan_sum_rate(c->adapt.replan, (int)i)));
+    }
+}
+
+void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct tly_roster_service *s,
+                     bool tried, char *out, size_t len)
+{
+    const struct adapt *a = &c->adapt;
+    bool known = i < a->places && s->card < a->places && !tried;
+    time_t since = !known ? 0 : s->sum_found ? a->place[i].adds.at : a->place[s->card].carries.at;
     char at[16];
-    tly_adapt_time(at);
+    tly_adapt_time(since ? since : time(NULL), at);
     double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
@@ -181,7 +211,7 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     char who[200], speed[160];
     tly_adapt_name(&c->roster, i, who, sizeof who);
     bool more = i < c->adapt.places && s->bandwidth > c->adapt.place[i].bandwidth;
-    tly_adapt_speed(s, more && tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
+    tly_adapt_speed(c, i, s, more && tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
     bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
     snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
@@ -279,15 +309,11 @@ void tly_adapt_begin(struct tly_coordinator *c)
     a->pending = false;
     bool alone = are_same(c);
     make_places(c);
-    if (a->replan)
+    if (a->replan) {
         tly_replan_begin(a->replan, alone);
+        note_all(c);
+    }
     remember(c);
-}
-
-static uint64_t bits(double bytes)
-{
-    double x = 8 * bytes;
-    return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
 }
 
 static bool is_seen(const struct tly_coordinator *c, uint32_t i)
@@ -378,8 +404,10 @@ static void move_cards(struct tly_coordinator *c)
         const struct tly_roster_service *s = &c->roster.services[i];
         bool stays =
             s->state == TLY_SERVICE_ACTIVE && a->place[i].active && a->place[i].incarnation == s->incarnation;
-        if (stays && s->card != a->place[i].card)
-            tly_replan_move(a->replan, (int)a->place[i].card, (int)s->card);
+        if (!stays || s->card == a->place[i].card)
+            continue;
+        tly_replan_move(a->replan, (int)a->place[i].card, (int)s->card);
+        a->place[s->card].carries = a->place[a->place[i].card].carries;
     }
 }
 
@@ -416,6 +444,7 @@ void tly_adapt_tick(struct tly_coordinator *c)
     if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
         a->standout = tly_replan_standout(a->replan, (int)r->service_count, s, a->standout);
+        note_all(c);
         c->slow.fresh = true;
         for (uint32_t i = 0; i < r->service_count; i++)
             tly_log(TALLY_LOG_DEBUG, "join",

@@ -17,6 +17,8 @@
 #ifndef TLY_JOIN_INTERNAL_H
 #define TLY_JOIN_INTERNAL_H
 
+#include <time.h>
+
 #include "base/error.h"
 #include "base/event.h"
 #include "base/map.h"
@@ -129,8 +131,12 @@ struct tly_coordinator {
             uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
             uint32_t card;        /* the first service behind its card in the last epoch */
-            bool active;          /* the service had a part in the last epoch */
-        } * place;                /* owned */
+            struct since {
+                uint64_t rate; /* bit/s, */
+                time_t at;     /* and when it became about that */
+            } carries, adds;   /* its card, if it is the first behind it; its sums */
+            bool active;       /* the service had a part in the last epoch */
+        } * place;             /* owned */
         uint32_t places;
         bool pending;  /* a change of its making is under way */
         double takes;  /* seconds for a byte before that */

@@ -132,13 +132,13 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
 {
     char at[16];
     struct tly_roster_service seen;
-    tly_adapt_time(at);
+    tly_adapt_time(time(NULL), at);
     switch (s->why) {
     case TLY_WHY_CARD:
     case TLY_WHY_SUMS:
         tly_adapt_see(c, who, &seen);
         tly_adapt_name(&c->roster, who, s->who, sizeof s->who);
-        tly_adapt_speed(&seen, false, s->what, sizeof s->what);
+        tly_adapt_speed(c, who, &seen, false, s->what, sizeof s->what);
         break;
     case TLY_WHY_COMPUTES:
         snprintf(s->who, sizeof s->who, "rank %u (%s)", who,

@@ -643,6 +643,22 @@ static void test_what_a_card_carries_outlives_its_first_service(void **state)
     assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
 }
 
+/* What holds the job up is judged anew in each epoch; its card is slow since it has become so. */
+static void test_a_card_is_slow_since_it_has_become_so(void **state)
+{
+    const struct member *a = &x.member[0];
+    report_until(&a->prepared, 1, SLOW);
+    let_it_change(1);
+    report_until(&a->judged, 1, SLOW);
+    struct tly_slow before = a->slow;
+    assert_int_equal(before.why, TLY_WHY_CARD);
+    job_sleep_ms(1100); /* by a clock of seconds it is later now */
+    let_come(GUEST, 1);
+    turn_until(&a->judged, 2); /* nobody, at first */
+    report_until(&a->judged, 3, SLOW);
+    assert_string_equal(a->slow.what, before.what);
+}
+
 /* The first goes, the card becomes slow, and another tallyd takes the first one's place. */
 static void test_what_a_card_carries_holds_for_another_first_service(void **state)
 {
@@ -1229,6 +1245,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_what_a_card_carries_holds_for_another_first_service, start_apart,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(test_a_card_is_slow_since_it_has_become_so, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
                                         tear_down),
