@@ -18,6 +18,7 @@ import pathlib
 import random
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -251,6 +252,11 @@ class Run:
         return results[0].output
 
 
+def commit():
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def run(arguments, scenario):
     workers = [f"w{i}" for i in range(arguments.workers)]
     services = [f"c{i}" for i in range(arguments.services)]
@@ -271,7 +277,9 @@ def run(arguments, scenario):
         steps.append({"at_s": ended - start, "seconds": seconds, "fraction": f})
     changes = [line for line in output.splitlines() if "its share is now" in line or "it sums nothing" in line]
     times = [at - start for at, *_ in job.network.history[1:]]
-    return {"bytes": arguments.bytes, "steps": steps, "changes": changes, "events_s": times}
+    layout = f"{arguments.workers}+{arguments.services}"
+    setting = {"commit": commit(), "layout": layout, "rate": arguments.rate, "burst": arguments.burst, "bytes": arguments.bytes}
+    return {**setting, "steps": steps, "changes": changes, "events_s": times}
 
 
 # --- what it says ---------------------------------------------------------------------------------------
@@ -287,6 +295,7 @@ def settled(steps, since, until):
 
 
 def show(name, arguments, scenario, found):
+    """True: the split has followed each change in time."""
     steps = found["steps"][2:]
     mean = sum(s["fraction"] * s["seconds"] for s in steps) / sum(s["seconds"] for s in steps)
     first = next((at for at, *_ in scenario.events if at > 0), None)
@@ -294,15 +303,18 @@ def show(name, arguments, scenario, found):
     usual = statistics.median(before) if len(before) > 4 and first else max(s["fraction"] for s in steps)
     row = f"{name:11} {arguments.workers}+{arguments.services} {len(steps):5} steps  mean {mean:.3f}  usual {usual:.3f}"
     row += f"  changes {len(found['changes']):3}"
+    in_time = True
     few = [at for at in found["events_s"] if at > 1] if len(scenario.events) <= 4 else []
     few = few or ([0.0] if scenario.said else [])
     for at, until in zip(few, [*few[1:], float("inf")]):
         took = settled(steps, at, until)
-        late = took and took[0] > FEWEST_STEPS and took[1] > LEAST_S
-        row += f"  after {at:.0f} s: " + (f"{took[0]} steps, {took[1]:.1f} s" if took else "never") + " (late)" * bool(late)
+        late = bool(took) and took[0] > FEWEST_STEPS and took[1] > LEAST_S
+        row += f"  after {at:.0f} s: " + (f"{took[0]} steps, {took[1]:.1f} s" if took else "never") + " (late)" * late
+        in_time &= bool(took) and not late
     print(row, flush=True)
     for line in found["changes"] if arguments.verbose else []:
         print("    " + line)
+    return in_time
 
 
 def main():
@@ -319,6 +331,7 @@ def main():
     parser.add_argument("--json", help="write each step and each change to this file")
     parser.add_argument("--plot", metavar="FILE", help="draw goodput over time (needs matplotlib)")
     parser.add_argument("--log", metavar="FILE", help="write what rank 0 logs, each sample of the traffic among it, of the last run")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if some change was followed late or never")
     parser.add_argument("--verbose", action="store_true", help="print what was said of each change")
     arguments = parser.parse_args()
     if why_not():
@@ -326,7 +339,7 @@ def main():
     if arguments.plot and not draw.available():
         sys.exit("adapt: --plot needs matplotlib; without it write --json, and draw with draw.py elsewhere")
     hosts = [f"w{i}" for i in range(arguments.workers)], [f"c{i}" for i in range(arguments.services)]
-    known, everything = scenarios(*hosts, arguments.seconds), {}
+    known, everything, in_time = scenarios(*hosts, arguments.seconds), {}, True
     names = arguments.scenario or list(known)
     if unknown := [n for n in names if n not in known]:
         sys.exit(f"adapt: there is no scenario {', '.join(unknown)}; there are {', '.join(known)}")
@@ -335,11 +348,13 @@ def main():
             print(f"{name:11} skipped: {Cores.why_not()}", flush=True)
             continue
         everything[name] = run(arguments, known[name])
-        show(name, arguments, known[name], everything[name])
+        in_time &= show(name, arguments, known[name], everything[name])
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(everything), encoding="utf-8")
     if arguments.plot:
         draw.draw(everything, arguments.plot)
+    if arguments.check and not in_time:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
