@@ -16,7 +16,11 @@
 
 /* A tensor has 30 parts; a sanitizer looks at each element that the ranks write and check. */
 #define PART (UNDER_SANITIZER ? "TALLY_PART_BYTES=4K" : "TALLY_PART_BYTES=16K")
-enum { TENSORS = 4, COUNT = UNDER_SANITIZER ? 15000 : 60000, STEPS = UNDER_SANITIZER ? 4 : 12 };
+enum {
+    TENSORS = UNDER_SANITIZER ? 2 : 4,
+    COUNT = UNDER_SANITIZER ? 15000 : 60000,
+    STEPS = UNDER_SANITIZER ? 4 : 12
+};
 
 struct board {
     atomic_int stage, steps;
