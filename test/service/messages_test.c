@@ -7,7 +7,8 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 3, LARGE = 700000 };
+/* LARGE is several parts, and offered first (TLY_KEPT_BYTES); a sanitizer looks at each element. */
+enum { RANKS = 3, LARGE = UNDER_SANITIZER ? 280000 : 700000 };
 
 static void sums_well(tally_comm *c, size_t count)
 {
@@ -205,7 +206,8 @@ static void test_from_any(void **state)
 
 static int different_messages(int rank, void *arg)
 {
-    static int32_t x[LARGE];
+    enum { MANY = 700000 };
+    static int32_t x[MANY];
     tally_comm *c = job_open();
     tally_op *op = NULL;
     if (rank == 0)
@@ -217,13 +219,13 @@ static int different_messages(int rank, void *arg)
         tally_op_free(op);
     }
     if (rank == 0) {
-        CHECK(tally_send(c, x, LARGE, TALLY_INT32, 1, 6, NULL, &op) == 0 && tally_op_wait(op, -1) == -EINVAL);
+        CHECK(tally_send(c, x, MANY, TALLY_INT32, 1, 6, NULL, &op) == 0 && tally_op_wait(op, -1) == -EINVAL);
         CHECK_HOLDS(tally_op_error(op), "message no. 1 from rank 0 to rank 1, tag 6: the ranks disagree: "
                                         "int32 [700000] on rank 0, float32 on rank 1");
         tally_op_free(op);
     }
     if (rank == 1) {
-        CHECK(tally_recv(c, x, LARGE, TALLY_FLOAT32, 0, 6, NULL, &op) == 0 && job_ends(op) == -EINVAL);
+        CHECK(tally_recv(c, x, MANY, TALLY_FLOAT32, 0, 6, NULL, &op) == 0 && job_ends(op) == -EINVAL);
         CHECK(tally_recv(c, x, 1, TALLY_INT32, 1, 0, NULL, &op) == -EINVAL);
         CHECK(tally_recv(c, x, 1, TALLY_INT32, RANKS, 0, NULL, &op) == -EINVAL);
         CHECK(tally_recv(c, NULL, 1, TALLY_INT32, 0, 0, NULL, &op) == -EINVAL);
