@@ -10,9 +10,9 @@
  * those there are higher candidates.  A value that was raised is a guess, known as a lower bound alone, until the card was
  * full at it or a try was in vain.  Pure functions, no I/O. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "plan/replan_work.h"
+#include "plan/sort.h"
 
 #define NEAR_TOGETHER .04 /* of all that are alike: it does not part them */
 #define SAME .06          /* nearer than this to another's value it is that */
@@ -132,12 +132,6 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     double slowest = INFINITY;
@@ -190,7 +184,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
     }
     if (2 * known <= members || members < 2)
         return;
-    qsort(r->sorted, (size_t)known, sizeof *r->sorted, by_value);
+    tly_sort(r->sorted, (size_t)known);
     double middle = r->sorted[known / 2];
     if (fabs(middle / value - 1) <= NEAR_TOGETHER)
         return;
@@ -271,7 +265,7 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card))
             r->sorted[full++] = r->place[i].card.value;
-    qsort(r->sorted, (size_t)full, sizeof *r->sorted, by_value);
+    tly_sort(r->sorted, (size_t)full);
     return full ? r->sorted[full / 2] : 0;
 }
 

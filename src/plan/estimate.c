@@ -5,9 +5,9 @@
  * at a quarter or half of the others' rate).  rate / busy is what it carries then, within 3%.  A card that does not limit
  * the job has carried its rate at least. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "plan/replan.h"
+#include "plan/sort.h"
 
 /* Backlogged for this fraction of the time it is full; below the other one it has time to spare. */
 #define FULL .87
@@ -62,19 +62,13 @@ static double while_busy(const struct tly_sight *s)
     return s->busy > 0 ? s->rate / s->busy : 0;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Of the last n samples, which there are. */
 static double median(const struct tly_gauge *g, uint32_t n, double (*figure)(const struct tly_sight *s))
 {
     double sorted[TLY_GAUGE_LONG];
     for (uint32_t i = 0; i < n; i++)
         sorted[i] = figure(last(g, i));
-    qsort(sorted, n, sizeof *sorted, by_value);
+    tly_sort(sorted, n);
     return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 

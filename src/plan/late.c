@@ -4,6 +4,7 @@
  * checkpoint, a process that was stopped) does not count, and ranks that are late by turns have the same figure.  Figures
  * are compared with the lower median of all ranks, so one fast rank makes no late ones. */
 #include "plan/late.h"
+#include "plan/sort.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -21,12 +22,6 @@ void tly_own_see(struct tly_own *o, uint32_t steps, uint64_t own_us, uint64_t us
     o->count++;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The mean of the middle half of a ring that has had `count` values. */
 static double usual(const double *ring, uint32_t count)
 {
@@ -34,7 +29,7 @@ static double usual(const double *ring, uint32_t count)
     uint32_t n = count < TLY_LATE_SAMPLES ? count : TLY_LATE_SAMPLES, cut = n / 4;
     for (uint32_t i = 0; i < n; i++)
         sorted[i] = ring[i];
-    qsort(sorted, n, sizeof *sorted, by_value);
+    tly_sort(sorted, n);
     for (uint32_t i = cut; i < n - cut; i++)
         sum += sorted[i];
     return sum / (n - 2 * cut);
@@ -58,7 +53,7 @@ int tly_late_find(int count, const struct tly_own *const *of, int named, struct 
     }
     int found = enough && known > 1 ? 0 : -1;
     if (found == 0) {
-        qsort(sorted, (size_t)known, sizeof *sorted, by_value);
+        tly_sort(sorted, (size_t)known);
         double share = most - sorted[(known - 1) / 2], step_s = usual(of[latest]->step_s, of[latest]->count);
         found = share > (latest == named ? STILL : LATE) && share * step_s > LEAST_S;
         if (found)

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "plan/plan.h"
+#include "plan/sort.h"
 
 static int count_wanted(int count, const bool *wanted)
 {
@@ -75,12 +76,6 @@ void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, 
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The rate for all of a group whose middle one is `rate`: a known one that it may well be, else itself. */
 static double common(int count, const bool *measured, const double *rate, double value)
 {
@@ -106,7 +101,7 @@ int tly_plan_measure_settle(int count, const bool *measured, double *rate)
             sorted[n++] = rate[i];
     }
     if (!err)
-        qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+        tly_sort(sorted, (size_t)n);
     for (int from = 0, to; from < n && !err; from = to) {
         to = from + 1;
         while (to < n && sorted[to] <= TLY_MEASURE_NEXT * sorted[to - 1] &&

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "plan/replan_work.h"
+#include "plan/sort.h"
 
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
@@ -137,12 +138,6 @@ bool tly_replan_rests(const struct tly_replan *r, int place)
     return place < r->room && r->place[place].rests;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The median of the last samples; 0: there are fewer. */
 static double goodput(const struct tly_replan *r, uint32_t count)
 {
@@ -151,7 +146,7 @@ static double goodput(const struct tly_replan *r, uint32_t count)
         return 0;
     for (uint32_t i = 0; i < count; i++)
         sorted[i] = r->goodput[(r->goodputs - 1 - i) % TLY_GOODPUTS];
-    qsort(sorted, count, sizeof *sorted, by_value);
+    tly_sort(sorted, count);
     return sorted[count / 2];
 }
 
@@ -250,7 +245,7 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i) && r->place[i].card.value > 0)
             r->sorted[n++] = r->place[i].card.value;
-    qsort(r->sorted, (size_t)n, sizeof *r->sorted, by_value);
+    tly_sort(r->sorted, (size_t)n);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i], *card = &r->place[s[i].machine.card];
         if (!s[i].active || !p->rests || (p->rest_left && --p->rest_left) || !n)
