@@ -158,11 +158,11 @@ static void note(struct since *s, uint64_t rate)
     *s = (struct since){rate, time(NULL)};
 }
 
-/* Since when each card carries and each service adds what they do; what is only tried counts for nothing. */
+/* Since when each card carries and each service adds what they do; what is only tried or assumed counts for nothing. */
 static void note_all(struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
-        if (tly_replan_tries(c->adapt.replan, (int)i))
+        if (tly_replan_tries(c->adapt.replan, (int)i) || tly_replan_assumes(c->adapt.replan, (int)i))
             continue;
         note(&c->adapt.place[i].carries, bits(tly_replan_bandwidth(c->adapt.replan, (int)i)));
         note(&c->adapt.place[i].adds, bits(tly_replan_sum_rate(c->adapt.replan, (int)i)));
@@ -228,7 +228,7 @@ static void tell_change(struct tly_coordinator *c, double took)
         total += c->adapt.place[j].weight;
     for (uint32_t j = 0; j < r->service_count && j < c->adapt.places && total > 0; j++) {
         double moved = fabs(share(r, j) - 100 * c->adapt.place[j].weight / total);
-        if (moved > most && r->services[j].state == TLY_SERVICE_ACTIVE) {
+        if (moved > most && r->services[j].state == TLY_SERVICE_ACTIVE && c->adapt.place[j].active) {
             most = moved;
             first = j;
         }
@@ -396,7 +396,7 @@ static void apply(struct tly_coordinator *c)
     }
 }
 
-/* What is known of a card is kept at the first service behind it, and goes with it to another one. */
+/* The first service behind a card keeps the card's figures.  When another becomes first, they move to it. */
 static void move_cards(struct tly_coordinator *c)
 {
     const struct adapt *a = &c->adapt;

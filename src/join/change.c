@@ -148,7 +148,7 @@ static void invite_more(struct tly_coordinator *c)
             continue;
         }
         if (at == c->roster.service_count)
-            c->roster.service_count++; /* ranks count it from the invitation on, and no other one */
+            c->roster.service_count++; /* a guest that is turned away takes no place */
         m->service = at;
         m->invited = any = true;
     }

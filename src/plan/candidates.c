@@ -258,12 +258,13 @@ static bool has_lost(const struct place *p)
     return tly_gauge_carried(&p->card) > 0 && p->once > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
-/* The median of the values of those cards that are busy all the time; 0: there is none. */
+/* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none. */
 static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int full = 0;
     for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card))
+        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card) &&
+            !has_lost(&r->place[i]))
             r->sorted[full++] = r->place[i].card.value;
     tly_sort(r->sorted, (size_t)full);
     return full ? r->sorted[full / 2] : 0;

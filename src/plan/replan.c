@@ -21,7 +21,7 @@
 #define CLEARLY .15 /* worse than others, or than planned, by so much */
 #define MUCH .1     /* a gain that shows in few samples */
 #define LEAST_GAIN_SEEN .01
-#define EXACT .02
+#define EXACT .02             /* what a card that is busy all the time may carry too little */
 #define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
@@ -122,6 +122,11 @@ bool tly_replan_tries(const struct tly_replan *r, int place)
     return place < r->room && r->trying && r->place[place].tried;
 }
 
+bool tly_replan_assumes(const struct tly_replan *r, int place)
+{
+    return place < r->room && r->place[place].assumed;
+}
+
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
     const struct place *p = place < r->room ? &r->place[place] : NULL;
@@ -194,12 +199,12 @@ static void take(struct tly_replan *r, bool undone)
 {
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
+        if (!p->card.guess && !p->assumed)
+            p->once = fmax(p->once, p->card.value);
         if (p->next != p->card.value && !undone)
             p->card.guess = p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
         p->sums.value = p->next_sums;
-        if (!p->card.guess)
-            p->once = fmax(p->once, p->card.value);
     }
 }
 
@@ -304,8 +309,8 @@ static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool p
     return r->feeler ? is_found_out(r, p) : poor;
 }
 
-/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has
- * not becomes what it was before: true.  The next try is put off, unless some card of a feeler carries more. */
+/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  A card that
+ * has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
@@ -315,11 +320,15 @@ static bool judge_try(struct tly_replan *r)
         return false;
     r->trying = NULL;
     bool poor = goodput(r, count) < r->before * (1 + r->promised / 2);
-    for (int i = 0; i < r->room; i++)
-        good |= r->place[i].tried && !is_in_vain(r, &r->place[i], poor);
+    bool more = !r->feeler && !poor;
+    for (int i = 0; i < r->room; i++) {
+        const struct place *p = &r->place[i];
+        good |= p->tried && !is_in_vain(r, p, poor);
+        more |= r->feeler && p->tried && has_carried(p);
+    }
     if (!good)
         wait_longer(t);
-    else
+    else if (more)
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
     t->at = good ? r->samples : r->samples + t->pause;
     for (int i = 0; i < r->room; i++) {
@@ -336,6 +345,8 @@ static bool judge_try(struct tly_replan *r)
          * that is far from both values has changed meanwhile.  Estimates follow both. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
         bool stays = !r->feeler && t == &r->more && tly_gauge_is_full(&p->card);
+        if (r->feeler && p->tried && !has_carried(p))
+            p->card.guess = false; /* it has only waited for another one, and is felt again */
         if (!vain || !p->tried || far || stays)
             continue;
         p->next = p->before;

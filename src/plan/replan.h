@@ -110,6 +110,8 @@ double tly_replan_bandwidth(const struct tly_replan *r, int place);
 bool tly_replan_is_sure(const struct tly_replan *r, int place);
 /* Does the split go by another value of its card or its sums than was seen, to find out whether that is so? */
 bool tly_replan_tries(const struct tly_replan *r, int place);
+/* Is the value of the card assumed, since a service behind it woke just now? */
+bool tly_replan_assumes(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);
 /* It is so slow that it is to have no share; it is tried again after a while. */

@@ -441,6 +441,44 @@ static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
     finish(&c);
 }
 
+/* Also what was only found out in the job counts as what the card has carried. */
+static void what_a_card_was_found_to_carry_is_remembered(void **state)
+{
+    struct cluster c;
+    double said[MOST] = {100, 100, 100, 100, 50, 100};
+    start(&c, 4, 2, said, 0);
+    c.noise = .02;
+    run(&c, 300);
+    assert_true(tly_replan_bandwidth(c.r, 4) > 90);
+    c.real[4] = 57;
+    run(&c, 40);
+    assert_true(tly_replan_bandwidth(c.r, 4) < 65);
+    assert_true(c.r->place[4].once > 90);
+    finish(&c);
+}
+
+/* Of two slow cards that are tried at once the idler one waits for the other.  It has carried no more, so it is felt again, and
+ * never tried with what others carry. */
+static void a_card_that_has_only_waited_is_felt_again(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 4, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[4] = c.real[5] = 20;
+    run(&c, 20);
+    c.unseen[4] = .6;
+    c.unseen[5] = .35;
+    bool both = false;
+    for (int i = 0; i < 400; i++) {
+        step(&c);
+        both |= c.r->feeler && tly_replan_tries(c.r, 4) && tly_replan_tries(c.r, 5);
+        assert_true(tly_replan_bandwidth(c.r, 4) < 50 && tly_replan_bandwidth(c.r, 5) < 50);
+    }
+    assert_true(both);
+    finish(&c);
+}
+
 /* What a card carries is compared with what it carried before, so without samples there is no feeler. */
 static void a_card_is_tried_only_once_it_has_been_seen(void **state)
 {
@@ -463,6 +501,10 @@ static void a_card_is_tried_only_once_it_has_been_seen(void **state)
         assert_true(!c.r->trying || c.r->place[4].carried_before > 0);
     }
     assert_true(tly_replan_bandwidth(c.r, 4) < 30);
+    c.lie[4] = .99;
+    for (int i = 0; i < 1600 && !c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->trying && c.r->place[4].carried_before > 0);
     finish(&c);
 }
 
@@ -1082,6 +1124,8 @@ int main(void)
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
         cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
         cmocka_unit_test(a_card_is_tried_only_once_it_has_been_seen),
+        cmocka_unit_test(what_a_card_was_found_to_carry_is_remembered),
+        cmocka_unit_test(a_card_that_has_only_waited_is_felt_again),
         cmocka_unit_test(a_try_in_vain_is_repeated_at_once_when_its_card_is_idler),
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),

@@ -13,14 +13,13 @@ enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is ju
 
 struct place {
     struct tly_gauge card, sums;
-    double once;       /* bytes/s: the most that its card was known to carry in this job */
+    double once;       /* bytes/s: the most that its card was known, or is declared, to carry in this job */
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
-    bool used;   /* of a card: some service behind it may have a share and does not rest */
-    bool slowed; /* of a card: some such service's sums have a limit */
-    bool
-        assumed; /* of a card: its value was assumed when a service behind it woke, and too little was seen since */
+    bool used;    /* of a card: some service behind it may have a share and does not rest */
+    bool slowed;  /* of a card: some such service's sums have a limit */
+    bool assumed; /* of a card: its value was assumed when a service woke, and is not confirmed yet */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */

@@ -684,7 +684,8 @@ def compiled_functions():
     for early, reset in ((False, 0), (True, 0), (False, 1), (False, 2)):
         with late():
             mine, bare, left = train(True, early, reset)
-        assert bare == (0 if early else 2), "no hook in front of torch's own"
+        hears = hasattr(torch._dynamo, "callback_handler")  # PyTorch 2.3
+        assert bare == (2 if hears and not early else 0), "no hook in front of torch's own"
         assert left == [6] * 4
         theirs, _, _ = train(False, early, reset)
         assert same(mine, theirs), (early, reset)

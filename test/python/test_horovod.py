@@ -218,7 +218,7 @@ def sparse_sums():
     assert t.synchronize(t.sparse_allreduce_async(torch.zeros(4, 2).to_sparse(1), None, t.Sum))._nnz() == 0
     other = torch.eye(5 if r == 3 else 4).to_sparse(1)
     sentence = fails(RuntimeError, lambda: t.synchronize(t.sparse_allreduce_async(other, "differ", t.Sum)), "3",
-                     "(5, 5)", "(4, 4)")
+                     "[5, 5]", "[4, 4]")
     odd = r == 0
     fails(NotImplementedError if odd else RuntimeError, lambda: t.synchronize(
         t.sparse_allreduce_async(make(r, 2), "least", t.Min if odd else t.Sum)), "summed")

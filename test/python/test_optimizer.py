@@ -317,7 +317,7 @@ def options_differ(what, in_set):
                "sparse_as_dense": {"sparse_as_dense": True}}.get(what, {})
     sentence = fails(t.Error, lambda: t.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), [("odd" if what == "odd" and odd else "w", model.weight)],
-        process_set=some, **(options if odd else {})), what, "on rank 1", "on ranks 0, %s3" % ("" if in_set else "2, "))
+        process_set=some, **(options if odd else {})), what, "on rank 1", "on ranks 0, %s3" % ("" if in_set else "2-"))
     assert t.allreduce(torch.ones(2), op=t.Sum, process_set=some).eq(some.size()).all()
     return sentence
 

@@ -322,7 +322,7 @@ def _hook(module):
 
 
 def _reads_by_name(module):
-    return (not module._modules and not isinstance(module, torch.nn.RNNBase)
+    return (not module._modules and not isinstance(module, torch.nn.RNNBase) and "forward" not in module.__dict__
             and type(module).__module__.startswith("torch.nn.modules."))
 
 
@@ -336,15 +336,17 @@ def _hears_compiler():
         clear = handler.clear
 
         def clear_others():  # torch._dynamo.reset() does
-            clear()
-            handler.register_start_callback(_compile_begins)
+            try:
+                clear()
+            finally:
+                handler.register_start_callback(_compile_begins)
 
         handler.clear = clear_others
         handler.register_start_callback(_compile_begins)
     return True
 
 
-def _compile_begins(_):
+def _compile_begins(*_):  # without an argument before PyTorch 2.8
     for module in list(_bare):
         _hook(module)
 
