@@ -306,13 +306,14 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
     return found;
 }
 
-bool tly_candidates_restrain(struct tly_replan *r)
+bool tly_candidates_restrain(struct tly_replan *r, bool far)
 {
     bool some = false;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
         double bound = STEP_ALL * p->card.value;
-        if (p->card.guess || !(p->card.value > 0) || p->next <= bound * (1 + SAME))
+        double limit = far && !p->card.guess ? bound : MOST_STEP * p->card.value;
+        if (p->felt || !(p->card.value > 0) || p->next <= limit * (1 + SAME))
             continue;
         p->next = bound;
         some = true;

@@ -345,7 +345,8 @@ static bool judge_try(struct tly_replan *r)
          * that is far from both values has changed meanwhile.  Estimates follow both. */
         bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
         bool stays = !r->feeler && t == &r->more && tly_gauge_is_full(&p->card);
-        if (r->feeler && p->tried && !has_carried(p))
+        p->felt = r->feeler && p->tried && has_carried(p);
+        if (r->feeler && p->tried && !p->felt)
             p->card.guess = false; /* it has only waited for another one, and is felt again */
         if (!vain || !p->tried || far || stays)
             continue;
@@ -394,6 +395,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->busy_before = tly_gauge_both(&p->card);
         p->carried_before = tly_gauge_carried(&p->card);
         p->rested_for = 0;
+        p->felt = false;
     }
     r->trying = t;
     r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
@@ -426,11 +428,17 @@ static bool is_idler(const struct tly_replan *r)
     return false;
 }
 
+/* Has a step become slower just now?  Then gauges soon tell why, and cards that wait for the slow one seem idle. */
+static bool has_slowed(const struct tly_replan *r)
+{
+    return goodput(r, 1) < (1 - MUCH) * goodput(r, r->goodputs < TLY_GOODPUTS ? r->goodputs : TLY_GOODPUTS);
+}
+
 /* Perhaps somebody can do more than gauges know.  What others carry is tried by a feeler first: a card that carries no more
  * costs a fifth of the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || goodput(r, FEW_GOODPUTS) == 0)
+    if (r->trying || goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r))
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
@@ -439,7 +447,7 @@ static bool try_out(struct tly_replan *r, int count, const struct tly_replan_ser
         double worth = tly_candidates_gain(r, count, s);
         if (!(worth >= least_gain(r, count, s)))
             continue;
-        bool feeler = far && tly_candidates_restrain(r);
+        bool feeler = tly_candidates_restrain(r, far);
         if (feeler)
             tly_candidates_gain(r, count, s);
         return begin_change(r, count, s, &r->more, feeler, worth);

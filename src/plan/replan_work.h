@@ -27,6 +27,7 @@ struct place {
     bool tried;          /* it has a part in the try that is under way */
     double before, before_sums;         /* its values before the last change of the split */
     double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
+    bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
     uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
     double busy_in_vain;    /* the same fraction before more was last tried in vain; 0: it was not */
     double next, next_sums; /* this step's candidates */
@@ -79,8 +80,8 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
-/* No card is to carry more than a quarter more than it is taken to carry, unless that has come true just now (a guess), and
- * sums stay as they are.  True: some candidate was more. */
-bool tly_candidates_restrain(struct tly_replan *r);
+/* A card that may carry what others do, or twice as much and more, is to carry a quarter more first, unless a feeler has come
+ * true just now.  A guess up to twice as much may stand.  Sums stay as they are then.  True: some candidate was more. */
+bool tly_candidates_restrain(struct tly_replan *r, bool far);
 
 #endif
