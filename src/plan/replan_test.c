@@ -378,14 +378,21 @@ static void a_slow_card_that_seems_idle_is_tried_cheaply(void **state)
     }
 }
 
+/* Four workers and some tallyds that are known, after which the first `slow` of the tallyds drop to `rate`. */
+static void start_slow(struct cluster *c, int spare, int slow, double rate)
+{
+    start(c, 4, spare, NULL, 0);
+    c->noise = .02;
+    run(c, 30);
+    for (int i = 0; i < slow; i++)
+        c->real[4 + i] = rate;
+}
+
 /* Two slow cards are tried at once; the one that has mended has its share again, the other keeps a small one. */
 static void a_feeler_finds_out_which_of_two_cards_has_mended(void **state)
 {
     struct cluster c;
-    start(&c, 4, 4, NULL, 0);
-    c.noise = .02;
-    run(&c, 30);
-    c.real[4] = c.real[5] = 20;
+    start_slow(&c, 4, 2, 20);
     run(&c, 20);
     c.unseen[4] = c.unseen[5] = .35;
     run(&c, 100);
@@ -406,10 +413,7 @@ static void a_feeler_finds_out_which_of_two_cards_has_mended(void **state)
 static void a_try_in_vain_is_repeated_at_once_when_its_card_is_idler(void **state)
 {
     struct cluster c;
-    start(&c, 4, 2, NULL, 0);
-    c.noise = .02;
-    run(&c, 30);
-    c.real[4] = 20;
+    start_slow(&c, 2, 1, 20);
     run(&c, 20);
     c.unseen[4] = .35;
     for (int i = 0; i < 2000 && (c.r->trying || c.r->more.pause < 500); i++)
@@ -427,10 +431,7 @@ static void a_try_in_vain_is_repeated_at_once_when_its_card_is_idler(void **stat
 static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
 {
     struct cluster c;
-    start(&c, 4, 2, NULL, 0);
-    c.noise = .02;
-    run(&c, 30);
-    c.real[4] = 57;
+    start_slow(&c, 2, 1, 57);
     run(&c, 40);
     c.lie[4] = .99;
     c.changes = 0;
@@ -462,10 +463,7 @@ static void what_a_card_was_found_to_carry_is_remembered(void **state)
 static void a_card_that_has_only_waited_is_felt_again(void **state)
 {
     struct cluster c;
-    start(&c, 4, 4, NULL, 0);
-    c.noise = .02;
-    run(&c, 30);
-    c.real[4] = c.real[5] = 20;
+    start_slow(&c, 4, 2, 20);
     run(&c, 20);
     c.unseen[4] = .6;
     c.unseen[5] = .35;
@@ -512,10 +510,7 @@ static void a_card_is_tried_only_once_it_has_been_seen(void **state)
 static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
 {
     struct cluster c;
-    start(&c, 4, 2, NULL, 0);
-    c.noise = .02;
-    run(&c, 30);
-    c.real[4] = 20;
+    start_slow(&c, 2, 1, 20);
     run(&c, 20);
     c.unseen[4] = .35;
     for (int i = 0; i < 100 && !c.r->trying; i++)
