@@ -24,13 +24,14 @@
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++)
-        r->place[i].used = r->place[i].slowed = false;
+        r->place[i].used = r->place[i].slowed = r->place[i].dealt = false;
     for (int i = 0; i < count; i++) {
         struct place *card = &r->place[s[i].machine.card];
         if (!s[i].active || r->place[i].rests)
             continue;
         card->used = true;
         card->slowed |= r->place[i].sums.value > 0;
+        card->dealt |= s[i].weight > 0;
     }
 }
 
@@ -251,8 +252,7 @@ static bool has_spare(const struct tly_gauge *g, double busiest)
     return tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
 }
 
-/* Has the card carried more by far in this job?  Whether it does again need not show: with a share of half an equal one, a
- * card has something on its way all the time. */
+/* Has the card carried more by far in this job? */
 static bool has_lost(const struct place *p)
 {
     return tly_gauge_carried(&p->card) > 0 && p->once > p->card.value * (1 + TLY_GAUGE_FAR);
@@ -270,10 +270,46 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     return full ? r->sorted[full / 2] : 0;
 }
 
+/* Whether it carries as much again need not show: with a share of half an equal one, a card has something on its way all the
+ * time.  Without a share that is the machine's own gradient alone, and what carries that shows. */
+static bool may_hide(const struct place *p)
+{
+    return p->dealt && has_lost(p);
+}
+
+/* Its value is no guess, and the same as of others. */
+static bool is_known_as(const struct tly_replan *r, const struct tly_replan_service *s, int i, double value)
+{
+    const struct tly_gauge *g = &r->place[i].card;
+    return tly_candidates_is_card(r, s, i) && !g->guess && g->value == value;
+}
+
+/* Cards that are alike move together.  Less than half of them that seem idler than the others stay.  True: some card still has
+ * a candidate for more. */
+static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    bool some = false;
+    for (int i = 0; i < count; i++) {
+        double value = r->place[i].card.value;
+        int alike = 0, raised = 0;
+        for (int j = 0; j < count && is_first_of_class(r, s, i); j++)
+            if (is_known_as(r, s, j, value)) {
+                alike++;
+                raised += r->place[j].next > value;
+            }
+        for (int j = 0; j < count && 2 * raised < alike; j++)
+            if (is_known_as(r, s, j, value))
+                r->place[j].next = value;
+    }
+    for (int i = 0; i < count; i++)
+        some |= r->place[i].next > r->place[i].card.value;
+    return some;
+}
+
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
     double others = usual(r, count, s), busiest = 0;
-    bool found = false;
+    bool sums = false;
     tly_candidates_look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i))
@@ -284,7 +320,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool alike =
             p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
-        bool spare = has_spare(&p->card, busiest), lost = far && !spare && has_lost(p);
+        bool spare = has_spare(&p->card, busiest), lost = far && !spare && may_hide(p);
         bool capped = p->card.most > 0 && p->card.value >= p->card.most;
         if (tly_candidates_is_card(r, s, i) && worth && (spare || lost) && p->card.value > 0 && !capped &&
             !p->slowed) {
@@ -296,14 +332,13 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
             value = p->card.most > 0 ? fmin(value, p->card.most) : value;
             value = lost ? fmin(value, p->once) : value;
             p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
-            found = true;
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
             p->next_sums = far ? 0 : STEP_ONE * p->sums.value;
-            found = true;
+            sums = true;
         }
     }
-    return found;
+    return keep_alike(r, count, s) || sums;
 }
 
 bool tly_candidates_restrain(struct tly_replan *r, bool far)

@@ -442,6 +442,45 @@ static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
     finish(&c);
 }
 
+/* A worker without a share sends and receives its own gradient alone, so no share hides what its card carries. */
+static void a_slow_worker_without_a_share_is_not_tried(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    c.noise = .02;
+    run(&c, 30);
+    c.real[1] = 50;
+    run(&c, 60);
+    assert_int_equal(c.s[1].weight, 0);
+    for (int i = 4; i < 6;
+         i++) { /* tallyds whose backlogs fill most samples, for steps are longer than samples */
+        c.lie[i] = .89;
+        c.bias[i] = 88 / c.s[i].card.rate - 1;
+    }
+    c.changes = 0;
+    run(&c, 1000);
+    assert_int_equal(c.changes, 0);
+    finish(&c);
+}
+
+/* One card of several alike that seems idler than the others is no reason to part it from them. */
+static void one_idle_card_among_many_alike_is_not_tried(void **state)
+{
+    struct cluster c;
+    start_slow(&c, 2, 1, 20);
+    run(&c, 20);
+    c.unseen[0] = .6;
+    c.unseen[4] = .35;
+    bool tried = false;
+    for (int i = 0; i < 1000; i++) {
+        step(&c);
+        tried |= tly_replan_tries(c.r, 4);
+        assert_true(tly_replan_bandwidth(c.r, 0) == tly_replan_bandwidth(c.r, 1));
+    }
+    assert_true(tried);
+    finish(&c);
+}
+
 /* Also what was only found out in the job counts as what the card has carried. */
 static void what_a_card_was_found_to_carry_is_remembered(void **state)
 {
@@ -1118,6 +1157,8 @@ int main(void)
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
         cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
+        cmocka_unit_test(a_slow_worker_without_a_share_is_not_tried),
+        cmocka_unit_test(one_idle_card_among_many_alike_is_not_tried),
         cmocka_unit_test(a_card_is_tried_only_once_it_has_been_seen),
         cmocka_unit_test(what_a_card_was_found_to_carry_is_remembered),
         cmocka_unit_test(a_card_that_has_only_waited_is_felt_again),

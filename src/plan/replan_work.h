@@ -19,6 +19,7 @@ struct place {
     bool rests;
     bool used;    /* of a card: some service behind it may have a share and does not rest */
     bool slowed;  /* of a card: some such service's sums have a limit */
+    bool dealt;   /* of a card: some such service has a share */
     bool assumed; /* of a card: its value was assumed when a service woke, and is not confirmed yet */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
