@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 
 import errno
 import weakref
+from operator import itemgetter
 
 import torch
 
@@ -92,7 +93,7 @@ class CrossBarrier(Deferring, _Distributed):
             self._synchronized = self._unscaled = False
             loss, closure = self._run_closure(closure), None
         reason = self._why_not()
-        if reason is None and not self._has_landed() and not any(self._is_changed(p) for p in self._handles):
+        if reason is None and not self._has_landed() and not self._any_changed():
             self._defer()
             return loss
         if reason:
@@ -138,21 +139,20 @@ class CrossBarrier(Deferring, _Distributed):
         if failure is not None:
             super().synchronize()  # waits for the others, and raises
             raise failure
-        order = sorted((p for p, handle in self._handles.items() if handle is not None), key=self._priorities.__getitem__,
-                       reverse=True)
+        order = sorted(((self._priorities[p], p, handle) for p, handle in self._handles.items() if handle is not None),
+                       key=itemgetter(0), reverse=True)
         reductions = []
         if len(order) < len(self._names):  # of what is frozen the optimizer takes the gradients that are there
             there = [(p, p.grad) for p in self._names if self._handles.get(p) is None and p.grad is not None]
             reductions += [Reduction(None, there)] if there else []
-        for p in order:
+        for _, p, handle in order:
             gradient, version = self._sent.get(p) or (p.grad, None)
-            reductions.append(Reduction(self._handles[p], [(p, gradient)], gradient, version))
+            reductions.append(Reduction(handle, [(p, gradient)], gradient, version))
         first = _Frozen(self) if self._frozen is not None else None
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
-        for p in self._delay:
-            self._delay[p] = self.backward_passes_per_step
+        self._expect_all()
         self._synchronized, self._deferred = False, True
         self._barrier.defer(self, reductions, first)
 

@@ -53,6 +53,11 @@ def _version(gradient):
     return gradient._version if whole is None or whole.numel() == gradient.numel() else None
 
 
+def _differs(p, gradient, version):
+    """Whether p's gradient is another tensor than this, or was written to since that version."""
+    return p.grad is not gradient or _version(gradient) != version
+
+
 def _explain(sentence):
     """A sentence with the users' words for what is compared at the begin of a step."""
     return _STEP.sub(lambda match: "the step of DistributedOptimizer%s" % (" " + match[1] if match[1] else ""), sentence)
@@ -249,8 +254,11 @@ class _Distributed:
     def set_backward_passes_per_step(self, passes):
         """Set the number of backward passes that add to a gradient before it is reduced."""
         self.backward_passes_per_step = passes
-        for p in self._delay:
-            self._delay[p] = passes
+        self._expect_all()
+
+    def _expect_all(self):
+        """Each parameter's next gradient is the first of a step.  (Without a loop: a tensor's hash takes as long as the rest.)"""
+        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
 
     def _gradient_ready(self, p):
         """Body of the hook: p's gradient of one backward pass is complete."""
@@ -361,8 +369,7 @@ class _Distributed:
         self._handles.clear()
         self._sent.clear()
         self._ready.clear()
-        for p in self._delay:
-            self._delay[p] = self.backward_passes_per_step
+        self._expect_all()
         self._synchronized = self._unscaled = False
 
     def synchronize(self):
@@ -444,10 +451,10 @@ class _Distributed:
 
     def _is_changed(self, p):
         """Whether other code has written to the gradient since backward, or put another one in its place."""
-        if p not in self._sent:
-            return False
-        gradient, version = self._sent[p]
-        return p.grad is not gradient or _version(gradient) != version
+        return p in self._sent and _differs(p, *self._sent[p])
+
+    def _any_changed(self):
+        return any(_differs(p, *sent) for p, sent in self._sent.items())
 
     def before_unscaling(self):
         """Have reduced gradients for a GradScaler, whose step() then calls ours without another reduction."""
