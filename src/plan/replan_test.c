@@ -1,4 +1,4 @@
-/* replan_test.c - gauges, and a replanner in a model of a cluster: cards that drop, return, lie and wander.  The model knows
+/* replan_test.c - a replanner in a model of a cluster: cards that drop, return, lie and wander.  The model knows
  * no time but samples. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,146 +14,6 @@
 #include "plan/replan_work.h"
 
 enum { MOST = 24 };
-
-/* --- gauges ------------------------------------------------------------------------------------------ */
-
-static void see(struct tly_gauge *g, int times, double rate, double busy)
-{
-    for (int i = 0; i < times; i++)
-        tly_gauge_see(g, &(struct tly_sight){rate, busy, busy});
-}
-
-static void a_gauge_follows_a_full_card_both_ways(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 0);
-    see(&g, TLY_GAUGE_LONG, 96, .97);
-    assert_true(tly_gauge_estimate(&g, .08) == 100); /* within 8% */
-    see(&g, 2, 20, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 100); /* two of five samples */
-    see(&g, 1, 20, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 20);
-    tly_gauge_init(&g, 100, 0);
-    see(&g, TLY_GAUGE_LONG, 80, .9); /* 88.9 */
-    assert_true(fabs(tly_gauge_estimate(&g, .08) - 88.9) < .1);
-    tly_gauge_init(&g, 50, 0);
-    see(&g, 5, 90, .95);
-    assert_true(tly_gauge_estimate(&g, .08) > 90);
-}
-
-static void a_gauge_waits_until_few_samples_agree(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 0);
-    see(&g, 4, 97, 1);
-    see(&g, 1, 60, 1); /* it drops in the middle of this one */
-    see(&g, 2, 20, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 100); /* the median is 60, and nobody carries that */
-    see(&g, 1, 20, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 20);
-}
-
-static void a_gauge_takes_the_least_of_what_a_slower_card_carries(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 0);
-    see(&g, 2, 97, 1);
-    see(&g, 1, 22, 1);
-    see(&g, 1, 20, 1);
-    see(&g, 1, 21, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 20); /* the median is 22 */
-    tly_gauge_init(&g, 100, 0);
-    see(&g, 2, 50, .95);
-    see(&g, 1, 50, 0); /* sums that nothing waited for */
-    see(&g, 2, 50, .95);
-    assert_true(fabs(tly_gauge_estimate(&g, .08) - 50 / .95) < .1);
-    tly_gauge_init(&g, 100, 0);
-    see(&g, 2, 50, 1);
-    see(&g, 1, 5, 1); /* something stood still */
-    see(&g, 2, 50, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 50);
-    tly_gauge_init(&g, 20, 0);
-    see(&g, 2, 19, 1);
-    see(&g, 1, 98, 1);
-    see(&g, 1, 100, 1);
-    see(&g, 1, 99, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 98); /* a faster one: the median */
-}
-
-static void a_gauge_knows_what_was_carried_without_being_full(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 50, 0);
-    see(&g, 5, 70, .5);
-    assert_true(tly_gauge_estimate(&g, .08) == 70);
-    see(&g, 5, 10, .3);
-    g.value = 70;
-    assert_true(tly_gauge_estimate(&g, .08) == 70); /* nobody wanted more */
-    assert_true(tly_gauge_has_slack(&g));
-    assert_false(tly_gauge_is_full(&g));
-}
-
-/* What a card would carry if it were always backlogged is a guess, for backlogs do not all show. */
-static void a_gauge_rises_only_when_the_guess_is_far_off(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 0);
-    see(&g, TLY_GAUGE_LONG, 97, .9); /* 107.8 while it was busy: 102 in the middle */
-    assert_true(tly_gauge_estimate(&g, .04) == 100);
-    see(&g, TLY_GAUGE_LONG, 102, .9); /* 113.3: 107.7 */
-    assert_true(tly_gauge_estimate(&g, .08) == 100);
-    assert_true(fabs(tly_gauge_estimate(&g, .06) - 107.7) < .1);
-    g.guess = true; /* nobody has said that it carries 100 */
-    assert_true(fabs(tly_gauge_estimate(&g, .08) - 113.3) < .1);
-}
-
-/* It carries more by now than in most of the many samples. */
-static void a_gauge_does_not_fall_below_what_is_carried(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 50, 0);
-    see(&g, TLY_GAUGE_LONG, 49, .98);
-    see(&g, 5, 75, .95);
-    g.value = 75;
-    assert_true(tly_gauge_estimate(&g, .06) == 75);
-}
-
-/* It had time to spare while it waited for another card; what it has now is said by the newest samples. */
-static void a_card_that_waited_has_no_slack_any_more(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 0);
-    see(&g, TLY_GAUGE_LONG, 50, .5);
-    assert_true(tly_gauge_has_slack(&g) && tly_gauge_is_idle(&g));
-    see(&g, 2, 95, .9);
-    assert_false(tly_gauge_has_slack(&g) || tly_gauge_is_idle(&g));
-}
-
-static void a_declared_rate_is_not_exceeded(void **state)
-{
-    struct tly_gauge g;
-    tly_gauge_init(&g, 100, 100);
-    see(&g, TLY_GAUGE_LONG, 150, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 100);
-    see(&g, TLY_GAUGE_LONG, 40, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 40);
-    g.value = 40;
-    see(&g, TLY_GAUGE_LONG, 300, 1);
-    assert_true(tly_gauge_estimate(&g, .08) == 100);
-}
-
-static void nonsense_is_ignored(void **state)
-{
-    struct tly_gauge g;
-    static const struct tly_sight bad[] = {{INFINITY, 1, 1}, {-1, 1, 1},   {NAN, .5, .5},     {10, NAN, .5},
-                                           {10, -.1, .5},    {10, .5, -1}, {10, .5, INFINITY}};
-    tly_gauge_init(&g, 100, 0);
-    for (size_t i = 0; i < 10 * sizeof bad / sizeof *bad; i++)
-        tly_gauge_see(&g, &bad[i % (sizeof bad / sizeof *bad)]);
-    assert_int_equal(g.count, 0);
-    see(&g, TLY_GAUGE_LONG, 0, 1); /* nothing comes through: no estimate of zero */
-    assert_true(tly_gauge_estimate(&g, .08) == 100);
-}
 
 /* --- a model of a cluster --------------------------------------------------------------------------- */
 
@@ -787,7 +647,7 @@ static void a_liar_stops_nobody(void **state)
     }
 }
 
-static void who_is_next_to_nothing_rests_and_is_tried_again(void **state)
+static void a_tallyd_with_next_to_nothing_rests_and_is_tried_again(void **state)
 {
     struct cluster c;
     start(&c, 4, 2, NULL, 0);
@@ -847,7 +707,7 @@ static void try_and_rest(struct cluster *c)
     assert_true(tly_replan_rests(c->r, 5));
 }
 
-static void a_try_in_vain_wakes_whom_it_has_put_to_rest(void **state)
+static void a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest(void **state)
 {
     struct cluster c;
     bool changed = false;
@@ -982,7 +842,7 @@ static void nonsense_is_survived(void **state)
 }
 
 /* It rests, is awake for long, and rests again: no longer than the first time. */
-static void who_was_awake_for_long_rests_briefly(void **state)
+static void a_tallyd_awake_for_long_rests_briefly(void **state)
 {
     struct cluster c;
     uint32_t first = 0;
@@ -1065,7 +925,7 @@ static void a_random_walk_is_followed(void **state)
 }
 
 /* It goes back and forth with every other change of the split: that is followed ever more slowly. */
-static void who_flaps_is_followed_slowly(void **state)
+static void a_flapping_card_is_followed_slowly(void **state)
 {
     struct cluster c;
     start(&c, 4, 2, NULL, 0);
@@ -1117,7 +977,7 @@ static int stands_out(int count, const double *rate, const double *busy, int nam
     return who;
 }
 
-static void who_is_slowest_holds_all_up(void **state)
+static void the_slowest_card_holds_all_up(void **state)
 {
     static const double even[] = {100, 100, 100, 100}, one[] = {100, 100, 25, 100},
                         two[] = {100, 28, 25, 100}, all[] = {25, 25, 25, 25}, worse[] = {100, 25, 10, 100};
@@ -1143,15 +1003,6 @@ static void who_is_slowest_holds_all_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_gauge_follows_a_full_card_both_ways),
-        cmocka_unit_test(a_gauge_waits_until_few_samples_agree),
-        cmocka_unit_test(a_gauge_takes_the_least_of_what_a_slower_card_carries),
-        cmocka_unit_test(a_gauge_knows_what_was_carried_without_being_full),
-        cmocka_unit_test(a_gauge_rises_only_when_the_guess_is_far_off),
-        cmocka_unit_test(a_gauge_does_not_fall_below_what_is_carried),
-        cmocka_unit_test(a_card_that_waited_has_no_slack_any_more),
-        cmocka_unit_test(a_declared_rate_is_not_exceeded),
-        cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_tallyd_drops_and_returns),
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
@@ -1173,21 +1024,21 @@ int main(void)
         cmocka_unit_test(all_cards_alike_change_together),
         cmocka_unit_test(a_declared_card_is_not_tried_beyond_that),
         cmocka_unit_test(a_liar_stops_nobody),
-        cmocka_unit_test(who_is_next_to_nothing_rests_and_is_tried_again),
+        cmocka_unit_test(a_tallyd_with_next_to_nothing_rests_and_is_tried_again),
         cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
-        cmocka_unit_test(a_try_in_vain_wakes_whom_it_has_put_to_rest),
+        cmocka_unit_test(a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
         cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
         cmocka_unit_test(a_card_is_not_sure_after_any_rest_behind_it),
         cmocka_unit_test(nonsense_is_survived),
-        cmocka_unit_test(who_was_awake_for_long_rests_briefly),
+        cmocka_unit_test(a_tallyd_awake_for_long_rests_briefly),
         cmocka_unit_test(quiet_corrections_delay_no_change),
         cmocka_unit_test(calm_shortens_the_interval_step_by_step),
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
         cmocka_unit_test(a_random_walk_is_followed),
-        cmocka_unit_test(who_flaps_is_followed_slowly),
+        cmocka_unit_test(a_flapping_card_is_followed_slowly),
         cmocka_unit_test(a_slow_pattern_is_followed),
-        cmocka_unit_test(who_is_slowest_holds_all_up),
+        cmocka_unit_test(the_slowest_card_holds_all_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
