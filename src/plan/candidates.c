@@ -115,6 +115,12 @@ void tly_candidates_forget(struct tly_replan *r)
     }
 }
 
+/* It is busy all the time and yet carries less than its value, by this fraction. */
+static bool falls_short(const struct tly_gauge *g, double by)
+{
+    return tly_gauge_is_full(g) && tly_gauge_while_busy(g) < g->value * (1 - by);
+}
+
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     tly_candidates_look(r, count, s);
@@ -126,11 +132,25 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
             p->assumed = false;
         if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
             p->card.guess = false;
+        if (!falls_short(&p->card, TLY_REPLAN_NEAR))
+            p->short_since = 0;
+        else if (!p->short_since)
+            p->short_since = r->samples + 1;
         if (s[i].active)
             tly_gauge_see(&p->sums, &s[i].sums);
         p->next = p->card.value;
         p->next_sums = p->sums.value;
     }
+}
+
+bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    for (int i = 0; i < count; i++) {
+        const struct place *p = &r->place[i];
+        if (tly_candidates_is_card(r, s, i) && p->short_since && r->samples - p->short_since < TLY_GAUGE_LONG)
+            return true;
+    }
+    return false;
 }
 
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -160,6 +180,23 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     return isinf(slowest);
 }
 
+/* For what part of the time the busiest card was backlogged.  slow: of those that are clearly slower than the split goes by. */
+static double busiest_of(const struct tly_replan *r, int count, const struct tly_replan_service *s, bool slow)
+{
+    double busiest = 0;
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i) && (!slow || falls_short(&r->place[i].card, TLY_REPLAN_CLEARLY)))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+    return busiest;
+}
+
+/* What a card's gauge says.  A card that is less busy than a slow one may only have that one's backlogs: it is no slower. */
+static double estimate(const struct tly_gauge *g, double near, double slow)
+{
+    double value = tly_gauge_estimate(g, near);
+    return value < g->value && tly_gauge_busy(g) < slow - TLY_REPLAN_LESS_BUSY ? g->value : value;
+}
+
 /* Does another card have the same value?  Then a small deviation is no reason to part them. */
 static bool is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
 {
@@ -169,16 +206,35 @@ static bool is_shared(const struct tly_replan *r, int count, const struct tly_re
     return false;
 }
 
+/* Has the card, for long now, backlogs for clearly more of the time than all others of the same value and kind, workers or
+ * tallyds?  Then it holds them up. */
+static bool stands_out(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
+{
+    const struct tly_gauge *own = &r->place[but].card;
+    bool like = false;
+    for (int i = 0; i < count; i++) {
+        const struct tly_gauge *g = &r->place[i].card;
+        if (i == but || !tly_candidates_is_card(r, s, i) || g->value != own->value ||
+            s[i].spare != s[but].spare)
+            continue;
+        if (tly_gauge_long_busy(g) >= tly_gauge_long_busy(own) - TLY_REPLAN_LESS_BUSY)
+            return false;
+        like = true;
+    }
+    return like;
+}
+
 /* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A card
  * that is far from the median moves alone. */
-static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
+static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first,
+                           double slow)
 {
     double value = r->place[first].card.value;
     int members = 0, known = 0;
     for (int i = first; i < count; i++) {
         if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
             continue;
-        double own = tly_gauge_estimate(&r->place[i].card, 0);
+        double own = estimate(&r->place[i].card, 0, slow);
         members++;
         if (own != value)
             r->sorted[known++] = own;
@@ -193,7 +249,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         struct place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
-        double own = tly_gauge_estimate(&p->card, 0);
+        double own = estimate(&p->card, 0, slow);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
             p->next = p->card.most > 0 ? fmin(middle, p->card.most) : middle;
     }
@@ -218,18 +274,19 @@ static bool is_refuted(const struct tly_replan *r, const struct place *p, double
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool moved = false, busy = false;
+    double slow = busiest_of(r, count, s, true);
     for (int i = 0; i < count; i++)
         busy |= tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
         if (is_first_of_class(r, s, i))
-            estimate_class(r, count, s, i);
+            estimate_class(r, count, s, i, slow);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
         moved |= p->next != p->card.value;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
-            bool shared = is_shared(r, count, s, i);
-            double value = tly_gauge_estimate(&p->card, shared ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
+            bool shared = is_shared(r, count, s, i), alike = shared && !stands_out(r, count, s, i);
+            double value = estimate(&p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR, slow);
             if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
@@ -308,12 +365,9 @@ static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = 0;
+    double others = usual(r, count, s), busiest = busiest_of(r, count, s, false);
     bool sums = false;
     tly_candidates_look(r, count, s);
-    for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy must have been idle for long. */

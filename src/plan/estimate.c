@@ -82,6 +82,11 @@ double tly_gauge_busy(const struct tly_gauge *g)
     return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, busy_of) : 0;
 }
 
+double tly_gauge_long_busy(const struct tly_gauge *g)
+{
+    return g->count >= TLY_GAUGE_LONG ? median(g, TLY_GAUGE_LONG, busy_of) : 0;
+}
+
 double tly_gauge_carried(const struct tly_gauge *g)
 {
     return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, rate_of) : 0;

@@ -18,8 +18,7 @@
 #include "plan/replan_work.h"
 #include "plan/sort.h"
 
-#define CLEARLY .15 /* worse than others, or than planned, by so much */
-#define MUCH .1     /* a gain that shows in few samples */
+#define MUCH .1 /* a gain that shows in few samples */
 #define LEAST_GAIN_SEEN .01
 #define EXACT .02             /* what a card that is busy all the time may carry too little */
 #define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
@@ -438,7 +437,7 @@ static bool has_slowed(const struct tly_replan *r)
  * costs a fifth of the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r))
+    if (r->trying || goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r) || tly_candidates_wait(r, count, s))
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
@@ -510,7 +509,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
     for (int i = 0; i < count && i < r->room; i++)
         if (tly_candidates_is_card(r, s, i))
             most = fmax(most, of_planned(&r->place[i], &s[i]));
-    double slow = (1 - CLEARLY) * fmin(1, most);
+    double slow = (1 - TLY_REPLAN_CLEARLY) * fmin(1, most);
     for (int i = 0; i < count && i < r->room; i++)
         if (tly_candidates_is_card(r, s, i) && of_planned(&r->place[i], &s[i]) < slow)
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
@@ -520,7 +519,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
         bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
                     tly_gauge_busy(&p->card) > busiest - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
-        double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - CLEARLY) : ratio;
+        double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - TLY_REPLAN_CLEARLY) : ratio;
         busy += full;
         if (full && counts < least) {
             least = counts;

@@ -49,6 +49,7 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near);
 bool tly_gauge_confirms(const struct tly_gauge *g, double near);
 /* For what part of the time it was backlogged, and the mean of both directions; 0 before TLY_GAUGE_SHORT samples. */
 double tly_gauge_busy(const struct tly_gauge *g);
+double tly_gauge_long_busy(const struct tly_gauge *g); /* in the last TLY_GAUGE_LONG samples; 0 before */
 double tly_gauge_both(const struct tly_gauge *g);
 /* What it carried, backlogged or not; 0 before TLY_GAUGE_SHORT samples. */
 double tly_gauge_carried(const struct tly_gauge *g);

@@ -323,6 +323,51 @@ static void a_slow_worker_without_a_share_is_not_tried(void **state)
     finish(&c);
 }
 
+/* A tallyd that has become a little slower holds all others up.  They are idle for that alone and are not tried meanwhile.  It is
+ * busier than the other tallyds, so it is parted from them. */
+static void a_card_a_little_slower_than_its_like_is_found(void **state)
+{
+    struct cluster c;
+    start(&c, 8, 4, NULL, 0);
+    c.noise = .02;
+    run(&c, 60);
+    c.real[9] = 89;
+    for (int i = 0; i < c.workers; i++)
+        c.unseen[i] = .35;
+    for (int i = 0; i < 3 * TLY_GAUGE_LONG; i++) {
+        step(&c);
+        for (int j = 0; j < c.workers; j++)
+            assert_false(tly_replan_tries(c.r, j));
+        if (tly_replan_bandwidth(c.r, 9) < 95)
+            break;
+    }
+    assert_true(fabs(tly_replan_bandwidth(c.r, 9) - 89) < 4);
+    assert_true(tly_replan_bandwidth(c.r, 8) == 100);
+    assert_true(fraction(&c) >= .985);
+    finish(&c);
+}
+
+/* Where workers have too much to do, tallyds have their backlogs, and are not slower for that. */
+static void a_card_less_busy_than_slow_ones_is_not_slower(void **state)
+{
+    struct cluster c;
+    double said[MOST];
+    for (int i = 0; i < MOST; i++)
+        said[i] = i < 8 ? 150 : 100;
+    start(&c, 8, 4, said, 0);
+    for (int i = 0; i < c.workers; i++)
+        c.lie[i] = 1;
+    for (int i = c.workers; i < c.count; i++)
+        c.lie[i] = .9;
+    for (int i = 0; i < 20; i++) {
+        step(&c);
+        for (int j = c.workers; j < c.count; j++)
+            assert_true(tly_replan_bandwidth(c.r, j) == 100);
+    }
+    assert_true(fraction(&c) >= .95);
+    finish(&c);
+}
+
 /* One card of several alike that seems idler than the others is no reason to part it from them. */
 static void one_idle_card_among_many_alike_is_not_tried(void **state)
 {
@@ -1009,6 +1054,8 @@ int main(void)
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
         cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
         cmocka_unit_test(a_slow_worker_without_a_share_is_not_tried),
+        cmocka_unit_test(a_card_a_little_slower_than_its_like_is_found),
+        cmocka_unit_test(a_card_less_busy_than_slow_ones_is_not_slower),
         cmocka_unit_test(one_idle_card_among_many_alike_is_not_tried),
         cmocka_unit_test(a_card_is_tried_only_once_it_has_been_seen),
         cmocka_unit_test(what_a_card_was_found_to_carry_is_remembered),

@@ -8,6 +8,7 @@
 #define TLY_REPLAN_NEAR_SHARED .12
 #define TLY_REPLAN_LESS_BUSY .05 /* fraction of the time: clearly less busy than another */
 #define TLY_REPLAN_NEAR .06
+#define TLY_REPLAN_CLEARLY .15 /* worse than others, or than planned, by so much */
 
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
@@ -21,6 +22,8 @@ struct place {
     bool slowed;  /* of a card: some such service's sums have a limit */
     bool dealt;   /* of a card: some such service has a share */
     bool assumed; /* of a card: its value was assumed when a service woke, and is not confirmed yet */
+    uint32_t
+        short_since; /* samples: when its card began to carry less than its value, busy all the time; 0: it does not */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
@@ -74,6 +77,9 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
 /* What the split that the candidates ask for gains over the one that there is; negative: nothing can be said.  That split
  * is in r->weight then. */
 double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* Does a card carry less than its value, though it is busy all the time, since too few samples for its gauge to say so?  Others
+ * wait for it then, and their idleness says nothing. */
+bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* A card of unknown speed counts as one as slow as the slowest that is known.  Where none is known, all become known
  * together: true. */
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s);
