@@ -17,6 +17,12 @@
 /* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
 enum { COPIED_BYTES = 16 << 20 };
 
+static int no_reduction(enum tally_reduction reduction)
+{
+    return tly_fail(EINVAL, "%d is no reduction: pass TALLY_SUM or another of enum tally_reduction",
+                    (int)reduction);
+}
+
 int tally_push_pull(tally_comm *comm, const char *name, const void *input, void *output, size_t count,
                     enum tally_dtype dtype, enum tally_reduction reduction,
                     const struct tally_options *options, tally_op **op)
@@ -29,7 +35,7 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
                             .output = output,
                             .count = count};
     if ((unsigned)reduction > TALLY_BXOR)
-        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+        return no_reduction(reduction);
     return tly_submit(comm, &r, options, op);
 }
 
@@ -46,7 +52,7 @@ int tally_reduce(tally_comm *comm, const char *name, const void *input, void *ou
                             .output = output,
                             .count = count};
     if ((unsigned)reduction > TALLY_BXOR)
-        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+        return no_reduction(reduction);
     return tly_submit(comm, &r, options, op);
 }
 
@@ -56,7 +62,8 @@ static int add_up(const size_t counts[], int n, uint64_t *sum)
     uint64_t s = 0;
     for (int i = 0; counts && i < n; i++)
         if (counts[i] > INT64_MAX / 16 || __builtin_add_overflow(s, counts[i], &s) || s > INT64_MAX / 16)
-            return tly_fail(EINVAL, "too many elements");
+            return tly_fail(EINVAL, "the counts add up to more than %lld elements",
+                            (long long)(INT64_MAX / 16));
     *sum = s;
     return 0;
 }
@@ -74,9 +81,9 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
                             .give = counts};
     struct tally_options own;
     if ((unsigned)reduction > TALLY_BXOR)
-        return tly_fail(EINVAL, "%d is no reduction", (int)reduction);
+        return no_reduction(reduction);
     if (!counts)
-        return tly_fail(EINVAL, "no counts");
+        return tly_fail(EINVAL, "counts is NULL: pass a count for each rank that takes part");
     int err = tly_options_take(&options, &own);
     if (err)
         return err;
@@ -104,7 +111,8 @@ static int exchange(tally_comm *c, struct tly_request *r, const struct tally_opt
     if (err)
         return err;
     if ((given && !r->input) || (taken && !r->output))
-        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)given + taken);
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements: pass the address of their memory",
+                        (unsigned long long)(r->output ? given : taken));
     r->count = given > taken ? given : taken;
     return tly_submit(c, r, o, op);
 }
@@ -121,7 +129,8 @@ int tally_alltoall(tally_comm *comm, const char *name, const void *input, const 
                             .give = give,
                             .take = take};
     if (!give || !take)
-        return tly_fail(EINVAL, "no counts");
+        return tly_fail(EINVAL, "%s is NULL: pass a count for each rank that takes part",
+                        give ? "take" : "give");
     return exchange(comm, &r, options, op);
 }
 
@@ -136,9 +145,9 @@ static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t
     const struct tally_group *g = tly_submit_group(c, o);
     bool root = r->root == (uint32_t)g->rank;
     if (r->root >= (uint32_t)g->size)
-        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, g->size - 1);
+        return tly_submit_no_rank(g, "root ", (int)r->root);
     if (root && !counts)
-        return tly_fail(EINVAL, "no counts");
+        return tly_fail(EINVAL, "counts is NULL: the root passes a count for each rank that takes part");
     size_t *one = calloc((size_t)g->size, sizeof *one);
     if (!one)
         return tly_fail(ENOMEM, "out of memory");
@@ -247,9 +256,9 @@ static int other_rank(tally_comm *c, const struct tally_options **options, struc
         return err;
     const struct tally_group *g = tly_submit_group(c, *options);
     if (place < 0 || place >= g->size)
-        return tly_fail(EINVAL, "%d is no rank from 0 to %d", place, g->size - 1);
+        return tly_submit_no_rank(g, "", place);
     if (place == g->rank)
-        return tly_fail(EINVAL, "a message of rank %d to itself", place);
+        return tly_fail(EINVAL, "rank %d sends no messages to itself: copy the data instead", place);
     *rank = g->ranks[place];
     return 0;
 }
@@ -308,7 +317,7 @@ int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct
                  const char *reason)
 {
     if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
-        return tly_fail(EINVAL, "%u is no kind of operation", kind);
+        return tly_fail(EINVAL, "%u is no kind of operation: pass one of enum tally_kind", kind);
     struct tly_request r = {.name = name,
                             .kind = (uint8_t)kind,
                             .dtype = TALLY_UINT8,

@@ -96,7 +96,8 @@ static int read_list(tally_comm *c, struct tally_group *g, const int ranks[])
             err = tly_fail(EINVAL, "group '%.100s': %d is no rank from 0 to %d", g->name, ranks[i],
                            c->size - 1);
         else if (named[ranks[i]])
-            err = tly_fail(EINVAL, "group '%.100s': rank %d is there twice", g->name, ranks[i]);
+            err = tly_fail(EINVAL, "group '%.100s': rank %d is there twice: name each rank once", g->name,
+                           ranks[i]);
         if (err)
             break;
         named[ranks[i]] = true;
@@ -106,7 +107,8 @@ static int read_list(tally_comm *c, struct tally_group *g, const int ranks[])
     }
     free(named);
     if (!err && g->rank < 0)
-        err = tly_fail(EINVAL, "group '%.100s': rank %d, which makes it, is not in it", g->name, c->rank);
+        err = tly_fail(EINVAL, "group '%.100s': rank %d is not in it: only its own ranks make a group",
+                       g->name, c->rank);
     g->list = hash_list(g->ranks, g->size);
     return err;
 }
@@ -137,7 +139,7 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
         err = tly_fail(EEXIST, "the groups '%.80s' and '%.80s' have the same hash: rename one", known->name,
                        name);
     else if (known && !same_list(known, g))
-        err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already", name);
+        err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already: use another name", name);
     else if (!err && !known &&
              (tly_group_number(comm, g) != 0 || tly_map_put(&comm->groups, g->id, g) != 0)) {
         if (g->number == comm->list_count && g->number && comm->lists[g->number - 1] == g)

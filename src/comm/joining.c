@@ -318,7 +318,7 @@ static int begin(tally_comm *c, struct tally_op *op)
     if (c->closing)
         err = tly_fail(ESHUTDOWN, "the communicator is closing");
     else if (atomic_load(&j->on))
-        err = tly_fail(EINVAL, "this rank has joined already: wait for that");
+        err = tly_fail(EINVAL, "this rank has joined already: wait until all ranks have");
     else if (tly_rounds_list(c) != 0)
         err = tly_fail(ENOMEM, "out of memory");
     else

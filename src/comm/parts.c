@@ -107,7 +107,7 @@ static int more_parts(struct tally_op *op, uint64_t more)
 {
     char title[TLY_TITLE];
     if (more > UINT32_MAX / 2)
-        return tly_fail(EINVAL, "%s: too many parts", tly_op_title(op, title));
+        return tly_fail(EINVAL, "%s: too many parts: raise TALLY_PART_BYTES", tly_op_title(op, title));
     struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
     if (!all)
         return tly_fail(ENOMEM, "out of memory");

@@ -54,40 +54,54 @@ struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *
     return o && o->group ? o->group : &c->all;
 }
 
+int tly_submit_no_rank(const struct tally_group *g, const char *what, int place)
+{
+    return tly_fail(EINVAL, "%s%d is no rank from 0 to %d%s", what, place, g->size - 1,
+                    g->name ? ": inside a group ranks count from 0" : "");
+}
+
 static int check_request(const tally_comm *c, const struct tly_request *r, const struct tally_options *o,
                          bool out)
 {
     if (r->dtype >= TLY_DTYPE_COUNT)
-        return tly_fail(EINVAL, "%d is no dtype", (int)r->dtype);
+        return tly_fail(EINVAL, "%d is no dtype: pass TALLY_FLOAT32 or another of enum tally_dtype",
+                        (int)r->dtype);
     size_t element = tly_reduce_element_size((int)r->dtype);
     uint64_t bytes; /* nothing is divided by what the compiler does not know: that takes as long as a lock */
     if (__builtin_mul_overflow(r->count, element, &bytes) || bytes > UINT64_MAX / 16)
-        return tly_fail(EINVAL, "%llu elements are too many", (unsigned long long)r->count);
+        return tly_fail(EINVAL, "%llu elements are too many: a tensor has less than 2^60 bytes",
+                        (unsigned long long)r->count);
     bool gives = r->kind != TALLY_BROADCAST;
     bool gets =
         r->kind == TALLY_ALLGATHER ? r->even : r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank;
     if (r->kind == TALLY_MESSAGE)
         gets = !(gives = r->from == (uint32_t)c->rank);
     if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
-        return tly_fail(EINVAL, "a NULL pointer for %llu elements", (unsigned long long)r->count);
+        return tly_fail(EINVAL, "a NULL pointer for %llu elements: pass the address of their memory",
+                        (unsigned long long)r->count);
     if (r->group->comm != c)
         return tly_fail(EINVAL, "the group is another communicator's: make one of this communicator's ranks");
     if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
-        return tly_fail(EINVAL, "%llu elements of each of %d ranks are too many",
+        return tly_fail(EINVAL,
+                        "%llu elements of each of %d ranks are too many: a result has less than 2^60 bytes",
                         (unsigned long long)r->count, r->group->size);
     if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
-        return tly_fail(EINVAL, "root %d is no rank from 0 to %d", (int)r->root, r->group->size - 1);
+        return tly_submit_no_rank(r->group, "root ", (int)r->root);
     if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_least)
-        return tly_fail(EINVAL, "%d ranks are too many for parts of %u bytes", r->group->size, c->part_least);
+        return tly_fail(EINVAL,
+                        "%d ranks are too many for parts of %u bytes: set TALLY_PART_BYTES to %u or more",
+                        r->group->size, c->part_least, (16u * (unsigned)r->group->size + 63) / 64 * 64);
     if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_least)
-        return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes",
+        return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes: raise TALLY_PART_BYTES",
                         (unsigned long long)r->count, c->part_least);
     if (!o)
         return 0;
     if (o->queued && !out)
         return tly_fail(EINVAL, "a queued operation needs a handle: pass a place for it");
-    if (o->ndim > 64 || (o->ndim && !o->shape))
-        return tly_fail(EINVAL, "a shape of %u dimensions", o->ndim);
+    if (o->ndim > 64)
+        return tly_fail(EINVAL, "a shape has at most 64 dimensions, not %u", o->ndim);
+    if (o->ndim && !o->shape)
+        return tly_fail(EINVAL, "shape is NULL and ndim is %u: pass the lengths of the dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
     if (o->shape && tly_kind_takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
@@ -95,14 +109,16 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
             if (o->shape[i] < 0)
-                return tly_fail(EINVAL, "dimension %u is %lld", i, (long long)o->shape[i]);
+                return tly_fail(EINVAL, "dimension %u of the shape is %lld: pass 0 or more", i,
+                                (long long)o->shape[i]);
             empty |= o->shape[i] == 0;
             overflow |= __builtin_mul_overflow(product, (uint64_t)o->shape[i], &product);
         }
         if (empty)
             product = 0;
         if ((overflow && !empty) || product != r->count)
-            return tly_fail(EINVAL, "the shape does not hold %llu elements", (unsigned long long)r->count);
+            return tly_fail(EINVAL, "the lengths in the shape do not multiply to the count, %llu",
+                            (unsigned long long)r->count);
     }
     return 0;
 }
@@ -286,7 +302,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
-        return tly_fail(EINVAL, "this rank has joined: it submits nothing more until all ranks have");
+        return tly_fail(EINVAL, "this rank has joined: wait until all ranks have, and submit then");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
     bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
     struct tally_group *g = op->group;

@@ -42,6 +42,9 @@ int tly_options_take(const struct tally_options **options, struct tally_options 
 /* The ranks that an operation with these options, which were taken, is for. */
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o);
 
+/* -EINVAL, with a sentence: what, "root " say, with this place is not in the group. */
+int tly_submit_no_rank(const struct tally_group *g, const char *what, int place);
+
 /* A handle of no tensor, which neither the loop nor a queue has.  NULL: out of memory. */
 struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *options);
 /* Such a one ends; err is positive, or 0. */

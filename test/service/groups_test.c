@@ -151,6 +151,7 @@ static int other_operations(int rank, void *arg)
         CHECK(tally_broadcast(c, NULL, x, 4, TALLY_INT32, 1, &o, &op) == 0 && job_ends(op) == 0);
         CHECK(x[0] == 0 && x[3] == 0);
         CHECK(tally_broadcast(c, NULL, x, 4, TALLY_INT32, 3, &o, &op) == -EINVAL);
+        CHECK_HOLDS(tally_error(), "root 3 is no rank from 0 to 2: inside a group ranks count from 0");
 
         int32_t mine[3] = {10 * rank, 10 * rank + 1, 10 * rank + 2};
         const void *data;

@@ -558,38 +558,55 @@ static int bad_calls(int rank, void *arg)
     tally_comm *c = job_open();
     static float x[100];
     tally_op *op = NULL, *twin = NULL;
+    const size_t one_each[] = {1, 1};
     int64_t shape[] = {10, 11}, wraps[] = {1ll << 32, 1ll << 32}, negative[] = {-1, -100};
     struct tally_options o = {.size = sizeof o};
-#define REFUSED(call) CHECK((call) == -EINVAL && op == NULL)
-    REFUSED(tally_push_pull(c, "x", NULL, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, NULL, 100, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 100, (enum tally_dtype)15, TALLY_SUM, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 100, (enum tally_dtype)256, TALLY_SUM, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, (enum tally_reduction)5, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_BOOL, TALLY_AVERAGE, NULL, &op));
-    REFUSED(tally_push_pull(c, "x", x, x, 10, TALLY_COMPLEX64, TALLY_MAX, NULL, &op));
-    CHECK(strstr(tally_error(), "complex numbers have no maximum"));
-    REFUSED(tally_push_pull(c, "x", x, x, SIZE_MAX, TALLY_FLOAT32, TALLY_SUM, NULL, &op));
-    REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, 2, NULL, &op));
-    REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, -1, NULL, &op));
+#define REFUSED(call, sentence) \
+    do { \
+        CHECK((call) == -EINVAL && op == NULL); \
+        CHECK_HOLDS(tally_error(), sentence); \
+    } while (0)
+#define SUM_REFUSED(in, out, count, type, sum, options, sentence) \
+    REFUSED(tally_push_pull(c, "x", in, out, count, type, sum, options, &op), sentence)
+    SUM_REFUSED(NULL, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL,
+                "NULL pointer for 100 elements: pass the address");
+    SUM_REFUSED(x, NULL, 100, TALLY_FLOAT32, TALLY_SUM, NULL,
+                "NULL pointer for 100 elements: pass the address");
+    SUM_REFUSED(x, x, 100, (enum tally_dtype)15, TALLY_SUM, NULL,
+                "15 is no dtype: pass TALLY_FLOAT32 or another");
+    SUM_REFUSED(x, x, 100, (enum tally_dtype)256, TALLY_SUM, NULL, "256 is no dtype");
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, (enum tally_reduction)50, NULL,
+                "50 is no reduction: pass TALLY_SUM or another");
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, (enum tally_reduction)5, NULL, "bitwise reductions need integers");
+    SUM_REFUSED(x, x, 100, TALLY_BOOL, TALLY_AVERAGE, NULL, "booleans have no average");
+    SUM_REFUSED(x, x, 10, TALLY_COMPLEX64, TALLY_MAX, NULL, "complex numbers have no maximum");
+    SUM_REFUSED(x, x, SIZE_MAX, TALLY_FLOAT32, TALLY_SUM, NULL, "a tensor has less than 2^60 bytes");
+    REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, 2, NULL, &op), "root 2 is no rank from 0 to 1");
+    REFUSED(tally_broadcast(c, "x", x, 100, TALLY_FLOAT32, -1, NULL, &op), "root -1 is no rank from 0 to 1");
+    REFUSED(tally_reduce_scatter(c, "x", x, x, NULL, TALLY_FLOAT32, TALLY_SUM, NULL, &op),
+            "counts is NULL: pass a count for each rank");
+    REFUSED(tally_alltoall(c, "x", x, one_each, x, NULL, TALLY_FLOAT32, NULL, &op),
+            "take is NULL: pass a count");
+    REFUSED(tally_alltoall(c, "x", x, one_each, NULL, one_each, TALLY_FLOAT32, NULL, &op),
+            "NULL pointer for 2 elements");
     o.prescale = NAN;
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "a scale factor is not finite");
     o.prescale = INFINITY;
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "a scale factor is not finite");
     o = (struct tally_options){.size = sizeof o, .ndim = 2, .shape = shape};
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "the shape do not multiply to the count, 100");
     o.shape = wraps;
-    REFUSED(tally_push_pull(c, "x", x, x, 0, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 0, TALLY_FLOAT32, TALLY_SUM, &o, "the shape do not multiply to the count, 0");
     o.shape = negative;
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "dimension 0 of the shape is -1: pass 0 or more");
     o.shape = NULL;
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "shape is NULL and ndim is 2: pass the lengths");
     o = (struct tally_options){.size = 0};
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "set it to sizeof(struct tally_options)");
     o = (struct tally_options){.size = sizeof o, .space = 256};
-    REFUSED(tally_push_pull(c, "x", x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, &op));
-    CHECK(tally_refuse(c, "x", 0, NULL, "why") == -EINVAL);
-    CHECK(tally_refuse(c, "x", TALLY_SCATTER + 1, NULL, "why") == -EINVAL);
+    SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "space 256 is not from 0 to 255");
+    REFUSED(tally_refuse(c, "x", 0, NULL, "why"), "0 is no kind of operation: pass one of enum tally_kind");
+    REFUSED(tally_refuse(c, "x", TALLY_SCATTER + 1, NULL, "why"), "is no kind of operation");
     /* None of these has counted as a round. */
     sums_well(c, "x", 100);
     /* In flight twice: rank 1 comes only when rank 0 has tried. */
