@@ -43,7 +43,8 @@ def _view_numpy(array, interface):
     code = _numpy_codes.get(dtype)
     if code is None:
         if not dtype.isnative:
-            raise TypeError("elements of foreign byte order (%s) cannot be summed" % dtype.str)
+            raise TypeError("elements of foreign byte order (%s) cannot be summed; hand over array.astype(%r)" % (
+                dtype.str, dtype.newbyteorder("=").str))
         code = _numpy_codes[dtype] = _dtype_code(dtype.name)
     pointer, readonly = interface["data"]
     return _View(pointer, array.size, code, array.shape, readonly, array, interface["strides"] is not None)
@@ -188,7 +189,8 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
             try:
                 memory = memoryview(array)
             except TypeError:
-                raise TypeError("%s speaks neither DLPack nor the buffer protocol" % type(array).__name__) from None
+                raise TypeError("%s speaks neither DLPack nor the buffer protocol; hand over an array, such as "
+                                "numpy.asarray() makes" % type(array).__name__) from None
             wrapped = _numpy("objects of the buffer protocol").asarray(memory)
             view = _view_numpy(wrapped, wrapped.__array_interface__)
         memory = view.keep

@@ -383,11 +383,16 @@ def make_group(name, ranks):
                                     ctypes.byref(group))
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
-    _group_sizes[group.value] = len(ranks)
+    _group_ranks[group.value] = ranks
     return group.value
 
 
-_group_sizes = {}  # handle -> number of ranks
+_group_ranks = {}  # handle -> ranks
+
+
+def group_ranks(group):
+    """The ranks of the job in a group, in its order.  None: all."""
+    return _group_ranks[group] if group else range(size())
 
 
 # --- memory ----------------------------------------------------------------------------------------------
@@ -566,7 +571,7 @@ class Operation:
         status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
         if status < 0:
             raise _failed(status, "allgather")
-        return data.value, length.value, dims[:_group_sizes[self._group] if self._group else _fact(1)]
+        return data.value, length.value, dims[:len(group_ranks(self._group))]
 
     def source(self):
         """The sender of the message that a finished probe has found, as a place in the group.  For a finished join: the rank that

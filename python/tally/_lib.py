@@ -143,7 +143,7 @@ for _view, _table in ((lib, _shared), (blocking, _waiting)):
         try:
             _function = getattr(_view, _name)
         except AttributeError:
-            raise ImportError("%s has no %s: it is of another release than this package"
+            raise ImportError("%s has no %s: it is of another release than this package; set TALLY_LIBRARY to one of this release"
                               % (blocking._name, _name)) from None
         _function.restype = _result
         _function.argtypes = _arguments

@@ -571,6 +571,8 @@ def in_sets():
         assert got[:, 0].tolist() == [rank + 1 for rank in ranks] and received.tolist() == [1] * m
         sparse = t.synchronize(t.sparse_allreduce_async(torch.eye(n)[[r]].T.to_sparse(1), "set", t.Sum, one))
         assert sparse.indices().flatten().tolist() == ranks
+        fails(RuntimeError, t.sparse_allreduce_async(torch.eye(m + (place == 1)).to_sparse(1), "differ", t.Sum, one),
+              "[%d, %d], 1 of its dimensions sparse on rank %d" % (m + 1, m + 1, ranks[1]))
         assert t.broadcast_object(r, ranks[0], process_set=one) == ranks[0]
         assert t.allgather_object(r, process_set=one) == ranks
         odd = place == 1

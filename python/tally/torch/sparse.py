@@ -83,12 +83,13 @@ class SparseReduction:
     def _union(self, pieces):
         """The rows that any rank has, in order.  All ranks see the same pieces, and fail alike."""
         length = len(self._header)
-        given = [(rank, piece) for rank, piece in enumerate(pieces) if len(piece)]  # one that has joined gives nothing
+        given = [(place, piece) for place, piece in enumerate(pieces) if len(piece)]  # one that has joined gives nothing
         like = given[0][1]
-        for rank, piece in given:
+        for _, piece in given:
             if not torch.equal(piece[:length], like[:length]):
+                ranks = _core.group_ranks(self._call.group)
                 raise _core.disagreement("%r" % self._call.name.removesuffix(".values"), {
-                    one: "sparse of shape %s, %d of its dimensions sparse" % (header[2:2 + header[0]], header[1])
+                    ranks[one]: "sparse of shape %s, %d of its dimensions sparse" % (header[2:2 + header[0]], header[1])
                     for one, header in ((one, piece[:length].tolist()) for one, piece in given)})
         return torch.unique(torch.cat([piece[length:] for _, piece in given]))
 
