@@ -329,7 +329,7 @@ static void print_facts(const struct query *q)
 static void print_late(const struct query *q, const char *name)
 {
     if (!q->err && q->facts.waiting_ms >= LATE_MS)
-        printf("late: a round at %s has waited %.1f s for %s\n", name, (double)q->facts.waiting_ms / 1e3,
+        printf("late: an operation at %s has waited %.1f s for %s\n", name, (double)q->facts.waiting_ms / 1e3,
                q->facts.waits_for);
 }
 
@@ -545,12 +545,11 @@ static int explain(const struct query *q, const char *at)
                             "nobody listens at %s: no job runs there, or on another port (TALLY_PORT)", at);
     case EACCES:
     case ESTALE:
-        return tly_cli_fail("status", "%s turns us away: %s", at, q->why);
+        return tly_cli_fail("status", "%s refuses to answer: %s", at, q->why);
     case ECANCELED:
         return tly_cli_fail("status", "the job at %s has failed: %s", at, q->why);
     case EPROTO:
-        return tly_cli_fail("status", "what listens at %s is not Tally, or of another version: %s", at,
-                            q->why);
+        return tly_cli_fail("status", "%s is not Tally, or another version of it: %s", at, q->why);
     case ECONNRESET:
         return tly_cli_fail("status", "%s hung up: it is not Tally, or its job is just ending (%s)", at,
                             q->why);

@@ -219,7 +219,7 @@ static int take_roster(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
     if (c->place.rank >= r->rank_count)
-        return tly_fail(EPROTO, "rank %u is not in the roster of %u ranks", c->place.rank, r->rank_count);
+        return tly_fail(EPROTO, "rank %u is not among the %u ranks of the job", c->place.rank, r->rank_count);
     c->rank = (int)c->place.rank;
     c->size = (int)r->rank_count;
     c->machine = (int)r->ranks[c->rank].machine;
@@ -262,7 +262,9 @@ static int connect_peers(tally_comm *c)
             met += c->peers[i].known || (c->peers[i].mortal && c->peers[i].accused);
         for (int i = 0; i < c->services && tly_now() > deadline && !err; i++)
             if (!c->peers[i].known && !(c->peers[i].mortal && c->peers[i].accused))
-                err = tly_fail(ETIMEDOUT, "cannot reach %s", c->peers[i].name);
+                err = tly_fail(ETIMEDOUT,
+                               "cannot reach %s within %d s: does a firewall shut its port (TALLY_PORTS)?",
+                               c->peers[i].name, CONNECT_S);
     }
     return err;
 }

@@ -45,8 +45,7 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
     if (err == -EPROTO && !m->doubted) {
         char who[200];
         tly_coordinator_name(m, who, sizeof who);
-        tly_warn("join",
-                 "%s says of its traffic what cannot be: its reports do not count, and the split stays", who);
+        tly_warn("join", "%s reports impossible traffic: its reports do not count, and the split stays", who);
         m->doubted = true;
     }
     if (err)

@@ -143,8 +143,9 @@ static void invite_more(struct tly_coordinator *c)
             c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
         }
         if (err) {
-            tly_coordinator_post_verdict(m, -err,
-                                         err == -EINVAL ? tly_error() : "there is no room for more services");
+            tly_coordinator_post_verdict(
+                m, -err,
+                err == -EINVAL ? tly_error() : "the job has as many tallyd as the coordinator has room for");
             continue;
         }
         if (at == c->roster.service_count)
@@ -233,9 +234,9 @@ static void commit(struct tly_coordinator *c)
     int err = tly_roster_split(&c->roster, c->split);
     if (err) {
         tly_coordinator_fail(c, -err,
-                             err == -ENOENT
-                                 ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last one is gone"
-                                 : "the coordinator is out of memory");
+                             err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last "
+                                              "one is gone: start more of them, or set TALLY_SPLIT=optimal"
+                                            : "the coordinator is out of memory");
         return;
     }
     if (tly_start_fit_parts(c, &c->roster))

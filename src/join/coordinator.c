@@ -500,7 +500,7 @@ static int accepting(void *user, struct tly_link_config *config)
 /* The first member that has not done what the start waits for. */
 static const char *unready(const struct tly_coordinator *c, char *out, size_t len)
 {
-    snprintf(out, len, "a member");
+    snprintf(out, len, "a rank or tallyd");
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         bool ready = c->state == PROVING ? m->proved || m->info.role != TLY_ROLE_RANK : m->begun;
@@ -562,8 +562,10 @@ static void tick(struct tly_hook *h)
     if (c->state == GATHERING && !c->complete_at && c->size && !c->resuming) {
         missing_text(c, missing, sizeof missing);
         if (now - c->waiting_since >= c->join_ns) {
-            tly_coordinator_fail(c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT)",
-                                 missing, (double)c->join_ns / TLY_SEC);
+            tly_coordinator_fail(
+                c, ETIMEDOUT,
+                "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look for their output", missing,
+                (double)c->join_ns / TLY_SEC);
         } else if (tell) {
             c->asked_missing = now;
             tly_warn("join", "waiting for rank %s", missing);
@@ -571,7 +573,9 @@ static void tick(struct tly_hook *h)
     }
     /* Not from the beginning: the last rank may have come just in time, and tallyd been waited for after that. */
     if ((c->state == PROVING || c->state == INVITING) && now - c->proving_at >= CONNECT_S * TLY_SEC)
-        tly_coordinator_fail(c, ETIMEDOUT, "%s has not connected to all services within %d s",
+        tly_coordinator_fail(c, ETIMEDOUT,
+                             "%s has not connected to all services within %d s: does a firewall shut their "
+                             "ports (TALLY_PORTS)?",
                              unready(c, name, sizeof name), CONNECT_S);
 }
 

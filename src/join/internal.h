@@ -122,7 +122,7 @@ struct tly_coordinator {
     struct tly_begun *begun; /* owned: what they have said */
     size_t begun_count, begun_room;
     /* The plan follows the network (adapt.c). */
-    bool fixed; /* TALLY_REPLAN=0 */
+    bool fixed; /* TALLY_REPLAN=0, or a TALLY_SPLIT that leaves no choice */
     struct adapt {
         struct tly_replan *replan; /* owned; NULL: no traffic crosses cards */
         struct place {

@@ -217,8 +217,8 @@ static void prove(struct tly_member *m, struct tly_reader *r)
     uint64_t nonce = 0;
     tly_read_text(r, name, sizeof name);
     if (name[0] && tly_proof_knock(name, &nonce) != 0)
-        tly_warn("join",
-                 "a rank with the same host id is not reachable on this machine: taken for another one");
+        tly_warn("join", "a rank with the same TALLY_HOST_ID or boot id cannot be reached inside this "
+                         "machine: it counts as another machine's");
     tly_write64(&w, nonce);
     post(m, TLY_ROSTER, TLY_REQUEST, &w);
     free(w.data);

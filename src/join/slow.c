@@ -177,7 +177,8 @@ static void write_log(struct tly_coordinator *c)
     tly_slow_text(&s->told, text, sizeof text);
     bool stays = c->fixed && (s->logged == TLY_WHY_CARD || s->logged == TLY_WHY_SUMS);
     tly_warn("join", "the job is held up by %s%s", text,
-             stays ? "; the split stays as it is (TALLY_REPLAN=0)"
+             stays && c->split != TLY_SPLIT_OPTIMAL ? "; the split stays as it is (TALLY_SPLIT)"
+             : stays                                ? "; the split stays as it is (TALLY_REPLAN=0)"
              : s->logged == TLY_WHY_ALL_CARDS
                  ? "; is TALLY_BANDWIDTH right, and does anything else use the network?"
                  : "");

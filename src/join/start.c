@@ -448,8 +448,8 @@ static void take_results(struct tly_coordinator *c)
         tly_info("join", "network cards were measured: %s", found);
     if (*unknown)
         tly_warn("join",
-                 "how fast the network card is on %s is not known and could not be measured: taken to be as "
-                 "slow as the slowest that is known; TALLY_BANDWIDTH there would say it",
+                 "the rate of the network card on %s is not known and could not be measured: taken to be as "
+                 "slow as the slowest that is known; set TALLY_BANDWIDTH there",
                  unknown);
 }
 

@@ -308,7 +308,7 @@ int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
     static const struct {
         bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text);
         const char *why;
-    } reasons[] = {{is_absent, "did not push yet"},
+    } reasons[] = {{is_absent, "did not send any of it yet"},
                    {is_coming, "did not send all of it yet"},
                    {is_dropped, "must send it again, for want of memory here"}};
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {

@@ -246,7 +246,8 @@ int tly_timeline_merge(struct tly_timeline *t, int64_t *slack, size_t *which, ch
         char title[128];
         tly_process_title(&t->processes[first], title, sizeof title);
         snprintf(why, why_len,
-                 "has no messages in common, both ways, with %s or with who has: its clock is unknown",
+                 "has no messages in common, both ways, with %s, nor with a process that has: its clock is "
+                 "unknown",
                  title);
         *which = i;
         err = -EINVAL;

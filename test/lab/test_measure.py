@@ -117,7 +117,7 @@ def test_who_cannot_be_measured_holds_up_nothing(number, tmp_path):
     found = measured(results[0].output)
     assert sorted(set(found) - {"c0"}) == ["w0", "w1", "w2"], results[0].output
     if number == signal.SIGSTOP:
-        assert "how fast the network card is on c0 is not known and could not be measured" in results[0].output
+        assert "the rate of the network card on c0 is not known and could not be measured" in results[0].output
     else:
         assert "c0" not in found
 

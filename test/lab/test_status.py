@@ -138,7 +138,7 @@ def test_who_is_turned_away_or_asks_somebody_else(net, tmp_path):
     rank = ranks[0]()
     until(net, lambda s: s["missing_ranks"] == [1], "w0")
     for env, why in (
-        ({"TALLY_SECRET": "another secret of this size"}, "10.77.0.1:29777 turns us away: the job secret differs"),
+        ({"TALLY_SECRET": "another secret of this size"}, "10.77.0.1:29777 refuses to answer: the job secret differs"),
         ({}, "needs a secret"),
         ({**SECRET, "TALLY_JOB": "other"}, "job 'default' here, job 'other' there"),
     ):

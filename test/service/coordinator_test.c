@@ -416,10 +416,10 @@ static void test_a_guest_learns_who_has_left(void **state)
     assert_int_equal(guest->roster.ranks[1].left, 1);
 }
 
-enum seen { FINE, SLOW, HALF };
+enum seen { FINE, SLOW, HALF, ALONE };
 
 /* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; FINE, HALF: nobody holds anybody
- * up, and each card carries nearly all of that, or half. */
+ * up, and each card carries nearly all of that, or half; ALONE: as SLOW, and the tallyds sum all. */
 static struct tly_traffic sight(const struct member *m, enum seen seen,
                                 struct tly_traffic_line line[GUEST + 1])
 {
@@ -429,11 +429,15 @@ static struct tly_traffic sight(const struct member *m, enum seen seen,
         tallyds += m->roster.services[i].state != TLY_SERVICE_GONE;
     for (uint32_t i = 0; i < count; i++) {
         bool gone = m->roster.services[i].state == TLY_SERVICE_GONE;
-        uint32_t busy = i >= FIRST || seen != SLOW ? ACTIVE_US : ACTIVE_US / 5;
-        uint64_t bytes = i == m->number || gone ? 0
-                         : seen == SLOW         ? (i >= FIRST ? 4000000 / tallyds : 2000000)
-                         : seen == HALF         ? (i >= FIRST ? 10000000 / tallyds : 5000000)
-                                                : 18000000;
+        uint32_t busy = i >= FIRST || seen == FINE || seen == HALF ? ACTIVE_US
+                        : seen == ALONE                            ? 0
+                                                                   : ACTIVE_US / 5;
+        uint64_t bytes =
+            i == m->number || gone ? 0
+            : seen == ALONE        ? (i >= FIRST ? 4000000 / tallyds : 0)
+            : seen == SLOW         ? (i >= FIRST ? 4000000 / tallyds : 2000000)
+            : seen == HALF         ? (i >= FIRST ? 10000000 / tallyds : 5000000)
+                                   : 18000000;
         line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, busy};
     }
     return (struct tly_traffic){.epoch = m->roster.epoch,
@@ -505,6 +509,11 @@ static int start_apart(void **state)
 static int start_fixed(void **state)
 {
     return start_apart_with("TALLY_REPLAN=0");
+}
+
+static int start_fixed_to_tallyd(void **state)
+{
+    return start_apart_with("TALLY_SPLIT=server");
 }
 
 static int start_measured(void **state)
@@ -805,6 +814,37 @@ static void test_a_split_that_stays(void **state)
     report_until(&x.member[0].judged, 2, FINE); /* and when nobody does any more */
     assert_int_equal(x.member[0].slow.why, TLY_WHY_NOBODY);
     assert_int_equal(x.member[0].prepared, 0);
+}
+
+static const char *const settings[] = {"(TALLY_REPLAN=0)", "(TALLY_SPLIT)"};
+
+static void listen_for_setting(void *user, enum tally_log_level level, const char *line)
+{
+    for (int i = 0; i < 2 && strstr(line, "; the split stays as it is "); i++)
+        if (strstr(line, settings[i]))
+            atomic_store((atomic_int *)user, i);
+}
+
+/* Which of the settings the warning about a slow card names; -1: none. */
+static int named_setting(enum seen seen)
+{
+    atomic_int named = -1;
+    tally_log_redirect(listen_for_setting, &named);
+    report_until(&x.member[0].judged, 1, seen);
+    for (int i = 0; i < 1000 && named < 0; i++)
+        tly_loop_turn(&x.loop, 2);
+    tally_log_redirect(NULL, NULL);
+    return named;
+}
+
+static void test_the_warning_names_replan(void **state)
+{
+    assert_int_equal(named_setting(SLOW), 0);
+}
+
+static void test_the_warning_names_split(void **state)
+{
+    assert_int_equal(named_setting(ALONE), 1);
 }
 
 /* Then a tallyd that comes back begins as the first one did: the split could not follow if its card is better now. */
@@ -1247,6 +1287,8 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_card_is_slow_since_it_has_become_so, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_stays, start_fixed, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_warning_names_replan, start_fixed, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_warning_names_split, start_fixed_to_tallyd, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),

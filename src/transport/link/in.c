@@ -25,7 +25,7 @@ static void refuse(struct tly_link *l, int err, const char *why)
         return;
     }
     if (!l->strangers) /* else it is counted */
-        tly_warn("transport", "%s: closing the connection: %s", l->name, why ? why : strerror(-err));
+        tly_warn("transport", "closing the connection to %s: %s", l->name, why ? why : strerror(-err));
     tly_link_end(l, EPROTO, why ? why : strerror(-err));
 }
 

@@ -70,7 +70,7 @@ static void fill(struct tly_link *l)
         else if (!l->calls->next(l->user, l, &o))
             break;
         if (o.lost) {
-            tly_warn("transport", "%s: closing the connection: out of memory", l->name);
+            tly_warn("transport", "closing the connection to %s: out of memory", l->name);
             tly_link_end(l, ENOMEM, "out of memory");
             break;
         }
