@@ -20,6 +20,7 @@
 #define STEP_ALL 1.25 /* a try where no card is busy as planned, and a feeler, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
+#define HYSTERESIS .02 /* a card that falls short has carried so much more again before it does so anew */
 
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
@@ -115,10 +116,25 @@ void tly_candidates_forget(struct tly_replan *r)
     }
 }
 
-/* It is busy all the time and yet carries less than its value, by this fraction. */
-static bool falls_short(const struct tly_gauge *g, double by)
+/* What it carries while it is busy, over its value. */
+static double of_value(const struct tly_gauge *g)
 {
-    return tly_gauge_is_full(g) && tly_gauge_while_busy(g) < g->value * (1 - by);
+    return g->value > 0 ? tly_gauge_while_busy(g) / g->value : 1;
+}
+
+/* A card begins to fall short: others wait for it, but not again soon, for cards that err by as much would keep them waiting for
+ * good. */
+static void look_for_short(struct tly_replan *r, struct place *p)
+{
+    if (p->card.count < TLY_GAUGE_SHORT)
+        return;
+    double limit = 1 - TLY_REPLAN_NEAR + (p->falls_short ? HYSTERESIS : 0);
+    bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
+    if (falls_short && !p->falls_short && r->samples >= r->waits_again) {
+        r->waits_until = r->samples + TLY_GAUGE_LONG;
+        r->waits_again = r->samples + 5 * TLY_GAUGE_LONG;
+    }
+    p->falls_short = falls_short;
 }
 
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -132,10 +148,7 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
             p->assumed = false;
         if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
             p->card.guess = false;
-        if (!falls_short(&p->card, TLY_REPLAN_NEAR))
-            p->short_since = 0;
-        else if (!p->short_since)
-            p->short_since = r->samples + 1;
+        look_for_short(r, p);
         if (s[i].active)
             tly_gauge_see(&p->sums, &s[i].sums);
         p->next = p->card.value;
@@ -147,7 +160,7 @@ bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly
 {
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
-        if (tly_candidates_is_card(r, s, i) && p->short_since && r->samples - p->short_since < TLY_GAUGE_LONG)
+        if (tly_candidates_is_card(r, s, i) && p->falls_short && r->samples < r->waits_until)
             return true;
     }
     return false;
@@ -180,21 +193,27 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     return isinf(slowest);
 }
 
-/* For what part of the time the busiest card was backlogged.  slow: of those that are clearly slower than the split goes by. */
-static double busiest_of(const struct tly_replan *r, int count, const struct tly_replan_service *s, bool slow)
+/* Has a card of another value backlogs for clearly more of the time, and carries less of its value?  Then this one may only have
+ * that one's backlogs. */
+static bool waits_for_another(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                              const struct tly_gauge *own)
 {
-    double busiest = 0;
-    for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i) && (!slow || falls_short(&r->place[i].card, TLY_REPLAN_CLEARLY)))
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-    return busiest;
+    double limit = fmin(of_value(own), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(own);
+    for (int i = 0; i < count; i++) {
+        const struct tly_gauge *g = &r->place[i].card;
+        if (tly_candidates_is_card(r, s, i) && g->value != own->value && of_value(g) < limit &&
+            tly_gauge_is_full(g) && tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
+            return true;
+    }
+    return false;
 }
 
-/* What a card's gauge says.  A card that is less busy than a slow one may only have that one's backlogs: it is no slower. */
-static double estimate(const struct tly_gauge *g, double near, double slow)
+/* What a card's gauge says.  A card that waits for another one is no slower. */
+static double by_gauge(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                       const struct tly_gauge *g, double near)
 {
     double value = tly_gauge_estimate(g, near);
-    return value < g->value && tly_gauge_busy(g) < slow - TLY_REPLAN_LESS_BUSY ? g->value : value;
+    return value < g->value && waits_for_another(r, count, s, g) ? g->value : value;
 }
 
 /* Does another card have the same value?  Then a small deviation is no reason to part them. */
@@ -206,35 +225,36 @@ static bool is_shared(const struct tly_replan *r, int count, const struct tly_re
     return false;
 }
 
-/* Has the card, for long now, backlogs for clearly more of the time than all others of the same value and kind, workers or
- * tallyds?  Then it holds them up. */
-static bool stands_out(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
+/* The card's backlogs have clearly exceeded those of all others of its value and kind, workers or tallyds, for TLY_GAUGE_LONG
+ * samples: it holds them up. */
+static bool is_busiest_of_kind(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                               int i)
 {
-    const struct tly_gauge *own = &r->place[but].card;
-    bool like = false;
-    for (int i = 0; i < count; i++) {
-        const struct tly_gauge *g = &r->place[i].card;
-        if (i == but || !tly_candidates_is_card(r, s, i) || g->value != own->value ||
-            s[i].spare != s[but].spare)
+    const struct place *p = &r->place[i];
+    double limit = tly_gauge_long_busy(&p->card) - TLY_REPLAN_LESS_BUSY;
+    bool others = false;
+    for (int j = 0; j < count && limit > 0; j++) {
+        const struct place *q = &r->place[j];
+        if (j == i || !tly_candidates_is_card(r, s, j) || q->card.value != p->card.value ||
+            s[j].spare != s[i].spare || !q->dealt || q->card.count < TLY_GAUGE_LONG)
             continue;
-        if (tly_gauge_long_busy(g) >= tly_gauge_long_busy(own) - TLY_REPLAN_LESS_BUSY)
+        if (tly_gauge_long_busy(&q->card) >= limit)
             return false;
-        like = true;
+        others = true;
     }
-    return like;
+    return others;
 }
 
 /* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A card
  * that is far from the median moves alone. */
-static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first,
-                           double slow)
+static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
 {
     double value = r->place[first].card.value;
     int members = 0, known = 0;
     for (int i = first; i < count; i++) {
         if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
             continue;
-        double own = estimate(&r->place[i].card, 0, slow);
+        double own = by_gauge(r, count, s, &r->place[i].card, 0);
         members++;
         if (own != value)
             r->sorted[known++] = own;
@@ -249,7 +269,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         struct place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
-        double own = estimate(&p->card, 0, slow);
+        double own = by_gauge(r, count, s, &p->card, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
             p->next = p->card.most > 0 ? fmin(middle, p->card.most) : middle;
     }
@@ -274,19 +294,18 @@ static bool is_refuted(const struct tly_replan *r, const struct place *p, double
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool moved = false, busy = false;
-    double slow = busiest_of(r, count, s, true);
     for (int i = 0; i < count; i++)
         busy |= tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
         if (is_first_of_class(r, s, i))
-            estimate_class(r, count, s, i, slow);
+            estimate_class(r, count, s, i);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
         moved |= p->next != p->card.value;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
-            bool shared = is_shared(r, count, s, i), alike = shared && !stands_out(r, count, s, i);
-            double value = estimate(&p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR, slow);
+            bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
+            double value = by_gauge(r, count, s, &p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
@@ -334,22 +353,24 @@ static bool may_hide(const struct place *p)
     return p->dealt && has_lost(p);
 }
 
-/* Its value is no guess, and the same as of others. */
+/* Has it this value, which is no guess, and has it never carried more by far?  Such cards are alike. */
 static bool is_known_as(const struct tly_replan *r, const struct tly_replan_service *s, int i, double value)
 {
-    const struct tly_gauge *g = &r->place[i].card;
-    return tly_candidates_is_card(r, s, i) && !g->guess && g->value == value;
+    const struct place *p = &r->place[i];
+    return tly_candidates_is_card(r, s, i) && !p->card.guess && p->card.value == value && !has_lost(p);
 }
 
-/* Cards that are alike move together.  Less than half of them that seem idler than the others stay.  True: some card still has
- * a candidate for more. */
+/* If fewer than half of the cards that are alike seem idle, none of them is tried.  True: some card still has a candidate for
+ * more. */
 static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool some = false;
     for (int i = 0; i < count; i++) {
+        if (!is_first_of_class(r, s, i))
+            continue;
         double value = r->place[i].card.value;
         int alike = 0, raised = 0;
-        for (int j = 0; j < count && is_first_of_class(r, s, i); j++)
+        for (int j = 0; j < count; j++)
             if (is_known_as(r, s, j, value)) {
                 alike++;
                 raised += r->place[j].next > value;
@@ -365,14 +386,17 @@ static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = busiest_of(r, count, s, false);
+    double others = usual(r, count, s), busiest = 0;
     bool sums = false;
     tly_candidates_look(r, count, s);
+    for (int i = 0; i < count; i++)
+        if (tly_candidates_is_card(r, s, i))
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        /* One that is taken to carry as much as those that are busy must have been idle for long. */
-        bool alike =
-            p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < others * (1 + TLY_GAUGE_FAR);
+        /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long. */
+        bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
+                     p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
         bool spare = has_spare(&p->card, busiest), lost = far && !spare && may_hide(p);
         bool capped = p->card.most > 0 && p->card.value >= p->card.most;

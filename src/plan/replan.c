@@ -87,6 +87,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->once = p->once;
     q->moved = p->moved;
     q->moved_at = p->moved_at;
+    q->falls_short = p->falls_short;
     q->held_until = p->held_until;
     q->busy_in_vain = p->busy_in_vain;
     q->refuted = p->refuted;

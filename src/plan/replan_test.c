@@ -341,9 +341,12 @@ static void a_card_a_little_slower_than_its_like_is_found(void **state)
         if (tly_replan_bandwidth(c.r, 9) < 95)
             break;
     }
+    run(&c, 2 * TLY_GOODPUTS); /* the try is judged, and stays */
     assert_true(fabs(tly_replan_bandwidth(c.r, 9) - 89) < 4);
     assert_true(tly_replan_bandwidth(c.r, 8) == 100);
     assert_true(fraction(&c) >= .985);
+    c.real[9] = 100;
+    assert_true(settled(&c, 200) >= .985);
     finish(&c);
 }
 
@@ -353,7 +356,7 @@ static void a_card_less_busy_than_slow_ones_is_not_slower(void **state)
     struct cluster c;
     double said[MOST];
     for (int i = 0; i < MOST; i++)
-        said[i] = i < 8 ? 150 : 100;
+        said[i] = i < 8 ? 170 : 100;
     start(&c, 8, 4, said, 0);
     for (int i = 0; i < c.workers; i++)
         c.lie[i] = 1;
@@ -365,6 +368,43 @@ static void a_card_less_busy_than_slow_ones_is_not_slower(void **state)
             assert_true(tly_replan_bandwidth(c.r, j) == 100);
     }
     assert_true(fraction(&c) >= .95);
+    finish(&c);
+}
+
+/* A card that has dropped to what others carry is not one of them: it is tried again. */
+static void a_card_that_dropped_to_the_others_value_returns(void **state)
+{
+    struct cluster c;
+    double said[MOST];
+    for (int i = 0; i < MOST; i++)
+        said[i] = i == 8 ? 200 : 100;
+    start(&c, 8, 4, said, 0);
+    c.noise = .02;
+    c.real[8] = 200;
+    run(&c, 60);
+    c.real[8] = 100;
+    run(&c, 60);
+    assert_true(tly_replan_bandwidth(c.r, 8) == tly_replan_bandwidth(c.r, 9));
+    c.real[8] = 200;
+    run(&c, 200);
+    assert_true(tly_replan_bandwidth(c.r, 8) > 180);
+    finish(&c);
+}
+
+/* A card that seems to be slow all the time keeps others from no change of their own. */
+static void a_liar_hides_no_slow_card(void **state)
+{
+    struct cluster c;
+    start(&c, 8, 4, NULL, 0);
+    c.noise = .02;
+    run(&c, 60);
+    c.lie[9] = 1;
+    c.bias[9] = -.2;
+    run(&c, 200);
+    c.real[1] = 50;
+    c.unseen[1] = .08;
+    assert_true(settled(&c, 30) >= .9);
+    assert_true(tly_replan_bandwidth(c.r, 1) < 60);
     finish(&c);
 }
 
@@ -1056,6 +1096,8 @@ int main(void)
         cmocka_unit_test(a_slow_worker_without_a_share_is_not_tried),
         cmocka_unit_test(a_card_a_little_slower_than_its_like_is_found),
         cmocka_unit_test(a_card_less_busy_than_slow_ones_is_not_slower),
+        cmocka_unit_test(a_card_that_dropped_to_the_others_value_returns),
+        cmocka_unit_test(a_liar_hides_no_slow_card),
         cmocka_unit_test(one_idle_card_among_many_alike_is_not_tried),
         cmocka_unit_test(a_card_is_tried_only_once_it_has_been_seen),
         cmocka_unit_test(what_a_card_was_found_to_carry_is_remembered),

@@ -4,7 +4,8 @@
 
 #include "plan/replan.h"
 
-/* Deviations in many samples that count: of a card like others, whose split is exact, and of one like no other. */
+/* Deviations in many samples that count: of a card like others, whose split is exact, and of one like no other or clearly busier
+ * than its like. */
 #define TLY_REPLAN_NEAR_SHARED .12
 #define TLY_REPLAN_LESS_BUSY .05 /* fraction of the time: clearly less busy than another */
 #define TLY_REPLAN_NEAR .06
@@ -18,12 +19,11 @@ struct place {
     int moved;         /* the way of its card's last change: -1, 0, 1 */
     uint32_t moved_at; /* and when, in samples */
     bool rests;
-    bool used;    /* of a card: some service behind it may have a share and does not rest */
-    bool slowed;  /* of a card: some such service's sums have a limit */
-    bool dealt;   /* of a card: some such service has a share */
-    bool assumed; /* of a card: its value was assumed when a service woke, and is not confirmed yet */
-    uint32_t
-        short_since; /* samples: when its card began to carry less than its value, busy all the time; 0: it does not */
+    bool used;        /* of a card: some service behind it may have a share and does not rest */
+    bool slowed;      /* of a card: some such service's sums have a limit */
+    bool dealt;       /* of a card: some such service has a share */
+    bool assumed;     /* of a card: its value was assumed when a service woke, and is not confirmed yet */
+    bool falls_short; /* of a card: it is busy all the time and carries less than its value */
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
     uint32_t woke_at;             /* samples: when the last one ended */
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
@@ -44,7 +44,9 @@ struct tly_replan {
     int room;
     bool fixed;
     uint32_t samples, changed_at, interval;
-    uint32_t paced_at;            /* samples: when the interval was last doubled or halved */
+    uint32_t waits_until,
+        waits_again;   /* samples: nothing is tried before, for a card falls short; the next such time */
+    uint32_t paced_at; /* samples: when the interval was last doubled or halved */
     double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
     uint32_t goodputs;
     struct
@@ -64,7 +66,7 @@ struct tly_replan {
 
 /* --- candidates.c ----------------------------------------------------------------------------------- */
 
-/* Which cards are used, and behind which of them sums are slow. */
+/* Which cards are used, which have a share, and behind which of them sums are slow. */
 void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Is it the first service behind a card that is used?  It may rest itself: its place stands for the card all the same. */
 bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_service *s, int i);
@@ -77,15 +79,15 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
 /* What the split that the candidates ask for gains over the one that there is; negative: nothing can be said.  That split
  * is in r->weight then. */
 double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s);
-/* Does a card carry less than its value, though it is busy all the time, since too few samples for its gauge to say so?  Others
- * wait for it then, and their idleness says nothing. */
+/* A card began to fall short within the last TLY_GAUGE_LONG samples.  The others wait for it, so their idle time says nothing. */
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* A card of unknown speed counts as one as slow as the slowest that is known.  Where none is known, all become known
  * together: true. */
 bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* By the gauges.  True: something is another value than before. */
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s);
-/* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  True: there are some. */
+/* Values to try for those that have time to spare: a step more, or, `far`, what others carry.  Of cards that are alike none is
+ * tried unless half of them are idle.  True: there are some. */
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far);
 /* A card that may carry what others do, or twice as much and more, is to carry a quarter more first, unless a feeler has come
  * true just now.  A guess up to twice as much may stand.  Sums stay as they are then.  True: some candidate was more. */
