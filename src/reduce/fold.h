@@ -14,6 +14,13 @@
 
 enum { TLY_FOLD_MAX = 8 };
 
+/* From here on inputs and result together do not stay in the second-level cache.  Then asking for the inputs
+ * ahead, and writing a result of its own around the caches, without reading its lines first, was measured to
+ * pay; below that, both cost.  Builds for slow tests set a smaller one. */
+#ifndef TLY_FAR_BYTES
+#define TLY_FAR_BYTES (3 << 20)
+#endif
+
 /* The numbers are those of the dtypes; complex numbers are folded as their parts. */
 enum tly_format {
     TLY_F32 = TALLY_FLOAT32,

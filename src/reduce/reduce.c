@@ -195,11 +195,6 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
  * long so that each input is read in long runs. */
 enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
 
-/* From here on inputs and result together do not stay in the second-level cache.  Then asking for the inputs
- * ahead, and writing a result of its own around the caches, without reading its lines first, was measured to
- * pay; below that, both cost. */
-enum { FAR_BYTES = 3 << 20 };
-
 struct tree {
     struct tly_fold step; /* of the tree as a whole; n is unused */
     tly_fold_fn *fold;
@@ -326,7 +321,7 @@ static struct tly_fold step(const struct tly_reduction *r, int leaves, int input
     for (int j = 0; j < inputs; j++)
         in_place |= input[j] == output;
     size_t rows = (size_t)leaves + !in_place;
-    f.ask = rows * *count * tly_format_size(f.from) >= FAR_BYTES;
+    f.ask = rows * *count * tly_format_size(f.from) >= TLY_FAR_BYTES;
     f.stream = f.ask && !in_place;
     return f;
 }

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "reduce/fold.h"
 #include "reduce/reduce.h"
 
 /* The floating-point mode, and modes that change sums: FTZ and DAZ, rounding up, both. */
@@ -656,7 +657,7 @@ static void test_large(void **state)
         {TALLY_COMPLEX64, TALLY_PRODUCT, 1, 1, 1}, {TALLY_COMPLEX128, TALLY_PRODUCT, 1, 1, 1},
         {TALLY_COMPLEX64, TALLY_SUM, 1, 1, 1},
     };
-    enum { N = 3, BYTES = 800 << 10, KINDS = sizeof kinds / sizeof *kinds };
+    enum { N = 3, BYTES = TLY_FAR_BYTES / (N + 1) + 4096, KINDS = sizeof kinds / sizeof *kinds };
     unsigned char *arena = malloc((N + 2) * (BYTES + 256));
     assert_non_null(arena);
     for (int k = 0; k < 2 * KINDS; k++) {
