@@ -58,6 +58,7 @@ LARGE = {
     "the coordinator dies between its COMMITs, one joins",
     "one has no more input, a service dies, a connection breaks",
     "one of three has no more input, a service dies",
+    "all at once",
 }
 
 # A rule that is dropped, the faults under which that shows, the assertion that must find it.
@@ -145,7 +146,7 @@ def trail(folder, settings, model=MODEL):
     "name", [pytest.param(name, marks=pytest.mark.long(turn=4)) if name in LARGE else name for name in SOUND]
 )
 def test_nothing_goes_wrong(name, tmp_path):
-    large = name in LARGE or name == "all at once" or name.startswith("deep")
+    large = name in LARGE or name.startswith("deep")
     report = search(tmp_path, SOUND[name], "-DSAFETY", *(FAST if large else ()))
     assert "errors: 0" in report, report + trail(tmp_path, SOUND[name])
     if name == "all at once":
