@@ -152,7 +152,7 @@ class Cores:
     def why_not(cls):
         """Why no process can be limited here; None: it can."""
         if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
-            return "a process of real-time priority joins no control group: run this scenario without chrt"
+            return "a control group does not limit processes of real-time priority: run this scenario without chrt"
         v2 = pathlib.Path("/sys/fs/cgroup/cgroup.subtree_control")
         if cls.V1.is_dir():
             there = (cls.V1 / "cpu.cfs_quota_us").exists() and os.access(cls.V1, os.W_OK)
