@@ -310,16 +310,17 @@ static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool p
 }
 
 /* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  A card that
- * has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
-static bool judge_try(struct tly_replan *r)
+ * has not gets its old value back, or what it has carried if that is clearly more.  Returns true if any did.  The next try is put
+ * off, unless some card stays. */
+static bool judge_try(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     struct try *t = r->trying;
     bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false, good = false;
-    uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
-    if (!t || !can_judge(r, count))
+    uint32_t samples = small ? TLY_GOODPUTS : FEW_GOODPUTS;
+    if (!t || !can_judge(r, samples))
         return false;
     r->trying = NULL;
-    bool poor = goodput(r, count) < r->before * (1 + r->promised / 2);
+    bool poor = goodput(r, samples) < r->before * (1 + r->promised / 2);
     bool more = !r->feeler && !poor;
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -350,7 +351,7 @@ static bool judge_try(struct tly_replan *r)
             p->card.guess = false; /* it has only waited for another one, and is felt again */
         if (!vain || !p->tried || far || stays)
             continue;
-        p->next = p->before;
+        p->next = t == &r->more ? tly_candidates_back(r, count, s, i) : p->before;
         p->next_sums = p->before_sums;
         p->card.guess = false;
         p->held_until = good ? r->samples + FLAPPING : 0;
@@ -483,7 +484,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     bool learnt = tly_candidates_learn(r, count, s);
     if (!r->fixed && !r->trying && wake(r, count, s))
         return change(r, false);
-    if (judge_try(r))
+    if (judge_try(r, count, s))
         return change(r, true);
     if (r->samples - r->changed_at < r->interval)
         return false;
