@@ -108,14 +108,6 @@ static double snap(const struct tly_replan *r, int count, const struct tly_repla
     return best;
 }
 
-double tly_candidates_back(const struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
-{
-    const struct place *p = &r->place[i];
-    double carried = tly_gauge_carried(&p->card);
-    bool more = tly_candidates_is_card(r, s, i) && carried > p->before * (1 + TLY_REPLAN_CLEARLY);
-    return more ? fmin(snap(r, count, s, i, carried, SAME_AT_FIRST), p->card.value) : p->before;
-}
-
 void tly_candidates_forget(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {

@@ -4,10 +4,10 @@
  * value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a
  * split that promises 3% or more (least_gain) changes it; a value whose change promises less is kept quietly.
  *
- * A try is taken back unless at least half of the promised gain comes, and those that it has put to rest with it.  A feeler, a
- * try with little more of a card that may carry several times as much, is judged by what that card carries.  Small deviations
- * are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change is part of
- * the same epoch, what the try has brought cannot be told, and it stands.
+ * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes, or a
+ * quarter more speed.  A feeler, a try with little more of a card that may carry several times as much, is judged by what that
+ * card carries.  Small deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If
+ * somebody else's change is part of the same epoch, what the try has brought cannot be told, and it stands.
  *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include <errno.h>
@@ -18,7 +18,8 @@
 #include "plan/replan_work.h"
 #include "plan/sort.h"
 
-#define MUCH .1 /* a gain that shows in few samples */
+#define MUCH .1    /* a gain that shows in few samples */
+#define ENOUGH .25 /* a gain for which a try stays; twice as much of a card may promise more than there is */
 #define LEAST_GAIN_SEEN .01
 #define EXACT .02             /* what a card that is busy all the time may carry too little */
 #define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
@@ -309,18 +310,17 @@ static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool p
     return r->feeler ? is_found_out(r, p) : poor;
 }
 
-/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  A card that
- * has not gets its old value back, or what it has carried if that is clearly more.  Returns true if any did.  The next try is put
- * off, unless some card stays. */
-static bool judge_try(struct tly_replan *r, int count, const struct tly_replan_service *s)
+/* Has the try brought at least half of what it promised, or ENOUGH?  Has each card of a feeler carried what it was tried with?  A card that
+ * has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
+static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;
     bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false, good = false;
-    uint32_t samples = small ? TLY_GOODPUTS : FEW_GOODPUTS;
-    if (!t || !can_judge(r, samples))
+    uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
+    if (!t || !can_judge(r, count))
         return false;
     r->trying = NULL;
-    bool poor = goodput(r, samples) < r->before * (1 + r->promised / 2);
+    bool poor = goodput(r, count) < r->before * (1 + fmin(r->promised / 2, ENOUGH));
     bool more = !r->feeler && !poor;
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -351,7 +351,7 @@ static bool judge_try(struct tly_replan *r, int count, const struct tly_replan_s
             p->card.guess = false; /* it has only waited for another one, and is felt again */
         if (!vain || !p->tried || far || stays)
             continue;
-        p->next = t == &r->more ? tly_candidates_back(r, count, s, i) : p->before;
+        p->next = p->before;
         p->next_sums = p->before_sums;
         p->card.guess = false;
         p->held_until = good ? r->samples + FLAPPING : 0;
@@ -484,7 +484,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     bool learnt = tly_candidates_learn(r, count, s);
     if (!r->fixed && !r->trying && wake(r, count, s))
         return change(r, false);
-    if (judge_try(r, count, s))
+    if (judge_try(r))
         return change(r, true);
     if (r->samples - r->changed_at < r->interval)
         return false;

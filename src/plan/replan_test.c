@@ -566,9 +566,9 @@ static void a_wrong_start_mends(void **state)
     }
 }
 
-/* All cards but one were measured too low.  What a try promises is too much then, for bursts look fast, and less than half of it
- * comes.  A card keeps what it has carried all the same. */
-static void what_was_carried_in_a_try_is_kept(void **state)
+/* All cards but one were measured too low.  A try promises too much then, for bursts look fast, and less than half of it comes.
+ * It stays, for it brings much. */
+static void a_try_that_brings_much_stays(void **state)
 {
     EACH_SHAPE(k)
     {
@@ -1130,7 +1130,7 @@ int main(void)
         cmocka_unit_test(a_workers_card_halves),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
         cmocka_unit_test(a_wrong_start_mends),
-        cmocka_unit_test(what_was_carried_in_a_try_is_kept),
+        cmocka_unit_test(a_try_that_brings_much_stays),
         cmocka_unit_test(nothing_known_becomes_known),
         cmocka_unit_test(a_steady_cluster_stays),
         cmocka_unit_test(gauges_that_err_change_little),

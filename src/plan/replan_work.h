@@ -73,8 +73,6 @@ bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_
 /* A sample into the gauges; candidates are what there is. */
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s);
 void tly_candidates_forget(struct tly_replan *r);
-/* A card's value after a try in vain: the one before, unless it has clearly carried more. */
-double tly_candidates_back(const struct tly_replan *r, int count, const struct tly_replan_service *s, int i);
 /* The machines that may have a share, by the candidates, one behind the other: r->machine, r->now, r->from.  Returns how
  * many. */
 int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_replan_service *s);
