@@ -245,8 +245,8 @@ static bool is_busiest_of_kind(const struct tly_replan *r, int count, const stru
     return others;
 }
 
-/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A card
- * that is far from the median moves alone. */
+/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A guess that
+ * is not full follows the others without a voice.  A card that is far from the median moves alone. */
 static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
 {
     double value = r->place[first].card.value;
@@ -255,7 +255,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
             continue;
         double own = by_gauge(r, count, s, &r->place[i].card, 0);
-        members++;
+        members += !r->place[i].card.guess || tly_gauge_is_full(&r->place[i].card);
         if (own != value)
             r->sorted[known++] = own;
     }

@@ -590,6 +590,31 @@ static void a_try_that_brings_much_stays(void **state)
     }
 }
 
+/* All cards but one were raised above what they carry.  Only tallyds are full and say so.  Workers follow them, so nobody is
+ * parted. */
+static void guesses_follow_the_full_cards_of_their_value(void **state)
+{
+    struct cluster c;
+    double said[MOST];
+    for (int i = 0; i < MOST; i++)
+        said[i] = i == 9 ? 100 : 60;
+    start(&c, 8, 4, said, 0);
+    c.noise = .02;
+    for (int i = 0; i < c.count; i++)
+        c.unseen[i] = i == 9 ? 0 : .4; /* bursts seem fast, so all are tried with too much */
+    run(&c, 8);
+    for (int i = 0; i < c.count; i++)
+        c.unseen[i] = i < c.workers ? .15 : 0;
+    assert_true(tly_replan_bandwidth(c.r, 0) > 110);
+    c.changes = 0;
+    run(&c, 200);
+    assert_true(c.changes <= 1);
+    assert_true(fraction(&c) >= .985);
+    for (int i = 0; i < c.workers; i++)
+        assert_true(tly_replan_bandwidth(c.r, i) == tly_replan_bandwidth(c.r, 8));
+    finish(&c);
+}
+
 static void nothing_known_becomes_known(void **state)
 {
     static const double nothing[MOST];
@@ -1131,6 +1156,7 @@ int main(void)
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
         cmocka_unit_test(a_wrong_start_mends),
         cmocka_unit_test(a_try_that_brings_much_stays),
+        cmocka_unit_test(guesses_follow_the_full_cards_of_their_value),
         cmocka_unit_test(nothing_known_becomes_known),
         cmocka_unit_test(a_steady_cluster_stays),
         cmocka_unit_test(gauges_that_err_change_little),
