@@ -42,10 +42,11 @@ def _view_numpy(array, interface):
     dtype = array.dtype
     code = _numpy_codes.get(dtype)
     if code is None:
+        code = _dtype_code(dtype.name)
         if not dtype.isnative:
             raise TypeError("elements of foreign byte order (%s) cannot be summed; hand over array.astype(%r)" % (
                 dtype.str, dtype.newbyteorder("=").str))
-        code = _numpy_codes[dtype] = _dtype_code(dtype.name)
+        _numpy_codes[dtype] = code
     pointer, readonly = interface["data"]
     return _View(pointer, array.size, code, array.shape, readonly, array, interface["strides"] is not None)
 

@@ -383,7 +383,7 @@ def make_group(name, ranks):
                                     ctypes.byref(group))
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
-    _group_ranks[group.value] = ranks
+    _group_ranks[group.value] = tuple(ranks)
     return group.value
 
 

@@ -112,7 +112,7 @@ static int exchange(tally_comm *c, struct tly_request *r, const struct tally_opt
         return err;
     if ((given && !r->input) || (taken && !r->output))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements: pass the address of their memory",
-                        (unsigned long long)(r->output ? given : taken));
+                        (unsigned long long)(given && !r->input ? given : taken));
     r->count = given > taken ? given : taken;
     return tly_submit(c, r, o, op);
 }
@@ -258,7 +258,7 @@ static int other_rank(tally_comm *c, const struct tally_options **options, struc
     if (place < 0 || place >= g->size)
         return tly_submit_no_rank(g, "", place);
     if (place == g->rank)
-        return tly_fail(EINVAL, "rank %d sends no messages to itself: copy the data instead", place);
+        return tly_fail(EINVAL, "rank %d sends no messages to itself: copy the data instead", c->rank);
     *rank = g->ranks[place];
     return 0;
 }
@@ -317,7 +317,10 @@ int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct
                  const char *reason)
 {
     if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
-        return tly_fail(EINVAL, "%u is no kind of operation: pass one of enum tally_kind", kind);
+        return tly_fail(
+            EINVAL,
+            "%u is no kind of operation that can be refused: pass one of enum tally_kind, but no message",
+            kind);
     struct tly_request r = {.name = name,
                             .kind = (uint8_t)kind,
                             .dtype = TALLY_UINT8,

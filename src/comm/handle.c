@@ -87,7 +87,7 @@ const char *tally_op_error(const tally_op *op)
 int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, const int64_t **first_dims)
 {
     if (op->kind != TALLY_ALLGATHER)
-        return tly_fail(EINVAL, "the operation is no allgather: its result is in the caller's memory");
+        return tly_fail(EINVAL, "the operation is no allgather: only an allgather has a gathered result");
     if (!tly_event_is_set(&op->done) || op->status)
         return tly_fail(EAGAIN, "the allgather has no result: wait for it first");
     *data = op->even ? op->output : op->gather.data;

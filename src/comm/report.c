@@ -116,7 +116,8 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
     if (!came || !text) {
         free(text);
         return came ? tly_fail(ENOMEM, "out of memory")
-                    : tly_fail(ETIMEDOUT, "no report from %s within %d ms: ask again", silent, timeout_ms);
+                    : tly_fail(ETIMEDOUT, "no report from %s within %d ms: ask with a longer time-out",
+                               silent, timeout_ms);
     }
     err = tly_comm_check(c);
     if (err) {

@@ -563,9 +563,8 @@ static void tick(struct tly_hook *h)
         missing_text(c, missing, sizeof missing);
         if (now - c->waiting_since >= c->join_ns) {
             tly_coordinator_fail(
-                c, ETIMEDOUT,
-                "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look for their output", missing,
-                (double)c->join_ns / TLY_SEC);
+                c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look at its output",
+                missing, (double)c->join_ns / TLY_SEC);
         } else if (tell) {
             c->asked_missing = now;
             tly_warn("join", "waiting for rank %s", missing);

@@ -122,15 +122,16 @@ static double of_value(const struct tly_gauge *g)
     return g->value > 0 ? tly_gauge_while_busy(g) / g->value : 1;
 }
 
-/* A card begins to fall short: others wait for it, but not again soon, for cards that err by as much would keep them waiting for
- * good. */
+/* A card begins to fall short: others wait for it, but not again soon, for cards that err by as much would keep them waiting
+ * for good. */
 static void look_for_short(struct tly_replan *r, struct place *p)
 {
     if (p->card.count < TLY_GAUGE_SHORT)
         return;
     double limit = 1 - TLY_REPLAN_NEAR + (p->falls_short ? HYSTERESIS : 0);
     bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
-    if (falls_short && !p->falls_short && r->samples >= r->waits_again) {
+    bool tried = r->trying && p->tried; /* it is meant to carry more than it may */
+    if (falls_short && !p->falls_short && !tried && r->samples >= r->waits_again) {
         r->waits_until = r->samples + TLY_GAUGE_LONG;
         r->waits_again = r->samples + 5 * TLY_GAUGE_LONG;
     }
@@ -193,15 +194,16 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     return isinf(slowest);
 }
 
-/* Has a card of another value backlogs for clearly more of the time, and carries less of its value?  Then this one may only have
- * that one's backlogs. */
+/* Has a card of another value backlogs for clearly more of the time, and carries less of its value?  Then this one may only
+ * have that one's backlogs. */
 static bool waits_for_another(const struct tly_replan *r, int count, const struct tly_replan_service *s,
                               const struct tly_gauge *own)
 {
     double limit = fmin(of_value(own), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(own);
     for (int i = 0; i < count; i++) {
         const struct tly_gauge *g = &r->place[i].card;
-        if (tly_candidates_is_card(r, s, i) && g->value != own->value && of_value(g) < limit &&
+        bool refuted = r->place[i].refuted > 0 && r->samples < r->place[i].refuted_until;
+        if (tly_candidates_is_card(r, s, i) && g->value != own->value && of_value(g) < limit && !refuted &&
             tly_gauge_is_full(g) && tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
             return true;
     }
@@ -245,17 +247,33 @@ static bool is_busiest_of_kind(const struct tly_replan *r, int count, const stru
     return others;
 }
 
-/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  A guess that
- * is not full follows the others without a voice.  A card that is far from the median moves alone. */
+/* Is every full card of this value a guess?  Then nobody knows that any of them carries it. */
+static bool is_guessed(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                       double value)
+{
+    for (int i = 0; i < count; i++) {
+        const struct tly_gauge *g = &r->place[i].card;
+        if (tly_candidates_is_card(r, s, i) && g->value == value && tly_gauge_is_full(g) && !g->guess)
+            return false;
+    }
+    return true;
+}
+
+/* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  Where the
+ * value is but a guess, only full cards have a voice, and the others follow.  A card that is far from the median moves
+ * alone. */
 static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
 {
     double value = r->place[first].card.value;
     int members = 0, known = 0;
+    bool guessed = is_guessed(r, count, s, value);
     for (int i = first; i < count; i++) {
-        if (!tly_candidates_is_card(r, s, i) || r->place[i].card.value != value)
+        const struct tly_gauge *g = &r->place[i].card;
+        bool silent = guessed && g->guess && !tly_gauge_is_full(g);
+        if (!tly_candidates_is_card(r, s, i) || g->value != value || silent)
             continue;
-        double own = by_gauge(r, count, s, &r->place[i].card, 0);
-        members += !r->place[i].card.guess || tly_gauge_is_full(&r->place[i].card);
+        double own = by_gauge(r, count, s, g, 0);
+        members++;
         if (own != value)
             r->sorted[known++] = own;
     }

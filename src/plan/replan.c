@@ -274,7 +274,8 @@ static void wait_longer(struct try *t)
     t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
-/* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without doubt. */
+/* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without
+ * doubt. */
 static bool has_carried(const struct place *p)
 {
     double due = p->carried_before * p->card.value / p->before;
@@ -310,8 +311,8 @@ static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool p
     return r->feeler ? is_found_out(r, p) : poor;
 }
 
-/* Has the try brought at least half of what it promised, or ENOUGH?  Has each card of a feeler carried what it was tried with?  A card that
- * has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
+/* Has the try brought at least half of what it promised, or ENOUGH?  Has each card of a feeler carried what it was tried with?
+ * A card that has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
 static bool judge_try(struct tly_replan *r)
 {
     struct try *t = r->trying;

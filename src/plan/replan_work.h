@@ -4,8 +4,8 @@
 
 #include "plan/replan.h"
 
-/* Deviations in many samples that count: of a card like others, whose split is exact, and of one like no other or clearly busier
- * than its like. */
+/* Deviations in many samples that count: of a card like others, whose split is exact, and of one like no other or clearly
+ * busier than its like. */
 #define TLY_REPLAN_NEAR_SHARED .12
 #define TLY_REPLAN_LESS_BUSY .05 /* fraction of the time: clearly less busy than another */
 #define TLY_REPLAN_NEAR .06
@@ -79,7 +79,8 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
 /* What the split that the candidates ask for gains over the one that there is; negative: nothing can be said.  That split
  * is in r->weight then. */
 double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s);
-/* A card began to fall short within the last TLY_GAUGE_LONG samples.  The others wait for it, so their idle time says nothing. */
+/* A card falls short, and the last wait that such a card began, TLY_GAUGE_LONG samples, is not over.  The others wait for it,
+ * so their idle time says nothing. */
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* A card of unknown speed counts as one as slow as the slowest that is known.  Where none is known, all become known
  * together: true. */

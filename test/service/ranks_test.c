@@ -605,7 +605,8 @@ static int bad_calls(int rank, void *arg)
     SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "set it to sizeof(struct tally_options)");
     o = (struct tally_options){.size = sizeof o, .space = 256};
     SUM_REFUSED(x, x, 100, TALLY_FLOAT32, TALLY_SUM, &o, "space 256 is not from 0 to 255");
-    REFUSED(tally_refuse(c, "x", 0, NULL, "why"), "0 is no kind of operation: pass one of enum tally_kind");
+    REFUSED(tally_refuse(c, "x", 0, NULL, "why"),
+            "0 is no kind of operation that can be refused: pass one of enum tally_kind, but no message");
     REFUSED(tally_refuse(c, "x", TALLY_SCATTER + 1, NULL, "why"), "is no kind of operation");
     /* None of these has counted as a round. */
     sums_well(c, "x", 100);
