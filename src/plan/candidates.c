@@ -233,6 +233,8 @@ static bool is_busiest_of_kind(const struct tly_replan *r, int count, const stru
                                int i)
 {
     const struct place *p = &r->place[i];
+    if (!tly_gauge_is_full(&p->card))
+        return false;
     double limit = tly_gauge_long_busy(&p->card) - TLY_REPLAN_LESS_BUSY;
     bool others = false;
     for (int j = 0; j < count && limit > 0; j++) {
