@@ -93,8 +93,11 @@ int tly_run_guard(struct tly_run_job *job)
     job->children = calloc((size_t)job->count, sizeof job->children[0]);
     struct pollfd *fds = calloc(most, sizeof fds[0]);
     struct tly_run_child **who = calloc(most, sizeof who[0]);
-    if (!job->children || !fds || !who)
+    if (!job->children || !fds || !who) {
+        free(fds);
+        free(who);
         return tly_cli_fail("run", "out of memory");
+    }
     for (int i = 0; i < job->count; i++) {
         struct tly_run_child *c = &job->children[i];
         c->server = i >= o->ranks;

@@ -416,7 +416,7 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
     uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
     for (uint32_t i = 1; i < op->ndim; i++)
         row *= (uint64_t)op->shape[i];
-    uint64_t *piece = malloc((size_t)g->size * sizeof *piece);
+    uint64_t *piece = calloc((size_t)g->size, sizeof *piece);
     if (!piece)
         return -ENOMEM;
     for (int i = 0; i < g->size; i++)

@@ -1,4 +1,5 @@
 /* tensor.c - names and what follows from them: key, home, parts and the services that sum them, spec. */
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -323,6 +324,12 @@ static const char *const functions[] = {
     "tally_gather",
     "tally_scatter",
     "message"};
+static const char *function_of(uint32_t kind)
+{
+    assert(kind < sizeof functions / sizeof *functions);
+    return functions[kind];
+}
+
 /* Of operations, for each name space, by the interface over us; NULL: none. */
 static _Atomic(const char *const *) given_names[UINT8_MAX + 1];
 static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
@@ -405,7 +412,7 @@ void tally_name_calls(uint32_t space, const char *const *names)
 
 const char *tly_tensor_kind(uint8_t kind)
 {
-    return functions[kind] + strlen("tally_");
+    return function_of(kind) + strlen("tally_");
 }
 
 /* What the caller calls an operation.  even: all ranks of an allgather give as much. */
@@ -414,7 +421,7 @@ static const char *call_of(uint8_t space, uint32_t kind, bool even)
     const char *const *names = atomic_load_explicit(&given_names[space], memory_order_acquire);
     if (names && kind <= TALLY_SCATTER)
         return names[kind];
-    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : functions[kind];
+    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : function_of(kind);
 }
 
 /* torch's words, and nearly MPI's: their calls are those of ordered spaces. */
@@ -475,7 +482,7 @@ static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t
 
 void tly_spec_text(const struct tally_op *op, char *out, size_t len)
 {
-    char title[TLY_TITLE], *separator;
+    char title[TLY_TITLE];
     bool named = !op->tensor->called;
     size_t at = (size_t)snprintf(out, len, "%s", tly_op_title(op, title));
     if (named && op->group->name && at < len) {
@@ -483,7 +490,7 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
         tly_group_text(op->group, ranks, sizeof ranks);
         at += (size_t)snprintf(out + at, len - at, " in group '%.60s' of ranks %s", op->group->name, ranks);
     }
-    separator = at < len ? out + at : NULL;
+    size_t end = at;
     if (named && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", call_of(op->space, op->kind, op->even));
     if (op->kind != TALLY_BARRIER)
@@ -492,7 +499,8 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
         at += (size_t)snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);
     if (op->note && at < len)
         at += (size_t)snprintf(out + at, len - at, " (%.80s)", op->note);
-    if (separator && *separator) {
+    if (end < len && out[end]) {
+        char *separator = out + end;
         *separator = TLY_TITLE_END;
         while ((separator = strchr(separator + 1, TLY_TITLE_END)))
             *separator = '/';

@@ -75,13 +75,12 @@ static size_t read_texts(const char *pid, const char *name, char *out, size_t le
     return n;
 }
 
-/* The job that the process belongs to, by its launcher's variables; "" if it has none that says. */
+/* The job that the process belongs to, by its launcher's variables; out, which is empty, stays so if it has none that says. */
 static void find_job(const char *pid, char *out, size_t len)
 {
     static const char *const names[] = {"TALLY_JOB=", "TORCHELASTIC_RUN_ID=", "SLURM_JOB_ID="};
     enum { ROOM = 64 << 10 };
     char *all = malloc(ROOM);
-    out[0] = '\0';
     size_t n = all ? read_texts(pid, "environ", all, ROOM) : 0;
     for (size_t i = 0; i < sizeof names / sizeof *names && !*out; i++)
         for (size_t at = 0; at < n && !*out; at += strlen(all + at) + 1)
@@ -103,7 +102,7 @@ void tly_address_holder(uint16_t port, char out[TLY_HOLDER])
 {
     unsigned uid;
     unsigned long inode;
-    char pid[300], command[100], job[64], room[1024], user[64];
+    char pid[300], command[100], job[64] = "", room[1024], user[64];
     struct passwd entry, *known = NULL;
     out[0] = '\0';
     if (!port || (!find_socket("/proc/net/tcp", port, &uid, &inode) &&

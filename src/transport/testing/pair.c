@@ -136,9 +136,9 @@ static struct pair *pair_of(struct tly_channel *c)
     return tly_list_entry(c, struct pair, base);
 }
 
-static void drop_flight(struct flight *f)
+static void drop_first(struct pair *p)
 {
-    tly_list_remove(&f->node);
+    struct flight *f = tly_list_entry(tly_list_take(&p->flights), struct flight, node);
     free(f->bounce);
     free(f->order);
     free(f);
@@ -150,7 +150,7 @@ static int cut(struct flight *f, uint32_t piece)
     f->pieces = piece ? (f->packet.len + piece - 1) / piece : f->packet.len > 0;
     f->done = 0;
     free(f->order);
-    f->order = malloc((f->pieces + 1) * sizeof *f->order);
+    f->order = calloc(f->pieces + 1, sizeof *f->order);
     if (!f->order)
         return -ENOMEM;
     for (uint32_t i = 0; i < f->pieces; i++) {
@@ -273,7 +273,7 @@ static void complete(struct pair *p)
         struct flight *f = tly_list_entry(p->flights.next, struct flight, node);
         if (f->stage != ARRIVED || f->turns-- > 0)
             return;
-        drop_flight(f);
+        drop_first(p);
         p->base.up->completed(p->base.user, 1);
     }
 }
@@ -447,7 +447,7 @@ void tly_pair_close(struct tly_channel *c)
     }
     p->peer = NULL;
     while (!tly_list_empty(&p->flights))
-        drop_flight(tly_list_entry(p->flights.next, struct flight, node));
+        drop_first(p);
 }
 
 void tly_pair_destroy(struct tly_channel *c)
