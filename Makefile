@@ -12,7 +12,7 @@
 #   make fuzz       each fuzzer for SECONDS (60)
 #   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults and of cards that change
 #
-# LONG=3/8 has `make test` run the third of eight parts of the long tests and the C tests under TSan, too.
+# LONG=3/8 has `make test` run the third of eight parts of the long tests, the C tests under TSan and lint, too.
 # PYTHON names the interpreter to start from, VERBOSE=1 shows the compiler's command lines.
 
 PREFIX ?= /usr/local
