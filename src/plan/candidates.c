@@ -366,11 +366,19 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     return full ? r->sorted[full / 2] : 0;
 }
 
-/* Whether it carries as much again need not show: with a share of half an equal one, a card has something on its way all the
- * time.  Without a share that is the machine's own gradient alone, and what carries that shows. */
+/* Was it measured far below what others carry, and never tried with more in vain?  Something else may have been on its way
+ * when it was measured. */
+static bool is_doubtful(const struct place *p, double others)
+{
+    return !p->asked && !has_lost(p) && (p->felt || !p->card.guess) && p->card.most == 0 &&
+           tly_gauge_carried(&p->card) > 0 && p->card.value < others * (1 - TLY_REPLAN_CLEARLY);
+}
+
+/* Whether it carries more need not show: with a share of half an equal one, a card has something on its way all the time.
+ * Without a share that is the machine's own gradient alone, and what carries that shows. */
 static bool may_hide(const struct place *p)
 {
-    return p->dealt && has_lost(p);
+    return p->dealt && (has_lost(p) || p->doubtful);
 }
 
 /* Has it this value, which is no guess, and has it never carried more by far?  Such cards are alike. */
@@ -418,9 +426,10 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                      p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
-        bool spare = has_spare(&p->card, busiest), lost = far && !spare && may_hide(p);
+        p->doubtful = far && is_doubtful(p, others);
+        bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
         bool capped = p->card.most > 0 && p->card.value >= p->card.most;
-        if (tly_candidates_is_card(r, s, i) && worth && (spare || lost) && p->card.value > 0 && !capped &&
+        if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !capped &&
             !p->slowed) {
             double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
@@ -428,7 +437,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
             if (p->card.guess && others > p->card.value)
                 value = others; /* it may be like them again */
             value = p->card.most > 0 ? fmin(value, p->card.most) : value;
-            value = lost ? fmin(value, p->once) : value;
+            value = hides ? fmin(value, has_lost(p) ? p->once : others) : value;
             p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {

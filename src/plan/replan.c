@@ -91,6 +91,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->falls_short = p->falls_short;
     q->held_until = p->held_until;
     q->busy_in_vain = p->busy_in_vain;
+    q->asked = p->asked;
     q->refuted = p->refuted;
     q->refuted_until = p->refuted_until;
 }
@@ -338,6 +339,7 @@ static bool judge_try(struct tly_replan *r)
         bool vain = is_in_vain(r, p, poor);
         if (p->tried)
             p->busy_in_vain = vain && t == &r->more ? p->busy_before : 0;
+        p->asked |= p->tried && vain && t == &r->more;
         if (!good && p->rests && p->rested_for) {
             p->rests = false;
             p->rest_for = p->rested_for;
@@ -409,13 +411,16 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
 }
 
 /* What a change must promise: less where a card has been seen to carry more by far than the split goes by, for that is no
- * noise. */
+ * noise, and where one was measured far below the others, for that is tried once. */
 static double least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i) && s[i].machine.bandwidth > 0 &&
-            r->place[i].card.value > s[i].machine.bandwidth * (1 + TLY_GAUGE_FAR))
+    for (int i = 0; i < count; i++) {
+        const struct place *p = &r->place[i];
+        double planned = s[i].machine.bandwidth;
+        bool seen = planned > 0 && p->card.value > planned * (1 + TLY_GAUGE_FAR);
+        if (tly_candidates_is_card(r, s, i) && (seen || (p->doubtful && p->next > p->card.value)))
             return LEAST_GAIN_SEEN;
+    }
     return TLY_REPLAN_LEAST_GAIN;
 }
 

@@ -302,6 +302,31 @@ static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
     finish(&c);
 }
 
+/* A card that was measured too low has backlogs nearly all the time, for its parts wait among others.  It is tried once with
+ * what the others carry; if that was in vain it stays as it was measured. */
+static void a_card_measured_far_below_the_others_is_tried_once(void **state)
+{
+    EACH_SHAPE(k)
+    {
+        int last = shapes[k][0] + shapes[k][1] - 1;
+        for (int wrong = 0; wrong < 2 && shapes[k][1]; wrong++) {
+            struct cluster c;
+            double said[MOST];
+            for (int i = 0; i < MOST; i++)
+                said[i] = i == last ? 60 : 100;
+            start(&c, shapes[k][0], shapes[k][1], said, 0);
+            c.real[last] = wrong ? 100 : 60;
+            c.noise = .02;
+            c.lie[last] = .93;
+            run(&c, 60);
+            assert_true(fraction(&c) >= .98);
+            run(&c, 1000);
+            assert_true(c.changes <= 2);
+            finish(&c);
+        }
+    }
+}
+
 /* A worker without a share sends and receives its own gradient alone, so no share hides what its card carries. */
 static void a_slow_worker_without_a_share_is_not_tried(void **state)
 {
@@ -1184,6 +1209,7 @@ int main(void)
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
         cmocka_unit_test(a_card_that_carried_more_is_tried_though_it_seems_busy),
+        cmocka_unit_test(a_card_measured_far_below_the_others_is_tried_once),
         cmocka_unit_test(a_slow_worker_without_a_share_is_not_tried),
         cmocka_unit_test(a_card_a_little_slower_than_its_like_is_found),
         cmocka_unit_test(tries_wait_for_a_card_that_falls_short),
