@@ -363,7 +363,7 @@ static void print_job(const struct job *j, const struct asker *a)
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
-        printf("%u ranks on %u machines, %zu services; epoch %u, parts of %s\n", s->size,
+        printf("%u ranks on %u machines, %zu services; split no. %u, parts of %s\n", s->size,
                s->roster.machine_count, j->service_count, s->roster.epoch,
                quantity(s->roster.part_bytes, size, sizeof size));
     else if (s->size)

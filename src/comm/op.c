@@ -227,7 +227,8 @@ void tly_op_cancel(tally_comm *c, struct tally_op *op)
 static int begin(tally_comm *c, struct tally_op *op)
 {
     op->epoch = tly_epoch_begin(c, op->key, op->round);
-    tly_debug("comm", "round %u of '%.100s' is of epoch %u", op->round, op->tensor->name, op->epoch->number);
+    tly_debug("comm", "round %u of '%.100s' goes by split no. %u", op->round, op->tensor->name,
+              op->epoch->number);
     int err = tly_parts_make(c, op);
     if (!op->credit)
         op->credit = c->params.credit_bytes ? c->params.credit_bytes

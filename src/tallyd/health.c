@@ -95,7 +95,9 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "ranks", "gauge", "Ranks of the job.", n->ranks);
     metric(t, "machines", "gauge", "Machines that the ranks are on.", n->machines);
     metric(t, "services", "gauge", "Summation services of the job.", n->services);
-    metric(t, "epoch", "gauge", "The job's epoch.", n->epoch);
+    metric(t, "epoch", "gauge",
+           "The number of the split: it rises with each tallyd that comes or goes and each change of shares.",
+           n->epoch);
     gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
     gauge(t, "card_current_bits_per_second",
           "What its network card carries now, the plan's figure until it is seen; 0: not known.",

@@ -46,7 +46,7 @@ def test_the_judge_sees_what_is_wrong(tmp_path):
             "without having been begun": re.sub(r".* begin 1 0\n", "", good),
             "never ended": re.sub(r".* end 1 0 .*\n", "", good),
             r"before rank 1 had begun": re.sub(r"\d+( begin 1 0\n)", rf"{2**62}\1", good),
-            "several epochs": re.sub(r"( round 1 of 'tensor 0' is of epoch )", r"\g<1>1", good),
+            "several epochs": re.sub(r"( round 1 of 'tensor 0' goes by split no\. )", r"\g<1>1", good),
             "without one": re.sub(r".* round 1 of 'tensor 0' .*\n", "", good),
             "changed": good + "1 touched 0 0\n",
         }
