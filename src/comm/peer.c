@@ -147,7 +147,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
 {
     struct peer *peer = user;
     if (!tly_frame_goes(f->type, TLY_SERVICE_TO_RANK)) {
-        *why = "no frame for a worker";
+        *why = "a message that a rank does not take";
         return -EPROTO;
     }
     if (f->type == TLY_RESULT) {
@@ -315,13 +315,13 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         tly_keep_stable(peer, tly_count_extend(peer->stable, f->stable));
     if (peer->unasked > MOST_UNASKED) {
         peer->losses = MOST_LOSSES; /* it would go on so */
-        *why = "it sends results on and on that nobody has asked for";
+        *why = "it keeps sending results that nobody has asked for";
         return -EPROTO;
     }
     bool asks = f->type == TLY_SPEC || f->type == TLY_AGAIN;
     if (peer->mortal && asks &&
         peer->outbox.bytes > TLY_MOST_LETTER_BYTES + largest_window(&c->member.roster)) {
-        *why = "it asks on and on and reads no answer";
+        *why = "it keeps asking and reads no answers";
         return -EPROTO;
     }
     struct part *p;

@@ -282,11 +282,11 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     if (!tly_frame_goes(f->type, role == TLY_ROLE_RANK      ? TLY_RANK_TO_COORDINATOR
                                  : role == TLY_ROLE_WATCHER ? TLY_WATCHER_TO_COORDINATOR
                                                             : TLY_TALLYD_TO_COORDINATOR)) {
-        *why = "no frame for a coordinator from such a member";
+        *why = "a message that a coordinator does not take from such a member";
         return -EPROTO;
     }
     if (tly_outbox_full(&m->outbox) && !alive) {
-        *why = "it asks on and on and reads no answer";
+        *why = "it keeps asking and reads no answers";
         return -EPROTO;
     }
     land->control = true;

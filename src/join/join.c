@@ -69,7 +69,7 @@ int tly_join_heard(struct member *m, struct tly_reader *r, const char **why)
     struct tly_coordinator *c = m->c;
     uint32_t joins = tly_read32(r), drained = tly_read32(r), rank = m->info.rank;
     if (r->failed || !m->joined || rank >= c->roster.rank_count || joins > c->roster.joins) {
-        *why = "a join that cannot be";
+        *why = "a malformed join";
         return -EPROTO;
     }
     struct tly_writer w = {0};

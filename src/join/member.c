@@ -126,7 +126,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
                   const char **why)
 {
     if (!tly_frame_goes(f->type, TLY_COORDINATOR_TO_MEMBER)) {
-        *why = "no frame for a member";
+        *why = "a message that a member does not take";
         return -EPROTO;
     }
     land->control = true;

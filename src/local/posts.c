@@ -211,7 +211,7 @@ static void begin(struct tly_local *l, struct tly_round *r)
     for (uint32_t i = 0; i < l->count; i++)
         if (r->posts[i].kind && !is_sound(l, r, i)) {
             char sentence[100];
-            snprintf(sentence, sizeof sentence, "rank %u has posted an operation that cannot be",
+            snprintf(sentence, sizeof sentence, "rank %u has posted a malformed operation",
                      tly_local_number(l, i));
             l->calls->broken(l->user, EPROTO, sentence);
             return;

@@ -125,8 +125,8 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         struct tly_round *r = tly_posts_round(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
         if (r && (r->posts[rank].kind || !p.kind || bytes > TLY_EAGER)) {
             char sentence[100];
-            snprintf(sentence, sizeof sentence, "rank %u has posted an operation %s",
-                     tly_local_number(l, rank), bytes > TLY_EAGER ? "that cannot be" : "twice, or none");
+            snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
+                     bytes > TLY_EAGER ? "a malformed operation" : "an operation twice, or none");
             l->calls->broken(l->user, EPROTO, sentence);
             return false;
         }

@@ -167,7 +167,8 @@ static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t ra
     if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
         return l->at[rank].base + place;
     char sentence[100];
-    snprintf(sentence, sizeof sentence, "rank %u has a window that cannot be", tly_local_number(l, rank));
+    snprintf(sentence, sizeof sentence, "rank %u has written nonsense into shared memory",
+             tly_local_number(l, rank));
     l->calls->broken(l->user, EPROTO, sentence);
     return NULL;
 }

@@ -23,7 +23,7 @@ static int find_reduction(const struct tly_mpi_type *type, const struct tly_mpi_
     if (type->dtype == TLY_MPI_NONE)
         return tly_mpi_fail(TLY_MPI_ERR_TYPE, function, "%s cannot be reduced", type->name);
     if (op->reduction == TLY_MPI_NONE || (op->logical && type->dtype != TALLY_BOOL))
-        return tly_mpi_fail(TLY_MPI_ERR_OP, function, "%s of %s is not there", op->name, type->name);
+        return tly_mpi_fail(TLY_MPI_ERR_OP, function, "%s of %s is not supported", op->name, type->name);
     *r = (struct reduction){(enum tally_dtype)type->dtype, (enum tally_reduction)op->reduction};
     return TLY_MPI_SUCCESS;
 }
@@ -270,7 +270,7 @@ static int check_pieces(const struct tly_mpi_comm *comm, int root, bool in_place
         return error;
     bool is_root = root == comm->rank;
     if (in_place && !is_root)
-        return tly_mpi_fail(TLY_MPI_ERR_BUFFER, function, "MPI_IN_PLACE is the root's alone");
+        return tly_mpi_fail(TLY_MPI_ERR_BUFFER, function, "only the root may pass MPI_IN_PLACE");
     if (in_place)
         error = tly_mpi_bytes(each_count, each_type, function, piece);
     else if (is_root)

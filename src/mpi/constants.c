@@ -56,9 +56,10 @@ struct tly_mpi_comm *const MPIABI_COMM_WORLD = &tly_mpi_world, *const MPIABI_COM
 
 static __attribute__((noreturn)) void absent(const char *function)
 {
-    fprintf(stderr,
-            "tally: MPI_%s is not there: libtally_mpi.so has only what jaxlib calls and a little more\n",
-            function);
+    fprintf(
+        stderr,
+        "tally: MPI_%s is not implemented: libtally_mpi.so has only what jaxlib calls and a little more\n",
+        function);
     abort();
 }
 

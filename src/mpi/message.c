@@ -80,13 +80,14 @@ static int check(const struct tly_mpi_comm *comm, int count, const struct tly_mp
     if (!error && peer == TLY_MPI_PROC_NULL)
         return error;
     if (!error && peer == TLY_MPI_ANY_SOURCE)
-        return tly_mpi_fail(TLY_MPI_ERR_RANK, function, "MPI_ANY_SOURCE is not there: name the rank");
+        return tly_mpi_fail(TLY_MPI_ERR_RANK, function, "MPI_ANY_SOURCE is not supported: name the rank");
     if (!error && (peer < 0 || peer >= comm->size))
         return tly_mpi_fail(TLY_MPI_ERR_RANK, function, "%d is no rank from 0 to %d", peer, comm->size - 1);
     if (!error && tag < 0)
-        return tly_mpi_fail(
-            TLY_MPI_ERR_TAG, function,
-            tag == TLY_MPI_ANY_TAG ? "MPI_ANY_TAG is not there: name the tag" : "tag %d is negative", tag);
+        return tly_mpi_fail(TLY_MPI_ERR_TAG, function,
+                            tag == TLY_MPI_ANY_TAG ? "MPI_ANY_TAG is not supported: name the tag"
+                                                   : "tag %d is negative",
+                            tag);
     return error;
 }
 

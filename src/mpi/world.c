@@ -453,7 +453,8 @@ TLY_MPI_API int MPIABI_Comm_free(struct tly_mpi_comm **comm);
 int MPIABI_Comm_free(struct tly_mpi_comm **comm)
 {
     if (*comm == &tly_mpi_world || *comm == &tly_mpi_self)
-        return tly_mpi_fail(TLY_MPI_ERR_COMM, "MPI_Comm_free", "MPI_COMM_WORLD and MPI_COMM_SELF stay");
+        return tly_mpi_fail(TLY_MPI_ERR_COMM, "MPI_Comm_free",
+                            "MPI_COMM_WORLD and MPI_COMM_SELF cannot be freed");
     destroy(*comm);
     *comm = NULL;
     return TLY_MPI_SUCCESS;
@@ -464,7 +465,8 @@ int MPIABI_Comm_set_errhandler(struct tly_mpi_comm *comm, const void *handler)
 {
     int error = tly_mpi_check_comm(comm, "MPI_Comm_set_errhandler");
     if (!error && handler != tly_mpi_errors_return)
-        error = tly_mpi_fail(TLY_MPI_ERR_ARG, "MPI_Comm_set_errhandler", "errors are always returned");
+        error = tly_mpi_fail(TLY_MPI_ERR_ARG, "MPI_Comm_set_errhandler",
+                             "pass MPI_ERRORS_RETURN: nothing else is supported");
     return error;
 }
 

@@ -49,9 +49,7 @@ static const char *bad_push(const struct tly_job *job, const struct session *p, 
     if (k->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
         return "no such root";
     if (f->flags & TLY_MARK)
-        return f->part == 0 && f->offset == 0 && f->length == 0
-                   ? NULL
-                   : "an error mark off its home, or with a size";
+        return f->part == 0 && f->offset == 0 && f->length == 0 ? NULL : "a malformed error mark";
     if (element == 0 || f->length % element || f->payload % element)
         return "unknown kind, type or size";
     if (f->length > job->part_most)
@@ -82,7 +80,7 @@ static const char *bad_beginning(const struct session *p, const struct round *r,
     if (p->pushed + tly_charge(f->length) > p->granted)
         return "a push past its window";
     if (job->burden[p->rank].owed > job->most_owed + 2 * job->window_rounds)
-        return "it confirms none of its answers";
+        return "it confirms none of the results that it gets";
     if (!r && tly_window_crowded(p))
         return "it has begun more operations than a rank may";
     return NULL;
@@ -149,11 +147,11 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
     bool asks = f->type == TLY_STATUS && (f->flags || f->payload); /* about a round */
     if (p->watcher && (asks || !tly_frame_goes(f->type, TLY_WATCHER_TO_SERVICE))) {
-        *why = "a watcher may only ask for the status, or measure";
+        *why = "a watcher may only ask for the status or measure";
         return -EPROTO;
     }
     if (tly_outbox_full(&p->outbox) && !alive) {
-        *why = "it asks on and on and reads no answer";
+        *why = "it keeps asking and reads no answers";
         return -EPROTO;
     }
     if (p->watcher) {
@@ -169,7 +167,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         return -EPROTO;
     }
     if (!tly_frame_goes(f->type, TLY_RANK_TO_SERVICE)) {
-        *why = "no frame for a service";
+        *why = "a message that a service does not take";
         return -EPROTO;
     }
     if (f->type == TLY_PUSH) {

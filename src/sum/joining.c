@@ -93,7 +93,7 @@ int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *
     struct joined *j = &job->joined[p->rank];
     struct tly_reader r = {data, f->payload, false};
     uint32_t joins = tly_read32(&r), on = tly_read32(&r), count = tly_read32(&r);
-    *why = "a join that cannot be";
+    *why = "a malformed join";
     if (r.failed || on > 1 || count > f->payload / 12)
         return -EPROTO;
     if (joins < job->joins)
@@ -114,7 +114,7 @@ int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *
         uint64_t key = tly_read64(&r);
         uintptr_t rounds = tly_read32(&r);
         if (r.failed || !rounds || j->rounds.count >= MOST_ROUNDS) {
-            *why = "a join that cannot be";
+            *why = "a malformed join";
             return -EPROTO;
         }
         if (tly_map_put(&j->rounds, key, (void *)rounds) != 0)

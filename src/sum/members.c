@@ -114,7 +114,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     struct tly_job *job = p->job;
     struct tly_reader r = {data, f->payload, false};
     uint32_t count = tly_read32(&r);
-    *why = "no list of a group";
+    *why = "a malformed list of ranks";
     if (!f->group || f->group & TLY_PAIR || !count || count > job->ranks || p->groups.count >= MOST_GROUPS ||
         tly_map_get(&p->groups, hash(f->group)))
         return -EPROTO;

@@ -39,7 +39,8 @@ static void usage(FILE *out)
 {
     fprintf(
         out,
-        "usage: tallyd --coord HOST[:PORT] [--once] [--memory SIZE] [--job NAME] [--health [ADDRESS:]PORT]\n"
+        "usage: tallyd --coord HOST[:PORT] [--coordinator] [--once] [--memory SIZE] [--job NAME]\n"
+        "              [--health [ADDRESS:]PORT]\n\n"
         "Sums gradients for a Tally job on a machine with spare network and CPU.\n\n"
         "  --coord HOST[:PORT]  the job's coordinator (rank 0's host; TALLY_COORD)\n"
         "  --coordinator        do not sum; run the job's coordinator at that address, instead of rank 0\n"

@@ -100,7 +100,7 @@ int tly_machine_read(const char *xml, size_t length, tly_link_look *look, struct
 /* What XML cannot say, in lines; docs/gpu.md has the grammar.  Lines are counted in the sentence. */
 int tly_machine_links(const char *text, size_t length, struct tly_machine *m, char *why, size_t size);
 
-/* Adds what NVIDIA's management library says: names, slices, NVLinks, GPUs that are not to be seen on the bus.  It is opened
+/* Adds what NVIDIA's management library says: names, slices, NVLinks, GPUs that are not visible on the bus.  It is opened
  * by this name, libnvidia-ml.so.1, and need not be there; what it cannot say is a note. */
 void tly_machine_nvml(struct tly_machine *m, const char *library);
 

@@ -125,7 +125,7 @@ static int place(struct tly_machine *m, const struct pci_info *p)
     int g = tly_machine_gpu(m, address);
     if (g >= 0 || m->gpus == TLY_MAX_GPUS)
         return g;
-    tly_machine_note(m, "GPU %s is not to be seen on the bus: a link of its own is guessed", address);
+    tly_machine_note(m, "GPU %s is not visible on the bus: a link of its own is guessed", address);
     m->gpu[m->gpus] = (struct tly_gpu){.parent = -1, .node = -1, .slice = -1};
     memcpy(m->gpu[m->gpus].address, address, sizeof address);
     return m->gpus++;

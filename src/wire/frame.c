@@ -117,7 +117,7 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
     memcpy(header + CONTEXT_AT, context, sizeof last->bytes);
     write_check(check, header, key);
     if (sodium_memcmp(check, in + CHECK_AT, CHECK_BYTES) != 0) {
-        *why = "header check failed";
+        *why = "a header was altered on its way, or comes from elsewhere";
         return -EPROTO;
     }
     struct tly_frame g = {
@@ -149,7 +149,7 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
         .postscale = tly_get_double(context + 56),
     };
     if (g.seq != seq) {
-        *why = "frame out of sequence";
+        *why = "a frame out of order";
         return -EPROTO;
     }
     const char *limit = out_of_limits(&g);

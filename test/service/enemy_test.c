@@ -117,15 +117,15 @@ static void test_nonsense(void **state)
         CASE("a request with data", len, (f.kind = TALLY_BROADCAST, f.flags |= TLY_REQUEST)),
         CASE("data where ranks only meet", len, f.kind = TALLY_BARRIER),
         CASE("a list of another size", len, f.kind = TALLY_ALLGATHER),
-        CASE("an error mark off its home", 100, (f.flags |= TLY_MARK, f.part = 1, f.length = 0)),
+        CASE("a malformed error mark", 100, (f.flags |= TLY_MARK, f.part = 1, f.length = 0)),
         CASE("payload too large", 0, (f.type = TLY_SPEC, f.payload = BIG + 1)),
-        CASE("no list of a group", 4, (f.type = TLY_GROUP, f.group = 1)),
-        CASE("no list of a group", 4, (f.type = TLY_GROUP, f.group = 0)),
-        CASE("no list of a group", len, (f.type = TLY_GROUP, f.group = tly_pair(0, 1))),
-        CASE("no frame for a service", 0, f.type = TLY_RESULT),
-        CASE("no frame for a service", 0, f.type = TLY_INVITE),
-        CASE("no frame for a service", 0, f.type = TLY_COMMIT),
-        CASE("no frame for a service", 0, f.type = TLY_MEASURE),
+        CASE("a malformed list of ranks", 4, (f.type = TLY_GROUP, f.group = 1)),
+        CASE("a malformed list of ranks", 4, (f.type = TLY_GROUP, f.group = 0)),
+        CASE("a malformed list of ranks", len, (f.type = TLY_GROUP, f.group = tly_pair(0, 1))),
+        CASE("a message that a service does not take", 0, f.type = TLY_RESULT),
+        CASE("a message that a service does not take", 0, f.type = TLY_INVITE),
+        CASE("a message that a service does not take", 0, f.type = TLY_COMMIT),
+        CASE("a message that a service does not take", 0, f.type = TLY_MEASURE),
         CASE("a second handshake", 0, f.type = TLY_HELLO),
         CASE("unknown frame type", 0, f.type = 250),
 #undef CASE
@@ -340,7 +340,7 @@ static void test_nothing_confirmed(void **state)
         pushed = 0;
         i = meet(i, i + 1000000, &pushed);
     }
-    thrown_out("it confirms none of its answers");
+    thrown_out("it confirms none of the results that it gets");
 }
 
 /* The i-th of many orders of the ranks, his own among them. */
@@ -474,7 +474,7 @@ static void ask_without_reading(int rank)
 static void test_asking_without_reading(void **state)
 {
     ask_without_reading(1);
-    thrown_out("it asks on and on and reads no answer");
+    thrown_out("it keeps asking and reads no answers");
 }
 
 /* --- crowds of strangers ------------------------------------------------------------------------- */

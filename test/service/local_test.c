@@ -829,7 +829,7 @@ static struct tly_post *first_post(struct tly_control *c)
     return (struct tly_post *)c->ring;
 }
 
-/* Rank 0 answers rank 1's first post by one that cannot be. */
+/* Rank 0 answers rank 1's first post by a malformed one. */
 static int run_wild(int rank, void *arg)
 {
     struct board *b = arg;
@@ -847,7 +847,8 @@ static int run_wild(int rank, void *arg)
         atomic_store(&b->stage, 1);
         int err = tally_op_wait(op, -1);
         CHECK(err == -EPROTO);
-        CHECK_HOLDS(tally_op_error(op), b->run == WINDOW ? "has a window that" : "has posted an operation");
+        CHECK_HOLDS(tally_op_error(op), b->run == WINDOW ? "has written nonsense into shared memory"
+                                                         : "has posted a malformed operation");
         tally_op_free(op);
         atomic_store(&b->stage, 2);
         return 0;

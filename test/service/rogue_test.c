@@ -285,23 +285,23 @@ static struct tly_frame push(uint64_t i)
 
 static void test_results_of_nothing(void **state)
 {
-    meet((struct rogue){.says = result_of_nothing}, "it sends results on and on that nobody has asked for");
+    meet((struct rogue){.says = result_of_nothing}, "it keeps sending results that nobody has asked for");
 }
 
 static void test_verdicts_on_nothing(void **state)
 {
     meet((struct rogue){.says = verdict_on_nothing, .payload = 512},
-         "it sends results on and on that nobody has asked for");
+         "it keeps sending results that nobody has asked for");
 }
 
 static void test_asking_without_reading(void **state)
 {
-    meet((struct rogue){.says = question, .deaf = true}, "it asks on and on and reads no answer");
+    meet((struct rogue){.says = question, .deaf = true}, "it keeps asking and reads no answers");
 }
 
 static void test_no_frame_for_a_rank(void **state)
 {
-    meet((struct rogue){.says = push, .payload = 512}, "no frame for a worker");
+    meet((struct rogue){.says = push, .payload = 512}, "a message that a rank does not take");
 }
 
 /* What it has left behind is not passed on to the others' harm. */

@@ -103,7 +103,7 @@ static void gpus_that_the_bus_does_not_show(void **state)
     finish();
     assert_int_equal(m.gpus, 2);
     assert_true(m.nvlink[0][1] == 56e9 && m.gpu[1].link.source == TLY_GUESSED);
-    assert_true(noted("not to be seen on the bus"));
+    assert_true(noted("not visible on the bus"));
 }
 
 static void failures(void **state)

@@ -144,7 +144,7 @@ def test_gpus_that_only_nvml_knows():
     found = json.loads(done.stdout)
     assert len(found["gpus"]) == 8 and found["rule"] == 2
     assert found["gpus"][7]["name"] == "Fake GPU" and found["gpus"][0]["nvswitch"]["bits_per_s"] == 18 * 26562e6 * 8
-    assert sum("not to be seen on the bus" in note for note in found["notes"]) == 8
+    assert sum("not visible on the bus" in note for note in found["notes"]) == 8
 
 
 def test_nvml_that_fails_half_way():

@@ -88,7 +88,7 @@ static int begin_shown(struct tly_link *l, const char **why)
     bool returns = l->frame.type == TLY_RETURN;
     if (!tly_link_via(l)->lending || l->state != TLY_LINK_OPEN || l->in.trailer ||
         returns == (l->frame.payload > 0)) {
-        *why = "memory shown to nobody";
+        *why = "a reference to memory out of place";
         return -EPROTO;
     }
     l->in.to = l->reference;
