@@ -73,7 +73,7 @@ void tly_events_close(tally_comm *c)
     pthread_mutex_lock(&c->events_lock);
     c->events_closed = true;
     pthread_cond_broadcast(&c->events_more);
-    /* Who is still inside must be out before the communicator can be freed. */
+    /* All threads must have left before the communicator is freed. */
     while (c->events_waiting)
         pthread_cond_wait(&c->events_more, &c->events_lock);
     pthread_mutex_unlock(&c->events_lock);

@@ -475,7 +475,7 @@ static void remember(void *user, struct tly_link *l)
 static int accepting(void *user, struct tly_link_config *config)
 {
     struct tly_coordinator *c = user;
-    /* Who comes now comes again later, to the next coordinator: it must not lose this one in the midst of its joining.
+    /* A process that comes now comes again later, to the next coordinator: it must not lose this one while it joins.
      * Inside a rank a failed one still has to tell that very rank why (on_member_info). */
     if (c->state == ENDED || (c->state == FAILED && c->standalone))
         return -ESHUTDOWN;

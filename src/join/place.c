@@ -37,7 +37,7 @@ static int read_number(const char *name, long max, long *out)
     return 1;
 }
 
-/* Whose launcher says which rank it is, but not of how many, is not to train alone. */
+/* A process must not train alone whose launcher says which rank it is, but not of how many. */
 static int refuse_one_of_many(void)
 {
     const char *pmix = getenv("PMIX_RANK");

@@ -1,6 +1,6 @@
 /* carry.c - a team's operation as its user's loop sees it: it enters, its pieces land and are sent, it is withdrawn.
  *
- * What enters and what lands goes through the inbox to the thread that drives.  A small result is the exception: the loop
+ * Operations that enter and parts that land go through the inbox to the thread that drives.  A small result is the exception: the loop
  * copies it to the other ranks itself.  `waiting`, `ahead` and `to_wake` count the bytes that have been summed and not yet
  * been sent, so team.c sums no more than the loop can soon send.  To withdraw an operation the loop takes the engine's
  * lock.

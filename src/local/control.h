@@ -1,7 +1,7 @@
 /* control.h - what lies at the head of each rank's segment: the ring of posts, the work entries, and words that wake.
  *
  * A rank writes its posts into its own ring and all others read them, each at its own pace: one message to all.
- * What is small travels in the post itself; a larger tensor's post says where it lies. */
+ * Small data travel in the post itself; a larger tensor's post says where it lies. */
 #ifndef TLY_LOCAL_CONTROL_H
 #define TLY_LOCAL_CONTROL_H
 

@@ -160,7 +160,7 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r)
 
 /* --- a round begins ----------------------------------------------------------------------------- */
 
-/* Of what goes through windows all ranks had better do the same first, and their priorities may differ. */
+/* All ranks should do the same one first of the operations that go through windows.  Their priorities may differ. */
 static int64_t priority(const struct tly_round *r)
 {
     return r->windowed ? r->posts[0].first_dim : r->op->priority;

@@ -211,7 +211,7 @@ static bool sum(struct tly_local *l, struct tly_round *r)
 {
     if (!can_sum(l, r))
         return false;
-    /* Who gives the round up takes back what it has put in, or sets `failed`, then looks at `working`. */
+    /* A rank that gives the round up takes its blocks back, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[0].work + 1u);
     bool ok = !tly_work_is_given_up(l) && can_sum(l, r) && sum_block(l, r, (uint32_t)next_sum(l, r));
     atomic_store_explicit(&l->own->working, 0, memory_order_release);

@@ -94,7 +94,7 @@ bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, 
 bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len)
 {
     bool ok = true;
-    /* Who fails looks at `writing` once it has set its `failed`. */
+    /* A rank that fails looks at `writing` once it has set its `failed`. */
     atomic_store(&l->own->writing, rank + 1);
     while (len && ok && !atomic_load(&l->at[rank].control->failed)) {
         struct iovec mine = {(void *)(uintptr_t)from, len}, theirs = {(void *)(uintptr_t)to, len};
@@ -193,7 +193,7 @@ static bool reduce_part(struct tly_local *l, struct tly_round *r)
     uint32_t part;
     if (!is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed)))
         return false;
-    /* Who gives the round up takes all parts, or sets `failed`, then looks at `working`. */
+    /* A rank that gives the round up takes all parts, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
     bool ok = !tly_work_is_given_up(l) && take_part(r, &part);
     if (ok) {

@@ -1,8 +1,8 @@
 /* collective.c - the collective operations.
  *
- * What is only moved goes as bytes, so that it does not matter what the ranks call it.  jaxlib gives the same buffer as
+ * Data that are only moved go as bytes, so the ranks may call them by different types.  jaxlib gives the same buffer as
  * input and output where it can; for libtally that is "in place", and where it means another place a copy is made.
- * Whoever cannot take part says so (tly_mpi_refuse), for the others would wait. */
+ * A rank that cannot take part says so (tly_mpi_refuse), because the others would wait. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* timeline.h - what the processes of a job did when, as slices of time in rows; and the file that holds it,
  * Chrome's trace format as Perfetto opens it, one event a line.
  *
- * What tly_timeline_write() writes, tly_timeline_read() reads back; it refuses everything else. */
+ * tly_timeline_read() reads back the files of tly_timeline_write(), and refuses everything else. */
 #ifndef TLY_TIMELINE_H
 #define TLY_TIMELINE_H
 

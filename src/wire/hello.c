@@ -185,7 +185,7 @@ int tly_hello_consume(struct tly_hello *h, const uint8_t in[TLY_HELLO_BYTES])
     uint8_t expected[32];
     if (memcmp(in, "TALLYHLO", 8) != 0 || in[at_step] != h->step + 1)
         return refuse(h, EPROTO, "not a handshake of Tally");
-    /* Who the peer is stands in messages 1 and 2, which the MACs cover; message 3 is believed nothing else. */
+    /* Messages 1 and 2, which the MACs cover, say who the peer is.  Message 3 adds nothing to that. */
     int err = h->step < 2 ? read_identity(h, in) : 0;
     if (err)
         return err;

@@ -8,8 +8,8 @@
  *   reader:   tly_shm_resolve → a loan, whose bytes are within what the sender has                         (read.c)
  *             tly_loan_return → sender: tly_shm_returned, the place is free again
  *
- * What comes over the socket is believed within these bounds alone: a loan of this process must be in the table, one
- * of another's inside a segment that was mapped. */
+ * A reference that comes over the socket must be to a loan in the table, or lie inside a segment that another process
+ * has shown and that was mapped. */
 #ifndef TLY_SHM_H
 #define TLY_SHM_H
 
