@@ -359,13 +359,12 @@ static void print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
-    char size[32], network[120], in[32], out[32], slow[TLY_SENTENCE];
+    char network[120], in[32], out[32], slow[TLY_SENTENCE];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
            q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
-        printf("%u ranks on %u machines, %zu services; split no. %u, parts of %s\n", s->size,
-               s->roster.machine_count, j->service_count, s->roster.epoch,
-               quantity(s->roster.part_bytes, size, sizeof size));
+        printf("%u ranks on %u machines, %zu services; split no. %u, parts of %" PRIu64 " KB\n", s->size,
+               s->roster.machine_count, j->service_count, s->roster.epoch, s->roster.part_bytes >> 10);
     else if (s->size)
         printf("%u ranks are expected\n", s->size);
     else

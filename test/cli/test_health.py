@@ -241,7 +241,7 @@ def test_who_is_late_and_why(tmp_path):
         assert all(s["bytes_received"] > 0 and s["bytes_sent"] > 0 for s in found["services"])
         text = status(daemon.env["TALLY_COORD"])
         assert re.search(r"late: an operation at [a-z]+ \d has waited \d+\.\d s for ranks 1-2, which did not send any of it yet", text), text
-        assert "split no. 1, parts of" in text and "bandwidth" in text
+        assert "split no. 1, parts of %d KB\n" % (found["part_bytes"] >> 10) in text and "bandwidth" in text
         if any(s["kind"] == "tallyd" for s in late):
             eventually(lambda: samples(daemon.port)["tally_waiting_seconds"] >= 1)
         go.write_bytes(b"x")
