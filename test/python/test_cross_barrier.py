@@ -863,7 +863,7 @@ def ordering():
         if tally.rank() == 0:
             assert len(optimizer._order._used) == 2 * len(names), "each step is observed"  # noqa: F821 - deleted below
         x.sum().backward()
-        seen.append("".join(sorted(names, key=lambda name: -optimizer._priorities[model[name].weight])))  # noqa: F821 - deleted below
+        seen.append("".join(slot.name[0] for slot in sorted(optimizer._slots[::2], key=lambda slot: -slot.priority)))  # noqa: F821 - deleted below
         optimizer.step()
     optimizer.synchronize()
     assert seen == ["abcd"] * 2 + ["cadb"] * 3, seen

@@ -130,7 +130,7 @@ def overlap():
     optimizer = t.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
     seen = []
     model[0].weight.register_hook(lambda grad: seen.append(
-        [name for name, p in model.named_parameters() if optimizer._handles.get(p) is not None]))
+        [slot.name for slot, handle in optimizer._handles.items() if handle is not None]))
     x, y = digits()
     backward(model, x[:8], y[:8])
     assert {"4.weight", "4.bias", "2.weight", "2.bias"} <= set(seen[0]), seen
@@ -138,7 +138,7 @@ def overlap():
     fails(AssertionError, optimizer.zero_grad)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
-    order = [optimizer._priorities[p] for p in model.parameters()]
+    order = [slot.priority for slot in optimizer._slots]
     assert order == sorted(order, reverse=True) and len(set(order)) == 6
 
 

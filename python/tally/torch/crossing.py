@@ -9,7 +9,6 @@ SPDX-License-Identifier: Apache-2.0
 
 import errno
 import weakref
-from operator import itemgetter
 
 import torch
 
@@ -22,15 +21,14 @@ from .optimizer import _Distributed
 class _Frozen:
     """The comparison of frozen parameters, which the ranks' updates wait for."""
 
-    def __init__(self, optimizer):
-        self._optimizer, self._handle = optimizer, optimizer._frozen[0]
-        self._failure = None
+    def __init__(self, optimizer, handle):
+        self._optimizer, self._handle, self._failure = optimizer, handle, None
 
     def done(self):
         return self._handle.done()
 
     def wait(self):
-        self._failure = self._failure or self._optimizer._hear_frozen()
+        self._failure = self._failure or self._optimizer._compared(self._handle)
         if self._failure is not None:
             raise self._failure
 
@@ -44,29 +42,31 @@ class CrossBarrier(Deferring, _Distributed):
         """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
         self._clip_value = clip_value
         self._deferred = False  # the last step() has made its updates, or put them off, without synchronize()
-        self._barrier = Barrier(self, kind, self._names.__getitem__, clip_value, gated=not self._alone)
+        self._barrier = Barrier(self, kind, self._name_of, clip_value, gated=not self._alone)
         weakref.finalize(self, gates.ignore, self._order).atexit = False
+
+    def _name_of(self, p):
+        return next(slot.name for slot in self._slots if slot.p is p)
 
     def _agree(self):
         super()._agree()
         gates.ignore(self._order)
-        self._observed = {id(p): (self._order, number) for p, number in self._numbers.items()} if self._observes() else {}
+        self._observed = {id(slot.p): (self._order, slot.number) for slot in self._slots} if self._observes() else {}
         gates.observe(self._observed)
 
-    def _gradient_ready(self, p):
-        if gates.due and id(p) in gates.due:
-            raise _core.Error("%s got a gradient while its update was due: it was read through a reference from before "
-                              "step(), or its graph is older; call synchronize() after step()" % self._names[p],
-                              errno.EINVAL)
-        super()._gradient_ready(p)
+    def _unexpected(self, slot):
+        if id(slot.p) not in gates.due:
+            return super()._unexpected(slot)
+        return _core.Error("%s got a gradient while its update was due: it was read through a reference from before step(), or "
+                           "its graph is older; call synchronize() after step()" % slot.name, errno.EINVAL)
 
-    def _compare_frozen(self):
+    def _begin_comparison(self):
         self._barrier.hear()  # the last step's, where no gate has since
-        super()._compare_frozen()
+        super()._begin_comparison()
 
-    def _hear_frozen(self):
+    def _compared(self, handle):
         try:
-            return super()._hear_frozen()
+            return super()._compared(handle)
         finally:
             if self._order.looks:
                 gates.observe(self._observed)  # the next forward
@@ -116,9 +116,9 @@ class CrossBarrier(Deferring, _Distributed):
             "it reduces gradients, and zeros for those that are missing" % _core.rank(), errno.EINVAL)
         self._barrier.finish()
         self._compare_frozen()
-        for p in self._update:
-            if p.requires_grad:
-                self._refuse(p, error)
+        for slot in self._update:
+            if slot.p.requires_grad:
+                self._refuse(slot, error)
         self._hear_frozen()
         return error
 
@@ -139,19 +139,21 @@ class CrossBarrier(Deferring, _Distributed):
         if failure is not None:
             super().synchronize()  # waits for the others, and raises
             raise failure
-        order = sorted(((self._priorities[p], p, handle) for p, handle in self._handles.items() if handle is not None),
-                       key=itemgetter(0), reverse=True)
-        reductions = []
-        if len(order) < len(self._names):  # of what is frozen the optimizer takes the gradients that are there
-            there = [(p, p.grad) for p in self._names if self._handles.get(p) is None and p.grad is not None]
-            reductions += [Reduction(None, there)] if there else []
-        for _, p, handle in order:
-            gradient, version = self._sent.get(p) or (p.grad, None)
-            reductions.append(Reduction(handle, [(p, gradient)], gradient, version))
-        first = _Frozen(self) if self._frozen is not None else None
+        reductions, there = [], []
+        for number in self._order.order:
+            slot = self._slots[number]
+            p, handle = slot.p, self._handles.get(slot)
+            if handle is not None:
+                gradient, version = self._sent.get(slot) or (p.grad, None)
+                reductions.append(Reduction(handle, [(p, gradient)], gradient, version))
+            elif p.grad is not None:  # of what is frozen the optimizer takes the gradients that are there
+                there.append((p, p.grad))
+        if there:
+            reductions.insert(0, Reduction(None, there))
+        frozen, self._frozen = self._frozen, None
+        first = None if frozen is None else _Frozen(self, frozen[0])
         self._handles.clear()
         self._sent.clear()
-        self._ready.clear()
         self._expect_all()
         self._synchronized, self._deferred = False, True
         self._barrier.defer(self, reductions, first)

@@ -46,11 +46,34 @@ def _take_number(process_set):
     return count
 
 
+class _Slot:
+    """A parameter of an optimizer.  What happens once for each gradient looks here: a tensor as a key takes 1 us to find."""
+
+    __slots__ = ("p", "name", "number", "priority", "reduced", "delay", "call", "group", "empty")
+
+    def __init__(self, p, name, number, passes):
+        self.p, self.name = p, name
+        self.number = number            # in order of the model, input first
+        self.priority = -number         # until ranks know in what order forward uses them
+        self.reduced = p.requires_grad  # it has a hook
+        self.delay = passes             # backward passes until its gradient is reduced
+        self.call = None                # the Call that reduces it
+        self.group = None               # list of the slots that are submitted together
+        self.empty = None               # an empty gradient like its sparse ones
+
+
 def _version(gradient):
     """A number that changes when code writes to a gradient.  None for a part of a larger tensor, whose number counts
     for all parts."""
     whole = gradient._base
     return gradient._version if whole is None or whole.numel() == gradient.numel() else None
+
+
+def _hook(optimizer, number, p):
+    """optimizer: weak, for p keeps this."""
+    self = optimizer()
+    if self is not None:
+        self._gradient_ready(self._slots[number])
 
 
 def _differs(p, gradient, version):
@@ -100,38 +123,31 @@ class _Distributed:
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self.backward_passes_per_step = backward_passes_per_step
-        self._names = {p: name for p, name in parameters}        # in order of the model, input first
-        self._priorities = {p: -i for i, p in enumerate(self._names)}  # until ranks know in what order forward uses them
-        self._numbers = {p: i for i, p in enumerate(self._names)}
-        self._calls = {}                                          # parameter -> the Call that reduces its gradient
-        self._update = {p: None for p in self._names if p.requires_grad}  # an ordered set
-        self._delay = dict.fromkeys(self._update, backward_passes_per_step)
-        self._places = Places(reversed(self._update))
+        self._slots = [_Slot(p, name, number, backward_passes_per_step) for number, (p, name) in enumerate(dict(parameters).items())]
+        self._update = [slot for slot in self._slots if slot.reduced]
+        self._places = Places(slot.p for slot in reversed(self._update))
         self._process_set = process_set
         self._alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
         self.of_all = process_set.included() and process_set.group() is None
-        self._sparse = {}                                         # parameter -> an empty gradient like its sparse ones
         self._frozen = None                                       # comparison of this step, and the generation it belongs to
-        self._order = Order(len(self._names), self._observes())
-        self._handles = {}
-        self._sent = {}                                           # parameter -> its gradient after backward, its version
-        self._group_of = {}
-        self._ready = {}                                          # group's number -> its parameters that are
+        self._order = Order(len(self._slots), self._observes())
+        self._handles = {}                                        # slot -> its reduction; None: not submitted yet
+        self._sent = {}                                           # slot -> its gradient after backward, its version
         self._hooks = []
         self._synchronized = False
         self._unscaled = False                                    # a GradScaler has, behind the reduction
         self._should_synchronize = True
         self._agreed = 0                                          # generation whose plan this optimizer is in
         self._prefix = ""
-        for number, group in enumerate(self._split(groups)):
-            for p in group:
-                self._group_of[p] = (number, len(group))
+        for group in self._split(groups):
+            for slot in group:
+                slot.group = group
         if not self._alone:
             of_complex = [name for p, name in parameters if p.is_complex()]
             if of_complex:
                 raise TypeError("parameter %s is of complex numbers; tally.torch.ddp_hook and the backend average them"
                                 % of_complex[0])
-            self._register(list(self._update))
+            self._register(self._update)
             self._agree()
             uneven.register(self)
 
@@ -143,36 +159,31 @@ class _Distributed:
         if groups is None:
             return []
         if isinstance(groups, int):
-            ordered = list(self._update)
-            length, more = divmod(len(ordered), groups)
+            length, more = divmod(len(self._update), groups)
             cuts = [i * length + min(i, more) for i in range(groups + 1)]
-            return [ordered[a:b] for a, b in zip(cuts, cuts[1:]) if b > a]
+            return [self._update[a:b] for a, b in zip(cuts, cuts[1:]) if b > a]
         members = [p for group in groups for p in group]
-        if len({id(p) for p in members}) != len(members) or any(p not in self._names for p in members):
+        slots = {id(slot.p): slot for slot in self._slots}
+        if len({id(p) for p in members}) != len(members) or any(id(p) not in slots for p in members):
             raise ValueError("groups must be lists of this optimizer's parameters, each in one list at most")
-        return [[p for p in group if p in self._update] for group in groups]
+        return [[slots[id(p)] for p in group if slots[id(p)].reduced] for group in groups]
 
-    def _register(self, parameters):
-        for p in parameters:
+    def _register(self, slots):
+        optimizer = weakref.ref(self)
+        for slot in slots:
+            p = slot.p
             for attempt in range(2):
                 entry = _owners.get(id(p))
                 if entry is None or entry[0]() is not p or entry[1]() is None or entry[1]() is self:
                     break
                 if attempt:
                     raise ValueError("parameter %s already belongs to a DistributedOptimizer; its gradient would be "
-                                     "reduced twice" % self._names[p])
+                                     "reduced twice" % slot.name)
                 gates.drain()  # one that nobody uses is kept by updates that are due
                 gc.collect()   # or may still hang in a cycle
-            _owners[id(p)] = (weakref.ref(p), weakref.ref(self))
-        optimizer = weakref.ref(self)
-
-        def hook(p):
-            self = optimizer()
-            if self is not None:
-                self._gradient_ready(p)
-
-        for p in parameters:
-            handle = p.register_post_accumulate_grad_hook(hook)
+            _owners[id(p)] = (weakref.ref(p), optimizer)
+        for slot in slots:
+            handle = slot.p.register_post_accumulate_grad_hook(functools.partial(_hook, optimizer, slot.number))
             self._hooks.append(handle)
             weakref.finalize(self, handle.remove).atexit = False
 
@@ -180,22 +191,23 @@ class _Distributed:
         """Agree with the ranks on the treatment of gradients, and on the parameters, in the order in which backward
         makes their gradients: output first."""
         number = _take_number(self._process_set)
-        self._order.begin_anew(self._observes(), len(self._names))
+        self._order.begin_anew(self._observes(), len(self._slots))
         self._prefix = "" if number == 0 else "%d:" % number
         self._agreed, group = _core.generation(), self._process_set.group()
-        self._calls = {p: Call(self._prefix + name, self._op, group, 0, 1.0 / self._predivide, self._predivide, GRADIENT)
-                       for p, name in self._names.items()}
+        for slot in self._slots:
+            slot.call = Call(self._prefix + slot.name, self._op, group, 0, 1.0 / self._predivide, self._predivide, GRADIENT)
         compare("DistributedOptimizer %d" % number,
                 ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
                  "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
                  "backward_passes_per_step=%d" % self.backward_passes_per_step,
                  "sparse_as_dense=%s" % bool(self._sparse_as_dense),
-                 *("parameter %r of shape %s, %s" % (self._names[p], tuple(p.shape), p.dtype) for p in self._update)],
+                 *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._update)],
                 self._process_set)
         names, sizes = [], []
-        for p in reversed(list(self._update)):
+        for slot in reversed(self._update):
+            p, name = slot.p, slot.call.name
             element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
-            name, on = self._calls[p].name, device.of(p)
+            on = device.of(p)
             for part, low, high in [(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on):
                 names.append(part)
                 sizes.append((high - low) * element)
@@ -206,30 +218,25 @@ class _Distributed:
         """Like the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        taken = set(self._names.values())
+        taken = {slot.name for slot in self._slots}
         number = len(self.param_groups) - 1
         added = []
         for i, p in enumerate(group["params"]):
             name = "group.%d.%d" % (number, i)
             while name in taken:
                 name += "+"
-            self._names[p] = name
-            self._priorities[p] = -len(self._priorities)
-            self._numbers[p] = len(self._numbers)
-            if p.requires_grad:
-                self._update[p] = None
-                self._delay[p] = self.backward_passes_per_step
-                added.append(p)
-        self._places = Places(reversed(self._update))
+            added.append(_Slot(p, name, len(self._slots) + i, self.backward_passes_per_step))
+        self._slots += added
+        self._update += [slot for slot in added if slot.reduced]
+        self._places = Places(slot.p for slot in reversed(self._update))
         if not self._alone:
-            self._register(added)
+            self._register([slot for slot in added if slot.reduced])
             self._agree()
 
     def load_state_dict(self, state_dict):
         """Like the optimizer's own; forgets reductions in flight."""
         self._handles = {}
         self._sent = {}
-        self._ready = {}
         self._synchronized = self._unscaled = False
         self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
@@ -257,90 +264,91 @@ class _Distributed:
         self._expect_all()
 
     def _expect_all(self):
-        """Each parameter's next gradient is the first of a step.  (Without a loop: a tensor's hash takes as long as the rest.)"""
-        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
+        """Each parameter's next gradient is the first of a step."""
+        for slot in self._update:
+            slot.delay = self.backward_passes_per_step
 
-    def _gradient_ready(self, p):
-        """Body of the hook: p's gradient of one backward pass is complete."""
-        if self._delay[p] <= 0:
-            raise AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before "
-                                 "step() or synchronize(); raise it to accumulate gradients over more passes"
-                                 % (self._names[p], self.backward_passes_per_step))
+    def _gradient_ready(self, slot):
+        """Body of the hook: a parameter's gradient of one backward pass is complete."""
+        if slot.delay <= 0 or id(slot.p) in gates.due:
+            raise self._unexpected(slot)
         self._compare_frozen()
-        self._order.made(self._numbers[p])
+        self._order.made(slot.number)
         self._synchronized = False
-        if p.grad is not None:  # a hook before ours may have taken it
-            self._sent[p] = p.grad, _version(p.grad)
-        self._delay[p] -= 1
-        if self._delay[p] > 0:
-            self._handles.setdefault(p, None)
+        slot.delay -= 1
+        if slot.delay == 0 and slot.group is None:
+            self._sent.pop(slot, None)  # this pass has added to it
+            self._handles[slot] = self._submit(slot)
             return
-        if p not in self._group_of:
-            self._handles[p] = self._submit(p)
-            return
-        number, length = self._group_of[p]
-        ready = self._ready.setdefault(number, [])
-        ready.append(p)
-        self._handles[p] = None
-        if len(ready) == length:
-            del self._ready[number]
-            for member in ready:
+        gradient = slot.p.grad
+        if gradient is not None:  # a hook before ours may have taken it
+            self._sent[slot] = gradient, _version(gradient)
+        self._handles.setdefault(slot, None)
+        if slot.group is not None and not any(member.delay for member in slot.group):
+            for member in reversed(slot.group):  # as backward comes by
                 self._handles[member] = self._submit(member)
+
+    def _unexpected(self, slot):
+        return AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before step() or "
+                              "synchronize(); raise it to accumulate gradients over more passes"
+                              % (slot.name, self.backward_passes_per_step))
 
     def _observes(self):
         """Whether the order in which forward uses parameters here becomes all ranks' priorities."""
         return self.of_all and not self._alone and _core.rank() == 0
 
     def _compare_frozen(self):
-        """Say once a step which parameters need no gradient here.  On rank 0 also say the order in which forward uses
-        them, if it has changed.  A rank that has joined says nothing."""
+        """Begin this step's comparison, if it has not begun."""
         if self._frozen is None or self._frozen[1] != _core.generation():
-            if self._agreed != _core.generation():
-                self._agree()  # the job was left and joined again
-            if self.of_all:
-                changed, places = self._order.begin()
-                if changed:
-                    ordered = list(self._names)
-                    self._priorities.update((ordered[i], -place) for place, i in enumerate(self._order.order))
-                words = torch.tensor([0] * _core.size() + places, dtype=torch.int32, device="cpu")
-                words[_core.rank()] = 1 + zlib.crc32(bytes(p.requires_grad for p in self._update)) % (1 << 30)
-                handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
-                self._frozen = handle, _core.generation()
+            self._begin_comparison()
 
-    def _refuse(self, p, reason):
-        kind, end = (ALLGATHER, ".rows") if p in self._sparse else (PUSH_PULL, "")
-        call = self._calls[p]
-        _core.refuse(kind, call.but(name=call.name + end), reason)
+    def _begin_comparison(self):
+        """Say which parameters need no gradient here.  On rank 0 also say the order in which forward uses them, if it has
+        changed.  A rank that has joined says nothing."""
+        if self._agreed != _core.generation():
+            self._agree()  # the job was left and joined again
+        if self.of_all:
+            changed, places = self._order.begin()
+            if changed:
+                for place, number in enumerate(self._order.order):
+                    self._slots[number].priority = -place
+            words = torch.tensor([0] * _core.size() + places, dtype=torch.int32, device="cpu")
+            words[_core.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._update)) % (1 << 30)
+            handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
+            self._frozen = handle, _core.generation()
 
-    def _submit(self, p):
+    def _refuse(self, slot, reason):
+        kind, end = (PUSH_PULL, "") if slot.empty is None else (ALLGATHER, ".rows")
+        _core.refuse(kind, slot.call.but(name=slot.call.name + end), reason)
+
+    def _submit(self, slot):
         if self._agreed != _core.generation():
             self._agree()
-        changed = self._is_changed(p)
+        p, changed = slot.p, self._is_changed(slot)
         if p.grad is None:
             # Not reached in this pass here, perhaps on another rank.
-            empty = self._sparse.get(p)
-            p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if empty is None else empty.clone()
+            p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if slot.empty is None else slot.empty.clone()
         if p.grad.is_sparse and self._sparse_as_dense:
             p.grad = p.grad.to_dense()
         if self._compression is Compression.none and self.of_all:
             self._places.place(p)
         gradient = p.grad
         if not changed:  # else what is there stays, and tells
-            self._sent[p] = gradient, _version(gradient)
+            self._sent[slot] = gradient, _version(gradient)
         # What we write into it ourselves, through .data, its version does not count.
-        return self._start(p, gradient if gradient.is_sparse else gradient.data)
+        return self._start(slot, gradient if gradient.is_sparse else gradient.data)
 
-    def _start(self, p, gradient):
-        call, group, priority = self._calls[p], self._process_set.group(), self._priorities[p]  # a removed set raises
+    def _start(self, slot, gradient):
+        call, group, priority = slot.call, self._process_set.group(), slot.priority  # a removed set raises
         if (call.group, call.priority) != (group, priority):
-            call = self._calls[p] = call.but(group=group, priority=priority)
+            call = slot.call = call.but(group=group, priority=priority)
         if gradient.is_sparse:
-            if p not in self._sparse:
+            if slot.empty is None:
                 # A rank that has had none of this parameter sends zeros in its place, and would wait for ours.
                 _core.refuse(PUSH_PULL, call, TypeError(
                     "its gradient is sparse, and another rank's first one is not, or missing: sparse_as_dense=True makes "
                     "them alike"))
-                self._sparse[p] = torch.sparse_coo_tensor(
+                slot.empty = torch.sparse_coo_tensor(
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
@@ -368,7 +376,6 @@ class _Distributed:
         self._order.begin_anew(self._observes())
         self._handles.clear()
         self._sent.clear()
-        self._ready.clear()
         self._expect_all()
         self._synchronized = self._unscaled = False
 
@@ -382,24 +389,23 @@ class _Distributed:
         """
         failure = self._submit_missing()
         frozen_failure = self._hear_frozen()
-        for p, handle in list(self._handles.items()):
+        for slot, handle in list(self._handles.items()):
             if handle is not None:
-                if self._is_changed(p):
+                if self._is_changed(slot):
                     failure = failure or _core.Error(
                         "the gradient of %s was changed between backward and the end of its reduction; call "
                         "optimizer.synchronize() before what changes gradients, such as clipping, and step() in "
-                        "optimizer.skip_synchronize()" % self._names[p], errno.EINVAL)
+                        "optimizer.skip_synchronize()" % slot.name, errno.EINVAL)
                 try:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
-                        p.grad = result
+                        slot.p.grad = result
                 except Exception as error:  # also of a user's compression
                     failure = failure or error
-            self._delay[p] = self.backward_passes_per_step
+        self._expect_all()
         failure = failure or frozen_failure
         self._handles.clear()
         self._sent.clear()
-        self._ready.clear()
         self._synchronized, self._unscaled = True, False
         if failure is not None:
             raise failure
@@ -409,52 +415,54 @@ class _Distributed:
         failure = None
         if self._alone:
             return failure
-        thawed = [name for p, name in self._names.items() if p.requires_grad and p not in self._update]
+        thawed = [slot.name for slot in self._slots if not slot.reduced and slot.p.requires_grad]
         if thawed:
             raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                              "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
         self._compare_frozen()
-        for p in self._update:
-            if self._handles.get(p) is None and p.requires_grad:
+        for slot in self._update:
+            if self._handles.get(slot) is None and slot.p.requires_grad:
                 try:
-                    self._handles[p] = self._submit(p)
+                    self._handles[slot] = self._submit(slot)
                 except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
                     failure = failure or error
         return failure
 
     def _hear_frozen(self):
-        """Learn whether ranks have frozen other parameters.  Returns the Error, or None.
+        """Learn whether ranks have frozen other parameters.  Returns the Error, or None."""
+        frozen, self._frozen = self._frozen, None
+        return None if frozen is None else self._compared(frozen[0])
+
+    def _compared(self, handle):
+        """As _hear_frozen(), from this comparison's handle.
 
         The other ranks may wait for a parameter that is frozen here.  So if ranks differ, all are told, for each
         parameter by its name.
         """
-        if self._frozen is None:
-            return None
         try:
-            words = self._frozen[0].wait().tolist()
+            words = handle.wait().tolist()
         except _core.Error as error:
             return error
         finally:
-            self._frozen = None
             self._order.end()
         size = _core.size()
         self._order.heard(words[size:])
         if len({word for word in words[:size] if word}) < 2:
             return None
         failure = None
-        for p in self._update:
-            if self._handles.get(p) is None and not p.requires_grad:
-                error = _core.disagreement("%r" % self._names[p], {_core.rank(): "frozen (requires_grad is False)"})
-                self._refuse(p, error)
+        for slot in self._update:
+            if self._handles.get(slot) is None and not slot.p.requires_grad:
+                error = _core.disagreement("%r" % slot.name, {_core.rank(): "frozen (requires_grad is False)"})
+                self._refuse(slot, error)
                 failure = failure or error
         return failure
 
-    def _is_changed(self, p):
+    def _is_changed(self, slot):
         """Whether other code has written to the gradient since backward, or put another one in its place."""
-        return p in self._sent and _differs(p, *self._sent[p])
+        return slot in self._sent and _differs(slot.p, *self._sent[slot])
 
     def _any_changed(self):
-        return any(_differs(p, *sent) for p, sent in self._sent.items())
+        return any(_differs(slot.p, *sent) for slot, sent in self._sent.items())
 
     def before_unscaling(self):
         """Have reduced gradients for a GradScaler, whose step() then calls ours without another reduction."""
@@ -510,7 +518,7 @@ class _Distributed:
         elif self._handles:
             raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as that of "
                                  "%s: there was a backward after optimizer.synchronize() or unscale_()"
-                                 % self._names[next(iter(self._handles))])
+                                 % next(iter(self._handles)).name)
         self._synchronized = self._unscaled = False
         self._clip()
         return super().step(closure)

@@ -52,7 +52,7 @@ class Places:
 
     def __init__(self, parameters):
         self._parameters = list(parameters)
-        self._at = None        # parameter -> its place; made with the first gradient
+        self._at = None        # id(parameter) -> its place; made with the first gradient
         self._generation = 0   # of the communicator whose pool they are in
 
     def _make(self):
@@ -63,20 +63,20 @@ class Places:
         begins, length = {}, 0
         for p in self._parameters:
             if p.is_cpu and p.layout is torch.strided and p.is_contiguous() and p.numel():
-                begins[p] = length
+                begins[id(p)] = length, p
                 length += -(-p.numel() * p.element_size() // _BEGIN) * _BEGIN
         try:
             memory = _core.alloc(length) if length else None
         except MemoryError:  # then the gradients stay where they are
             return
-        for p, begin in begins.items():
-            self._at[p] = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=begin).view(p.shape)
+        for number, (begin, p) in begins.items():
+            self._at[number] = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=begin).view(p.shape)
 
     def place(self, p):
         """Move p.grad to its place, if possible."""
         if self._at is None or self._generation != _core.generation():
             self._make()
-        place, gradient = self._at.get(p), p.grad
+        place, gradient = self._at.get(id(p)), p.grad
         if place is None or gradient is place:
             return
         if (gradient.layout is not torch.strided or not gradient.is_cpu or not gradient.is_contiguous()
@@ -86,7 +86,7 @@ class Places:
         if sys.getrefcount(place) > _ALONE:
             # Somebody has kept an earlier gradient: it stays theirs, as it is.
             try:
-                place = self._at[p] = alloc(p.shape, dtype=p.dtype)
+                place = self._at[id(p)] = alloc(p.shape, dtype=p.dtype)
             except MemoryError:
                 return
         with torch.no_grad():
