@@ -62,7 +62,8 @@ class Reduction:
         """end: when to raise TimeoutError, on time.monotonic(); None: never."""
         if self.handle is None:
             return
-        _await(self, end)
+        if end is not None:
+            _await(self, end)
         result = self.handle.wait()
         if len(self.pairs) == 1:
             p, gradient = self.pairs[0]
@@ -74,7 +75,7 @@ class Reduction:
 
 
 def _await(reduction, end):
-    while end is not None and not reduction.done():
+    while not reduction.done():
         if time.monotonic() >= end:
             raise TimeoutError("a reduction has not ended")
         time.sleep(0.001)
@@ -97,7 +98,6 @@ class Barrier:
         self._first = None     # what has to be heard before any update
         self._optimizer = None  # while updates are due; the gates keep it that long
         self._stream = None    # (device, its kind, its stream that step() was called on)
-        self._updating = None  # the thread that makes updates now
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._warned = set()
@@ -197,11 +197,10 @@ class Barrier:
 
     def hear(self, end=None):
         """Hear what has to be heard before any update, if there is something.  end: as Reduction.wait()'s."""
-        if self._first is None:  # without the lock: each gradient asks
-            return
         with self.lock:
             if self._first is not None:
-                _await(self._first, end)
+                if end is not None:
+                    _await(self._first, end)
                 try:
                     self._first.wait()
                 finally:
@@ -225,17 +224,17 @@ class Barrier:
                     continue
             try:
                 reduction.wait(end)
-                self._check(reduction)
+                if reduction.version is not None and reduction.written._version != reduction.version:
+                    raise self._written(reduction)
                 ready.append(reduction)
             except Exception as error:  # also of a user's compression, or of a sparse gradient
                 failure = failure or error
         return ready, failure
 
-    def _check(self, reduction):
-        if reduction.version is not None and reduction.written._version != reduction.version:
-            raise _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() "
-                              "before what changes gradients"
-                              % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
+    def _written(self, reduction):
+        return _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
+                           "what changes gradients"
+                           % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
 
     def _forget(self, reductions):
         for reduction in reductions:
@@ -249,7 +248,9 @@ class Barrier:
 
     def _update(self, reductions):
         """Step with these alone, as step() would have."""
-        optimizer, pairs = self._optimizer, [pair for reduction in reductions for pair in reduction.pairs]
+        pairs = [pair for reduction in reductions for pair in reduction.pairs]
+        optimizer = object.__new__(self._kind)  # the same one, past what Deferring puts in front of its methods and state
+        optimizer.__dict__ = own = self._optimizer.__dict__
         subsets = [[] for _ in self._groups]
         for p, _ in pairs:
             if id(p) in self._place:  # else its group has been taken out of the optimizer
@@ -261,25 +262,19 @@ class Barrier:
                 if current is not gradient:
                     kept.append((p, current))
                     p.grad = gradient
-            before, self._updating = optimizer.__dict__["param_groups"], threading.get_ident()
-            optimizer.__dict__["param_groups"] = [{**options, "params": subset}
-                                                  for options, subset in zip(self._groups, subsets) if subset]
+            before = own["param_groups"]
+            own["param_groups"] = [{**options, "params": subset} for options, subset in zip(self._groups, subsets) if subset]
             try:
                 if self._clip is not None:
                     torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
                 self._step(optimizer)
             finally:
-                optimizer.__dict__["param_groups"], self._updating = before, None
+                own["param_groups"] = before
                 for p, gradient in pairs if self._zero else ():
                     if id(p) in self._zero:
                         gradient.zero_()
                 for p, current in kept:
                     p.grad = current
-
-    def before_state(self):
-        """Somebody is about to read the optimizer's state, perhaps an update itself."""
-        if self._updating != threading.get_ident():
-            self.finish()
 
     def waiting(self):
         """Parameters whose updates are due."""
@@ -347,12 +342,11 @@ class Deferring:
     @property
     def state(self):
         """The optimizer's, once all updates are made."""
-        own = self.__dict__  # an update asks for each parameter's
-        barrier = own.get("_barrier")
+        barrier = self.__dict__.get("_barrier")
         if barrier is not None and barrier._waiting:
-            barrier.before_state()
+            barrier.finish()
         try:
-            return own["state"]
+            return self.__dict__["state"]
         except KeyError:
             raise AttributeError("%r object has no attribute 'state'" % type(self).__name__) from None
 
