@@ -51,7 +51,7 @@ _guarded = {}  # id(parameter) -> weak reference to it
 _bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
 _calling = threading.local()  # .through: how many contexts of through() this thread is in
 _Module = torch.nn.Module
-_is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
+_is_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
 _in_backward = torch._C._current_graph_task_id
 
 
