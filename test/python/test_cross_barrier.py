@@ -91,7 +91,8 @@ def each_gate():
     import torch
     from tally.torch import gates
     with late():
-        model = make_model()
+        model, seen = make_model(), {}
+        watch = model.attention.register_forward_pre_hook(lambda *_: seen.update(attention=due()))
         optimizer = distributed(model)
         count = len(set(model.parameters()))
 
@@ -107,12 +108,10 @@ def each_gate():
         everything = list(model.parameters())
         numbers = {id(p): i for i, p in enumerate(everything)}
         place = {name: numbers[id(p)] for name, p in model.named_parameters()}
-        seen = {}
 
         def updated(name, before):
             return not torch.equal(everything[place[name]].detach(), before[place[name]])
 
-        watch = model.attention.register_forward_pre_hook(lambda *_: seen.update(attention=due()))
         step()
         model.attention(*[torch.ones(1, 1, WIDTH)] * 3)
         watch.remove()
