@@ -755,6 +755,30 @@ def taken_out():
     assert same(mine, train(False))
 
 
+def deleted():
+    """A module that is deleted while its updates are due gets them, and the others go on, as with the barrier."""
+    import gc
+    import torch
+
+    def train(cross):
+        model = make_model()
+        optimizer = distributed(model, cross)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            if step == 2:
+                assert due() > 0 or not cross
+                model.last = torch.nn.Identity()
+                gc.collect()
+        optimizer.synchronize()
+        return [p.detach().clone().numpy() for p in optimizer.param_groups[0]["params"]]
+
+    with late():
+        mine = train(True)
+    assert same(mine, train(False))
+
+
 def transformed():
     """Updates are made in a transform of torch.func as outside of it."""
     import torch
@@ -895,23 +919,24 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
                                   adversaries, checkpointed, references, landed, joining, failing, raising, made_again, leaving,
-                                  taken_out, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
+                                  taken_out, deleted, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 
 
 LOSE = """
-import hashlib, sys
+import hashlib, importlib, sys
 import tally
-from test_cross_barrier import losing
 tally.init()
-result = b"".join(value.tobytes() for value in losing(int(sys.argv[1])))
+module, service, *arguments = sys.argv[1:]
+result = b"".join(value.tobytes() for value in importlib.import_module(module).losing(int(service), *arguments))
 print("parameters", hashlib.sha256(result).hexdigest(), flush=True)
 """
 
 
-def lose(kill):
-    """What two ranks with two tallyd print; `kill`: one of these dies.  `tally run` would end the job with it."""
+def lose(kill, module, *arguments):
+    """What two ranks with two tallyd print that call the module's losing(); `kill`: one of these dies.  `tally run` would end
+    the job with it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         where = "127.0.0.1:%d" % probe.getsockname()[1]
@@ -922,8 +947,8 @@ def lose(kill):
                                 text=True)
 
     services = [start("tallyd-%d" % i, [jobs.BUILD / "bin" / "tallyd"]) for i in range(2)]
-    ranks = [start("rank-%d" % i, [*warm.python(), "-c", LOSE, services[0].pid if kill else 0], RANK=str(i), WORLD_SIZE="2")
-             for i in range(2)]
+    program = [*warm.python(), "-c", LOSE, module, services[0].pid if kill else 0, *arguments]
+    ranks = [start("rank-%d" % i, program, RANK=str(i), WORLD_SIZE="2") for i in range(2)]
     try:
         outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
         assert all(rank.returncode == 0 for rank in ranks), outputs
@@ -937,6 +962,6 @@ def lose(kill):
 
 
 def test_a_tallyd_dies_while_updates_are_due():
-    undisturbed = lose(False)
+    undisturbed = lose(False, "test_cross_barrier")
     assert len(undisturbed[0]) == 1 and undisturbed[0] == undisturbed[1]
-    assert lose(True) == undisturbed
+    assert lose(True, "test_cross_barrier") == undisturbed

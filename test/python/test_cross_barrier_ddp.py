@@ -1,18 +1,21 @@
 """cross_barrier(): DistributedDataParallel without the optimizer's barrier has the same bits as with it."""
 
+import os
 import pickle
+import signal
 
 import pytest
 
-from test_cross_barrier import WIDTH, due, late, same, values
+from test_cross_barrier import WIDTH, due, late, lose, same, values
 from test_ddp import group
 from test_ops import fails, hvd
 
 # --- on the ranks ----------------------------------------------------------------------------------------------
 
 
-def ddp(mode, cross, path, steps=12):
-    """Parameters of a DistributedDataParallel after some steps, and how often something was due behind step()."""
+def ddp(mode, cross, path, steps=12, service=0):
+    """Parameters of a DistributedDataParallel after some steps, and how often something was due behind step().  service: a
+    process that dies behind the fifth."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
     import tally
@@ -32,6 +35,8 @@ def ddp(mode, cross, path, steps=12):
                 for i, layer in enumerate(self.layers):
                     if i != skip:
                         x = layer(x).tanh()
+                    if skip == "raise" and i == 2:
+                        raise KeyError("in the middle of forward")
                 return x
 
         # A bucket for each layer: what a forward skips, no other layer's gate updates.
@@ -49,6 +54,8 @@ def ddp(mode, cross, path, steps=12):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             skip = (step + tally.rank()) % 5 if mode == "unused" else -1
             x = torch.full((2, WIDTH), 0.1 * (step + tally.rank()))
+            if mode == "raised" and step % 4 == 3:
+                fails(KeyError, lambda: model(x, "raise"), "in the middle of forward")
             if mode == "accumulated":
                 with model.no_sync():
                     model(x, skip).square().sum().backward()
@@ -60,7 +67,15 @@ def ddp(mode, cross, path, steps=12):
             optimizer.step()
             scheduler.step()
             seen += due() > 0
+            if step == 4 and service and tally.rank() == 0:
+                assert due() > 0
+                os.kill(service, signal.SIGKILL)
         return values(model), seen
+
+
+def losing(service, path):
+    """As test_cross_barrier's."""
+    return ddp("plain", True, path, service=service)[0]
 
 
 def ddp_join(path, cross):
@@ -202,7 +217,7 @@ def ddp_refusals(path):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped", "half"))
+@pytest.mark.parametrize("mode", ("plain", "unused", "static", "accumulated", "twice", "clipped", "half", "raised"))
 def test_ddp_has_the_same_bits(three, mode, store):
     crossed, waited = three(ddp, mode, True, store), three(ddp, mode, False, store)
     for (mine, seen), (theirs, _) in zip(crossed, waited):
@@ -227,6 +242,12 @@ def test_ddp_join(three, store):
 
 def test_ddp_clip_value(two, store):
     two(ddp_clip_value, store)
+
+
+def test_a_tallyd_dies_while_updates_are_due(store):
+    undisturbed = lose(False, "test_cross_barrier_ddp", store + "0")
+    assert len(undisturbed[0]) == 1 and undisturbed[0] == undisturbed[1]
+    assert lose(True, "test_cross_barrier_ddp", store + "1") == undisturbed
 
 
 def test_ddp_refusals(two, store):
