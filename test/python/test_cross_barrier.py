@@ -346,6 +346,24 @@ def barriers():
         optimizer.step()
         assert due() > 0, "a class that has opted in"
         optimizer.synchronize()
+
+    class Reading(Mine):
+        """Reads the state of an optimizer that it holds."""
+
+        def step(self, closure=None):
+            assert self.held.state is self.state
+            return super().step(closure)
+
+    with late():
+        model = make_model()
+        optimizer = distributed(model, True, lambda p: Reading(p, lr=0.1))
+        optimizer.held = optimizer
+        loss_of(model, 0).backward()
+        before = values(model)
+        optimizer.step()
+        assert due() > 0
+        optimizer.synchronize()
+        assert due() == 0 and not any(same([a], [b]) for a, b in zip(before, values(model)))
     hvd()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -98,6 +98,7 @@ class Barrier:
         self._first = None     # what has to be heard before any update
         self._optimizer = None  # while updates are due; the gates keep it that long
         self._stream = None    # (device, its kind, its stream that step() was called on)
+        self._updating = False  # the thread that has the lock makes updates
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._warned = set()
@@ -178,8 +179,8 @@ class Barrier:
                                   errno.EINVAL)
             return
         with self.lock:
-            if not self._waiting and self._first is None:
-                return
+            if self._updating or (not self._waiting and self._first is None):
+                return  # the step of an update may read what it is part of
             needed = self._waiting if wanted is None else {self._of[id(p)]: None for p in wanted if id(p) in self._of}
             end, first = None if timeout is None else time.monotonic() + timeout, self._first
             ready, failure = self._gather(needed, end)
@@ -262,14 +263,14 @@ class Barrier:
                 if current is not gradient:
                     kept.append((p, current))
                     p.grad = gradient
-            before = own["param_groups"]
+            before, self._updating = own["param_groups"], True
             own["param_groups"] = [{**options, "params": subset} for options, subset in zip(self._groups, subsets) if subset]
             try:
                 if self._clip is not None:
                     torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
                 self._step(optimizer)
             finally:
-                own["param_groups"] = before
+                own["param_groups"], self._updating = before, False
                 for p, gradient in pairs if self._zero else ():
                     if id(p) in self._zero:
                         gradient.zero_()
