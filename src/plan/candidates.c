@@ -426,7 +426,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                      p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
-        p->doubtful = far && is_doubtful(p, others);
+        p->doubtful = far && p->dealt && is_doubtful(p, others);
         bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
         bool capped = p->card.most > 0 && p->card.value >= p->card.most;
         if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !capped &&

@@ -339,7 +339,7 @@ static bool judge_try(struct tly_replan *r)
         bool vain = is_in_vain(r, p, poor);
         if (p->tried)
             p->busy_in_vain = vain && t == &r->more ? p->busy_before : 0;
-        p->asked |= p->tried && vain && t == &r->more;
+        p->asked |= p->doubtful && p->tried && vain;
         if (!good && p->rests && p->rested_for) {
             p->rests = false;
             p->rest_for = p->rested_for;

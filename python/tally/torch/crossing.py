@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import errno
+import functools
 import weakref
 
 import torch
@@ -25,12 +26,18 @@ class _Frozen:
         self._optimizer, self._handle, self._failure = optimizer, handle, None
 
     def done(self):
-        return self._handle.done()
+        return self._handle is None or self._handle.done()
 
     def wait(self):
-        self._failure = self._failure or self._optimizer._compared(self._handle)
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._failure = self._optimizer._compared(handle)
         if self._failure is not None:
             raise self._failure
+
+
+def _name_of(slots, p):
+    return next(slot.name for slot in slots if slot.p is p)
 
 
 class CrossBarrier(Deferring, _Distributed):
@@ -42,11 +49,8 @@ class CrossBarrier(Deferring, _Distributed):
         """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
         self._clip_value = clip_value
         self._deferred = False  # the last step() has made its updates, or put them off, without synchronize()
-        self._barrier = Barrier(self, kind, self._name_of, clip_value, gated=not self._alone)
+        self._barrier = Barrier(self, kind, functools.partial(_name_of, self._slots), clip_value, gated=not self._alone)
         weakref.finalize(self, gates.ignore, self._order).atexit = False
-
-    def _name_of(self, p):
-        return next(slot.name for slot in self._slots if slot.p is p)
 
     def _agree(self):
         super()._agree()

@@ -179,8 +179,10 @@ class Barrier:
                                   errno.EINVAL)
             return
         with self.lock:
-            if self._updating or (not self._waiting and self._first is None):
-                return  # the step of an update may read what it is part of
+            if not self._waiting and self._first is None:
+                return
+            if self._updating and wanted is None:  # the step of an update reads the optimizer that it is part of
+                return
             needed = self._waiting if wanted is None else {self._of[id(p)]: None for p in wanted if id(p) in self._of}
             end, first = None if timeout is None else time.monotonic() + timeout, self._first
             ready, failure = self._gather(needed, end)
@@ -198,6 +200,8 @@ class Barrier:
 
     def hear(self, end=None):
         """Hear what has to be heard before any update, if there is something.  end: as Reduction.wait()'s."""
+        if self._first is None:  # without the lock, which a forked process may never get
+            return
         with self.lock:
             if self._first is not None:
                 if end is not None:
@@ -251,7 +255,8 @@ class Barrier:
         """Step with these alone, as step() would have."""
         pairs = [pair for reduction in reductions for pair in reduction.pairs]
         optimizer = object.__new__(self._kind)  # the same one, past what Deferring puts in front of its methods and state
-        optimizer.__dict__ = own = self._optimizer.__dict__
+        own = self._optimizer.__dict__
+        object.__setattr__(optimizer, "__dict__", own)
         subsets = [[] for _ in self._groups]
         for p, _ in pairs:
             if id(p) in self._place:  # else its group has been taken out of the optimizer
@@ -263,14 +268,14 @@ class Barrier:
                 if current is not gradient:
                     kept.append((p, current))
                     p.grad = gradient
-            before, self._updating = own["param_groups"], True
+            before, nested, self._updating = own["param_groups"], self._updating, True
             own["param_groups"] = [{**options, "params": subset} for options, subset in zip(self._groups, subsets) if subset]
             try:
                 if self._clip is not None:
                     torch.nn.utils.clip_grad_value_([p for p, _ in pairs], self._clip)
                 self._step(optimizer)
             finally:
-                own["param_groups"], self._updating = before, False
+                own["param_groups"], self._updating = before, nested
                 for p, gradient in pairs if self._zero else ():
                     if id(p) in self._zero:
                         gradient.zero_()

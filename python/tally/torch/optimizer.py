@@ -58,7 +58,7 @@ class _Slot:
         self.reduced = p.requires_grad  # it has a hook
         self.delay = passes             # backward passes until its gradient is reduced
         self.call = None                # the Call that reduces it
-        self.group = None               # list of the slots that are submitted together
+        self.group = None               # number of those that are submitted together
         self.empty = None               # an empty gradient like its sparse ones
 
 
@@ -123,7 +123,8 @@ class _Distributed:
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self.backward_passes_per_step = backward_passes_per_step
-        self._slots = [_Slot(p, name, number, backward_passes_per_step) for number, (p, name) in enumerate(dict(parameters).items())]
+        self._slots = [_Slot(p, name, number, backward_passes_per_step)
+                       for number, (p, name) in enumerate(dict(parameters).items())]
         self._update = [slot for slot in self._slots if slot.reduced]
         self._places = Places(slot.p for slot in reversed(self._update))
         self._process_set = process_set
@@ -139,9 +140,10 @@ class _Distributed:
         self._should_synchronize = True
         self._agreed = 0                                          # generation whose plan this optimizer is in
         self._prefix = ""
-        for group in self._split(groups):
+        self._groups = list(self._split(groups))                  # lists of slots that are submitted together
+        for number, group in enumerate(self._groups):
             for slot in group:
-                slot.group = group
+                slot.group = number
         if not self._alone:
             of_complex = [name for p, name in parameters if p.is_complex()]
             if of_complex:
@@ -284,8 +286,9 @@ class _Distributed:
         if gradient is not None:  # a hook before ours may have taken it
             self._sent[slot] = gradient, _version(gradient)
         self._handles.setdefault(slot, None)
-        if slot.group is not None and not any(member.delay for member in slot.group):
-            for member in reversed(slot.group):  # as backward comes by
+        group = self._groups[slot.group] if slot.group is not None else []
+        if not any(member.delay for member in group):
+            for member in reversed(group):  # as backward comes by
                 self._handles[member] = self._submit(member)
 
     def _unexpected(self, slot):
