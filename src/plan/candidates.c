@@ -366,8 +366,8 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     return full ? r->sorted[full / 2] : 0;
 }
 
-/* Was it measured far below what others carry, and never tried with more in vain?  Something else may have been on its way
- * when it was measured. */
+/* It was measured far below what others carry, perhaps because something else was on its way, and was not yet tried in vain
+ * for that. */
 static bool is_doubtful(const struct place *p, double others)
 {
     return !p->asked && !has_lost(p) && (p->felt || !p->card.guess) && p->card.most == 0 &&

@@ -75,7 +75,7 @@ static size_t read_texts(const char *pid, const char *name, char *out, size_t le
     return n;
 }
 
-/* The job that the process belongs to, by its launcher's variables; out, which is empty, stays so if it has none that says. */
+/* The job that the process belongs to, by its launcher's variables.  If none names a job, out stays empty, as it came. */
 static void find_job(const char *pid, char *out, size_t len)
 {
     static const char *const names[] = {"TALLY_JOB=", "TORCHELASTIC_RUN_ID=", "SLURM_JOB_ID="};

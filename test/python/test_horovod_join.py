@@ -102,7 +102,7 @@ def early(first):
         if r != first and (r in pair.ranks or refused.__code__.co_names[0] != "allreduce"):
             fails(tally.Error, refused, "rank %d has joined" % first)
         assert t.join() != first
-    # Of any kind, name and number; whatever cannot be summed does not stop the others.
+    # Operations of any kind, name and number.  One that cannot be summed does not stop the others.
     rows = torch.sparse_coo_tensor([[r]], torch.ones(1, 2), (n, 2))
     if r != first:
         assert torch.equal(t.allreduce(ones, op=t.Average), ones * (n - 1) / n)
