@@ -835,3 +835,25 @@ def refused():
 
 def test_refused_by_name(three):
     three(refused)
+
+
+def dropped():
+    """Whether an optimizer with groups, and its parameters, are gone as soon as nobody has them, without gc."""
+    import gc
+    import weakref
+    import torch
+    model = torch.nn.Linear(2, 2)
+    optimizer = hvd().DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), groups=1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    seen = [weakref.ref(optimizer), *map(weakref.ref, model.parameters())]
+    gc.disable()
+    try:
+        del optimizer, model
+        return [one() is None for one in seen]
+    finally:
+        gc.enable()
+
+
+def test_nothing_keeps_what_is_dropped(two):
+    assert two(dropped) == [[True] * 3] * 2
