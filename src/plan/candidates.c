@@ -366,11 +366,11 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     return full ? r->sorted[full / 2] : 0;
 }
 
-/* It was measured far below what others carry, perhaps because something else was on its way, and was not yet tried in vain
- * for that. */
-static bool is_doubtful(const struct place *p, double others)
+/* It was measured far below what others carry, perhaps because something else was on its way, and was not tried in vain for
+ * that lately. */
+static bool is_doubtful(const struct tly_replan *r, const struct place *p, double others)
 {
-    return !p->asked && !has_lost(p) && (p->felt || !p->card.guess) && p->card.most == 0 &&
+    return r->samples >= p->asked_until && !has_lost(p) && (p->felt || !p->card.guess) && p->card.most == 0 &&
            tly_gauge_carried(&p->card) > 0 && p->card.value < others * (1 - TLY_REPLAN_CLEARLY);
 }
 
@@ -414,24 +414,27 @@ static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = 0;
+    double others = usual(r, count, s), busiest = 0, best = 0;
     bool sums = false;
     tly_candidates_look(r, count, s);
     for (int i = 0; i < count; i++)
-        if (tly_candidates_is_card(r, s, i))
+        if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+            best = fmax(best, r->place[i].once);
+        }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long. */
         bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                      p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
         bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
-        p->doubtful = far && p->dealt && is_doubtful(p, others);
+        p->doubtful = far && p->dealt && is_doubtful(r, p, others);
         bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
         bool capped = p->card.most > 0 && p->card.value >= p->card.most;
         if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !capped &&
             !p->slowed) {
-            double seen = others > 0 ? tly_gauge_while_busy(&p->card) : 0;
+            /* Short backlogs overrate a card; it hardly carries more than any card was ever known to. */
+            double seen = others > 0 ? fmin(tly_gauge_while_busy(&p->card), best) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
             if (p->card.guess && others > p->card.value)

@@ -94,7 +94,8 @@ double tly_gauge_carried(const struct tly_gauge *g)
 
 double tly_gauge_both(const struct tly_gauge *g)
 {
-    return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, both_of) : 0;
+    uint32_t n = g->count < TLY_GAUGE_LONG / 2 ? g->count : TLY_GAUGE_LONG / 2;
+    return n >= TLY_GAUGE_SHORT ? median(g, n, both_of) : 0;
 }
 
 bool tly_gauge_is_full(const struct tly_gauge *g)

@@ -4,8 +4,7 @@
  * value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a
  * split that promises 3% or more (least_gain) changes it; a value whose change promises less is kept quietly.
  *
- * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes, or a
- * quarter more speed.  A feeler, a try with little more of a card that may carry several times as much, is judged by what that
+ * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes.  A feeler, a try with little more of a card that may carry several times as much, is judged by what that
  * card carries.  Small deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If
  * somebody else's change is part of the same epoch, what the try has brought cannot be told, and it stands.
  *
@@ -19,10 +18,10 @@
 #include "plan/sort.h"
 
 #define MUCH .1    /* a gain that shows in few samples */
-#define ENOUGH .25 /* a gain for which a try stays; twice as much of a card may promise more than there is */
 #define LEAST_GAIN_SEEN .01
 #define EXACT .02             /* what a card that is busy all the time may carry too little */
-#define IDLER .15             /* fraction of the time: clearly less busy than before, or than another card */
+#define IDLER .15             /* fraction of the time: clearly less busy than another card */
+#define IDLER_THAN_BEFORE .07 /* of what it was: clearly less busy than before */
 #define LEAST_SHARE (1 / 32.) /* of an equal one; less is not worth the parts it takes */
 
 enum {
@@ -30,6 +29,7 @@ enum {
     FIRST_FINE_PAUSE = 60, /* the same of small deviations */
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
+    DOUBT_PAUSE = 2 * TLY_REPLAN_MOST_INTERVAL, /* samples between two tries of a card that was measured far below others */
     FEW_GOODPUTS = TLY_GAUGE_SHORT, /* samples by which a try that promises much is judged */
 };
 
@@ -91,7 +91,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->falls_short = p->falls_short;
     q->held_until = p->held_until;
     q->busy_in_vain = p->busy_in_vain;
-    q->asked = p->asked;
+    q->asked_until = p->asked_until;
     q->refuted = p->refuted;
     q->refuted_until = p->refuted_until;
 }
@@ -312,7 +312,7 @@ static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool p
     return r->feeler ? is_found_out(r, p) : poor;
 }
 
-/* Has the try brought at least half of what it promised, or ENOUGH?  Has each card of a feeler carried what it was tried with?
+/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?
  * A card that has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
 static bool judge_try(struct tly_replan *r)
 {
@@ -322,7 +322,7 @@ static bool judge_try(struct tly_replan *r)
     if (!t || !can_judge(r, count))
         return false;
     r->trying = NULL;
-    bool poor = goodput(r, count) < r->before * (1 + fmin(r->promised / 2, ENOUGH));
+    bool poor = goodput(r, count) < r->before * (1 + r->promised / 2);
     bool more = !r->feeler && !poor;
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -339,7 +339,8 @@ static bool judge_try(struct tly_replan *r)
         bool vain = is_in_vain(r, p, poor);
         if (p->tried)
             p->busy_in_vain = vain && t == &r->more ? p->busy_before : 0;
-        p->asked |= p->doubtful && p->tried && vain;
+        if (p->doubtful && p->tried && vain)
+            p->asked_until = r->samples + DOUBT_PAUSE;
         if (!good && p->rests && p->rested_for) {
             p->rests = false;
             p->rest_for = p->rested_for;
@@ -411,7 +412,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
 }
 
 /* What a change must promise: less where a card has been seen to carry more by far than the split goes by, for that is no
- * noise, and where one was measured far below the others, for that is tried once. */
+ * noise, and where one was measured far below the others, for that is tried but rarely. */
 static double least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
@@ -424,12 +425,14 @@ static double least_gain(const struct tly_replan *r, int count, const struct tly
     return TLY_REPLAN_LEAST_GAIN;
 }
 
-/* Has a candidate for more become idler since that was tried in vain? */
+/* Has a candidate for more become idler since that was tried in vain?  A card with a small share has few backlogs, and only
+ * a few less once it carries more. */
 static bool is_idler(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
-        if (p->next > p->card.value && tly_gauge_both(&p->card) < p->busy_in_vain - IDLER)
+        if (p->next > p->card.value && p->card.count >= TLY_GAUGE_LONG / 2 &&
+            tly_gauge_both(&p->card) < p->busy_in_vain * (1 - IDLER_THAN_BEFORE))
             return true;
     }
     return false;

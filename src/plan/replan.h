@@ -47,9 +47,10 @@ void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s);
 double tly_gauge_estimate(const struct tly_gauge *g, double near);
 /* Was it backlogged nearly all the time in the last TLY_GAUGE_LONG samples, and is the value what it carried then? */
 bool tly_gauge_confirms(const struct tly_gauge *g, double near);
-/* For what part of the time it was backlogged, and the mean of both directions; 0 before TLY_GAUGE_SHORT samples. */
+/* For what part of the time it was backlogged; 0 before TLY_GAUGE_SHORT samples. */
 double tly_gauge_busy(const struct tly_gauge *g);
 double tly_gauge_long_busy(const struct tly_gauge *g); /* in the last TLY_GAUGE_LONG samples; 0 before */
+/* The same, the mean of both directions, in up to TLY_GAUGE_LONG / 2 samples. */
 double tly_gauge_both(const struct tly_gauge *g);
 /* What it carried, backlogged or not; 0 before TLY_GAUGE_SHORT samples. */
 double tly_gauge_carried(const struct tly_gauge *g);

@@ -29,8 +29,8 @@ struct place {
     uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
     bool parts;          /* its candidate parts it from cards that are alike */
     bool tried;          /* it has a part in the try that is under way */
-    bool asked;          /* it was tried in vain while it was doubtful: not again */
-    bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
+    bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry, */
+    uint32_t asked_until; /* but not before so many samples, for that was in vain */
     double before, before_sums;         /* its values before the last change of the split */
     double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
     bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
