@@ -52,11 +52,12 @@ static int by_value(const void *a, const void *b)
 /* What its card carries, as the plan knows by now, over what was said; where nothing was, over the others' median. */
 static double card_ratio(const struct tly_coordinator *c, uint32_t service)
 {
-    double other[TLY_MAX_SERVICES], is = 8 * tly_replan_bandwidth(c->adapt.replan, (int)service);
-    double due = (double)c->roster.services[service].said;
+    uint32_t card = c->roster.services[service].card;
+    double other[TLY_MAX_SERVICES], is = 8 * tly_replan_bandwidth(c->adapt.replan, (int)card);
+    double due = (double)c->roster.services[card].said;
     int n = 0;
     for (uint32_t i = 0; !(due > 0) && i < c->roster.service_count && n < TLY_MAX_SERVICES; i++)
-        if (i != service && c->roster.services[i].card == i &&
+        if (i != card && c->roster.services[i].card == i &&
             c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
             tly_replan_bandwidth(c->adapt.replan, (int)i) > 0)
             other[n++] = 8 * tly_replan_bandwidth(c->adapt.replan, (int)i);

@@ -20,9 +20,11 @@
 #define STEP_ALL 1.25 /* a try where no card is busy as planned, and a feeler, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
 #define MOST_STEP 2.0
+#define WAITS_APART (5 * TLY_GAUGE_LONG) /* samples from one wait for a card that falls short to the next */
 #define HYSTERESIS .02 /* a card that falls short has carried so much more again before it does so anew */
 
-void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
+/* Which cards are used, which have a share, and behind which of them sums are slow. */
+static void look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++)
         r->place[i].used = r->place[i].slowed = r->place[i].dealt = false;
@@ -99,7 +101,7 @@ static double snap(const struct tly_replan *r, int count, const struct tly_repla
     for (int i = 0; i < count; i++) {
         double theirs = tly_candidates_is_card(r, s, i) && i != but ? r->place[i].next : 0;
         double away = theirs > 0 ? fabs(theirs / value - 1) : INFINITY;
-        bool allowed = !(r->place[but].card.most > 0 && theirs > r->place[but].card.most);
+        bool allowed = tly_gauge_bound(&r->place[but].card, theirs) == theirs;
         if (away < nearest && allowed) {
             nearest = away;
             best = theirs;
@@ -128,27 +130,28 @@ static void look_for_short(struct tly_replan *r, struct place *p)
 {
     if (p->card.count < TLY_GAUGE_SHORT)
         return;
-    double limit = 1 - TLY_REPLAN_NEAR + (p->falls_short ? HYSTERESIS : 0);
+    double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
     bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
     bool tried = r->trying && p->tried; /* it is meant to carry more than it may */
-    if (falls_short && !p->falls_short && !tried && r->samples >= r->waits_again) {
-        r->waits_until = r->samples + TLY_GAUGE_LONG;
-        r->waits_again = r->samples + 5 * TLY_GAUGE_LONG;
+    if (falls_short && !p->known.falls_short && !tried && r->samples >= r->waits_again) {
+        r->waits_again = r->samples + WAITS_APART;
     }
-    p->falls_short = falls_short;
+    p->known.falls_short = falls_short;
 }
 
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    tly_candidates_look(r, count, s);
+    look(r, count, s);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         if (tly_candidates_is_card(r, s, i))
             tly_gauge_see(&p->card, &s[i].card);
         if (p->card.count >= TLY_GAUGE_SHORT)
-            p->assumed = false;
-        if (p->card.guess && tly_gauge_confirms(&p->card, NEAR_TOGETHER))
+            p->known.assumed = false;
+        if (tly_gauge_confirms(&p->card, NEAR_TOGETHER)) {
             p->card.guess = false;
+            p->known.most = fmax(p->known.most, p->card.value);
+        }
         look_for_short(r, p);
         if (s[i].active)
             tly_gauge_see(&p->sums, &s[i].sums);
@@ -159,9 +162,10 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
 
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
+    bool waits = r->samples + WAITS_APART < r->waits_again + TLY_GAUGE_LONG;
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
-        if (tly_candidates_is_card(r, s, i) && p->falls_short && r->samples < r->waits_until)
+        if (tly_candidates_is_card(r, s, i) && p->known.falls_short && waits)
             return true;
     }
     return false;
@@ -188,7 +192,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
         if (!tly_candidates_is_card(r, s, i) || p->card.value > 0)
             continue;
         double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
-        p->card.value = p->next = value > 0 ? snap(r, count, s, i, value, SAME_AT_FIRST) : 0;
+        p->card.value = p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
         p->card.guess = true;
     }
     return isinf(slowest);
@@ -202,7 +206,7 @@ static bool waits_for_another(const struct tly_replan *r, int count, const struc
     double limit = fmin(of_value(own), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(own);
     for (int i = 0; i < count; i++) {
         const struct tly_gauge *g = &r->place[i].card;
-        bool refuted = r->place[i].refuted > 0 && r->samples < r->place[i].refuted_until;
+        bool refuted = r->samples < r->place[i].known.refuted_until;
         if (tly_candidates_is_card(r, s, i) && g->value != own->value && of_value(g) < limit && !refuted &&
             tly_gauge_is_full(g) && tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
             return true;
@@ -291,7 +295,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
             continue;
         double own = by_gauge(r, count, s, &p->card, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
-            p->next = p->card.most > 0 ? fmin(middle, p->card.most) : middle;
+            p->next = tly_gauge_bound(&p->card, middle);
     }
 }
 
@@ -306,8 +310,8 @@ static bool is_first_of_class(const struct tly_replan *r, const struct tly_repla
 /* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
 static bool is_refuted(const struct tly_replan *r, const struct place *p, double value)
 {
-    return p->refuted > 0 && r->samples < p->refuted_until &&
-           fabs(value / p->refuted - 1) < TLY_REPLAN_NEAR_SHARED &&
+    return r->samples < p->known.refuted_until &&
+           fabs(value / p->known.refuted - 1) < TLY_REPLAN_NEAR_SHARED &&
            fabs(value / p->card.value - 1) <= TLY_GAUGE_FAR;
 }
 
@@ -322,21 +326,19 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
-        moved |= p->next != p->card.value;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
             double value = by_gauge(r, count, s, &p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
-            moved |= p->next != p->card.value;
         }
         /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
         bool limits = p->sums.value > 0 || (!busy && tly_gauge_is_full(&p->sums));
         if (s[i].active && !p->rests && limits && s[i].weight)
             p->next_sums = p->sums.value > 0 ? tly_gauge_estimate(&p->sums, TLY_REPLAN_NEAR)
                                              : tly_gauge_while_busy(&p->sums);
-        moved |= p->next_sums != p->sums.value;
+        moved |= p->next != p->card.value || p->next_sums != p->sums.value;
     }
     return moved;
 }
@@ -345,13 +347,14 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
  * guess need only be less busy than the busiest. */
 static bool has_spare(const struct tly_gauge *g, double busiest)
 {
-    return tly_gauge_has_slack(g) || (g->guess && tly_gauge_busy(g) < busiest - TLY_REPLAN_LESS_BUSY);
+    double busy = tly_gauge_busy(g);
+    return tly_gauge_has_slack(g) || (g->guess && busy > 0 && busy < busiest - TLY_REPLAN_LESS_BUSY);
 }
 
 /* Has the card carried more by far in this job? */
 static bool has_lost(const struct place *p)
 {
-    return tly_gauge_carried(&p->card) > 0 && p->once > p->card.value * (1 + TLY_GAUGE_FAR);
+    return tly_gauge_carried(&p->card) > 0 && p->known.most > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none. */
@@ -370,8 +373,9 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
  * that lately. */
 static bool is_doubtful(const struct tly_replan *r, const struct place *p, double others)
 {
-    return r->samples >= p->asked_until && !has_lost(p) && (p->felt || !p->card.guess) && p->card.most == 0 &&
-           tly_gauge_carried(&p->card) > 0 && p->card.value < others * (1 - TLY_REPLAN_CLEARLY);
+    return r->samples >= p->known.asked_until && !has_lost(p) && (p->felt || !p->card.guess) &&
+           p->card.most == 0 && tly_gauge_carried(&p->card) > 0 &&
+           p->card.value < others * (1 - TLY_REPLAN_CLEARLY);
 }
 
 /* Whether it carries more need not show: with a share of half an equal one, a card has something on its way all the time.
@@ -416,32 +420,30 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
 {
     double others = usual(r, count, s), busiest = 0, best = 0;
     bool sums = false;
-    tly_candidates_look(r, count, s);
+    look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-            best = fmax(best, r->place[i].once);
+            best = fmax(best, r->place[i].known.most);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long. */
         bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                      p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
-        bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->held_until;
+        bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);
         bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
-        bool capped = p->card.most > 0 && p->card.value >= p->card.most;
-        if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !capped &&
-            !p->slowed) {
+        if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !p->slowed) {
             /* Short backlogs overrate a card; it hardly carries more than any card was ever known to. */
             double seen = others > 0 ? fmin(tly_gauge_while_busy(&p->card), best) : 0;
             double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
             double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
             if (p->card.guess && others > p->card.value)
                 value = others; /* it may be like them again */
-            value = p->card.most > 0 ? fmin(value, p->card.most) : value;
-            value = hides ? fmin(value, has_lost(p) ? p->once : others) : value;
-            p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
+            value = tly_gauge_bound(&p->card, value);
+            value = hides ? fmin(value, has_lost(p) ? p->known.most : others) : value;
+            p->next = fmax(p->card.value, snap(r, count, s, i, value, SAME_AT_FIRST));
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
             p->next_sums = far ? 0 : STEP_ONE * p->sums.value;

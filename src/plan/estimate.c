@@ -136,7 +136,7 @@ static bool is_calm(const struct tly_gauge *g, double value)
     return off(while_busy(last(g, 0)), value) < CALM && off(while_busy(last(g, 1)), value) < CALM;
 }
 
-static double bound(const struct tly_gauge *g, double value)
+double tly_gauge_bound(const struct tly_gauge *g, double value)
 {
     return g->most > 0 && value > g->most ? g->most : value;
 }
@@ -176,13 +176,13 @@ double tly_gauge_estimate(const struct tly_gauge *g, double near)
         return g->value;
     double carried = tly_gauge_carried(g), quick = while_full(g, TLY_GAUGE_SHORT);
     if (tly_gauge_is_full(g) && off(quick, g->value) > TLY_GAUGE_FAR && is_calm(g, quick))
-        return bound(g, quick < g->value ? least_of_newest(g, quick) : quick);
+        return tly_gauge_bound(g, quick < g->value ? least_of_newest(g, quick) : quick);
     if (carried > g->value * (1 + MORE))
-        return bound(g, carried);
+        return tly_gauge_bound(g, carried);
     if (is_full(g, TLY_GAUGE_LONG)) {
         double slow = fmax(while_full(g, TLY_GAUGE_LONG), fmin(carried, g->value)); /* not less than now */
         if (off(slow, g->value) > near)
-            return bound(g, slow);
+            return tly_gauge_bound(g, slow);
     }
     return g->value;
 }

@@ -17,7 +17,7 @@
 #include "plan/replan_work.h"
 #include "plan/sort.h"
 
-#define MUCH .1    /* a gain that shows in few samples */
+#define MUCH .1 /* a gain that shows in few samples */
 #define LEAST_GAIN_SEEN .01
 #define EXACT .02             /* what a card that is busy all the time may carry too little */
 #define IDLER .15             /* fraction of the time: clearly less busy than another card */
@@ -29,7 +29,9 @@ enum {
     FIRST_FINE_PAUSE = 60, /* the same of small deviations */
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
-    DOUBT_PAUSE = 2 * TLY_REPLAN_MOST_INTERVAL, /* samples between two tries of a card that was measured far below others */
+    DOUBT_PAUSE =
+        2 *
+        TLY_REPLAN_MOST_INTERVAL, /* samples between two tries of a card that was measured far below others */
     FEW_GOODPUTS = TLY_GAUGE_SHORT, /* samples by which a try that promises much is judged */
 };
 
@@ -67,7 +69,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     }
     struct place *p = &r->place[place];
     *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
-    p->once = bandwidth;
+    p->known.most = bandwidth;
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;
@@ -82,18 +84,8 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     double most = q->card.most;
     q->card = p->card;
     q->card.most = most;
-    if (most > 0)
-        q->card.value = fmin(q->card.value, most);
-    q->assumed = p->assumed;
-    q->once = p->once;
-    q->moved = p->moved;
-    q->moved_at = p->moved_at;
-    q->falls_short = p->falls_short;
-    q->held_until = p->held_until;
-    q->busy_in_vain = p->busy_in_vain;
-    q->asked_until = p->asked_until;
-    q->refuted = p->refuted;
-    q->refuted_until = p->refuted_until;
+    q->card.value = tly_gauge_bound(&q->card, q->card.value);
+    q->known = p->known;
 }
 
 static void clear(struct tly_replan *r)
@@ -126,13 +118,13 @@ bool tly_replan_tries(const struct tly_replan *r, int place)
 
 bool tly_replan_assumes(const struct tly_replan *r, int place)
 {
-    return place < r->room && r->place[place].assumed;
+    return place < r->room && r->place[place].known.assumed;
 }
 
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
     const struct place *p = place < r->room ? &r->place[place] : NULL;
-    return p && !p->card.guess && !p->assumed && !tly_replan_tries(r, place);
+    return p && !p->card.guess && !p->known.assumed && !tly_replan_tries(r, place);
 }
 
 double tly_replan_sum_rate(const struct tly_replan *r, int place)
@@ -146,7 +138,7 @@ bool tly_replan_rests(const struct tly_replan *r, int place)
 }
 
 /* The median of the last samples; 0: there are fewer. */
-static double goodput(const struct tly_replan *r, uint32_t count)
+static double median_goodput(const struct tly_replan *r, uint32_t count)
 {
     double sorted[TLY_GOODPUTS];
     if (r->goodputs < count)
@@ -174,9 +166,9 @@ static void pace(struct tly_replan *r, bool quiet)
         int way = (p->next > p->card.value) - (p->next < p->card.value);
         if (!way)
             continue;
-        reversal |= way == -p->moved && r->samples - p->moved_at < soon(r);
-        p->moved = way;
-        p->moved_at = r->samples;
+        reversal |= way == -p->known.moved && r->samples - p->known.moved_at < soon(r);
+        p->known.moved = way;
+        p->known.moved_at = r->samples;
     }
     if (reversal && quiet && r->fine.at < r->samples + FIRST_FINE_PAUSE)
         r->fine.at = r->samples + FIRST_FINE_PAUSE;
@@ -201,8 +193,6 @@ static void take(struct tly_replan *r, bool undone)
 {
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        if (!p->card.guess && !p->assumed)
-            p->once = fmax(p->once, p->card.value);
         if (p->next != p->card.value && !undone)
             p->card.guess = p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
@@ -222,25 +212,25 @@ static bool change(struct tly_replan *r, bool undone)
 }
 
 /* A tallyd that would have next to nothing has nothing, for it gets whole parts.  One that was awake for longer than it would
- * rest now begins with short rests again.  True: there is one. */
-static bool lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
+ * rest now begins with short rests again. */
+static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
 {
     double total = 0;
-    bool some = false;
+    if (n == 1)
+        return;
     for (int j = 0; j < n; j++)
         total += r->weight[j];
-    for (int j = 0; j < n && n > 1; j++) {
+    for (int j = 0; j < n; j++) {
         struct place *p = &r->place[r->from[j]];
         if (!s[r->from[j]].spare || r->weight[j] > LEAST_SHARE / n * total)
             continue;
-        some = p->rests = true;
-        p->rested_for = r->trying ? p->rest_for : 0;
+        p->rests = true;
+        p->rested_by_try = r->trying;
         if (r->samples - p->woke_at > p->rest_for)
             p->rest_for = FIRST_REST;
         p->rest_left = p->rest_for;
         p->rest_for = p->rest_for < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * p->rest_for : TLY_REPLAN_MOST_INTERVAL;
     }
-    return some;
 }
 
 /* Those that have rested long enough, with a quarter of what the median of the others carries unless their card is used by
@@ -259,8 +249,8 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
             continue;
         double quarter = r->sorted[n / 2] / 4;
         if (!card->used) {
-            card->card.value = card->next = card->card.most > 0 ? fmin(quarter, card->card.most) : quarter;
-            card->assumed = true;
+            card->card.value = card->next = tly_gauge_bound(&card->card, quarter);
+            card->known.assumed = true;
         }
         p->sums.value = p->next_sums = 0;
         p->rests = false;
@@ -268,11 +258,6 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
         some = true;
     }
     return some;
-}
-
-static void wait_longer(struct try *t)
-{
-    t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
 }
 
 /* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without
@@ -284,85 +269,102 @@ static bool has_carried(const struct place *p)
            due * (tly_gauge_is_full(&p->card) ? 1 - EXACT : 1 - TLY_REPLAN_NEAR);
 }
 
-/* Has a feeler found out that a card carries no more?  A tried card that is clearly idler than the busiest of them waits for
- * that one. */
-static bool is_found_out(const struct tly_replan *r, const struct place *p)
+/* What has come of a card's part in a try. */
+enum verdict { IN_VAIN, WAITED, CARRIED };
+
+/* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has
+ * only waited for that one. */
+static enum verdict verdict(const struct tly_replan *r, const struct place *p, bool poor, double busiest)
 {
-    double busiest = 0;
-    for (int i = 0; i < r->room; i++)
-        if (r->place[i].tried)
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-    return p->tried && !has_carried(p) && tly_gauge_busy(&p->card) > busiest - IDLER;
+    if (!r->feeler)
+        return poor ? IN_VAIN : CARRIED;
+    if (has_carried(p))
+        return CARRIED;
+    return tly_gauge_busy(&p->card) > busiest - IDLER ? IN_VAIN : WAITED;
 }
 
 /* Are there samples enough of all that is tried?  A card of which nothing is seen for long is not waited for. */
 static bool can_judge(const struct tly_replan *r, uint32_t count)
 {
-    bool all = goodput(r, count) > 0;
-    if (r->goodputs >= TLY_GOODPUTS)
-        return all;
-    for (int i = 0; i < r->room && r->feeler; i++)
-        all &= !r->place[i].tried || tly_gauge_carried(&r->place[i].card) > 0;
-    return all;
+    if (!(median_goodput(r, count) > 0))
+        return false;
+    for (int i = 0; i < r->room && r->feeler && r->goodputs < TLY_GOODPUTS; i++)
+        if (r->place[i].tried && !(tly_gauge_carried(&r->place[i].card) > 0))
+            return false;
+    return true;
 }
 
-/* Has a place's part in the try brought too little?  poor: less than half of the promised gain has come. */
-static bool is_in_vain(const struct tly_replan *r, const struct place *p, bool poor)
+/* Tallyds that the try has put to rest go on as before.  True: there were some. */
+static bool wake_from_try(struct tly_replan *r)
 {
-    return r->feeler ? is_found_out(r, p) : poor;
+    bool some = false;
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        if (!p->rests || !p->rested_by_try)
+            continue;
+        p->rests = false;
+        p->rest_for = p->rest_left;
+        some = true;
+    }
+    return some;
 }
 
-/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?
- * A card that has not gets its old value back.  Returns true if any did.  The next try is put off, unless some card stays. */
+/* A card keeps what it has carried, and gets its old value back otherwise.  One that is busy all the time says itself what it
+ * carries; after a feeler that is too near to tell.  One that is far from both values has changed meanwhile.  Estimates follow
+ * both.  others: another card of the try has more to carry.  True: it has its old value again. */
+static bool settle(struct tly_replan *r, struct place *p, enum verdict is, bool others)
+{
+    bool more = r->trying == &r->more, vain = is == IN_VAIN;
+    bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
+    bool stays = !r->feeler && more && tly_gauge_is_full(&p->card);
+    p->felt = r->feeler && is == CARRIED;
+    p->known.busy_in_vain = vain && more ? p->busy_before : 0;
+    if (vain && more && p->doubtful)
+        p->known.asked_until = r->samples + DOUBT_PAUSE;
+    if (is == CARRIED || far || stays)
+        return false;
+    p->next = p->before;
+    p->next_sums = p->before_sums;
+    p->card.guess = false;
+    p->known.moved = 0;
+    p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
+    if (!more) {
+        p->known.refuted = p->card.value;
+        p->known.refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
+    }
+    return true;
+}
+
+/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has not
+ * gets its old value back; true if anything does.  A try in vain puts the next one off. */
 static bool judge_try(struct tly_replan *r)
 {
-    struct try *t = r->trying;
-    bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false, good = false;
+    struct trial *t = r->trying;
+    bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false;
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
     if (!t || !can_judge(r, count))
         return false;
-    r->trying = NULL;
-    bool poor = goodput(r, count) < r->before * (1 + r->promised / 2);
-    bool more = !r->feeler && !poor;
+    bool poor = median_goodput(r, count) < r->before * (1 + r->promised / 2);
+    double busiest = 0;
+    enum verdict best = IN_VAIN;
+    for (int i = 0; i < r->room; i++)
+        if (r->place[i].tried)
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < r->room; i++) {
-        const struct place *p = &r->place[i];
-        good |= p->tried && !is_in_vain(r, p, poor);
-        more |= r->feeler && p->tried && has_carried(p);
+        enum verdict is = r->place[i].tried ? verdict(r, &r->place[i], poor, busiest) : IN_VAIN;
+        best = is > best ? is : best;
     }
-    if (!good)
-        wait_longer(t);
-    else if (more)
+    if (best == IN_VAIN) {
+        t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
+        undone = wake_from_try(r);
+    } else if (best == CARRIED)
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
-    t->at = good ? r->samples : r->samples + t->pause;
+    t->at = best == IN_VAIN ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        bool vain = is_in_vain(r, p, poor);
-        if (p->tried)
-            p->busy_in_vain = vain && t == &r->more ? p->busy_before : 0;
-        if (p->doubtful && p->tried && vain)
-            p->asked_until = r->samples + DOUBT_PAUSE;
-        if (!good && p->rests && p->rested_for) {
-            p->rests = false;
-            p->rest_for = p->rested_for;
-            undone = true;
-        }
-        /* A card that is busy all the time says itself what it carries; after a feeler that is too near to tell.  A card
-         * that is far from both values has changed meanwhile.  Estimates follow both. */
-        bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
-        bool stays = !r->feeler && t == &r->more && tly_gauge_is_full(&p->card);
-        p->felt = r->feeler && p->tried && has_carried(p);
-        if (r->feeler && p->tried && !p->felt)
-            p->card.guess = false; /* it has only waited for another one, and is felt again */
-        if (!vain || !p->tried || far || stays)
-            continue;
-        p->next = p->before;
-        p->next_sums = p->before_sums;
-        p->card.guess = false;
-        p->held_until = good ? r->samples + FLAPPING : 0;
-        p->refuted = t == &r->fine ? p->card.value : 0;
-        p->refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
-        undone = true;
+        undone |= p->tried && settle(r, p, verdict(r, p, poor, busiest), best != IN_VAIN);
     }
+    r->trying = NULL;
     return undone;
 }
 
@@ -389,7 +391,7 @@ static bool is_far(const struct tly_replan *r)
 }
 
 /* Another split, for candidates that are to be tried (`t`), or for sure (NULL). */
-static bool begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s, struct try *t,
+static bool begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s, struct trial *t,
                          bool feeler, double worth)
 {
     for (int i = 0; i < r->room; i++) {
@@ -399,15 +401,14 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
         p->busy_before = tly_gauge_both(&p->card);
         p->carried_before = tly_gauge_carried(&p->card);
-        p->rested_for = 0;
+        p->rested_by_try = false;
         p->felt = false;
     }
     r->trying = t;
-    r->before = goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
+    r->before = median_goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
     r->feeler = feeler;
-    if (lay_to_rest(r, s, tly_candidates_gather(r, count, s)))
-        tly_candidates_gain(r, count, s);
+    lay_to_rest(r, s, tly_candidates_gather(r, count, s));
     return change(r, false);
 }
 
@@ -432,7 +433,7 @@ static bool is_idler(const struct tly_replan *r)
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
         if (p->next > p->card.value && p->card.count >= TLY_GAUGE_LONG / 2 &&
-            tly_gauge_both(&p->card) < p->busy_in_vain * (1 - IDLER_THAN_BEFORE))
+            tly_gauge_both(&p->card) < p->known.busy_in_vain * (1 - IDLER_THAN_BEFORE))
             return true;
     }
     return false;
@@ -441,14 +442,16 @@ static bool is_idler(const struct tly_replan *r)
 /* Has a step become slower just now?  Then gauges soon tell why, and cards that wait for the slow one seem idle. */
 static bool has_slowed(const struct tly_replan *r)
 {
-    return goodput(r, 1) < (1 - MUCH) * goodput(r, r->goodputs < TLY_GOODPUTS ? r->goodputs : TLY_GOODPUTS);
+    return median_goodput(r, 1) <
+           (1 - MUCH) * median_goodput(r, r->goodputs < TLY_GOODPUTS ? r->goodputs : TLY_GOODPUTS);
 }
 
 /* Perhaps somebody can do more than gauges know.  What others carry is tried by a feeler first: a card that carries no more
  * costs a fifth of the speed then, and not most of it. */
 static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r) || tly_candidates_wait(r, count, s))
+    if (r->trying || median_goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r) ||
+        tly_candidates_wait(r, count, s))
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
@@ -476,7 +479,7 @@ static bool follow(struct tly_replan *r, int count, const struct tly_replan_serv
     }
     if (learnt || is_far(r))
         return begin_change(r, count, s, NULL, false, worth);
-    if (r->trying || r->samples < r->fine.at || goodput(r, TLY_GOODPUTS) == 0)
+    if (r->trying || r->samples < r->fine.at || median_goodput(r, TLY_GOODPUTS) == 0)
         return try_out(r, count, s);
     return begin_change(r, count, s, &r->fine, false, worth);
 }

@@ -35,6 +35,8 @@ struct tly_gauge {
 };
 
 void tly_gauge_init(struct tly_gauge *g, double value, double most);
+/* The value, or what is declared if that is less. */
+double tly_gauge_bound(const struct tly_gauge *g, double value);
 /* Forget the samples: they were of another epoch. */
 void tly_gauge_clear(struct tly_gauge *g);
 /* A sample that makes no sense (not finite, negative, more than can be) is ignored. */

@@ -13,32 +13,41 @@
 
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
-struct place {
-    struct tly_gauge card, sums;
-    double once;       /* bytes/s: the most that its card was known, or is declared, to carry in this job */
-    int moved;         /* the way of its card's last change: -1, 0, 1 */
-    uint32_t moved_at; /* and when, in samples */
-    bool rests;
-    bool used;        /* of a card: some service behind it may have a share and does not rest */
-    bool slowed;      /* of a card: some such service's sums have a limit */
-    bool dealt;       /* of a card: some such service has a share */
-    bool assumed;     /* of a card: its value was assumed when a service woke, and is not confirmed yet */
-    bool falls_short; /* of a card: it is busy all the time and carries less than its value */
-    uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
-    uint32_t woke_at;             /* samples: when the last one ended */
-    uint32_t rested_for; /* the rest is part of the try that is under way: rest_for before it; 0: it is not */
-    bool parts;          /* its candidate parts it from cards that are alike */
-    bool tried;          /* it has a part in the try that is under way */
-    bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry, */
-    uint32_t asked_until; /* but not before so many samples, for that was in vain */
-    double before, before_sums;         /* its values before the last change of the split */
-    double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
-    bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
+/* What is known of a card beside its gauge, whichever service stands for it. */
+struct memory {
+    double most;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
+    int moved;              /* the way of its last change: -1, 0, 1 */
+    uint32_t moved_at;      /* and when, in samples */
+    bool assumed;           /* its value was assumed when a service woke, and is not confirmed yet */
+    bool falls_short;       /* it is busy all the time and carries less than its value */
     uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
-    double busy_in_vain;    /* the same fraction before more was last tried in vain; 0: it was not */
-    double next, next_sums; /* this step's candidates */
+    uint32_t asked_until;   /* samples: not tried before for having been measured low, for that was in vain */
+    double busy_in_vain;    /* `busy_before` when more was last tried in vain; 0: it was not */
     double refuted;         /* a small deviation to this value was tried in vain: not again, */
     uint32_t refuted_until; /* before so many samples */
+};
+
+/* A service.  What is of a card is so at the first service behind it. */
+struct place {
+    struct tly_gauge card, sums;
+    struct memory known;    /* of the card */
+    double next, next_sums; /* this step's candidates */
+
+    bool used;   /* of a card: some service behind it may have a share and does not rest */
+    bool slowed; /* of a card: some such service's sums have a limit */
+    bool dealt;  /* of a card: some such service has a share */
+
+    bool rests;
+    uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
+    uint32_t woke_at;             /* samples: when the last one ended */
+    bool rested_by_try;           /* the rest is part of the try that is under way */
+
+    bool parts;    /* its candidate parts it from cards that are alike */
+    bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
+    bool tried;    /* it has a part in the try that is under way */
+    bool felt;     /* a feeler's card that has carried what it was tried with: more may be tried at once */
+    double before, before_sums;         /* its values before the last change to candidates */
+    double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
 };
 
 struct tly_replan {
@@ -46,17 +55,14 @@ struct tly_replan {
     int room;
     bool fixed;
     uint32_t samples, changed_at, interval;
-    uint32_t waits_until,
-        waits_again;   /* samples: nothing is tried before, for a card falls short; the next such time */
-    uint32_t paced_at; /* samples: when the interval was last doubled or halved */
+    uint32_t waits_again;         /* samples: before then no other card that falls short makes tries wait */
+    uint32_t paced_at;            /* samples: when the interval was last doubled or halved */
     double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
     uint32_t goodputs;
-    struct
-    try {
-        uint32_t at, pause; /* samples: not before then, and how long the last one in vain has put it off */
-    }
-    more, fine;              /* higher values than gauges know; small deviations that they see */
-    struct try *trying;      /* the one under way, or NULL */
+    struct trial {
+        uint32_t at, pause;  /* samples: not before then, and how long the last one in vain has put it off */
+    } more, fine;            /* higher values than gauges know; small deviations that they see */
+    struct trial *trying;    /* the one under way, or NULL */
     bool feeler;             /* it is judged by what its cards carry */
     bool expected;           /* the next epoch is of its own making */
     double before, promised; /* goodput before the try, and the gain that it promised */
@@ -68,8 +74,6 @@ struct tly_replan {
 
 /* --- candidates.c ----------------------------------------------------------------------------------- */
 
-/* Which cards are used, which have a share, and behind which of them sums are slow. */
-void tly_candidates_look(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* Is it the first service behind a card that is used?  It may rest itself: its place stands for the card all the same. */
 bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_service *s, int i);
 /* A sample into the gauges; candidates are what there is. */
