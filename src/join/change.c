@@ -143,9 +143,11 @@ static void invite_more(struct tly_coordinator *c)
             c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
         }
         if (err) {
-            tly_coordinator_post_verdict(
-                m, -err,
-                err == -EINVAL ? tly_error() : "the job has as many tallyd as the coordinator has room for");
+            tly_coordinator_post_verdict(m, -err,
+                                         err == -EINVAL ? tly_error()
+                                         : err == -ENOMEM
+                                             ? "the coordinator is out of memory"
+                                             : "the job has as many tallyd as the coordinator has room for");
             continue;
         }
         if (at == c->roster.service_count)

@@ -49,18 +49,23 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* What its card carries, as the plan knows by now, over what was said; where nothing was, over the others' median. */
+/* What the card of a service carries, as the plan knows by now; bit/s, 0: not known. */
+static double carries(const struct tly_coordinator *c, uint32_t service)
+{
+    return 8 * tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[service].card);
+}
+
+/* What its card carries over what was said; where nothing was, over the others' median. */
 static double card_ratio(const struct tly_coordinator *c, uint32_t service)
 {
     uint32_t card = c->roster.services[service].card;
-    double other[TLY_MAX_SERVICES], is = 8 * tly_replan_bandwidth(c->adapt.replan, (int)card);
+    double other[TLY_MAX_SERVICES], is = carries(c, service);
     double due = (double)c->roster.services[card].said;
     int n = 0;
     for (uint32_t i = 0; !(due > 0) && i < c->roster.service_count && n < TLY_MAX_SERVICES; i++)
         if (i != card && c->roster.services[i].card == i &&
-            c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
-            tly_replan_bandwidth(c->adapt.replan, (int)i) > 0)
-            other[n++] = 8 * tly_replan_bandwidth(c->adapt.replan, (int)i);
+            c->roster.services[i].state == TLY_SERVICE_ACTIVE && carries(c, i) > 0)
+            other[n++] = carries(c, i);
     if (n) {
         qsort(other, (size_t)n, sizeof *other, by_value);
         due = other[n / 2];
@@ -152,7 +157,7 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
         snprintf(s->who, sizeof s->who, "all network cards");
         snprintf(s->what, sizeof s->what,
                  "carry about half of what was said or measured since %s (%.3g of %.3g Gbit/s)", at,
-                 8e-9 * tly_replan_bandwidth(c->adapt.replan, 0), 1e-9 * (double)c->roster.services[0].said);
+                 1e-9 * carries(c, 0), 1e-9 * (double)c->roster.services[c->roster.services[0].card].said);
         break;
     default:
         break;
@@ -201,7 +206,7 @@ static void tell(struct tly_coordinator *c)
 /* What it carries or adds, in bit/s; 0: it is not about that. */
 static double figure(const struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
-    return why == TLY_WHY_CARD   ? 8 * tly_replan_bandwidth(c->adapt.replan, (int)who)
+    return why == TLY_WHY_CARD   ? carries(c, who)
            : why == TLY_WHY_SUMS ? 8 * tly_replan_sum_rate(c->adapt.replan, (int)who)
                                  : 0;
 }
