@@ -128,14 +128,12 @@ static double of_value(const struct tly_gauge *g)
  * for good. */
 static void look_for_short(struct tly_replan *r, struct place *p)
 {
-    if (p->card.count < TLY_GAUGE_SHORT)
+    if (p->card.count < TLY_GAUGE_SHORT || r->trying) /* a try in vain slows all cards down */
         return;
     double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
     bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
-    bool tried = r->trying && p->tried; /* it is meant to carry more than it may */
-    if (falls_short && !p->known.falls_short && !tried && r->samples >= r->waits_again) {
+    if (falls_short && !p->known.falls_short && r->samples >= r->waits_again)
         r->waits_again = r->samples + WAITS_APART;
-    }
     p->known.falls_short = falls_short;
 }
 

@@ -1,12 +1,14 @@
 /* replan.c - which candidates hold, and when the split changes.
  *
- * A step looks, in this order: has the try that is under way brought what it promised (judge_try)?  Do gauges say another
- * value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see (try_out)?  The first that finds a
- * split that promises 3% or more (least_gain) changes it; a value whose change promises less is kept quietly.
+ * A step looks, in this order: has a tallyd rested long enough (wake)?  Has the try that is under way brought what it promised
+ * (judge_try)?  Do gauges say another value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see
+ * (try_out)?  The first that finds something changes the split.  What gauges say must promise 3% or more for that; a value
+ * whose change promises less is kept quietly.
  *
- * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes.  A feeler, a try with little more of a card that may carry several times as much, is judged by what that
- * card carries.  Small deviations are tried in the same way, for gauges err by a few per cent where processors are short.  If
- * somebody else's change is part of the same epoch, what the try has brought cannot be told, and it stands.
+ * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes.  A feeler,
+ * a try with little more of a card that may carry several times as much, is judged by what that card carries.  Small deviations
+ * are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change is part of
+ * the same epoch, what the try has brought cannot be told, and it stands.
  *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include <errno.h>
@@ -30,9 +32,8 @@ enum {
     FIRST_REST = 64,       /* samples; twice as long after each */
     FLAPPING = 40,         /* samples, or two intervals, within which a change back counts as a reversal */
     DOUBT_PAUSE =
-        2 *
-        TLY_REPLAN_MOST_INTERVAL, /* samples between two tries of a card that was measured far below others */
-    FEW_GOODPUTS = TLY_GAUGE_SHORT, /* samples by which a try that promises much is judged */
+        2 * TLY_REPLAN_MOST_INTERVAL, /* samples between two tries of a card measured far below others */
+    FEW_GOODPUTS = TLY_GAUGE_SHORT,   /* samples by which a try that promises much is judged */
 };
 
 int tly_replan_create(bool fixed, struct tly_replan **out)
@@ -151,7 +152,7 @@ static double median_goodput(const struct tly_replan *r, uint32_t count)
 
 /* --- decisions -------------------------------------------------------------------------------------- */
 
-static uint32_t soon(const struct tly_replan *r)
+static uint32_t reversal_window(const struct tly_replan *r)
 {
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
@@ -166,7 +167,7 @@ static void pace(struct tly_replan *r, bool quiet)
         int way = (p->next > p->card.value) - (p->next < p->card.value);
         if (!way)
             continue;
-        reversal |= way == -p->known.moved && r->samples - p->known.moved_at < soon(r);
+        reversal |= way == -p->known.moved && r->samples - p->known.moved_at < reversal_window(r);
         p->known.moved = way;
         p->known.moved_at = r->samples;
     }
@@ -182,7 +183,7 @@ static void pace(struct tly_replan *r, bool quiet)
 static void relax(struct tly_replan *r)
 {
     uint32_t since = r->changed_at > r->paced_at ? r->changed_at : r->paced_at;
-    if (r->interval <= TLY_REPLAN_INTERVAL || r->samples - since <= 4 * soon(r))
+    if (r->interval <= TLY_REPLAN_INTERVAL || r->samples - since <= 4 * reversal_window(r))
         return;
     r->interval = r->interval / 2 > TLY_REPLAN_INTERVAL ? r->interval / 2 : TLY_REPLAN_INTERVAL;
     r->paced_at = r->samples;
@@ -310,18 +311,17 @@ static bool wake_from_try(struct tly_replan *r)
 }
 
 /* A card keeps what it has carried, and gets its old value back otherwise.  One that is busy all the time says itself what it
- * carries; after a feeler that is too near to tell.  One that is far from both values has changed meanwhile.  Estimates follow
- * both.  others: another card of the try has more to carry.  True: it has its old value again. */
+ * carries, and estimates follow that; after a feeler that is too near to tell.  others: another card of the try has more to
+ * carry.  True: it has its old value again. */
 static bool settle(struct tly_replan *r, struct place *p, enum verdict is, bool others)
 {
     bool more = r->trying == &r->more, vain = is == IN_VAIN;
-    bool far = fabs(tly_gauge_estimate(&p->card, TLY_REPLAN_NEAR) / p->card.value - 1) > TLY_GAUGE_FAR;
     bool stays = !r->feeler && more && tly_gauge_is_full(&p->card);
     p->felt = r->feeler && is == CARRIED;
     p->known.busy_in_vain = vain && more ? p->busy_before : 0;
     if (vain && more && p->doubtful)
         p->known.asked_until = r->samples + DOUBT_PAUSE;
-    if (is == CARRIED || far || stays)
+    if (is == CARRIED || stays)
         return false;
     p->next = p->before;
     p->next_sums = p->before_sums;
@@ -335,8 +335,8 @@ static bool settle(struct tly_replan *r, struct place *p, enum verdict is, bool 
     return true;
 }
 
-/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has not
- * gets its old value back; true if anything does.  A try in vain puts the next one off. */
+/* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has
+ * not gets its old value back; true if anything does.  A try in vain puts the next one off. */
 static bool judge_try(struct tly_replan *r)
 {
     struct trial *t = r->trying;

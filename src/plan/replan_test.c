@@ -304,7 +304,7 @@ static void a_slow_card_that_is_a_little_idler_is_tried(void **state)
     assert_true(c.r->more.at > c.r->samples + 400);
     c.changes = 0;
     for (int i = 0; i < 400; i++) {
-        c.lie[4] = i % 2 ? .40 : .42;
+        c.lie[4] = i % 12 < 5 ? .37 : .42;
         step(&c);
     }
     assert_int_equal(c.changes, 0);
@@ -333,8 +333,8 @@ static void a_card_that_carried_more_is_tried_though_it_seems_busy(void **state)
     finish(&c);
 }
 
-/* Cards measured at `measured` of the others' rate, from place `first` on; `real` is what they carry.  They have backlogs nearly
- * all the time, for their parts wait among others. */
+/* Cards measured at `measured` of the others' rate, from place `first` on; `real` is what they carry.  They have backlogs
+ * nearly all the time, for their parts wait among others. */
 static void start_doubtful(struct cluster *c, size_t shape, int first, int count, double measured,
                            double real)
 {
@@ -702,6 +702,65 @@ static void a_feeler_of_a_card_that_is_not_seen_ends(void **state)
     finish(&c);
 }
 
+/* It was not seen for some samples: the feeler waits for it. */
+static void a_feeler_is_judged_by_what_is_seen(void **state)
+{
+    struct cluster c;
+    start_slow(&c, 2, 1, 20);
+    run(&c, 20);
+    c.unseen[4] = .35;
+    for (int i = 0; i < 100 && !c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->trying && c.r->feeler && tly_replan_tries(c.r, 4));
+    double tried = tly_replan_bandwidth(c.r, 4);
+    c.r->waits_again = 0;
+    c.real[4] = 100;
+    c.s[4].card = (struct tly_sight){NAN, NAN, NAN};
+    for (int i = 0; i < 2 * TLY_GAUGE_SHORT; i++)
+        assert_false(tly_replan_step(c.r, c.count, c.s, 1 / c.seconds));
+    assert_true(tly_replan_tries(c.r, 4));
+    for (int i = 0; i < TLY_GAUGE_SHORT; i++) {
+        step(&c);
+        assert_true(tly_replan_bandwidth(c.r, 4) >= tried);
+    }
+    assert_false(tly_replan_tries(c.r, 4) && c.r->feeler);
+    finish(&c);
+}
+
+/* A card that is tried with more than it carries slows all down, for that alone. */
+static void nobody_waits_for_a_card_that_is_tried(void **state)
+{
+    struct cluster c;
+    start_slow(&c, 2, 1, 20);
+    run(&c, 20);
+    c.unseen[4] = .35;
+    for (int i = 0; i < 100 && !c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->trying && tly_replan_tries(c.r, 4));
+    c.unseen[4] = 0;
+    c.r->waits_again = 0;
+    while (c.r->trying)
+        step(&c);
+    assert_int_equal(c.r->waits_again, 0);
+    finish(&c);
+}
+
+/* Which of its samples are a little above the limit is chance. */
+static void a_card_falls_short_until_it_clearly_does_not(void **state)
+{
+    struct cluster c;
+    start(&c, 8, 4, NULL, 0);
+    for (int i = 0; i < c.count; i++)
+        c.s[i].card = (struct tly_sight){70, .85, .85};
+    for (int i = 0; i < 40; i++) {
+        double carries = i < 10 ? 93 : i < 25 ? 94.5 : 97;
+        c.s[9].card = (struct tly_sight){.98 * carries, .98, .98};
+        assert_false(tly_replan_step(c.r, c.count, c.s, 10));
+        assert_true(c.r->place[9].known.falls_short == (i >= 4 && i < 27));
+    }
+    finish(&c);
+}
+
 /* A value that was raised and is not seen any more: there is nothing to compare with, so nothing is tried. */
 static void a_guess_that_is_not_seen_is_not_tried(void **state)
 {
@@ -719,22 +778,23 @@ static void a_guess_that_is_not_seen_is_not_tried(void **state)
     finish(&c);
 }
 
-/* A card of 90 that is said to carry 100 has time to spare beside cards of 88 that are full. */
+/* A card of 90 that is said to carry 100 has time to spare beside cards of 88 that are full, while another one is tried. */
 static void a_card_is_never_tried_with_less(void **state)
 {
     struct cluster c;
-    double said[MOST];
-    for (int i = 0; i < MOST; i++)
-        said[i] = i == 5 ? 90 : 88;
+    static const double said[] = {88, 88, 88, 88, 40, 90};
+    bool tried = false;
     start(&c, 4, 2, said, 100);
     c.r->place[5].card.guess = true;
     for (int i = 0; i < c.count; i++)
-        c.s[i].card = (struct tly_sight){i == 5 ? 70 : 88, i == 5 ? .5 : .95, i == 5 ? .5 : .95};
+        c.s[i].card = i < 4 ? (struct tly_sight){88, .95, .95} : (struct tly_sight){i == 5 ? 70 : 30, .5, .5};
     for (int i = 0; i < 100; i++) {
         if (tly_replan_step(c.r, c.count, c.s, 10))
             split(&c);
+        tried |= tly_replan_tries(c.r, 4);
         assert_true(tly_replan_bandwidth(c.r, 5) >= 90);
     }
+    assert_true(tried);
     finish(&c);
 }
 
@@ -1089,6 +1149,7 @@ static void try_and_rest(struct cluster *c)
     assert_true(!tly_replan_is_sure(c->r, 0) && tly_replan_is_sure(c->r, 5));
     assert_true(tly_replan_tries(c->r, 0) && !tly_replan_tries(c->r, 5));
     assert_true(tly_replan_rests(c->r, 5));
+    assert_true(c->r->place[5].rest_for == 2 * c->r->place[5].rest_left);
 }
 
 static void a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest(void **state)
@@ -1105,6 +1166,7 @@ static void a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest(void **state)
     assert_true(tly_replan_bandwidth(c.r, 0) == 100 && tly_replan_bandwidth(c.r, 5) == 2);
     assert_true(tly_replan_is_sure(c.r, 0));
     assert_false(tly_replan_rests(c.r, 5));
+    assert_true(c.r->place[5].rest_for == c.r->place[5].rest_left);
     assert_true(c.r->place[0].known.most == 100);
     assert_true(c.r->place[0].known.refuted == 93 && c.r->place[0].known.refuted_until == 5000);
     split(&c);
@@ -1114,6 +1176,31 @@ static void a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest(void **state)
             split(&c);
     assert_true(tly_replan_bandwidth(c.r, 0) < 60);
     assert_int_equal(c.r->interval, TLY_REPLAN_INTERVAL); /* it has not gone back and forth */
+    finish(&c);
+}
+
+/* What is tried is more than the cards carry, and what was measured is less.  They are busy all the time, so they say
+ * themselves. */
+static void full_cards_tried_in_vain_say_what_they_carry(void **state)
+{
+    static const double said[] = {100, 100, 100, 100, 60, 60, 60, 60};
+    struct cluster c;
+    start(&c, 4, 4, said, 0);
+    c.noise = .02;
+    for (int i = 4; i < c.count; i++) {
+        c.real[i] = 66;
+        c.unseen[i] = .3;
+    }
+    for (int i = 0; i < 40 && !c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->trying && !c.r->feeler && c.r->promised > .1);
+    for (int i = 4; i < c.count; i++)
+        c.unseen[i] = 0;
+    for (int i = 0; i < 20; i++) {
+        step(&c);
+        assert_true(tly_replan_bandwidth(c.r, 4) > 61);
+    }
+    assert_true(tly_replan_bandwidth(c.r, 4) < 70);
     finish(&c);
 }
 
@@ -1403,6 +1490,9 @@ int main(void)
         cmocka_unit_test(a_tallyd_drops_and_returns),
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
+        cmocka_unit_test(a_feeler_is_judged_by_what_is_seen),
+        cmocka_unit_test(nobody_waits_for_a_card_that_is_tried),
+        cmocka_unit_test(a_card_falls_short_until_it_clearly_does_not),
         cmocka_unit_test(a_guess_that_is_not_seen_is_not_tried),
         cmocka_unit_test(a_card_is_never_tried_with_less),
         cmocka_unit_test(a_feeler_finds_out_which_of_two_cards_has_mended),
@@ -1441,6 +1531,7 @@ int main(void)
         cmocka_unit_test(a_tallyd_with_next_to_nothing_rests_and_is_tried_again),
         cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
         cmocka_unit_test(a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest),
+        cmocka_unit_test(full_cards_tried_in_vain_say_what_they_carry),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
         cmocka_unit_test(a_card_is_followed_though_its_first_service_has_no_share),
         cmocka_unit_test(a_card_is_not_sure_after_any_rest_behind_it),
