@@ -70,7 +70,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     }
     struct place *p = &r->place[place];
     *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
-    p->known.most = bandwidth;
+    p->known.most = fmax(bandwidth, most);
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;
@@ -152,24 +152,35 @@ static double median_goodput(const struct tly_replan *r, uint32_t count)
 
 /* --- decisions -------------------------------------------------------------------------------------- */
 
+static double sums_or_no_limit(double rate)
+{
+    return rate > 0 ? rate : INFINITY;
+}
+
 static uint32_t reversal_window(const struct tly_replan *r)
 {
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
-/* A card that goes back and forth is followed more and more slowly.  A value that goes back and forth while the split stays
- * (quiet) is noise: no small deviation is tried for a while, and large ones are followed as before. */
+/* way: -1, 0, 1.  True: the last move was the other way, and not long ago. */
+static bool turns_back(const struct tly_replan *r, struct move *last, int way)
+{
+    bool back = way && way == -last->way && r->samples - last->at < reversal_window(r);
+    if (way)
+        *last = (struct move){way, r->samples};
+    return back;
+}
+
+/* A card, or sums, that go back and forth are followed more and more slowly.  A value that does so while the split stays (quiet)
+ * is noise: no small deviation is tried for a while, and large ones are followed as before. */
 static void pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        int way = (p->next > p->card.value) - (p->next < p->card.value);
-        if (!way)
-            continue;
-        reversal |= way == -p->known.moved && r->samples - p->known.moved_at < reversal_window(r);
-        p->known.moved = way;
-        p->known.moved_at = r->samples;
+        double next = sums_or_no_limit(p->next_sums), now = sums_or_no_limit(p->sums.value);
+        reversal |= turns_back(r, &p->known.moved, (p->next > p->card.value) - (p->next < p->card.value));
+        reversal |= turns_back(r, &p->sums_moved, (next > now) - (next < now));
     }
     if (reversal && quiet && r->fine.at < r->samples + FIRST_FINE_PAUSE)
         r->fine.at = r->samples + FIRST_FINE_PAUSE;
@@ -326,7 +337,7 @@ static bool settle(struct tly_replan *r, struct place *p, enum verdict is, bool 
     p->next = p->before;
     p->next_sums = p->before_sums;
     p->card.guess = false;
-    p->known.moved = 0;
+    p->known.moved.way = p->sums_moved.way = 0;
     p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
     if (!more) {
         p->known.refuted = p->card.value;

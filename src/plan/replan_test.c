@@ -1421,6 +1421,35 @@ static void a_flapping_card_is_followed_slowly(void **state)
     finish(&c);
 }
 
+static void sums_that_flap_are_followed_slowly(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    for (int i = 0; i < 2000; i++) {
+        c.sums[5] = i / 12 % 2 ? 0 : 30;
+        step(&c);
+    }
+    assert_true(c.changes < 20); /* 167 if it were followed each time */
+    finish(&c);
+}
+
+/* It was declared to carry more than what was found by another coordinator, so whether it does again is tried. */
+static void what_was_declared_is_tried_after_a_take_over(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 100);
+    c.noise = .02;
+    c.real[5] = 50;
+    assert_int_equal(tly_replan_place(c.r, 5, 50, 100, 0, false), 0);
+    split(&c);
+    c.lie[5] = .99;
+    run(&c, 60);
+    c.real[5] = 100;
+    run(&c, 600);
+    assert_true(tly_replan_bandwidth(c.r, 5) == 100);
+    finish(&c);
+}
+
 /* 30 s of samples of 0.4 s each way: what knowing it would save is a tenth at most. */
 static void a_slow_pattern_is_followed(void **state)
 {
@@ -1542,6 +1571,8 @@ int main(void)
         cmocka_unit_test(sums_that_are_slow_are_found_and_found_again),
         cmocka_unit_test(a_random_walk_is_followed),
         cmocka_unit_test(a_flapping_card_is_followed_slowly),
+        cmocka_unit_test(sums_that_flap_are_followed_slowly),
+        cmocka_unit_test(what_was_declared_is_tried_after_a_take_over),
         cmocka_unit_test(a_slow_pattern_is_followed),
         cmocka_unit_test(the_slowest_card_holds_all_up),
     };

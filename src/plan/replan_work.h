@@ -13,11 +13,15 @@
 
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
+struct move {
+    int way;     /* -1, 0, 1 */
+    uint32_t at; /* samples */
+};
+
 /* What is known of a card beside its gauge, whichever service stands for it. */
 struct memory {
     double most;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
-    int moved;              /* the way of its last change: -1, 0, 1 */
-    uint32_t moved_at;      /* and when, in samples */
+    struct move moved;      /* its value's last change */
     bool assumed;           /* its value was assumed when a service woke, and is not confirmed yet */
     bool falls_short;       /* it is busy all the time and carries less than its value */
     uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
@@ -31,6 +35,7 @@ struct memory {
 struct place {
     struct tly_gauge card, sums;
     struct memory known;    /* of the card */
+    struct move sums_moved; /* the last change of what is known of its sums */
     double next, next_sums; /* this step's candidates */
 
     bool used;   /* of a card: some service behind it may have a share and does not rest */
