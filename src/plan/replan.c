@@ -171,8 +171,8 @@ static bool turns_back(const struct tly_replan *r, struct move *last, int way)
     return back;
 }
 
-/* A card, or sums, that go back and forth are followed more and more slowly.  A value that does so while the split stays (quiet)
- * is noise: no small deviation is tried for a while, and large ones are followed as before. */
+/* A card, or sums, that go back and forth are followed more and more slowly.  A value that does so while the split stays
+ * (quiet) is noise: no small deviation is tried for a while, and large ones are followed as before. */
 static void pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
