@@ -390,11 +390,9 @@ static bool is_known_as(const struct tly_replan *r, const struct tly_replan_serv
     return tly_candidates_is_card(r, s, i) && !p->card.guess && p->card.value == value && !has_lost(p);
 }
 
-/* If fewer than half of the cards that are alike seem idle, none of them is tried.  True: some card still has a candidate for
- * more. */
-static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
+/* If fewer than half of the cards that are alike seem idle, none of them is tried. */
+static void keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    bool some = false;
     for (int i = 0; i < count; i++) {
         if (!is_first_of_class(r, s, i))
             continue;
@@ -409,46 +407,55 @@ static bool keep_alike(struct tly_replan *r, int count, const struct tly_replan_
             if (is_known_as(r, s, j, value))
                 r->place[j].next = value;
     }
-    for (int i = 0; i < count; i++)
-        some |= r->place[i].next > r->place[i].card.value;
-    return some;
+}
+
+/* others: the usual value of cards that are busy all the time; 0: there are none.  most: what any card was known to carry.
+ * hides: it is busy all the time itself. */
+static double value_to_try(const struct place *p, double others, double most, bool far, bool hides)
+{
+    double now = p->card.value, step = (others > 0 ? STEP_ONE : STEP_ALL) * now;
+    double seen =
+        others > 0 ? fmin(tly_gauge_while_busy(&p->card), most) : 0; /* short backlogs overrate it */
+    double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * now);
+    if (p->card.guess && others > now)
+        value = others; /* it may be like them again */
+    if (hides)
+        value = fmin(value, has_lost(p) ? p->known.most : others);
+    return tly_gauge_bound(&p->card, value);
 }
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = 0, best = 0;
-    bool sums = false;
+    double others = usual(r, count, s), busiest = 0, most = 0;
+    bool some = false;
     look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-            best = fmax(best, r->place[i].known.most);
+            most = fmax(most, r->place[i].known.most);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long. */
         bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                      p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
-        bool worth = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
+        bool allowed = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);
         bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
-        if (tly_candidates_is_card(r, s, i) && worth && (spare || hides) && p->card.value > 0 && !p->slowed) {
-            /* Short backlogs overrate a card; it hardly carries more than any card was ever known to. */
-            double seen = others > 0 ? fmin(tly_gauge_while_busy(&p->card), best) : 0;
-            double step = (others > 0 ? STEP_ONE : STEP_ALL) * p->card.value;
-            double value = far ? fmax(step, others) : fmin(fmax(step, seen), MOST_STEP * p->card.value);
-            if (p->card.guess && others > p->card.value)
-                value = others; /* it may be like them again */
-            value = tly_gauge_bound(&p->card, value);
-            value = hides ? fmin(value, has_lost(p) ? p->known.most : others) : value;
+        if (tly_candidates_is_card(r, s, i) && allowed && (spare || hides) && p->card.value > 0 &&
+            !p->slowed) {
+            double value = value_to_try(p, others, most, far, hides);
             p->next = fmax(p->card.value, snap(r, count, s, i, value, SAME_AT_FIRST));
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
             p->next_sums = far ? 0 : STEP_ONE * p->sums.value;
-            sums = true;
+            some = true;
         }
     }
-    return keep_alike(r, count, s) || sums;
+    keep_alike(r, count, s);
+    for (int i = 0; i < count; i++)
+        some |= r->place[i].next > r->place[i].card.value;
+    return some;
 }
 
 bool tly_candidates_restrain(struct tly_replan *r, bool far)
