@@ -167,7 +167,10 @@ static double least_of_newest(const struct tly_gauge *g, double about)
 
 bool tly_gauge_confirms(const struct tly_gauge *g, double near)
 {
-    return is_full(g, TLY_GAUGE_LONG) && off(median(g, TLY_GAUGE_LONG, while_busy), g->value) < near;
+    if (!is_full(g, TLY_GAUGE_LONG))
+        return false;
+    double carried = median(g, TLY_GAUGE_LONG, while_busy);
+    return carried > 0 && off(carried, g->value) < near;
 }
 
 double tly_gauge_estimate(const struct tly_gauge *g, double near)

@@ -87,6 +87,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->card.most = most;
     q->card.value = tly_gauge_bound(&q->card, q->card.value);
     q->known = p->known;
+    q->known.most = tly_gauge_bound(&q->card, q->known.most);
 }
 
 static void clear(struct tly_replan *r)

@@ -1433,6 +1433,16 @@ static void sums_that_flap_are_followed_slowly(void **state)
     finish(&c);
 }
 
+/* A tried card that carries nothing at all confirms nothing. */
+static void a_card_that_carries_nothing_confirms_no_value(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 150, 0);
+    for (int i = 0; i < TLY_GAUGE_LONG; i++)
+        tly_gauge_see(&g, &(struct tly_sight){0, 1, 1});
+    assert_false(tly_gauge_confirms(&g, .04));
+}
+
 /* It was declared to carry more than what was found by another coordinator, so whether it does again is tried. */
 static void what_was_declared_is_tried_after_a_take_over(void **state)
 {
@@ -1573,6 +1583,7 @@ int main(void)
         cmocka_unit_test(a_flapping_card_is_followed_slowly),
         cmocka_unit_test(sums_that_flap_are_followed_slowly),
         cmocka_unit_test(what_was_declared_is_tried_after_a_take_over),
+        cmocka_unit_test(a_card_that_carries_nothing_confirms_no_value),
         cmocka_unit_test(a_slow_pattern_is_followed),
         cmocka_unit_test(the_slowest_card_holds_all_up),
     };
