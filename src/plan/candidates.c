@@ -160,10 +160,11 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
 
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    bool waits = r->samples + WAITS_APART < r->waits_again + TLY_GAUGE_LONG;
+    if (r->samples + WAITS_APART >= r->waits_again + TLY_GAUGE_LONG)
+        return false;
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
-        if (tly_candidates_is_card(r, s, i) && p->known.falls_short && waits)
+        if (tly_candidates_is_card(r, s, i) && p->known.falls_short)
             return true;
     }
     return false;

@@ -282,7 +282,7 @@ static bool has_carried(const struct place *p)
            due * (tly_gauge_is_full(&p->card) ? 1 - EXACT : 1 - TLY_REPLAN_NEAR);
 }
 
-/* What has come of a card's part in a try. */
+/* How a card's part in a try has ended. */
 enum verdict { IN_VAIN, WAITED, CARRIED };
 
 /* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has

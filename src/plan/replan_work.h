@@ -18,7 +18,7 @@ struct move {
     uint32_t at; /* samples */
 };
 
-/* What is known of a card beside its gauge, whichever service stands for it. */
+/* The memory of a card beside its gauge, whichever service stands for it. */
 struct memory {
     double most;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
     struct move moved;      /* its value's last change */
@@ -31,7 +31,7 @@ struct memory {
     uint32_t refuted_until; /* before so many samples */
 };
 
-/* A service.  What is of a card is so at the first service behind it. */
+/* A service.  Fields of a card are valid at the first service behind it alone. */
 struct place {
     struct tly_gauge card, sums;
     struct memory known;    /* of the card */
