@@ -292,10 +292,9 @@ static void on_report(struct peer *peer, const struct tly_frame *f, const void *
 static void on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
-    struct tly_link_load in = {.bytes = tly_read64(&r)};
-    in.busy_us = tly_read64(&r);
+    uint64_t sending_us = tly_read64(&r);
     if (!r.failed)
-        tly_traffic_answered(peer, &in);
+        tly_traffic_answered(peer, sending_us);
 }
 
 /* Results that a service may have asked for are less than this. */

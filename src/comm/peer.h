@@ -18,9 +18,11 @@ struct tally_op;
 
 /* What has gone over a connection since it began. */
 struct glance {
-    struct tly_link_load out, in; /* pushes; results, as the service has said */
-    uint64_t received;            /* bytes that have come over the connection */
-    uint64_t held_us;             /* something was handed over and not accepted */
+    struct tly_link_load out; /* pushes */
+    uint64_t received;        /* bytes that have come over the connection: results */
+    uint64_t
+        sending_us; /* for which the service had some on their way, as it says; UINT64_MAX: it does not know */
+    uint64_t held_us; /* something was handed over and not accepted */
 };
 
 /* The connection to one summation service.  Owner: the loop. */

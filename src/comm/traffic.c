@@ -1,9 +1,10 @@
 /* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/join/adapt.c).
  *
  * Every 400 ms, if operations were under way for at least 100 ms of them, the rank takes a glance: it reads from the kernel
- * how much each connection has sent and for how long it had something to send, and asks each service for the same of its
- * results.  When all have answered, the difference to the glance before goes to the coordinator.  A glance costs a system
- * call and two small frames for each connection.
+ * how much each connection has sent and for how long it had something to send.  It counts itself how much has come, and
+ * asks each service for how long results were on their way.  When all have answered, the difference to the glance before
+ * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that lies
+ * makes its own card look slow or idle, never fast.
  *
  * Every 400 ms it also says for how long it has computed in its steps.  A step is a flight (pace.c) and the time before it.
  * The rank's own time is that from the end of the flight before to the last submission of this one.  All ranks' steps take
@@ -118,9 +119,9 @@ static void glance(struct peer *p, uint64_t now)
     tly_peer_post(p, &f, NULL, 0);
 }
 
-void tly_traffic_answered(struct peer *p, const struct tly_link_load *in)
+void tly_traffic_answered(struct peer *p, uint64_t sending_us)
 {
-    p->seen.in = *in;
+    p->seen.sending_us = sending_us;
     p->answered = true;
 }
 
@@ -143,11 +144,9 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
                                       since(now->out.busy_us, then->out.busy_us)};
     l->held_us = since(now->held_us, then->held_us);
-    bool known =
-        p->answered && then->in.bytes && now->in.bytes >= then->in.bytes; /* 0: the service does not know */
-    if (known && tly_traffic_can_be(now->in.bytes - then->in.bytes, now->received - then->received))
-        l->in = (struct tly_traffic_way){now->in.bytes - then->in.bytes,
-                                         since(now->in.busy_us, then->in.busy_us)};
+    if (p->answered && now->sending_us != UINT64_MAX && now->sending_us >= then->sending_us)
+        l->in = (struct tly_traffic_way){now->received - then->received,
+                                         since(now->sending_us, then->sending_us)};
 }
 
 static void tell(tally_comm *c)

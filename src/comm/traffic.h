@@ -39,8 +39,8 @@ void tly_traffic_landed(tally_comm *c, const struct part *p);
 /* Something is in flight to this service; something is so no longer. */
 void tly_traffic_admitted(struct peer *p);
 void tly_traffic_accepted(struct peer *p);
-/* The service says what it has sent us. */
-void tly_traffic_answered(struct peer *p, const struct tly_link_load *in);
+/* The service says for how long it has had results for us on their way; UINT64_MAX: its kernel does not tell. */
+void tly_traffic_answered(struct peer *p, uint64_t sending_us);
 void tly_traffic_tick(tally_comm *c);
 
 #endif

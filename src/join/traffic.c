@@ -6,10 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LINE_BYTES = 8 + 4 + 8 + 4 + 4,
-    MOST_ON_ITS_WAY = 16 << 20, /* bytes in the sockets of both ends */
-};
+enum { LINE_BYTES = 8 + 4 + 8 + 4 + 4 };
 
 /* Pushes lie at a service that is slow to take them off the connection: its rank waits for that nearly all the time, and the
  * network not even for this part of it. */
@@ -159,11 +156,6 @@ static struct tly_sight sums(const struct flow *f)
         return (struct tly_sight){NAN, NAN, NAN};
     double waits = held > HELD && busy(f) < ON_ITS_WAY ? held : 0;
     return (struct tly_sight){.rate = rate(f), .busy = waits, .both = waits};
-}
-
-bool tly_traffic_can_be(uint64_t sent, uint64_t came)
-{
-    return sent <= MOST_ON_ITS_WAY || (sent - MOST_ON_ITS_WAY) / 2 <= came;
 }
 
 bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,

@@ -53,9 +53,6 @@ void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
 int tly_traffic_read(struct tly_reader *r, struct tly_traffic *t);
 void tly_traffic_finish(struct tly_traffic *t);
 
-/* Can a service have sent so many bytes, of which so many have come here?  The rest may be on its way. */
-bool tly_traffic_can_be(uint64_t sent, uint64_t came);
-
 void tly_steps_write(struct tly_writer *w, const struct tly_steps *s);
 /* -EPROTO: it cannot be read, or cannot be; *s untouched then. */
 int tly_steps_read(struct tly_reader *r, struct tly_steps *s);

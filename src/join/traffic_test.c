@@ -182,17 +182,6 @@ static int read_back(const struct tly_traffic *t, size_t cut)
     return err;
 }
 
-/* A service that lies about what it sends makes its card seem faster by a bound, and no report that is refused. */
-static void what_a_service_cannot_have_sent_does_not_count(void **state)
-{
-    assert_true(tly_traffic_can_be(0, 0));
-    assert_true(tly_traffic_can_be(1 << 20, 0)); /* in sockets */
-    assert_true(tly_traffic_can_be(1000000000, 950000000));
-    assert_false(tly_traffic_can_be(1000000000, 100000000));
-    assert_false(tly_traffic_can_be(UINT64_MAX, 1ull << 40));
-    assert_true(tly_traffic_can_be(UINT64_MAX / 2, UINT64_MAX));
-}
-
 static void what_cannot_be_is_refused(void **state)
 {
     struct tly_traffic_line line[2] = {{{1000, 10}, {1000, 10}, 10}, {{0}}};
@@ -236,7 +225,6 @@ int main(void)
         cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
-        cmocka_unit_test(what_a_service_cannot_have_sent_does_not_count),
         cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
         cmocka_unit_test(what_cannot_be_is_refused),
     };

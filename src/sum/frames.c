@@ -204,16 +204,14 @@ static void report(struct session *p)
     free(w.data);
 }
 
-/* How much of the results for this rank the network has taken: it estimates the cards by that. */
+/* For how long results for this rank were on their way: the rank's reports need it.  What has come it knows itself. */
 static void tell_load(struct session *p)
 {
     struct tly_link_load load = {0};
     struct tly_writer w = {0};
     struct tly_frame f = {.type = TLY_PACE};
-    if (tly_link_load(p->link, &load) != 0)
-        load = (struct tly_link_load){0};
-    tly_write64(&w, load.bytes);
-    tly_write64(&w, load.busy_us);
+    int err = tly_link_load(p->link, &load);
+    tly_write64(&w, err ? UINT64_MAX : load.busy_us);
     if (!w.failed)
         tly_session_post(p, &f, w.data, w.len, NULL);
     free(w.data);

@@ -59,7 +59,7 @@ enum tly_frame_type {
     TLY_BEAT,    /* nothing but a sign of life and counts */
     TLY_STATUS,  /* question about, or news of, a service or a round */
     TLY_GOODBYE, /* an orderly end */
-    TLY_PACE, /* worker <-> service: what has gone over this connection; rank -> coordinator: over all; back: who
+    TLY_PACE, /* worker <-> service: for how long it sent on this connection; rank -> coordinator: over all; back: who
                   * holds all up */
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_RETURN,  /* between the links' ends: what lies in your memory has been read */

@@ -1,0 +1,130 @@
+/* traffic_test.c - what a rank reports of its traffic beside a service that lies. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/op.h"
+#include "comm/peer.h"
+#include "comm/traffic.h"
+#include "join/traffic.h"
+#include "sched/sched.h"
+#include "transport/link/link.h"
+#include "wire/frame.h"
+
+#include <cmocka.h>
+
+static struct {
+    tally_comm *c;
+    struct peer peer;
+    struct epoch epoch;
+    struct tly_link link, coordinator;
+    struct tly_channel channel;
+    struct tally_op sum;
+} f;
+
+static int load(const struct tly_channel *channel, struct tly_link_load *out)
+{
+    *out = (struct tly_link_load){0};
+    return 0;
+}
+
+static const struct tly_network network = {.load = load};
+static const struct tly_medium medium = {.network = &network};
+
+static int begin(void **state)
+{
+    memset(&f, 0, sizeof f);
+    f.c = calloc(1, sizeof *f.c);
+    assert_non_null(f.c);
+    f.c->machines = 2;
+    f.c->services = 1;
+    f.c->peers = &f.peer;
+    f.c->epoch = &f.epoch;
+    tly_list_init(&f.c->active_ops);
+    tly_list_init(&f.c->epochs);
+    tly_outbox_init(&f.c->member.outbox);
+    f.c->member.link = &f.coordinator;
+    tly_sched_init(&f.c->sched, 1 << 20);
+    f.channel.medium = &medium;
+    f.link = (struct tly_link){.state = TLY_LINK_OPEN, .channel = &f.channel};
+    tly_peer_init(&f.peer, f.c, 0);
+    f.peer.link = &f.link;
+    f.peer.open = true;
+    f.sum.kind = TALLY_PUSH_PULL;
+    return 0;
+}
+
+static int end(void **state)
+{
+    f.peer.link = NULL;
+    tly_peer_finish(&f.peer);
+    tly_outbox_finish(&f.c->member.outbox, NULL, NULL);
+    free(f.c);
+    return 0;
+}
+
+/* So much time passes, and the rank's loop turns. */
+static void pass(int ms)
+{
+    struct traffic *t = &f.c->traffic;
+    uint64_t us = (uint64_t)ms * 1000;
+    t->looked_at -= ms * TLY_MS;
+    t->seen_at -= us;
+    t->active_since -= t->active_since ? us : 0;
+    tly_traffic_tick(f.c);
+}
+
+/* What the coordinator is told last: the frame's flags, and the report; -1: nothing. */
+static int told(struct tly_traffic *out)
+{
+    struct tly_outgoing o;
+    int flags = -1;
+    while (tly_outbox_next(&f.c->member.outbox, &o, NULL)) {
+        struct tly_reader r = {o.payload, o.frame.payload, false};
+        assert_int_equal(o.frame.type, TLY_PACE);
+        flags = o.frame.flags;
+        if (flags == 0)
+            assert_int_equal(tly_traffic_read(&r, out), 0);
+    }
+    return flags;
+}
+
+/* A look, of which the service says that it has sent for so long in all. */
+static void look(int ms, uint64_t sending_us)
+{
+    pass(ms);
+    tly_traffic_answered(&f.peer, sending_us);
+    tly_traffic_tick(f.c);
+}
+
+/* It says that it was always sending.  What has come is what has come. */
+static void test_a_service_that_lies(void **state)
+{
+    struct tly_traffic t;
+    tly_traffic_enters(f.c, &f.sum);
+    look(500, 0);
+    assert_int_equal(told(&t), -1);
+    f.link.bytes_received += 1000;
+    look(500, UINT64_MAX - 1);
+    assert_int_equal(told(&t), 0);
+    assert_int_equal(t.line[0].in.bytes, 1000);
+    assert_in_range(t.period_us, 500000, 600000);
+    tly_traffic_finish(&t);
+    look(500, 7); /* less than before */
+    assert_int_equal(told(&t), 0);
+    assert_int_equal(t.line[0].in.busy_us, TLY_TRAFFIC_UNKNOWN);
+    tly_traffic_finish(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_service_that_lies, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
