@@ -28,8 +28,7 @@
 #include "wire/frame.h"
 
 enum {
-    EVERY_MS = 400,
-    LEAST_ACTIVE_US = 100000,
+    EVERY_MS = TLY_TRAFFIC_EVERY_US / 1000,
     PATIENCE_MS = 1000, /* for services' answers */
 };
 
@@ -216,6 +215,6 @@ void tly_traffic_tick(tally_comm *c)
         t->begun = true;
         t->asked_at = 0;
     }
-    if (now - t->looked_at >= EVERY_MS * TLY_MS && active - t->active_seen >= LEAST_ACTIVE_US)
+    if (now - t->looked_at >= EVERY_MS * TLY_MS && active - t->active_seen >= TLY_TRAFFIC_LEAST_US)
         look(c, now, active);
 }

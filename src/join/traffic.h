@@ -32,13 +32,17 @@ struct tly_traffic {
     uint32_t epoch;
     uint32_t epochs;    /* that it still needs, this one among them */
     uint32_t period_us; /* how long it was, */
-    uint32_t active_us; /* and for how long of it operations were under way; 1 to period_us */
+    uint32_t active_us; /* and for how long of it operations were under way; at most period_us */
     uint64_t moved;     /* bytes of parts that have landed, */
     uint64_t stale;     /* and of them those that an older epoch's split has dealt; at most `moved` */
     uint32_t count;     /* of services */
     struct tly_traffic_line *line; /* owned */
 };
 #define TLY_TRAFFIC_LONGEST_US 600000000u
+/* A rank reports no more often, and only if it was active for so long.  A report of less than half is refused: its rates
+ * could be any. */
+#define TLY_TRAFFIC_EVERY_US 400000u
+#define TLY_TRAFFIC_LEAST_US 100000u
 #define TLY_TRAFFIC_UNKNOWN UINT32_MAX
 
 /* A rank's steps in one period: from the end of a flight to that of the next one. */
@@ -49,7 +53,8 @@ struct tly_steps {
 };
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
-/* -EPROTO: it cannot be read, or claims more than a network carries or a period has; -ENOMEM.  *t untouched then. */
+/* -EPROTO: it cannot be read, claims more than a network carries or a period has, or is of less time than any rank's;
+ * -ENOMEM.  *t untouched then. */
 int tly_traffic_read(struct tly_reader *r, struct tly_traffic *t);
 void tly_traffic_finish(struct tly_traffic *t);
 

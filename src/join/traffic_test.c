@@ -193,6 +193,13 @@ static void what_cannot_be_is_refused(void **state)
         assert_int_equal(read_back(&t, cut), -EPROTO);
     t.active_us = 0;
     assert_int_equal(read_back(&t, 0), -EPROTO);
+    t.active_us = TLY_TRAFFIC_LEAST_US / 2 - 1; /* its rates could be any */
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t.active_us = TLY_TRAFFIC_LEAST_US / 2;
+    assert_int_equal(read_back(&t, 0), 0);
+    t.period_us = TLY_TRAFFIC_EVERY_US / 2 - 1;
+    assert_int_equal(read_back(&t, 0), -EPROTO);
+    t = good;
     t.active_us = S + 1;
     assert_int_equal(read_back(&t, 0), -EPROTO);
     t.period_us = t.active_us = TLY_TRAFFIC_LONGEST_US + 1;

@@ -868,7 +868,7 @@ static void test_a_tallyd_comes_back_to_a_split_that_stays(void **state)
  * it would make a sample: enough of those would change the split. */
 static void test_a_report_that_cannot_be(void **state)
 {
-    enum { NONSENSE = 7, TIMES = 20 };
+    enum { NONSENSE = 8, TIMES = 20 };
     struct member *a = &x.member[0], *b = &x.member[1];
     for (int i = 0; i < NONSENSE * TIMES; i++) {
         int kind = i / TIMES;
@@ -881,6 +881,12 @@ static void test_a_report_that_cannot_be(void **state)
         t.moved = kind == 3 ? UINT64_MAX : t.moved;
         t.count += kind == 4; /* of another number of services */
         t.count -= kind == 5;
+        if (kind == 7) { /* of a microsecond, in which any backlog is one all the time */
+            t.active_us = t.period_us = 1;
+            t.moved = 0;
+            line[0] = (struct tly_traffic_line){0};
+            line[FIRST] = (struct tly_traffic_line){{0, 9}, {0, 9}, 0};
+        }
         tly_traffic_write(&w, &t);
         w.len -= kind == 6;
         post(b, TLY_PACE, 0, &w);
