@@ -19,6 +19,12 @@ static inline bool tly_kind_is_message(uint8_t kind)
     return kind == TALLY_MESSAGE || kind == TLY_PROBE;
 }
 
+/* Does it go over the cards by the plan, as soon as all submit it?  A message may stand open for long before it moves. */
+static inline bool tly_kind_is_planned(uint8_t kind)
+{
+    return kind >= TALLY_PUSH_PULL && kind <= TALLY_SCATTER && kind != TALLY_BARRIER;
+}
+
 static inline bool tly_kind_takes_shape(uint8_t kind)
 {
     return kind != TALLY_REDUCE_SCATTER && !tly_kind_is_exchange(kind) && !tly_kind_is_message(kind);

@@ -106,8 +106,7 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct pace *p = &c->pace;
     bool last = tly_list_empty(&c->active_ops);
-    if (last)
-        tly_traffic_leaves(c);
+    tly_traffic_leaves(c, op);
     p->counts &= op->status == 0;
     if (p->predicted == 0 || !last || !p->counts || predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
         return;

@@ -127,7 +127,7 @@ static void end_flight(tally_comm *c, int before_ms, int submitted_ms, bool pati
     c->traffic.over = (uint64_t)(tly_now() - before_ms * TLY_MS) / 1000;
     tly_traffic_enters(c, &first);
     tly_traffic_enters(c, &op);
-    tly_traffic_leaves(c);
+    tly_traffic_leaves(c, &op);
 }
 
 /* A rank computes until it has submitted the last operation of a flight, also where the first is under way long before. */
@@ -146,7 +146,7 @@ static void test_what_a_rank_computes_of_a_step(void **state)
     assert_int_equal(c->traffic.over, 0);
     struct tally_op op = {.submitted = tly_now()};
     tly_traffic_enters(c, &op);
-    tly_traffic_leaves(c);
+    tly_traffic_leaves(c, &op);
     assert_int_equal(s->count, 1);
     assert_true(c->traffic.over > 0);
     forget(c);

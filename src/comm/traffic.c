@@ -1,6 +1,7 @@
 /* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/join/adapt.c).
  *
- * Every 400 ms, if operations were under way for at least 100 ms of them, the rank takes a glance: it reads from the kernel
+ * A rank is active while an operation that goes by the plan is under way: not by a barrier alone, nor by a receive that
+ * waits for its message.  Every 400 ms, if it was active for at least 100 ms, the rank takes a glance: it reads from the kernel
  * how much each connection has sent and for how long it had something to send.  It counts itself how much has come, and
  * asks each service for how long results were on their way.  When all have answered, the difference to the glance before
  * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that lies
@@ -18,6 +19,7 @@
 #include "base/list.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
+#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/peer.h"
@@ -41,7 +43,7 @@ void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
     uint64_t submitted = (uint64_t)op->submitted / 1000;
-    if (!t->active_since)
+    if (tly_kind_is_planned(op->kind) && t->open++ == 0)
         t->active_since = us_now();
     if (submitted > t->submitted)
         t->submitted = submitted;
@@ -60,14 +62,16 @@ static void count_step(struct traffic *t, uint64_t now)
     t->patient = false;
 }
 
-void tly_traffic_leaves(tally_comm *c)
+void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
     uint64_t now = us_now();
-    if (t->active_since)
+    if (tly_kind_is_planned(op->kind) && --t->open == 0) {
         t->active_us += now - t->active_since;
-    t->active_since = 0;
-    count_step(t, now);
+        t->active_since = 0;
+    }
+    if (tly_list_empty(&c->active_ops))
+        count_step(t, now);
 }
 
 void tly_traffic_landed(tally_comm *c, const struct part *p)

@@ -15,7 +15,8 @@ struct tally_op;
 
 /* What is told to the coordinator.  Owner: the loop; times are monotonic. */
 struct traffic {
-    uint64_t active_us, active_since; /* for how long operations were under way in all; 0: none is */
+    uint32_t open;                    /* operations under way that go by the plan */
+    uint64_t active_us, active_since; /* for how long there were some in all; 0: none is */
     uint64_t moved, stale;            /* bytes of parts that have landed, and of them those of older epochs */
     uint64_t active_seen, active_before, moved_seen, moved_before, stale_seen,
         stale_before;            /* at the last glances */
@@ -31,9 +32,9 @@ struct traffic {
 
 /* Another epoch holds: what is seen from now on is compared with nothing before. */
 void tly_traffic_begin(tally_comm *c);
-/* An operation has been put into active_ops; the last has been taken out. */
+/* An operation has been put into active_ops; has been taken out. */
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
-void tly_traffic_leaves(tally_comm *c);
+void tly_traffic_leaves(tally_comm *c, const struct tally_op *op);
 /* A part has landed. */
 void tly_traffic_landed(tally_comm *c, const struct part *p);
 /* Something is in flight to this service; something is so no longer. */

@@ -1,4 +1,4 @@
-/* traffic_test.c - what a rank reports of its traffic beside a service that lies. */
+/* traffic_test.c - what a rank reports of its traffic, beside a service that lies and a receive that stands open. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static struct {
     struct epoch epoch;
     struct tly_link link, coordinator;
     struct tly_channel channel;
-    struct tally_op sum;
+    struct tally_op sum, receive, barrier;
 } f;
 
 static int load(const struct tly_channel *channel, struct tly_link_load *out)
@@ -56,6 +56,8 @@ static int begin(void **state)
     f.peer.link = &f.link;
     f.peer.open = true;
     f.sum.kind = TALLY_PUSH_PULL;
+    f.receive.kind = TALLY_MESSAGE;
+    f.barrier.kind = TALLY_BARRIER;
     return 0;
 }
 
@@ -121,10 +123,34 @@ static void test_a_service_that_lies(void **state)
     tly_traffic_finish(&t);
 }
 
+/* A receive stands open for hours, and a barrier waits: the rank is active while it sums. */
+static void test_what_stands_open_is_no_traffic(void **state)
+{
+    struct tly_traffic t;
+    tly_traffic_enters(f.c, &f.receive);
+    tly_traffic_enters(f.c, &f.barrier);
+    look(500, 0);
+    assert_int_equal(f.peer.glanced, false);
+    for (int i = 0; i < 2; i++) {
+        tly_traffic_enters(f.c, &f.sum);
+        tly_traffic_enters(f.c, &f.sum);
+        f.c->traffic.active_since -= 150000;
+        tly_traffic_leaves(f.c, &f.sum);
+        f.c->traffic.active_since -= 50000;
+        tly_traffic_leaves(f.c, &f.sum);
+        look(1000, 0);
+    }
+    assert_int_equal(told(&t), 0);
+    assert_in_range(t.active_us, 200000, 300000);
+    assert_in_range(t.period_us, 1000000, 1200000);
+    tly_traffic_finish(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_service_that_lies, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_stands_open_is_no_traffic, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
