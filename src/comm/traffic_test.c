@@ -1,4 +1,5 @@
-/* traffic_test.c - what a rank reports of its traffic, beside a service that lies and a receive that stands open. */
+/* traffic_test.c - what a rank reports of its traffic, beside a service that lies, a receive that stands open, and nothing
+ * at all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -76,6 +77,7 @@ static void pass(int ms)
     struct traffic *t = &f.c->traffic;
     uint64_t us = (uint64_t)ms * 1000;
     t->looked_at -= ms * TLY_MS;
+    t->told_of_at -= t->told_of_at ? ms * TLY_MS : 0;
     t->seen_at -= us;
     t->active_since -= t->active_since ? us : 0;
     tly_traffic_tick(f.c);
@@ -146,11 +148,35 @@ static void test_what_stands_open_is_no_traffic(void **state)
     tly_traffic_finish(&t);
 }
 
+/* A rank that takes part in nothing says so, now and then; one that has little to tell of, too, until it has enough. */
+static void test_no_traffic(void **state)
+{
+    struct tly_traffic t;
+    pass(0);
+    pass(4500);
+    assert_int_equal(told(&t), -1);
+    pass(600);
+    assert_int_equal(told(&t), TLY_QUIET);
+    pass(4500);
+    assert_int_equal(told(&t), -1);
+    pass(600);
+    assert_int_equal(told(&t), TLY_QUIET);
+    tly_traffic_enters(f.c, &f.sum);
+    look(500, 0);
+    look(500, 0);
+    assert_int_equal(told(&t), 0);
+    tly_traffic_finish(&t);
+    look(6000, 0); /* the others are late: it waits, and is not quiet */
+    assert_int_equal(told(&t), 0);
+    tly_traffic_finish(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_service_that_lies, begin, end),
         cmocka_unit_test_setup_teardown(test_what_stands_open_is_no_traffic, begin, end),
+        cmocka_unit_test_setup_teardown(test_no_traffic, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,13 +62,15 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
         c->adapt.since = c->loop.awake;
 }
 
+/* Has each rank reported that has traffic? */
 static bool is_complete(const struct tly_coordinator *c)
 {
     if (!c->adapt.since || c->wanted || c->preparing || c->invitation)
         return false;
     bool all = true;
     for (uint32_t i = 0; i < c->size; i++)
-        all &= !c->ranks[i] || c->ranks[i]->left || c->roster.ranks[i].joined || c->ranks[i]->traffic.count;
+        all &= !c->ranks[i] || c->ranks[i]->left || c->roster.ranks[i].joined || c->ranks[i]->quiet ||
+               c->ranks[i]->traffic.count;
     return all;
 }
 

@@ -361,7 +361,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             break;
         if (f->flags & TLY_MARK)
             tly_slow_heard(m, &r);
-        else
+        else if (!(m->quiet = f->flags & TLY_QUIET))
             tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {

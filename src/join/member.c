@@ -515,6 +515,12 @@ void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
     free(w.data);
 }
 
+void tly_member_tell_quiet(struct tly_member *m)
+{
+    if (m->link && !m->away)
+        post(m, TLY_PACE, TLY_QUIET, NULL);
+}
+
 void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t)
 {
     struct tly_writer w = {0};

@@ -193,10 +193,10 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
             add(&pushes[s], us, weight, &l->out, l->held_us);
         }
     }
-    bool still = landed == 0;
+    bool still = landed == 0, waits = still && ranks < (int)r->rank_count;
     for (uint32_t s = 0; s < r->service_count; s++) {
         out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){NAN, NAN, NAN};
-        still = still && (!flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
+        still = still && (waits || !flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
         out[s].sums = flow ? sums(&pushes[s]) : (struct tly_sight){NAN, NAN, NAN};
     }
     *goodput = ranks ? moved / ranks : 0;

@@ -119,6 +119,19 @@ static void a_network_that_stands_still_gives_no_sample(void **state)
     assert_true(tly_traffic_sum(&roster, of, s, &goodput));
 }
 
+/* The others may wait for a rank that says nothing. */
+static void where_a_rank_is_silent_something_must_move(void **state)
+{
+    struct tly_traffic_line line[SERVICES] = {{{0}}, {{9, S}, {9, S}, 0}, {{0}}};
+    struct tly_traffic t = {.period_us = S, .active_us = S, .count = SERVICES, .line = line};
+    const struct tly_traffic *of[MACHINES] = {&t, NULL};
+    struct tly_replan_service s[SERVICES];
+    double goodput;
+    assert_false(tly_traffic_sum(&roster, of, s, &goodput));
+    t.moved = 1;
+    assert_true(tly_traffic_sum(&roster, of, s, &goodput));
+}
+
 /* In a broadcast rank 0 sends and hardly receives.  Both directions of its card are busy. */
 static void the_direction_with_more_tells_the_rate(void **state)
 {
@@ -228,6 +241,7 @@ int main(void)
         cmocka_unit_test_setup(rates_add_up_by_card, set_up),
         cmocka_unit_test_setup(what_an_older_split_has_dealt_is_no_sample, set_up),
         cmocka_unit_test_setup(a_network_that_stands_still_gives_no_sample, set_up),
+        cmocka_unit_test_setup(where_a_rank_is_silent_something_must_move, set_up),
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
         cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),

@@ -930,6 +930,24 @@ static void test_a_rank_that_has_joined_reports_no_more(void **state)
     assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
 }
 
+/* A rank that takes part in nothing says so, and the split follows what the others see.  Once it has reported again, samples
+ * wait for it. */
+static void test_a_rank_without_traffic_holds_no_sample_up(void **state)
+{
+    struct member *a = &x.member[0], *b = &x.member[1];
+    post(b, TLY_PACE, TLY_QUIET, NULL);
+    report(b, b->roster.epoch, SLOW);
+    for (int i = 0; i < 20; i++) {
+        report(a, a->roster.epoch, SLOW);
+        for (int turn = 0; turn < 30; turn++)
+            tly_loop_turn(&x.loop, 2);
+    }
+    assert_int_equal(a->prepared, 0);
+    post(b, TLY_PACE, TLY_QUIET, NULL);
+    some_report_until(1, &a->prepared, 1, SLOW);
+    assert_int_equal(a->failed + b->failed, 0);
+}
+
 static int set_up_without_tallyd(void **state)
 {
     return set_up_with(NULL, NULL);
@@ -1301,6 +1319,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_rank_without_traffic_holds_no_sample_up, start_apart,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
