@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/list.h"
+#include "base/log.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/kind.h"
@@ -107,12 +108,27 @@ void tly_traffic_begin(tally_comm *c)
         c->peers[i].glanced = c->peers[i].comparable = false;
 }
 
+/* Rank 0 is connected to every machine, and says it for all. */
+static void say_blind(tally_comm *c, const char *who)
+{
+    if (c->rank == 0 && !c->traffic.is_blind)
+        tly_warn(
+            "comm",
+            "the kernel of %s does not tell how busy a connection is (Linux 4.10 and newer do): the split "
+            "does not follow network cards there, and none of them is named if it holds the job up",
+            who);
+    c->traffic.is_blind = true;
+}
+
 /* A connection that is new cannot be compared with what the one before has sent. */
 static void glance(struct peer *p, uint64_t now)
 {
     struct glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
                           .held_us = p->held_us + (p->held_since ? now - p->held_since : 0)};
-    bool can = p->open && tly_link_load(p->link, &seen.out) == 0;
+    bool crosses = p->open && tly_link_is_open(p->link) && !tly_link_is_inside(p->link);
+    bool can = crosses && tly_link_load(p->link, &seen.out) == 0;
+    if (crosses && !can)
+        say_blind(p->comm, "this host");
     p->comparable = can && p->glanced && p->answered && seen.out.bytes >= p->seen.out.bytes &&
                     seen.out.busy_us >= p->seen.out.busy_us && seen.held_us >= p->seen.held_us &&
                     seen.received >= p->seen.received;
@@ -130,6 +146,8 @@ void tly_traffic_answered(struct peer *p, uint64_t sending_us)
 {
     p->seen.sending_us = sending_us;
     p->answered = true;
+    if (sending_us == UINT64_MAX)
+        say_blind(p->comm, p->name);
 }
 
 static uint32_t since(uint64_t now, uint64_t before)

@@ -23,6 +23,7 @@ struct traffic {
     uint64_t seen_at, before_at; /* when these were, us */
     int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
     int64_t told_of_at;          /* when it last looked, or said that there is nothing to look at */
+    bool is_blind;               /* some kernel does not say how busy connections are: it was said */
     bool begun;                  /* there are two glances of this epoch */
     uint64_t submitted,
         over;     /* us: the newest operation; the end of the last flight, 0: of one that does not count */

@@ -1,5 +1,6 @@
-/* traffic_test.c - what a rank reports of its traffic, beside a service that lies, a receive that stands open, and nothing
- * at all. */
+/* traffic_test.c - what a rank reports of its traffic, and when: beside a service that lies, a receive that stands open, no
+ * traffic at all, and a kernel that does not tell. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/list.h"
+#include "base/log.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/op.h"
@@ -25,17 +27,26 @@ static struct {
     struct epoch epoch;
     struct tly_link link, coordinator;
     struct tly_channel channel;
+    int load_err;
+    int said; /* lines of the log */
+    char line[400];
     struct tally_op sum, receive, barrier;
 } f;
 
 static int load(const struct tly_channel *channel, struct tly_link_load *out)
 {
     *out = (struct tly_link_load){0};
-    return 0;
+    return f.load_err;
 }
 
 static const struct tly_network network = {.load = load};
 static const struct tly_medium medium = {.network = &network};
+
+static void hear(void *user, enum tally_log_level level, const char *text)
+{
+    f.said++;
+    snprintf(f.line, sizeof f.line, "%s", text);
+}
 
 static int begin(void **state)
 {
@@ -59,11 +70,13 @@ static int begin(void **state)
     f.sum.kind = TALLY_PUSH_PULL;
     f.receive.kind = TALLY_MESSAGE;
     f.barrier.kind = TALLY_BARRIER;
+    tally_log_redirect(hear, NULL);
     return 0;
 }
 
 static int end(void **state)
 {
+    tally_log_redirect(NULL, NULL);
     f.peer.link = NULL;
     tly_peer_finish(&f.peer);
     tly_outbox_finish(&f.c->member.outbox, NULL, NULL);
@@ -171,12 +184,35 @@ static void test_no_traffic(void **state)
     tly_traffic_finish(&t);
 }
 
+/* Rank 0 says once that the plan cannot follow, be it for its own kernel or a service's. */
+static void test_a_kernel_that_does_not_tell(void **state)
+{
+    tly_traffic_enters(f.c, &f.sum);
+    f.load_err = -ENOTSUP;
+    for (int i = 0; i < 3; i++)
+        pass(1500);
+    assert_int_equal(f.said, 1);
+    assert_non_null(strstr(f.line, "this host"));
+    f.c->traffic.is_blind = false;
+    f.load_err = 0;
+    snprintf(f.peer.name, sizeof f.peer.name, "tallyd 1 on c1");
+    for (int i = 0; i < 3; i++)
+        look(500, UINT64_MAX);
+    assert_int_equal(f.said, 2);
+    assert_non_null(strstr(f.line, "tallyd 1 on c1"));
+    f.c->traffic.is_blind = false;
+    f.c->rank = 1; /* rank 0 has seen it, too */
+    look(500, UINT64_MAX);
+    assert_int_equal(f.said, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_service_that_lies, begin, end),
         cmocka_unit_test_setup_teardown(test_what_stands_open_is_no_traffic, begin, end),
         cmocka_unit_test_setup_teardown(test_no_traffic, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_kernel_that_does_not_tell, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
