@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import time
 
@@ -17,23 +18,51 @@ pytestmark = pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluste
 
 WORKERS, SERVICES = ["w0", "w1", "w2", "w3"], ["c0", "c1"]
 
-# Sums again and again until the file is there; all stop after the same step.
+
+def measured(rate):
+    return ",".join(f"{h}={rate}" for h in WORKERS + SERVICES)
+
+
+FAR_TOO_MUCH = measured("2G")  # 40 times what the cards carry
+
+# Sums again and again until the file is there; all stop after the same step.  "mixed": each step has a reduce_scatter, too.
+# "idle": the last rank takes no part.
 STEPS = """
-import array, logging, pathlib, sys
+import array, logging, pathlib, sys, time
 import tally
+from tally import _core
 logging.basicConfig(level="INFO", format="%(message)s")
 tally.init()
 x = array.array("f", [0.0]) * 400000
-wrong = 0
-for step in range(100000):
+FLOAT32 = 0
+wrong, stop, n, group = 0, pathlib.Path(sys.argv[1]), tally.size(), None
+if "idle" in sys.argv:
+    n -= 1
+    if tally.rank() < n:
+        group = _core.make_group("all but the last", range(n))
+    while tally.rank() == n and not stop.exists():
+        time.sleep(0.1)
+
+def address(x):
+    return x.buffer_info()[0]
+
+def total(x, name):
+    call = _core.Call(name, tally.Sum, group)
+    _core.push_pull(call, address(x), address(x), len(x), FLOAT32, (len(x),)).wait()
+    return x
+
+for step in range(100000 if tally.rank() < n else 0):
     for i in range(0, len(x), 1000):
         x[i] = tally.rank() + step % 3
-    y = tally.push_pull(x, name="x")
-    stop = tally.push_pull(array.array("f", [float(pathlib.Path(sys.argv[1]).exists())]), name="stop")[0] > 0
-    n = tally.size()
-    due = (n * (n - 1) / 2 + n * (step % 3))
-    wrong += any(y[i] not in (due, due / n) for i in range(0, len(x), 1000))
-    if stop:
+    due = n * (n - 1) / 2 + n * (step % 3)
+    if "mixed" in sys.argv:
+        part = array.array("f", [0.0]) * (len(x) // 8)
+        call = _core.Call("part", tally.Sum)
+        _core.reduce_scatter(call, address(x), address(part), [len(part)] * n, FLOAT32).wait()
+        wrong += any(part[i] != due for i in range(0, len(part), 1000))
+    total(x, "x")
+    wrong += any(x[i] != due for i in range(0, len(x), 1000))
+    if total(array.array("f", [float(stop.exists())]), "stop")[0] > 0:
         break
 print(f"{wrong} steps are wrong", flush=True)
 tally.shutdown()
@@ -47,13 +76,13 @@ def program(env):
 
 class Running:
     """A job that goes on until finish().  first: settings that only rank 0 has; apart: those of a coordinator of its own on
-    rank 0's host, if there is to be one."""
+    rank 0's host, if there is to be one.  steps: words that STEPS knows."""
 
-    def __init__(self, net, folder, env, first=None, apart=None, failing=None):
+    def __init__(self, net, folder, env, first=None, apart=None, failing=None, steps=()):
         self.stop = folder / "stop"
         base = {"PYTHONPATH": str(BUILD / "python"), **env}
         ranks, daemons = net.environment(WORKERS, SERVICES, env=base)
-        argv = [sys.executable, "-c", STEPS, str(self.stop)]
+        argv = [sys.executable, "-c", STEPS, str(self.stop), *steps]
         ranks[0] |= first or {}
         self.net, self.env, self.daemons = net, ranks[1], daemons
         if apart is not None:
@@ -80,10 +109,19 @@ class Running:
         assert done.status == 0, done.output
         return json.loads(done.output)
 
-    def replace(self, i):
-        """A tallyd dies, and another comes on its host."""
-        self.services[i].kill()
+    def replace(self, i, drains=False):
+        """A tallyd dies, or is told to leave, and another comes on its host."""
+        if drains:
+            self.services[i].signal(signal.SIGTERM)
+            assert self.services[i].wait(PATIENCE_S).status == 0
+        else:
+            self.services[i].kill()
         self.services[i] = self.start_service(SERVICES[i])
+
+    def lose_coordinator(self, for_s):
+        self.coordinator.kill()
+        time.sleep(for_s)
+        self.start_coordinator({})
 
     def share(self, host):
         """Of a tallyd, 0 to 1; 1: there is none."""
@@ -152,6 +190,28 @@ def test_a_start_of_which_the_figures_were_wrong_mends(tmp_path):
         job.finish()
 
 
+LARGE, SMALLEST = 124 << 10, 32 << 10  # bytes of a part at 2 Gbit/s, and at up to 512 Mbit/s
+
+
+def test_parts_follow_the_network_too(tmp_path):
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_MEASURED": FAR_TOO_MUCH}, steps=["mixed"])
+        eventually(lambda: net.counters()["w1"][0] > 1600000)
+        seen = job.status()
+        assert seen["epoch"] > 1 or seen["part_bytes"] == LARGE, seen
+        eventually(lambda: job.status()["part_bytes"] == SMALLEST)
+        job.finish()
+
+
+def test_a_rank_that_takes_no_part_keeps_no_split(tmp_path):
+    with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
+        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, steps=["idle"])
+        eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
+        net.set_rate("c1", "10mbit")
+        eventually(lambda: job.share("c1") < 0.15)
+        job.finish()
+
+
 # `make chaos SEEDS=N` has a twelfth of them here, for each takes as long as a dozen of chaos.py's.
 CHAOS = int(os.environ.get("TALLY_CHAOS", "0"))
 SEEDS = range(1, max(1, CHAOS // 12) + 1)
@@ -159,21 +219,26 @@ SEEDS = range(1, max(1, CHAOS // 12) + 1)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cards_change_at_random_while_tallyds_die(tmp_path, seed):
-    """Whatever the cards do, and in whatever phase of a change a tallyd dies: each step's sums are right, and nobody else ends."""
+    """Whatever the cards do, and in whatever phase of a change a tallyd dies or leaves, or the coordinator is lost: each step's
+    sums are right, and nobody else ends."""
     rnd = random.Random(f"rates {seed}")
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
-        job = Running(net, tmp_path, {"TALLY_MEASURED": ",".join(f"{h}=50M" for h in WORKERS + SERVICES)})
+        job = Running(net, tmp_path, {"TALLY_MEASURED": measured("50M")}, apart={}, steps=["mixed"])
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
-        for _ in range(16):
+        for _ in range(10):
             for host in rnd.sample(WORKERS + SERVICES, rnd.randrange(1, 4)):
                 net.set_rate(host, f"{rnd.choice([10, 20, 35, 50])}mbit")
             time.sleep(rnd.random() * 2)
-            if rnd.random() < 0.3:
-                job.replace(rnd.randrange(len(SERVICES)))
+            strikes = rnd.random()
+            if strikes < 0.3:
+                job.replace(rnd.randrange(len(SERVICES)), drains=strikes < 0.1)
+            elif strikes < 0.4:
+                job.lose_coordinator(rnd.random())
         for host in WORKERS + SERVICES:  # what may have changed too briefly for a new split stays changed now
             net.set_rate(host, "10mbit" if host == SERVICES[1] else "50mbit")
-        eventually(lambda: job.said("its share is now"))
+        eventually(lambda: job.share(SERVICES[1]) < 0.2)
         job.finish()
+        job.coordinator.kill()
 
 
 # --- somebody dies in a change that nobody's coming or going has caused ------------------------------------
@@ -230,16 +295,17 @@ def test_a_tallyd_dies_of_the_split_that_changes(tmp_path, moment, host, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("moment", ["has sent PREPARE", "gets BEGUN"] if CHAOS else ["has sent PREPARE"])
 def test_a_tallyd_dies_while_the_split_is_prepared(tmp_path, moment, seed):
-    """The coordinator stands still in the change for as long as it takes."""
+    """The coordinator stands still in the change for as long as it takes.  The split and the size of parts change together."""
     rnd = random.Random(f"prepared {moment} {seed}")
     before, times = MOMENTS[moment]
     dies = rnd.randrange(len(SERVICES))
     with Lab(WORKERS + SERVICES, rate="50mbit", congestion="cubic") as net:
         apart = {"FAULT_FAIL": f"coordinator {moment}:{before + rnd.randrange(1, times + 1)}:1000"}
-        job = Running(net, tmp_path, {"TALLY_BANDWIDTH": "50M"}, apart=apart)
+        job = Running(net, tmp_path, {"TALLY_MEASURED": FAR_TOO_MUCH}, apart=apart, steps=["mixed"])
         slow_down(net, job)
         await_moment(job.coordinator, ends=False)
         job.replace(dies)
+        eventually(lambda: job.status()["part_bytes"] == SMALLEST)
         eventually(lambda: job.share("c1") < 0.15)
         job.finish()
         job.coordinator.kill()
