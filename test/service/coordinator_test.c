@@ -1,362 +1,17 @@
-/* coordinator_test.c - a coordinator and members of the test's own: links over which it answers when and what it wants.
- *
- * The coordinator runs in its thread; the members say by hand what src/join/member.c says for a real one. */
-#include <setjmp.h>
+/* coordinator_test.c - what a coordinator says to members of the test's own (members.h). */
+#include "members.h"
+
 #include <sodium.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/log.h"
 #include "job.h"
-#include "join/coordinator.h"
-#include "join/roster.h"
-#include "join/status.h"
-#include "join/traffic.h"
 #include "transport/address.h"
-#include "transport/outbox.h"
-
-#include <cmocka.h>
-
-enum {
-    RANKS = 2,
-    FIRST = RANKS,
-    GUEST,
-    ANOTHER,
-    WATCHER,
-    MEMBERS
-}; /* two ranks, a tallyd from the start, two that come later, one who only asks */
-
-/* One member: what it has been told. */
-struct member {
-    struct tly_link *link;
-    struct tly_outbox outbox;
-    uint32_t number;
-    int opened, closed, invited, prepared, committed, failed;
-    uint32_t rounds;          /* begun, in the last COMMIT */
-    int gone;                 /* how many ranks it heard have left */
-    struct tly_roster roster; /* the last that came */
-    char verdict[TLY_SENTENCE];
-    int judged;
-    struct tly_slow slow;        /* who holds the job up, */
-    struct tly_currents current; /* and what cards carry */
-    int told;                    /* how often it has heard of these two */
-    struct tly_status status;    /* the answer to its last question, */
-    int answered;                /* and how many came */
-};
-
-static struct {
-    struct tly_loop loop;
-    struct tly_params params;
-    struct tly_place place;
-    struct tly_coordinator *coordinator;
-    struct member member[MEMBERS];
-    uint32_t ranks;         /* the first so many members; RANKS unless a test has more */
-    uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
-    uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
-    bool contained;         /* each in a container: not one machine with others of its host */
-    bool guest_rests; /* a job that has lost its coordinator has the guest as its second tallyd, at rest */
-    bool apart;       /* members seem to come from other machines */
-} x;
-
-/* Instead of libc's. */
-int getpeername(int fd, struct sockaddr *to, socklen_t *len)
-{
-    struct sockaddr_storage a;
-    if (!x.apart)
-        return (int)syscall(SYS_getpeername, fd, to, len);
-    tly_address_parse("192.0.2.1", 1000, &a);
-    memcpy(to, &a, *len < sizeof a ? *len : sizeof a);
-    *len = sizeof(struct sockaddr_in);
-    return 0;
-}
-
-static void post(struct member *m, int type, uint16_t flags, struct tly_writer *w)
-{
-    struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
-    tly_loop_lock(&x.loop);
-    assert_int_equal(tly_outbox_post(&m->outbox, &f, w ? w->data : NULL, w ? w->len : 0, NULL), 0);
-    tly_loop_unlock(&x.loop);
-    if (w)
-        free(w->data);
-}
-
-static void opened(void *user, struct tly_link *l)
-{
-    ((struct member *)user)->opened++;
-}
-
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
-{
-    land->control = true;
-    return 0;
-}
-
-static void take_roster(struct member *m, struct tly_reader *r)
-{
-    tly_roster_finish(&m->roster);
-    m->roster = (struct tly_roster){0};
-    tly_roster_read(r, &m->roster);
-}
-
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
-{
-    struct member *m = user;
-    struct tly_reader r = {data, f->payload, false};
-    struct tly_writer w = {0};
-    struct tly_frame answer = {.type = TLY_ROSTER, .flags = TLY_REQUEST};
-    char door[64];
-    switch (f->type) {
-    case TLY_ROSTER: /* whose door it is shown opens to it: the nonce behind it is the door's name */
-        tly_read_text(&r, door, sizeof door);
-        tly_write64(&w, strtoull(door, NULL, 10));
-        tly_outbox_post(&m->outbox, &answer, w.data, w.len, NULL);
-        free(w.data);
-        break;
-    case TLY_INVITE:
-        take_roster(m, &r);
-        m->invited++;
-        break;
-    case TLY_PREPARE:
-        take_roster(m, &r);
-        m->prepared++;
-        break;
-    case TLY_COMMIT:
-        m->rounds = f->payload ? tly_read32(&r) : 0;
-        for (uint32_t n = m->rounds; n; n--) {
-            tly_read64(&r);
-            tly_read64(&r);
-        }
-        if (f->flags & TLY_LAST)
-            take_roster(m, &r);
-        m->committed += !f->payload || (f->flags & TLY_LAST);
-        break;
-    case TLY_GOODBYE:
-        m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
-        break;
-    case TLY_PACE: {
-        uint32_t was = m->slow.why;
-        tly_currents_finish(&m->current);
-        assert_int_equal(tly_slow_read(&r, &m->slow), 0);
-        assert_int_equal(tly_currents_read(&r, &m->current), 0);
-        m->judged += m->slow.why != was;
-        m->told++;
-        break;
-    }
-    case TLY_STATUS:
-        tly_status_finish(&m->status);
-        assert_int_equal(tly_status_read(&r, &m->status), 0);
-        m->answered++;
-        break;
-    case TLY_VERDICT:
-        tly_read32(&r);
-        tly_read_text(&r, m->verdict, sizeof m->verdict);
-        m->failed++;
-        break;
-    default:
-        break;
-    }
-    return 0;
-}
-
-static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
-{
-    return tly_outbox_next(&((struct member *)user)->outbox, out, NULL);
-}
-
-static void closed(void *user, struct tly_link *l, int err, const char *why)
-{
-    struct member *m = user;
-    m->closed++;
-    tly_link_destroy(l);
-    m->link = NULL;
-}
-
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
-
-static void turn_until(const int *what, int value)
-{
-    for (int i = 0; *what < value; i++) {
-        if (i >= 20000)
-            fail_msg("in vain; the last verdict: %s", x.member[0].verdict);
-        tly_loop_turn(&x.loop, 2);
-    }
-}
-
-static bool is_rank(const struct member *m)
-{
-    return m->number < x.ranks;
-}
-
-/* Connect as number `i`, and wait for no answer. */
-static struct member *knock(uint32_t i)
-{
-    struct member *m = &x.member[i];
-    struct sockaddr_storage at;
-    struct tly_endpoints to;
-    struct tly_link_config c = {.user_calls = &calls, .user = m, .peer_name = "coordinator"};
-    tly_roster_finish(&m->roster);
-    tly_currents_finish(&m->current);
-    tly_status_finish(&m->status);
-    memset(m, 0, sizeof *m);
-    tly_outbox_init(&m->outbox);
-    m->number = i;
-    c.identity.role = is_rank(m) ? TLY_ROLE_RANK : i == WATCHER ? TLY_ROLE_WATCHER : TLY_ROLE_TALLYD;
-    c.identity.rank = is_rank(m) ? i : TLY_NO_RANK;
-    memcpy(c.identity.job, x.place.job, sizeof x.place.job);
-    memcpy(c.identity.secret, x.place.secret, sizeof x.place.secret);
-    assert_int_equal(tly_address_parse("127.0.0.1", tly_coordinator_port(x.coordinator), &at), 0);
-    tly_media_at(&at, &to);
-    tly_loop_lock(&x.loop);
-    assert_int_equal(tly_link_dial(&x.loop, &to, &c, &m->link), 0);
-    tly_loop_unlock(&x.loop);
-    return m;
-}
-
-static struct member *enter(uint32_t i)
-{
-    struct member *m = knock(i);
-    turn_until(&m->opened, 1);
-    return m;
-}
-
-static void write_info(const struct member *m, struct tly_writer *w)
-{
-    struct tly_member_info info = {
-        .role = is_rank(m) ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
-        .rank = is_rank(m) ? m->number : TLY_NO_RANK,
-        .size = is_rank(m) ? x.ranks : 0,
-        .netns = x.contained ? m->number : 0,
-        .nonce = 100 + m->number,
-        .incarnation = 100 + m->number,
-        .bandwidth = x.bandwidth,
-        .host = "host"};
-    char where[40];
-    snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
-             x.bandwidth ? m->number + 1 : 1, 1000 + m->number);
-    tly_endpoints_add(&info.at, "tcp", where);
-    snprintf(info.door, sizeof info.door, "%u", 100 + m->number);
-    snprintf(info.host_id, sizeof info.host_id, "host %u", x.host[m->number]);
-    tly_member_write(w, &info);
-}
-
-static struct member *join(uint32_t i)
-{
-    struct member *m = enter(i);
-    struct tly_writer w = {0};
-    write_info(m, &w);
-    post(m, TLY_ROSTER, 0, &w);
-    return m;
-}
-
-/* To the invitation or preparation of this number: so many rounds are begun in an epoch, from this one on. */
-static void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count,
-                      bool last)
-{
-    struct tly_writer w = {0};
-    tly_write32(&w, number);
-    tly_write32(&w, count);
-    for (uint32_t i = from; i < from + count; i++) {
-        tly_write64(&w, 0x9e3779b97f4a7c15ull * (i + 1));
-        tly_write32(&w, 1);
-        tly_write32(&w, epoch);
-    }
-    assert_false(w.failed);
-    post(m, TLY_BEGUN, last ? TLY_LAST : 0, &w);
-}
-
-static void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last)
-{
-    answer_in(m, number, 1, from, count, last);
-}
-
-static uint32_t state_of(const struct member *teller, uint32_t member)
-{
-    for (uint32_t i = 0; i < teller->roster.service_count; i++)
-        if (teller->roster.services[i].incarnation == 100 + member)
-            return teller->roster.services[i].state;
-    return TLY_SERVICE_GONE;
-}
-
-static int set_up_with(const char *setting, const char *another)
-{
-    char why[256];
-    struct sockaddr_storage at;
-    tally_log_redirect(NULL, NULL);
-    memset(&x, 0, sizeof x);
-    x.ranks = RANKS;
-    for (uint32_t i = 0; i < MEMBERS; i++)
-        x.host[i] = i;
-    snprintf(x.place.job, sizeof x.place.job, "j");
-    tly_hello_secret(NULL, x.place.secret);
-    assert_int_equal(
-        tly_params_load(&x.params, (const char *const[]){setting, another, NULL}, why, sizeof why), 0);
-    assert_int_equal(tly_loop_init(&x.loop), 0);
-    assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
-    assert_int_equal(tly_coordinator_create(&x.place, &x.params, &at, -1, true, &x.coordinator), 0);
-    return 0;
-}
-
-static int set_up(void **state)
-{
-    return set_up_with("TALLY_SERVERS=1", NULL);
-}
-
-static void leave(struct member *m)
-{
-    tly_loop_lock(&x.loop);
-    tly_link_destroy(m->link);
-    m->link = NULL;
-    tly_loop_unlock(&x.loop);
-}
-
-/* The first so many members are all connected: the job runs. */
-static void run(uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        join(i);
-    for (uint32_t i = 0; i < count; i++) {
-        turn_until(&x.member[i].invited, 1);
-        post(&x.member[i], TLY_BEGUN, 0, NULL);
-    }
-    for (uint32_t i = 0; i < count; i++)
-        turn_until(&x.member[i].committed, 1);
-}
-
-/* With two ranks and a tallyd. */
-static int start(void **state)
-{
-    if (set_up(state) != 0)
-        return -1;
-    run(FIRST + 1);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    tly_loop_lock(&x.loop);
-    for (int i = 0; i < MEMBERS; i++) {
-        tly_link_destroy(x.member[i].link);
-        if (x.member[i].outbox.letters.next)
-            tly_outbox_finish(&x.member[i].outbox, NULL, NULL);
-        tly_roster_finish(&x.member[i].roster);
-        tly_currents_finish(&x.member[i].current);
-        tly_status_finish(&x.member[i].status);
-    }
-    tly_loop_unlock(&x.loop);
-    tly_coordinator_destroy(x.coordinator, 0);
-    tly_loop_finish(&x.loop);
-    tly_params_finish(&x.params);
-    return 0;
-}
 
 /* A tallyd leaves: a change of epoch that waits for both ranks.  Its number. */
 static uint32_t let_first_leave(void)
@@ -416,75 +71,6 @@ static void test_a_guest_learns_who_has_left(void **state)
     assert_int_equal(guest->roster.ranks[1].left, 1);
 }
 
-enum seen { FINE, SLOW, HALF, ALONE };
-
-/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; FINE, HALF: nobody holds anybody
- * up, and each card carries nearly all of that, or half; ALONE: as SLOW, and the tallyds sum all. */
-static struct tly_traffic sight(const struct member *m, enum seen seen,
-                                struct tly_traffic_line line[GUEST + 1])
-{
-    enum { ACTIVE_US = 400000 };
-    uint32_t count = m->roster.service_count, tallyds = 0;
-    for (uint32_t i = FIRST; i < count; i++)
-        tallyds += m->roster.services[i].state != TLY_SERVICE_GONE;
-    for (uint32_t i = 0; i < count; i++) {
-        bool gone = m->roster.services[i].state == TLY_SERVICE_GONE;
-        uint32_t busy = i >= FIRST || seen == FINE || seen == HALF ? ACTIVE_US
-                        : seen == ALONE                            ? 0
-                                                                   : ACTIVE_US / 5;
-        uint64_t bytes =
-            i == m->number || gone ? 0
-            : seen == ALONE        ? (i >= FIRST ? 4000000 / tallyds : 0)
-            : seen == SLOW         ? (i >= FIRST ? 4000000 / tallyds : 2000000)
-            : seen == HALF         ? (i >= FIRST ? 10000000 / tallyds : 5000000)
-                                   : 18000000;
-        line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, busy};
-    }
-    return (struct tly_traffic){.epoch = m->roster.epoch,
-                                .epochs = 1,
-                                .period_us = ACTIVE_US,
-                                .active_us = ACTIVE_US,
-                                .moved = 4000000,
-                                .count = count,
-                                .line = line};
-}
-
-/* epochs: how many it still needs */
-static void report_in(struct member *m, uint32_t epoch, uint32_t epochs, enum seen seen)
-{
-    struct tly_traffic_line line[GUEST + 1];
-    struct tly_traffic t = sight(m, seen, line);
-    struct tly_writer w = {0};
-    t.epoch = epoch;
-    t.epochs = epochs;
-    tly_traffic_write(&w, &t);
-    assert_false(w.failed);
-    post(m, TLY_PACE, 0, &w);
-}
-
-static void report(struct member *m, uint32_t epoch, enum seen seen)
-{
-    report_in(m, epoch, 1, seen);
-}
-
-/* So many ranks report again and again, until *what. */
-static void some_report_until(uint32_t ranks, const int *what, int value, enum seen seen)
-{
-    for (int i = 0; *what < value; i++) {
-        if (i >= 2000)
-            fail_msg("in vain; the last verdict: %s", x.member[0].verdict);
-        for (uint32_t rank = 0; rank < ranks; rank++)
-            report(&x.member[rank], x.member[rank].roster.epoch, seen);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
-    }
-}
-
-static void report_until(const int *what, int value, enum seen seen)
-{
-    some_report_until(RANKS, what, value, seen);
-}
-
 static uint32_t weight_of(const struct member *teller, uint32_t member)
 {
     return teller->roster.services[member].weight * 1000ull /
@@ -492,33 +78,9 @@ static uint32_t weight_of(const struct member *teller, uint32_t member)
             teller->roster.services[FIRST].weight);
 }
 
-static int start_apart_with(const char *setting)
-{
-    if (set_up_with("TALLY_SERVERS=1", setting) != 0)
-        return -1;
-    x.bandwidth = 800000000;
-    run(FIRST + 1);
-    return 0;
-}
-
-static int start_apart(void **state)
-{
-    return start_apart_with(NULL);
-}
-
-static int start_fixed(void **state)
-{
-    return start_apart_with("TALLY_REPLAN=0");
-}
-
 static int start_fixed_to_tallyd(void **state)
 {
     return start_apart_with("TALLY_SPLIT=server");
-}
-
-static int start_measured(void **state)
-{
-    return start_apart_with("TALLY_MEASURED=host=800M");
 }
 
 /* Nobody comes or goes, and yet there is another epoch: in it the tallyd has the share that suits its card. */
@@ -541,17 +103,6 @@ static void test_a_slow_card_changes_the_split(void **state)
     assert_true(a->roster.services[FIRST].said == 800000000 && !a->roster.services[FIRST].measured);
     assert_true(a->roster.services[0].bandwidth == 800000000);
     assert_int_equal(a->failed + b->failed, 0);
-}
-
-/* A change of epoch, the nth that is prepared. */
-static void let_it_change(int nth)
-{
-    for (uint32_t i = 0; i < RANKS; i++) {
-        turn_until(&x.member[i].prepared, nth);
-        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
-    }
-    for (uint32_t i = 0; i < RANKS; i++)
-        turn_until(&x.member[i].committed, nth + 1);
 }
 
 /* As loud as the last line about a change of the split. */
@@ -783,16 +334,6 @@ static void test_a_rank_dies_when_the_split_has_changed(void **state)
     rank_dies(COMMITTED);
 }
 
-/* What `tally status` gets. */
-static const struct tly_status *ask(void)
-{
-    struct member *m = x.member[WATCHER].link ? &x.member[WATCHER] : enter(WATCHER);
-    int before = m->answered;
-    post(m, TLY_STATUS, 0, NULL);
-    turn_until(&m->answered, before + 1);
-    return &m->status;
-}
-
 /* Who holds the job up is said, whether or not the split follows, and by all members alike. */
 static void test_a_split_that_stays(void **state)
 {
@@ -1018,66 +559,6 @@ static void test_a_complaint_of_a_tallyd(void **state)
     assert_int_equal(x.member[0].failed + x.member[1].failed, 0);
 }
 
-/* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
-static struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed,
-                                     enum tly_service_state tallyd)
-{
-    struct tly_roster_rank ranks[RANKS] = {{.machine = 0, .left = left == 0},
-                                           {.machine = 1, .left = left == 1}};
-    struct tly_roster_service services[GUEST + 1] = {0};
-    uint32_t count = x.guest_rests ? GUEST + 1 : FIRST + 1;
-    struct tly_roster roster = {
-        .epoch = committed,
-        .rank_count = RANKS,
-        .machine_count = RANKS,
-        .service_count = count,
-        .standalone = 1,
-        .part_bytes = 65536,
-        .part_least = 65536,
-        .part_most = 65536,
-        .window_bytes = 1 << 20,
-        .ranks = ranks,
-        .services = services};
-    struct tly_writer w = {0};
-    struct member *m = enter(i);
-    for (uint32_t k = 0; k < count; k++) {
-        char where[40];
-        snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
-                 x.bandwidth ? k + 1 : 1, 1000 + k);
-        services[k] = (struct tly_roster_service){
-            .role = k < RANKS ? TLY_ROLE_RANK : TLY_ROLE_TALLYD,
-            .state = k < RANKS ? TLY_SERVICE_ACTIVE : tallyd,
-            .rank = k < RANKS ? k : 0,
-            .incarnation = 100 + k,
-            .card = k,
-            .bandwidth = x.bandwidth,
-            .said = x.bandwidth,
-            .rests = k == GUEST,
-            .weight = k < RANKS || (k == FIRST && tallyd == TLY_SERVICE_ACTIVE),
-            .host = "host"};
-        tly_endpoints_add(&services[k].at, "tcp", where);
-    }
-    write_info(m, &w);
-    tly_write64(&w, 77);
-    tly_write32(&w, committed);
-    tly_roster_write(&w, &roster);
-    assert_false(w.failed);
-    post(m, TLY_ROSTER, TLY_RESUMED, &w);
-    return m;
-}
-
-/* Until all is sent that was said. */
-static void say_all(struct member *m)
-{
-    for (int turn = 0; turn < 20 || !tly_list_empty(&m->outbox.letters); turn++)
-        tly_loop_turn(&x.loop, 2);
-}
-
-static struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd)
-{
-    return resume_without(TLY_NO_RANK, i, committed, tallyd);
-}
-
 /* The last coordinator died between its COMMITs: rank `ahead` is in epoch 5, the other in 4, whichever comes first.  The
  * other gets the COMMIT that it lacks, with what was begun before 5 and without what was begun in it; then all change. */
 static void catch_up(uint32_t first, uint32_t ahead)
@@ -1118,17 +599,6 @@ static void test_a_rank_that_is_behind_comes_first(void **state)
 static void test_a_rank_that_is_behind_comes_last(void **state)
 {
     catch_up(0, 0);
-}
-
-static uint32_t change_all(int nth)
-{
-    for (uint32_t i = 0; i < RANKS; i++) {
-        turn_until(&x.member[i].prepared, nth);
-        answer_in(&x.member[i], x.member[i].roster.epoch, 4, 0, 0, true);
-    }
-    for (uint32_t i = 0; i < RANKS; i++)
-        turn_until(&x.member[i].committed, nth);
-    return x.member[0].roster.epoch;
 }
 
 /* The next coordinator goes on with what the last one had found: tallyds that are not back yet have cards of their own, and one
