@@ -372,8 +372,8 @@ static void print_job(const struct job *j, const struct asker *a)
     tly_slow_text(&s->slow, slow, sizeof slow);
     if (slow[0])
         printf("held up by %s\n", slow);
-    if (s->changed[0])
-        printf("the split last changed: %s\n", s->changed);
+    if (s->changed.at)
+        printf("the split last changed at %s: %s\n", s->changed.when, s->changed.what);
     if (s->state < TLY_JOB_RUNNING)
         print_missing(s);
     if (s->size)
@@ -488,7 +488,9 @@ static void json_job(const struct job *j, const struct asker *a)
                s->roster.epoch, s->roster.part_bytes);
     json_text("held_up_by", slow, ", ");
     json_text("held_up_why", tly_slow_why(&s->slow), ", ");
-    json_text("split_changed", s->changed, ", ");
+    json_text("split_changed", s->changed.what, ", ");
+    if (s->changed.at)
+        printf("\"split_changed_at\": %" PRIu64 ", ", s->changed.at);
     printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
     json_ranks(s);
     printf("\"services\": [");

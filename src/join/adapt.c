@@ -174,13 +174,16 @@ void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct t
                      bool tried, char *out, size_t len)
 {
     const struct adapt *a = &c->adapt;
-    bool known = i < a->places && s->card < a->places && !tried;
+    bool assumed = tly_replan_assumes(a->replan, (int)s->card);
+    bool known = i < a->places && s->card < a->places && !tried && !assumed;
     time_t since = !known ? 0 : s->sum_found ? a->place[i].adds.at : a->place[s->card].carries.at;
     char at[16];
     tly_adapt_time(since ? since : time(NULL), at);
     double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
+    else if (assumed)
+        snprintf(out, len, "has rested and is tried with %.3g Gbit/s since %s", is, at);
     else if (tried)
         snprintf(out, len, "seems to carry %.3g Gbit/s since %s", is, at);
     else if (said > 0 && is < said * (1 - TLY_ADAPT_NEWS))
@@ -206,16 +209,61 @@ static uint32_t find_news(const struct tly_coordinator *c)
     return found;
 }
 
+/* Several changes of one epoch are one. */
+static void note_change(struct tly_coordinator *c, const char *text)
+{
+    struct tly_change *last = &c->changed.last;
+    time_t now = time(NULL);
+    size_t at = c->changed.epoch == c->roster.epoch ? strlen(last->what) : 0;
+    snprintf(last->what + at, sizeof last->what - at, "%s%s", at ? "; " : "", text);
+    last->at = (uint64_t)now;
+    tly_adapt_time(now, last->when);
+    c->changed.epoch = c->roster.epoch;
+    c->changed.fresh = true;
+}
+
+static void note_service(struct tly_coordinator *c, uint32_t i, const char *what)
+{
+    char who[200], text[300];
+    tly_adapt_name(&c->roster, i, who, sizeof who);
+    snprintf(text, sizeof text, "%s %s %.0f%%", who, what, share(&c->roster, i));
+    note_change(c, text);
+}
+
+void tly_adapt_tell_gone(struct tly_coordinator *c)
+{
+    for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++) {
+        const struct tly_roster_service *s = &c->roster.services[i];
+        if (s->weight && s->state != TLY_SERVICE_ACTIVE)
+            note_service(c, i,
+                         s->state == TLY_SERVICE_IDLE ? "has left: its share was" : "is out: its share was");
+    }
+}
+
+void tly_adapt_tell_come(struct tly_coordinator *c)
+{
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m->welcome && m->service != TLY_NO_SERVICE && c->roster.services[m->service].weight)
+            note_service(c, m->service, "has joined: its share is");
+        m->welcome = false;
+    }
+}
+
 static void say(struct tly_coordinator *c, uint32_t i, const char *what)
 {
     const struct tly_roster_service *s = &c->roster.services[i];
-    char who[200], speed[160];
+    char who[200], speed[160], text[400];
     tly_adapt_name(&c->roster, i, who, sizeof who);
     bool more = i < c->adapt.places && s->bandwidth > c->adapt.place[i].bandwidth;
-    tly_adapt_speed(c, i, s, more && tly_replan_tries(c->adapt.replan, (int)s->card), speed, sizeof speed);
-    bool declared = !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
-    snprintf(c->adapt.changed, sizeof c->adapt.changed, "%s %s: %s", who, speed, what);
-    tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", c->adapt.changed);
+    bool tried = more && tly_replan_tries(c->adapt.replan, (int)s->card);
+    bool seen = !tried && !tly_replan_assumes(c->adapt.replan, (int)s->card);
+    tly_adapt_speed(c, i, s, tried, speed, sizeof speed);
+    bool declared =
+        seen && !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
+    snprintf(text, sizeof text, "%s %s: %s", who, speed, what);
+    tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", text);
+    note_change(c, text);
 }
 
 /* A change of our making holds: say what it was for, and what comes of it. */

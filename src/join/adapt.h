@@ -19,6 +19,9 @@ struct tly_roster_service;
 void tly_adapt_begin(struct tly_coordinator *c);
 /* Into the roster, before it is split: what is known of cards and services by now. */
 void tly_adapt_apply(struct tly_coordinator *c);
+/* For `tally status` and the members: who is no more part of the split, before it is made anew; who has come, after that. */
+void tly_adapt_tell_gone(struct tly_coordinator *c);
+void tly_adapt_tell_come(struct tly_coordinator *c);
 /* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
@@ -26,7 +29,8 @@ void tly_adapt_finish(struct tly_coordinator *c);
 /* What this service's card carries, bit/s; 0: nothing was seen of it, or the figure is a guess. */
 uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t service);
 /* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
- * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11", or "seems to carry", if that is tried. */
+ * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11", or "seems to carry", if that is tried, or
+ * "is tried with", if it is assumed after a rest. */
 void tly_adapt_time(time_t when, char out[16]);
 void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len);
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out);

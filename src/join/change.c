@@ -233,6 +233,7 @@ static void commit(struct tly_coordinator *c)
 {
     tly_start_find_cards(c, &c->roster);
     tly_adapt_apply(c);
+    tly_adapt_tell_gone(c);
     int err = tly_roster_split(&c->roster, c->split);
     if (err) {
         tly_coordinator_fail(c, -err,
@@ -251,6 +252,7 @@ static void commit(struct tly_coordinator *c)
         m->accuses = 0;
     }
     tly_slow_forget(c);
+    tly_adapt_tell_come(c);
     tly_adapt_begin(c);
 }
 
@@ -311,8 +313,8 @@ static void welcome(struct tly_coordinator *c)
             continue;
         char name[200];
         m->invited = false;
+        m->welcome = any = true;
         tly_setback_forget(c, m);
-        any = true;
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
         tly_service_name(&c->roster, m->service, name, sizeof name);
         tly_warn("join", "%s is in; the job goes on with it", name); /* as loud as that it is out */

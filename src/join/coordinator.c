@@ -240,6 +240,7 @@ static void answer(struct member *watcher)
                            .size = c->size,
                            .servers = c->servers,
                            .age_ms = (uint64_t)((c->loop.awake - c->born) / TLY_MS),
+                           .changed = c->changed.last,
                            .has_roster = c->roster.rank_count > 0,
                            .roster = c->roster};
     struct tly_writer w = {0};
@@ -262,7 +263,6 @@ static void answer(struct member *watcher)
     }
     if (c->state == RUNNING && !tly_slow_is_past(c))
         s.slow = c->slow.told;
-    snprintf(s.changed, sizeof s.changed, "%s", c->adapt.changed);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);

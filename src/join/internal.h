@@ -60,7 +60,8 @@ struct member {
     uint64_t nonce_seen;
     uint32_t service;       /* a tallyd's place in the roster, or TLY_NO_SERVICE */
     bool waiting;           /* a tallyd that came while the job ran: not yet invited, */
-    bool invited;           /* or not yet met by all ranks */
+    bool invited;           /* or not yet met by all ranks, */
+    bool welcome;           /* or, met by all, not yet part of an epoch */
     uint32_t met, answered; /* a rank: the last INVITE, the last PREPARE that it has answered */
     uint32_t saying, said;  /* a rank: the PREPARE that it answers, and how many rounds it has named by now */
     uint32_t committed;     /* a rank that has resumed: its epoch then */
@@ -143,8 +144,12 @@ struct tly_coordinator {
         double takes;  /* seconds for a byte before that */
         int64_t since; /* awake clock: first report of the sample; 0: none */
         int standout; /* the service whose card or sums were busy all the time in the last sample; -1: none */
-        char changed[400]; /* what was said of the last change */
     } adapt;
+    struct changed {
+        struct tly_change last; /* of the split, whoever has made it */
+        uint32_t epoch;         /* that began with it */
+        bool fresh;             /* members have not been told yet */
+    } changed;
     struct slow {
         struct tly_slow told; /* to all members */
         uint32_t who;         /* a service; of TLY_WHY_COMPUTES a rank */

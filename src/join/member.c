@@ -145,14 +145,22 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
     return 0;
 }
 
-/* Who holds the job up, and what cards carry.  Only messages and gauges use it, so the job goes on if it cannot be read. */
+/* Who holds the job up, what cards carry, and what has changed the split.  Only messages and gauges use it, so the job goes on
+ * if it cannot be read. */
 static void take_news(struct tly_member *m, struct tly_reader *r)
 {
     struct tly_currents current;
+    struct tly_change change;
     if (tly_slow_read(r, &m->slow) != 0 || tly_currents_read(r, &current) != 0)
         return;
     tly_currents_finish(&m->current);
     m->current = current;
+    if (tly_change_read(r, &change) != 0 || !change.at ||
+        (change.at == m->change.at && strcmp(change.what, m->change.what) == 0))
+        return; /* a coordinator that has taken the job over knows of no change yet */
+    m->change = change;
+    if (m->holder == TLY_NO_RANK && m->identity.rank == 0) /* else it is in this log already */
+        tly_info("join", "%s", change.what);
 }
 
 /* The first one says "go"; a later one has the rounds begun in older epochs, then (LAST) the new roster. */

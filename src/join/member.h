@@ -57,7 +57,8 @@ struct tly_member {
     int64_t unheard; /* ns without news from the coordinator shortly before that; 0: nothing unusual */
     char sentence[TLY_SENTENCE];
     struct tly_slow slow;        /* who holds the job up now, as the coordinator says, */
-    struct tly_currents current; /* and what cards carry now */
+    struct tly_currents current; /* what cards carry now, */
+    struct tly_change change;    /* and the last change of the split */
     struct tly_outbox outbox;
     bool (*cancelled)(void *user);                           /* asked while waiting; may be NULL */
     void (*over)(void *user, int err, const char *sentence); /* the job failed; may be NULL */

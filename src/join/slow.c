@@ -198,6 +198,8 @@ static void tell(struct tly_coordinator *c)
     tly_adapt_currents(c, &current);
     tly_currents_write(&w, &current);
     tly_currents_finish(&current);
+    tly_change_write(&w, &c->changed.last);
+    c->changed.fresh = false;
     if (!w.failed)
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
@@ -216,12 +218,12 @@ void tly_slow_tick(struct tly_coordinator *c)
     struct slow *s = &c->slow;
     struct tly_lateness late;
     uint32_t who;
-    bool news = false;
+    bool news = c->changed.fresh;
     if (c->state != RUNNING || c->wanted || c->preparing)
         return;
     if (s->fresh) {
         s->fresh = false;
-        news = tly_adapt_moved(c);
+        news |= tly_adapt_moved(c);
         enum tly_why why = judge(c, &who, &late);
         double is = figure(c, why, who);
         bool moved = s->figure > 0 && is > 0 && fabs(log(is / s->figure)) > TLY_ADAPT_NEWS;

@@ -4,7 +4,7 @@
  *   age_ms                 64
  *   members                32, then of each: role, rank, pid, port, stand (32 each), address, host (texts)
  *   why, who, what         32, texts: who holds the job up
- *   changed                text
+ *   at, when, what         64, texts: the last change of the split
  *   has_roster             32; if 1: the roster
  *   epoch, count           32 each, then of each service what its card carries now, 64 */
 #include "join/status.h"
@@ -45,6 +45,24 @@ const char *tly_slow_why(const struct tly_slow *s)
 {
     static const char *const word[TLY_WHYS] = {"", "card", "processor", "computing", "all cards"};
     return s->why < TLY_WHYS ? word[s->why] : "";
+}
+
+void tly_change_write(struct tly_writer *w, const struct tly_change *c)
+{
+    tly_write64(w, c->at);
+    tly_write_text(w, c->when);
+    tly_write_text(w, c->what);
+}
+
+int tly_change_read(struct tly_reader *r, struct tly_change *out)
+{
+    struct tly_change c = {.at = tly_read64(r)};
+    tly_read_text(r, c.when, sizeof c.when);
+    tly_read_text(r, c.what, sizeof c.what);
+    if (r->failed)
+        return -EPROTO;
+    *out = c;
+    return 0;
 }
 
 void tly_currents_write(struct tly_writer *w, const struct tly_currents *c)
@@ -116,7 +134,7 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
         tly_write_text(w, m->host);
     }
     tly_slow_write(w, &s->slow);
-    tly_write_text(w, s->changed);
+    tly_change_write(w, &s->changed);
     tly_write32(w, s->has_roster);
     if (s->has_roster)
         tly_roster_write(w, &s->roster);
@@ -156,7 +174,8 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
         err = read_member(r, &s, &s.members[s.member_count]);
     if (!err)
         err = tly_slow_read(r, &s.slow);
-    tly_read_text(r, s.changed, sizeof s.changed);
+    if (!err)
+        err = tly_change_read(r, &s.changed);
     uint32_t has_roster = tly_read32(r);
     if (!err && (r->failed || has_roster > 1))
         err = -EPROTO;

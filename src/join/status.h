@@ -37,6 +37,16 @@ void tly_slow_text(const struct tly_slow *s, char *out, size_t len);
 /* One word for programs: "card", "processor", "computing", "all cards"; "": nobody. */
 const char *tly_slow_why(const struct tly_slow *s);
 
+/* The last change of the split. */
+struct tly_change {
+    uint64_t at;    /* seconds since 1970; 0: there was none yet */
+    char when[16];  /* the same as the coordinator's time of day, "12:03:11" */
+    char what[400]; /* "tallyd 1 (c1) carries ...: its share is now 6% ..." */
+};
+
+void tly_change_write(struct tly_writer *w, const struct tly_change *c);
+int tly_change_read(struct tly_reader *r, struct tly_change *c); /* -EPROTO; *c untouched then */
+
 /* What each service's network card carries now: the plan's figure until it is seen.  The split follows it only where that pays. */
 struct tly_currents {
     uint32_t epoch;      /* whose roster numbers the services */
@@ -67,8 +77,8 @@ struct tly_status {
     uint32_t member_count;
     struct tly_status_member *members; /* owned */
     struct tly_slow slow;              /* who holds the job up */
-    char changed[400];                 /* the last change of the split, what for and when; "" none */
-    bool has_roster;                   /* from INVITING on */
+    struct tly_change changed;
+    bool has_roster; /* from INVITING on */
     struct tly_roster roster;
     struct tly_currents current;
 };

@@ -48,7 +48,7 @@ static struct tly_status example(void)
                            .member_count = 2,
                            .members = members,
                            .slow = {TLY_WHY_CARD, "tallyd 0 (two)", "carries 0.1 Gbit/s"},
-                           .changed = "its share is now 6%"};
+                           .changed = {1700000000, "12:03:11", "its share is now 6%"}};
     s.has_roster = true;
     s.roster = (struct tly_roster){
         .epoch = 1,
@@ -89,7 +89,9 @@ static void there_and_back(void **state)
     tly_slow_text(&t.slow, slow, sizeof slow);
     assert_string_equal(slow, "tallyd 0 (two), which carries 0.1 Gbit/s");
     assert_string_equal(tly_slow_why(&t.slow), "card");
-    assert_string_equal(t.changed, "its share is now 6%");
+    assert_string_equal(t.changed.what, "its share is now 6%");
+    assert_string_equal(t.changed.when, "12:03:11");
+    assert_true(t.changed.at == 1700000000);
     assert_true(t.has_roster);
     assert_int_equal(t.roster.ranks[1].local_rank, 1);
     assert_string_equal(t.roster.services[1].at.at[0].text, "tcp:10.0.0.2:4001");

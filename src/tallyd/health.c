@@ -98,6 +98,8 @@ static void metrics(struct text *t, const struct tly_health_news *n)
     metric(t, "epoch", "gauge",
            "The number of the split: it rises with each tallyd that comes or goes and each change of shares.",
            n->epoch);
+    metric(t, "split_changed_timestamp_seconds", "gauge",
+           "When the split last changed, in seconds since 1970; 0: not yet.", n->changed);
     gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
     gauge(t, "card_current_bits_per_second",
           "What its network card carries now, the plan's figure until it is seen; 0: not known.",

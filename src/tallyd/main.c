@@ -95,6 +95,7 @@ static void tell(struct tly_hook *h)
     n->services = r->service_count;
     n->epoch = r->epoch;
     n->slow = pulse.member->slow;
+    n->changed = pulse.member->change.at;
     if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
         tell_share(n, r, &pulse.member->current, tly_service_incarnation(pulse.service));

@@ -60,7 +60,7 @@ enum tly_frame_type {
     TLY_STATUS,  /* question about, or news of, a service or a round */
     TLY_GOODBYE, /* an orderly end */
     TLY_PACE, /* worker <-> service: for how long it sent on this connection; rank -> coordinator: over all; back: who
-                  * holds all up */
+                  * holds all up, what cards carry, and what has changed the split */
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_RETURN,  /* between the links' ends: what lies in your memory has been read */
     TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */

@@ -278,6 +278,34 @@ def test_who_holds_the_job_up_is_said_alike_everywhere(tmp_path):
         assert samples(daemon.port)['tally_held_up{by="",why=""}'] == 0
 
 
+def test_what_has_changed_the_split(tmp_path):
+    """Another tallyd comes: its share, and when that was, in words and for programs."""
+    go = tmp_path / "go"
+    go.write_bytes(b"")
+    with Daemon() as daemon:
+        running = ranks(daemon, go, program=UNEVEN)
+        secret = {**daemon.env, "TALLY_JOB": 'the "job"'}
+
+        def status(*arguments):
+            return tally("status", *arguments, daemon.env["TALLY_COORD"], env=secret).stdout
+
+        assert eventually(lambda: samples(daemon.port)["tally_serving"])
+        before = json.loads(status("--json"))
+        assert before["split_changed"] == "" and "split_changed_at" not in before
+        assert samples(daemon.port)["tally_split_changed_timestamp_seconds"] == 0
+        with Daemon(**daemon.env):
+            changed = eventually(lambda: samples(daemon.port)["tally_split_changed_timestamp_seconds"])
+            found = json.loads(status("--json"))
+            assert re.fullmatch(r"tallyd 1 \(\S+\) has joined: its share is [1-9]\d*%", found["split_changed"])
+            assert found["split_changed_at"] == changed and 0 <= time.time() - changed < PATIENCE_S
+            at = time.strftime("%H:%M:%S", time.localtime(changed))
+            assert f"the split last changed at {at}: {found['split_changed']}\n" in status()
+        go.write_bytes(b"x")
+        for process in running:
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+
+
 def version():
     return subprocess.run([TALLYD, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
 

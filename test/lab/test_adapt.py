@@ -149,6 +149,7 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         eventually(lambda: any(share(line) < 15 for line in job.said(slow)))
         seen = job.status()
         assert re.match(slow, seen["split_changed"]), seen["split_changed"]
+        assert abs(time.time() - seen["split_changed_at"]) < PATIENCE_S
         last = seen["services"][-1 if seen["services"][-1]["host"] == "c1" else -2]
         assert last["declared_bits_per_s"] == 50e6 and last["bandwidth_bits_per_s"] < 15e6 and last["share"] < 0.15
         assert last["current_bits_per_s"] < 15e6
@@ -307,6 +308,7 @@ def test_a_tallyd_dies_while_the_split_is_prepared(tmp_path, moment, seed):
         job.replace(dies)
         eventually(lambda: job.status()["part_bytes"] == SMALLEST)
         eventually(lambda: job.share("c1") < 0.15)
+        eventually(lambda: job.said("its share is"))  # rank 0 has it from the coordinator
         job.finish()
         job.coordinator.kill()
 

@@ -94,6 +94,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         tly_currents_finish(&m->current);
         assert_int_equal(tly_slow_read(&r, &m->slow), 0);
         assert_int_equal(tly_currents_read(&r, &m->current), 0);
+        assert_int_equal(tly_change_read(&r, &m->change), 0);
         m->judged += m->slow.why != was;
         m->told++;
         break;
@@ -427,6 +428,7 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
     struct tly_writer w = {0};
     struct member *m = enter(i);
     for (uint32_t k = 0; k < count; k++) {
+        uint64_t found = k == x.other ? x.found : 0;
         char where[40];
         snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
                  x.bandwidth ? k + 1 : 1, 1000 + k);
@@ -436,8 +438,9 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
             .rank = k < RANKS ? k : 0,
             .incarnation = 100 + k,
             .card = k,
-            .bandwidth = x.bandwidth,
+            .bandwidth = found ? found : x.bandwidth,
             .said = x.bandwidth,
+            .sum_found = found,
             .rests = k == GUEST,
             .weight = k < RANKS || (k == FIRST && tallyd == TLY_SERVICE_ACTIVE),
             .host = "host"};

@@ -42,8 +42,9 @@ struct member {
     char verdict[TLY_SENTENCE];
     int judged;
     struct tly_slow slow;        /* who holds the job up, */
-    struct tly_currents current; /* and what cards carry */
-    int told;                    /* how often it has heard of these two */
+    struct tly_currents current; /* what cards carry, */
+    struct tly_change change;    /* and what has changed the split */
+    int told;                    /* how often it has heard of these */
     struct tly_status status;    /* the answer to its last question, */
     int answered;                /* and how many came */
 };
@@ -58,8 +59,11 @@ extern struct coordinated {
     uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
     bool contained;         /* each in a container: not one machine with others of its host */
-    bool guest_rests; /* a job that has lost its coordinator has the guest as its second tallyd, at rest */
-    bool apart;       /* members seem to come from other machines */
+    bool apart;             /* members seem to come from other machines */
+    /* Of a job that has lost its coordinator: */
+    bool guest_rests; /* the guest is its second tallyd, at rest; */
+    uint32_t other;   /* of this tallyd another value is in the roster than it says, */
+    uint64_t found;   /* bit/s, found of its card and its sums; 0: it has not */
 } x;
 
 enum seen { FINE, SLOW, HALF, ALONE };
