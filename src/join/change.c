@@ -117,6 +117,28 @@ static void remember_host(struct tly_coordinator *c, uint32_t service)
         f->last = last;
 }
 
+/* A guest gets this place; one that others cannot reach (-EINVAL) leaves it as it was.  f: as find_host(). */
+static int put_in(struct tly_coordinator *c, uint32_t place, const struct member *m, const struct found *f)
+{
+    struct tly_roster_service *s = &c->roster.services[place], before = {0};
+    char host_id[64] = "";
+    if (place < c->roster.service_count) {
+        before = *s;
+        memcpy(host_id, c->host_id[place], sizeof host_id);
+    }
+    tly_start_add(c, &c->roster, place, &m->info);
+    s->measured = m->measured;
+    s->state = TLY_SERVICE_IDLE;
+    if (f && f->last && !c->fixed)
+        s->bandwidth = m->measured || f->last < s->said ? f->last : s->said;
+    int err = tly_start_place(c, &c->roster, place);
+    if (err) {
+        *s = before;
+        memcpy(c->host_id[place], host_id, sizeof host_id);
+    }
+    return err;
+}
+
 /* Those who came since the last time. */
 static void invite_more(struct tly_coordinator *c)
 {
@@ -133,15 +155,8 @@ static void invite_more(struct tly_coordinator *c)
             m->measured = true; /* or not known */
         }
         int err = find_place(c, &at);
-        if (!err) {
-            tly_start_add(c, &c->roster, at, &m->info);
-            struct tly_roster_service *s = &c->roster.services[at];
-            s->measured = m->measured;
-            if (f && f->last && !c->fixed)
-                s->bandwidth = m->measured || f->last < s->said ? f->last : s->said;
-            err = tly_start_place(c, &c->roster, at);
-            c->roster.services[at].state = err ? TLY_SERVICE_GONE : TLY_SERVICE_IDLE;
-        }
+        if (!err)
+            err = put_in(c, at, m, f);
         if (err) {
             tly_coordinator_post_verdict(m, -err,
                                          err == -EINVAL ? tly_error()

@@ -3,7 +3,7 @@
  * Two kinds of evidence come in.  Ranks complain (COMPLAIN): of a tallyd that they cannot reach, which is put out after a
  * moment, or of something that ends the job.  Members fall silent.  Only tly_judge_tick() puts somebody out: what a rank saw
  * first may be the death of a process whose own connection ends a moment later, and that names the cause better.  Who holds
- * the job up is found in adapt.c.
+ * the job up is found in slow.c.
  *
  * Everything here runs in the coordinator's loop. */
 #include <errno.h>

@@ -318,9 +318,12 @@ bool tly_start_awaits(const struct tly_coordinator *c)
 bool tly_start_crosses_cards(const struct tly_roster *r)
 {
     struct sockaddr_storage a;
-    for (uint32_t i = 0; i < r->service_count; i++)
-        if (!tly_endpoints_address(&r->services[i].at, &a) || tly_address_is_loopback(&a))
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        if (s->state != TLY_SERVICE_GONE &&
+            (!tly_endpoints_address(&s->at, &a) || tly_address_is_loopback(&a)))
             return false;
+    }
     return r->machine_count > 1;
 }
 

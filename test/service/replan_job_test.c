@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "join/start.h"
 
 /* A tallyd comes on a host of its own; so many changes there were before. */
 static struct member *let_come(uint32_t number, int changes)
@@ -20,6 +21,39 @@ static struct member *let_come(uint32_t number, int changes)
     }
     let_it_change(changes + 1);
     return guest;
+}
+
+/* A tallyd has died, and one that nobody can reach comes: the place stays as it was, and the split follows the network. */
+static void test_a_guest_that_is_turned_away_leaves_its_place(void **state)
+{
+    struct member *a = &x.member[0];
+    uint64_t bandwidth = x.bandwidth;
+    let_come(GUEST, 0);
+    leave(&x.member[FIRST]);
+    let_it_change(2);
+    struct tly_roster_service before = a->roster.services[FIRST];
+    x.apart = true;
+    x.bandwidth = 0; /* it listens at a loopback address */
+    turn_until(&join(ANOTHER)->failed, 1);
+    x.bandwidth = bandwidth;
+    report_until(&a->prepared, 3, SLOW);
+    let_it_change(3);
+    const struct tly_roster_service *after = &a->roster.services[FIRST];
+    assert_int_equal(after->incarnation, before.incarnation);
+    assert_memory_equal(&after->at, &before.at, sizeof before.at);
+    assert_non_null(strstr(ask()->changed.what, "tallyd 1 (host) carries 0.16 of 0.8 Gbit/s since "));
+}
+
+/* Where a service is that is gone matters to nobody. */
+static void test_a_gone_service_may_be_anywhere(void **state)
+{
+    struct tly_roster_service s[FIRST + 1] = {{.rank = 0}, {.rank = 1}, {.role = TLY_ROLE_TALLYD}};
+    struct tly_roster r = {.machine_count = RANKS, .service_count = FIRST + 1, .services = s};
+    for (uint32_t i = 0; i <= FIRST; i++)
+        tly_endpoints_add(&s[i].at, "tcp", i < FIRST ? "10.0.0.1:1" : "127.0.0.1:1");
+    assert_false(tly_start_crosses_cards(&r));
+    s[FIRST].state = TLY_SERVICE_GONE;
+    assert_true(tly_start_crosses_cards(&r));
 }
 
 /* --- who comes and goes ------------------------------------------------------------------------------- */
@@ -106,6 +140,9 @@ static void test_a_tallyd_that_wakes_is_tried(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_guest_that_is_turned_away_leaves_its_place, start_apart,
+                                        tear_down),
+        cmocka_unit_test(test_a_gone_service_may_be_anywhere),
         cmocka_unit_test_setup_teardown(test_who_comes_and_goes_is_told, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_wakes_is_tried, set_up, tear_down),
     };
