@@ -340,8 +340,11 @@ static void make_places(struct tly_coordinator *c)
             continue;
         double most = s->measured ? 0 : (double)s->said / 8;
         if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8,
-                             s->rests) == 0)
-            a->place[i] = (struct place){.incarnation = s->incarnation};
+                             s->rests) != 0)
+            continue;
+        a->place[i] = (struct place){.incarnation = s->incarnation};
+        if (s->tried)
+            tly_replan_doubt(a->replan, (int)i);
     }
 }
 
@@ -432,9 +435,12 @@ static void apply(struct tly_coordinator *c)
         if (s->state != TLY_SERVICE_ACTIVE || a->place[i].incarnation != s->incarnation || s->card != i)
             continue;
         double value = tly_replan_bandwidth(a->replan, (int)i);
-        for (uint32_t j = i; value > 0 && j < r->service_count; j++)
-            if (r->services[j].card == i)
-                r->services[j].bandwidth = bits(value);
+        for (uint32_t j = i; value > 0 && j < r->service_count; j++) {
+            if (r->services[j].card != i)
+                continue;
+            r->services[j].bandwidth = bits(value);
+            r->services[j].tried = !tly_replan_is_sure(a->replan, (int)i);
+        }
     }
     for (uint32_t i = 0; a->replan && i < r->service_count && i < a->places; i++) {
         struct tly_roster_service *s = &r->services[i];
@@ -442,6 +448,17 @@ static void apply(struct tly_coordinator *c)
             continue;
         s->sum_found = bits(tly_replan_sum_rate(a->replan, (int)i));
         s->rests = tly_replan_rests(a->replan, (int)i);
+    }
+}
+
+/* What a coordinator before this one has found, whose split was not to stay. */
+static void forget(struct tly_roster *r)
+{
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        struct tly_roster_service *s = &r->services[i];
+        s->bandwidth = s->said;
+        s->sum_found = 0;
+        s->tried = s->rests = 0;
     }
 }
 
@@ -466,8 +483,10 @@ void tly_adapt_apply(struct tly_coordinator *c)
         make_places(c);
         move_cards(c);
     }
-    if (c->fixed)
+    if (c->fixed) {
+        forget(&c->roster);
         return;
+    }
     apply(c);
     c->adapt.takes = cost(&c->roster); /* by the split that was, and what is known now */
 }

@@ -94,6 +94,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write64(w, s->bandwidth);
         tly_write64(w, s->said);
         tly_write32(w, s->measured);
+        tly_write32(w, s->tried);
         tly_write64(w, s->sum_rate);
         tly_write64(w, s->memory);
         tly_write64(w, s->sum_found);
@@ -153,6 +154,7 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->bandwidth = tly_read64(rd);
         s->said = tly_read64(rd);
         s->measured = tly_read32(rd);
+        s->tried = tly_read32(rd);
         s->sum_rate = tly_read64(rd);
         s->memory = tly_read64(rd);
         s->sum_found = tly_read64(rd);
@@ -164,7 +166,8 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         bad |= s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
                (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
                s->sum_rate > TLY_MAX_RATE || s->said > TLY_MAX_RATE || s->sum_found > TLY_MAX_RATE ||
-               s->measured > 1 || s->rests > 1 || s->card > i || r.services[s->card].card != s->card ||
+               s->measured > 1 || s->tried > 1 || s->rests > 1 || s->card > i ||
+               r.services[s->card].card != s->card ||
                s->state > (i < r.machine_count ? TLY_SERVICE_ACTIVE : TLY_SERVICE_GONE);
         any_weight |= s->weight > 0;
     }

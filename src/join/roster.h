@@ -58,6 +58,7 @@ struct tly_roster_service {
     uint64_t bandwidth; /* bit/s that the plan goes by; 0: not known */
     uint64_t said;      /* as its member has said or, `measured`, as was found at the start; 0: not known */
     uint32_t measured;  /* 1: else it is declared, and what the plan goes by is never more */
+    uint32_t tried;     /* 1: `bandwidth` is tried or assumed, and was not yet seen to be true */
     uint64_t sum_rate, memory; /* as its member has said */
     uint64_t sum_found;        /* of inputs that it adds, bit/s, as its ranks have seen; 0: no limit */
     uint32_t rests;            /* 1: so slow that it has no share for a while */

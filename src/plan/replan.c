@@ -76,6 +76,13 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     return 0;
 }
 
+void tly_replan_doubt(struct tly_replan *r, int place)
+{
+    struct place *p = &r->place[place];
+    p->card.guess = true;
+    p->known.most = p->card.most;
+}
+
 void tly_replan_move(struct tly_replan *r, int from, int to)
 {
     if (from >= r->room || to >= r->room)

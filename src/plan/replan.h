@@ -94,6 +94,8 @@ void tly_replan_destroy(struct tly_replan *r); /* NULL is accepted */
  * -ENOMEM. */
 int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double most, double sum_rate,
                      bool rests);
+/* The bandwidth that a place has begun with is one that another replanner tried: a guess. */
+void tly_replan_doubt(struct tly_replan *r, int place);
 /* The first service behind a card was `from` and is `to` now: what is known of the card is known of that one.  What is declared
  * of `to` still bounds it. */
 void tly_replan_move(struct tly_replan *r, int from, int to);

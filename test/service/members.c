@@ -428,7 +428,7 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
     struct tly_writer w = {0};
     struct member *m = enter(i);
     for (uint32_t k = 0; k < count; k++) {
-        uint64_t found = k == x.other ? x.found : 0;
+        uint64_t found = k == x.other ? x.found : 0, tried = k == x.other ? x.tried : 0;
         char where[40];
         snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",
                  x.bandwidth ? k + 1 : 1, 1000 + k);
@@ -438,8 +438,11 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
             .rank = k < RANKS ? k : 0,
             .incarnation = 100 + k,
             .card = k,
-            .bandwidth = found ? found : x.bandwidth,
+            .bandwidth = found   ? found
+                         : tried ? tried
+                                 : x.bandwidth,
             .said = x.bandwidth,
+            .tried = tried > 0,
             .sum_found = found,
             .rests = k == GUEST,
             .weight = k < RANKS || (k == FIRST && tallyd == TLY_SERVICE_ACTIVE),

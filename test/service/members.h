@@ -63,7 +63,8 @@ extern struct coordinated {
     /* Of a job that has lost its coordinator: */
     bool guest_rests; /* the guest is its second tallyd, at rest; */
     uint32_t other;   /* of this tallyd another value is in the roster than it says, */
-    uint64_t found;   /* bit/s, found of its card and its sums; 0: it has not */
+    uint64_t found;   /* bit/s, found of its card and its sums, */
+    uint64_t tried;   /* or, of its card alone, tried; 0: neither */
 } x;
 
 enum seen { FINE, SLOW, HALF, ALONE };

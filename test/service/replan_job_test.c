@@ -134,7 +134,47 @@ static void test_a_tallyd_that_wakes_is_tried(void **state)
     await_line();
     assert_non_null(strstr(said.line, "tallyd 1 (host) has rested and is tried with 0.2 Gbit/s since "));
     assert_int_equal(said.level, TALLY_LOG_INFO);
-    assert_true(!a->roster.services[GUEST].rests);
+    assert_true(!a->roster.services[GUEST].rests && a->roster.services[GUEST].tried);
+}
+
+/* The next coordinator's split is to stay: it begins with what was said, and nobody rests for good. */
+static void test_a_split_that_is_to_stay_has_nobody_rest(void **state)
+{
+    const struct tly_roster_service *s;
+    x.found = 10000000;
+    take_over(true, GUEST);
+    s = &x.member[0].roster.services[GUEST];
+    assert_true(s->bandwidth == 800000000 && !s->sum_found && !s->rests && s->weight);
+}
+
+static int set_up_fixed(void **state)
+{
+    return set_up_with("TALLY_REPLAN=0", NULL);
+}
+
+/* The last coordinator died while it tried a card with less than is said: the next one does not know that it carries no more.
+ * A tallyd that comes there again begins with what it says. */
+static void begin_again(uint64_t bandwidth)
+{
+    take_over(false, FIRST);
+    leave(&x.member[FIRST]);
+    change_all(2);
+    x.host[GUEST] = x.host[FIRST];
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    assert_true(guest->roster.services[FIRST].bandwidth == bandwidth);
+}
+
+static void test_what_was_tried_is_not_known(void **state)
+{
+    x.tried = 600000000;
+    begin_again(800000000);
+}
+
+static void test_what_was_found_is_known(void **state)
+{
+    x.found = 600000000;
+    begin_again(600000000);
 }
 
 int main(void)
@@ -145,6 +185,10 @@ int main(void)
         cmocka_unit_test(test_a_gone_service_may_be_anywhere),
         cmocka_unit_test_setup_teardown(test_who_comes_and_goes_is_told, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_wakes_is_tried, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_split_that_is_to_stay_has_nobody_rest, set_up_fixed,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(test_what_was_tried_is_not_known, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_what_was_found_is_known, set_up, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
