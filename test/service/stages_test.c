@@ -508,6 +508,7 @@ static int codec_fails(int rank, void *arg)
     const char *why;
     int err = 0;
     take_step(c, 0);
+    job_barrier(c);                    /* or the failure meets another rank's step */
     for (int part = 1; !err; part++) { /* until one comes that this rank carries */
         CHECK(part < 28);
         if (rank == 1)
