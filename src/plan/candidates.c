@@ -124,17 +124,20 @@ static double of_value(const struct tly_gauge *g)
     return g->value > 0 ? tly_gauge_while_busy(g) / g->value : 1;
 }
 
-/* A card begins to fall short: others wait for it, but not again soon, for cards that err by as much would keep them waiting
- * for good. */
-static void look_for_short(struct tly_replan *r, struct place *p)
+/* A card that begins to fall short makes the others wait, but not again soon, for cards that err by as much would keep them
+ * waiting for good.  In a try all cards may be slower, for that alone. */
+void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (p->card.count < TLY_GAUGE_SHORT || r->trying) /* a try in vain slows all cards down */
-        return;
-    double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
-    bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
-    if (falls_short && !p->known.falls_short && r->samples >= r->waits_again)
-        r->waits_again = r->samples + WAITS_APART;
-    p->known.falls_short = falls_short;
+    for (int i = 0; i < count && !r->trying; i++) {
+        struct place *p = &r->place[i];
+        if (!tly_candidates_is_card(r, s, i) || p->card.count < TLY_GAUGE_SHORT)
+            continue;
+        double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
+        bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
+        if (falls_short && !p->known.falls_short && r->samples >= r->waits_again)
+            r->waits_again = r->samples + WAITS_APART;
+        p->known.falls_short = falls_short;
+    }
 }
 
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -148,9 +151,8 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
             p->known.assumed = false;
         if (tly_gauge_confirms(&p->card, NEAR_TOGETHER)) {
             p->card.guess = false;
-            p->known.most = fmax(p->known.most, p->card.value);
+            p->known.peak = fmax(p->known.peak, p->card.value);
         }
-        look_for_short(r, p);
         if (s[i].active)
             tly_gauge_see(&p->sums, &s[i].sums);
         p->next = p->card.value;
@@ -353,7 +355,7 @@ static bool has_spare(const struct tly_gauge *g, double busiest)
 /* Has the card carried more by far in this job? */
 static bool has_lost(const struct place *p)
 {
-    return tly_gauge_carried(&p->card) > 0 && p->known.most > p->card.value * (1 + TLY_GAUGE_FAR);
+    return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none. */
@@ -421,7 +423,7 @@ static double value_to_try(const struct place *p, double others, double most, bo
     if (p->card.guess && others > now)
         value = others; /* it may be like them again */
     if (hides)
-        value = fmin(value, has_lost(p) ? p->known.most : others);
+        value = fmin(value, has_lost(p) ? p->known.peak : others);
     return tly_gauge_bound(&p->card, value);
 }
 
@@ -433,7 +435,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-            most = fmax(most, r->place[i].known.most);
+            most = fmax(most, r->place[i].known.peak);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];

@@ -70,7 +70,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
     }
     struct place *p = &r->place[place];
     *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
-    p->known.most = fmax(bandwidth, most);
+    p->known.peak = fmax(bandwidth, most);
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
     return 0;
@@ -80,7 +80,7 @@ void tly_replan_doubt(struct tly_replan *r, int place)
 {
     struct place *p = &r->place[place];
     p->card.guess = true;
-    p->known.most = p->card.most;
+    p->known.peak = p->card.most;
 }
 
 void tly_replan_move(struct tly_replan *r, int from, int to)
@@ -94,7 +94,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->card.most = most;
     q->card.value = tly_gauge_bound(&q->card, q->card.value);
     q->known = p->known;
-    q->known.most = tly_gauge_bound(&q->card, q->known.most);
+    q->known.peak = tly_gauge_bound(&q->card, q->known.peak);
 }
 
 static void clear(struct tly_replan *r)
@@ -289,18 +289,34 @@ static bool has_carried(const struct place *p)
            due * (tly_gauge_is_full(&p->card) ? 1 - EXACT : 1 - TLY_REPLAN_NEAR);
 }
 
-/* How a card's part in a try has ended. */
-enum verdict { IN_VAIN, WAITED, CARRIED };
-
 /* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has
- * only waited for that one. */
+ * only waited for that one, if it has carried anything. */
 static enum verdict verdict(const struct tly_replan *r, const struct place *p, bool poor, double busiest)
 {
+    double carried = tly_gauge_carried(&p->card);
     if (!r->feeler)
         return poor ? IN_VAIN : CARRIED;
     if (has_carried(p))
         return CARRIED;
-    return tly_gauge_busy(&p->card) > busiest - IDLER ? IN_VAIN : WAITED;
+    return carried > 0 && tly_gauge_busy(&p->card) <= busiest - IDLER ? WAITED : IN_VAIN;
+}
+
+/* Of all places in the try.  Returns the best one. */
+static enum verdict reach_verdicts(struct tly_replan *r, bool poor)
+{
+    enum verdict best = IN_VAIN;
+    double busiest = 0;
+    for (int i = 0; i < r->room; i++)
+        if (r->place[i].tried)
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        if (!p->tried)
+            continue;
+        p->verdict = verdict(r, p, poor, busiest);
+        best = p->verdict > best ? p->verdict : best;
+    }
+    return best;
 }
 
 /* Are there samples enough of all that is tried?  A card of which nothing is seen for long is not waited for. */
@@ -332,19 +348,19 @@ static bool wake_from_try(struct tly_replan *r)
 /* A card keeps what it has carried, and gets its old value back otherwise.  One that is busy all the time says itself what it
  * carries, and estimates follow that; after a feeler that is too near to tell.  others: another card of the try has more to
  * carry.  True: it has its old value again. */
-static bool settle(struct tly_replan *r, struct place *p, enum verdict is, bool others)
+static bool settle(struct tly_replan *r, struct place *p, bool others)
 {
-    bool more = r->trying == &r->more, vain = is == IN_VAIN;
-    bool stays = !r->feeler && more && tly_gauge_is_full(&p->card);
-    p->felt = r->feeler && is == CARRIED;
+    bool more = r->trying == &r->more, vain = p->verdict == IN_VAIN;
+    bool stays = !r->feeler && more && p->card.value != p->before && tly_gauge_is_full(&p->card);
+    p->felt = r->feeler && p->verdict == CARRIED;
     p->known.busy_in_vain = vain && more ? p->busy_before : 0;
     if (vain && more && p->doubtful)
         p->known.asked_until = r->samples + DOUBT_PAUSE;
-    if (is == CARRIED || stays)
+    if (p->verdict == CARRIED || stays)
         return false;
     p->next = p->before;
     p->next_sums = p->before_sums;
-    p->card.guess = false;
+    p->card.guess = !vain && p->guess_before;
     p->known.moved.way = p->sums_moved.way = 0;
     p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
     if (!more) {
@@ -363,16 +379,7 @@ static bool judge_try(struct tly_replan *r)
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
     if (!t || !can_judge(r, count))
         return false;
-    bool poor = median_goodput(r, count) < r->before * (1 + r->promised / 2);
-    double busiest = 0;
-    enum verdict best = IN_VAIN;
-    for (int i = 0; i < r->room; i++)
-        if (r->place[i].tried)
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
-    for (int i = 0; i < r->room; i++) {
-        enum verdict is = r->place[i].tried ? verdict(r, &r->place[i], poor, busiest) : IN_VAIN;
-        best = is > best ? is : best;
-    }
+    enum verdict best = reach_verdicts(r, median_goodput(r, count) < r->before * (1 + r->promised / 2));
     if (best == IN_VAIN) {
         t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
         undone = wake_from_try(r);
@@ -381,7 +388,7 @@ static bool judge_try(struct tly_replan *r)
     t->at = best == IN_VAIN ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        undone |= p->tried && settle(r, p, verdict(r, p, poor, busiest), best != IN_VAIN);
+        undone |= p->tried && settle(r, p, best != IN_VAIN);
     }
     r->trying = NULL;
     return undone;
@@ -417,6 +424,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         struct place *p = &r->place[i];
         p->before = p->card.value;
         p->before_sums = p->sums.value;
+        p->guess_before = p->card.guess;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
         p->busy_before = tly_gauge_both(&p->card);
         p->carried_before = tly_gauge_carried(&p->card);
@@ -517,6 +525,7 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
         return change(r, false);
     if (judge_try(r))
         return change(r, true);
+    tly_candidates_find_short(r, count, s);
     if (r->samples - r->changed_at < r->interval)
         return false;
     bool moved = tly_candidates_estimate(r, count, s) || learnt;

@@ -627,7 +627,7 @@ static void what_a_card_was_found_to_carry_is_remembered(void **state)
     c.real[4] = 57;
     run(&c, 40);
     assert_true(tly_replan_bandwidth(c.r, 4) < 65);
-    assert_true(c.r->place[4].known.most > 90);
+    assert_true(c.r->place[4].known.peak > 90);
     finish(&c);
 }
 
@@ -728,13 +728,95 @@ static void a_feeler_is_judged_by_what_is_seen(void **state)
     finish(&c);
 }
 
-/* A card that is tried with more than it carries slows all down, for that alone. */
-static void nobody_waits_for_a_card_that_is_tried(void **state)
+/* Until a feeler of two slow tallyds' cards, at places 4 and 5, is under way.  The value of the first is a guess. */
+static void start_two_feelers(struct cluster *c)
+{
+    start_slow(c, 4, 2, 20);
+    run(c, 20);
+    c->unseen[4] = .6;
+    c->unseen[5] = .35;
+    for (int i = 0; i < 400 && !(tly_replan_tries(c->r, 4) && tly_replan_tries(c->r, 5)); i++) {
+        c->r->place[4].card.guess |= !c->r->trying;
+        step(c);
+    }
+    assert_true(c->r->feeler && tly_replan_tries(c->r, 4) && tly_replan_tries(c->r, 5));
+}
+
+/* What nobody knew before the feeler nobody knows after it. */
+static void a_guess_that_has_only_waited_is_still_a_guess(void **state)
+{
+    struct cluster c;
+    start_two_feelers(&c);
+    for (int i = 0; i < 40 && c.r->trying; i++)
+        step(&c);
+    assert_true(!c.r->trying && tly_replan_bandwidth(c.r, 4) < 22);
+    assert_true(c.r->place[4].card.guess && !c.r->place[5].card.guess);
+    finish(&c);
+}
+
+/* One is tried in vain, and of the other nothing is seen: the feeler was in vain. */
+static void a_card_that_is_not_seen_has_not_waited(void **state)
+{
+    struct cluster c;
+    start_two_feelers(&c);
+    c.s[4].card = (struct tly_sight){NAN, NAN, NAN};
+    for (int i = 0; i < TLY_GOODPUTS && c.r->trying; i++)
+        if (tly_replan_step(c.r, c.count, c.s, 1 / c.seconds))
+            split(&c);
+    assert_true(!c.r->trying && c.r->more.at > c.r->samples);
+    finish(&c);
+}
+
+/* A worker's card has begun to fall short in a feeler: that one comes true, and the next try waits all the same. */
+static void a_try_waits_for_what_fell_short_in_its_feeler(void **state)
 {
     struct cluster c;
     start_feeler(&c);
-    c.unseen[4] = 0;
+    c.real[4] = 100;
+    c.real[1] = 96;
+    c.bias[1] = -.07;
+    c.lie[1] = .98;
     c.r->waits_again = 0;
+    for (int i = 0; i < 40 && c.r->feeler && c.r->trying; i++)
+        step(&c);
+    assert_true(c.r->place[4].felt);
+    assert_true(!c.r->trying);
+    finish(&c);
+}
+
+/* More sums are tried, and nothing comes of it; that the service's card is busy all the time says nothing of them. */
+static void sums_tried_in_vain_have_their_limit_again(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    struct place *p = &c.r->place[4];
+    p->before = p->card.value;
+    p->before_sums = 50;
+    p->tried = true;
+    c.r->trying = &c.r->more;
+    c.r->before = 10;
+    c.r->promised = .2;
+    for (int i = 0; i < c.count; i++)
+        c.s[i].card = (struct tly_sight){99, .99, .99};
+    for (int i = 0; i < TLY_GOODPUTS && c.r->trying; i++)
+        tly_replan_step(c.r, c.count, c.s, 10);
+    assert_true(!c.r->trying && tly_replan_sum_rate(c.r, 4) == 50);
+    finish(&c);
+}
+
+/* A card that is tried with more than it carries falls short, for that alone. */
+static void nobody_waits_for_a_card_that_is_tried(void **state)
+{
+    struct cluster c;
+    start(&c, 4, 2, NULL, 0);
+    struct place *p = &c.r->place[4];
+    p->before = p->card.value;
+    p->card.value = 110;
+    split(&c);
+    p->tried = true;
+    c.r->trying = &c.r->fine;
+    c.r->before = 1000; /* in vain, whatever it brings */
+    c.r->promised = .05;
     for (int i = 0; i < 100 && c.r->trying; i++)
         step(&c);
     assert_true(!c.r->trying);
@@ -1164,7 +1246,7 @@ static void a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest(void **state)
     assert_true(tly_replan_is_sure(c.r, 0));
     assert_false(tly_replan_rests(c.r, 5));
     assert_true(c.r->place[5].rest_for == c.r->place[5].rest_left);
-    assert_true(c.r->place[0].known.most == 100);
+    assert_true(c.r->place[0].known.peak == 100);
     assert_true(c.r->place[0].known.refuted == 93 && c.r->place[0].known.refuted_until == 5000);
     split(&c);
     c.s[0].card = (struct tly_sight){50, 1, 1};
@@ -1260,12 +1342,12 @@ static void a_card_is_not_sure_after_any_rest_behind_it(void **state)
         tly_replan_step(c.r, c.count, c.s, 10);
     assert_true(tly_replan_bandwidth(c.r, 4) == 25);
     assert_false(tly_replan_is_sure(c.r, 4));
-    c.r->place[4].known.most = 5;
+    c.r->place[4].known.peak = 5;
     c.s[4].card = (struct tly_sight){5, .95, .95};
     for (int i = 0; i < TLY_GAUGE_SHORT; i++)
         tly_replan_step(c.r, c.count, c.s, 10);
     assert_true(tly_replan_is_sure(c.r, 4));
-    assert_true(tly_replan_bandwidth(c.r, 4) < 6 && c.r->place[4].known.most == 5);
+    assert_true(tly_replan_bandwidth(c.r, 4) < 6 && c.r->place[4].known.peak == 5);
     tly_replan_begin(c.r, true);
     assert_true(tly_replan_is_sure(c.r, 4));
     finish(&c);
@@ -1526,6 +1608,10 @@ int main(void)
         cmocka_unit_test(a_slow_card_that_seems_idle_is_tried_cheaply),
         cmocka_unit_test(a_feeler_of_a_card_that_is_not_seen_ends),
         cmocka_unit_test(a_feeler_is_judged_by_what_is_seen),
+        cmocka_unit_test(a_guess_that_has_only_waited_is_still_a_guess),
+        cmocka_unit_test(a_card_that_is_not_seen_has_not_waited),
+        cmocka_unit_test(a_try_waits_for_what_fell_short_in_its_feeler),
+        cmocka_unit_test(sums_tried_in_vain_have_their_limit_again),
         cmocka_unit_test(nobody_waits_for_a_card_that_is_tried),
         cmocka_unit_test(a_card_falls_short_until_it_clearly_does_not),
         cmocka_unit_test(a_guess_that_is_not_seen_is_not_tried),

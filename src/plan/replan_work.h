@@ -13,6 +13,9 @@
 
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
+/* How a place's part in a try has ended. */
+enum verdict { IN_VAIN, WAITED, CARRIED };
+
 struct move {
     int way;     /* -1, 0, 1 */
     uint32_t at; /* samples */
@@ -20,7 +23,7 @@ struct move {
 
 /* The memory of a card beside its gauge, whichever service stands for it. */
 struct memory {
-    double most;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
+    double peak;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
     struct move moved;      /* its value's last change */
     bool assumed;           /* its value was assumed when a service woke, and is not confirmed yet */
     bool falls_short;       /* it is busy all the time and carries less than its value */
@@ -49,9 +52,11 @@ struct place {
 
     bool parts;    /* its candidate parts it from cards that are alike */
     bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
-    bool tried;    /* it has a part in the try that is under way */
-    bool felt;     /* a feeler's card that has carried what it was tried with: more may be tried at once */
-    double before, before_sums;         /* its values before the last change to candidates */
+    bool tried;    /* it has a part in the try that is under way, */
+    enum verdict verdict; /* which has ended so */
+    bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
+    double before, before_sums;         /* its values before the last change to candidates, */
+    bool guess_before;                  /* and whether the card's was a guess */
     double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
 };
 
@@ -90,6 +95,9 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
 /* What the split that the candidates ask for gains over the one that there is; negative: nothing can be said.  That split
  * is in r->weight then. */
 double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_replan_service *s);
+/* Which cards fall short: they are busy all the time and carry less than their value.  Once a sample, after its try, if it has
+ * one, was judged. */
+void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly_replan_service *s);
 /* A card falls short, and the last wait that such a card began, TLY_GAUGE_LONG samples, is not over.  The others wait for it,
  * so their idle time says nothing. */
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s);
