@@ -7,8 +7,8 @@
  * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that lies
  * makes its own card look slow or idle, never fast.
  *
- * A rank that was active for less than that in five seconds says so, again and again, and no sample waits for it then.  Its
- * next report ends that.
+ * A rank that has taken no glance for five seconds says every 400 ms that it has no traffic, unless it has some just then.  A
+ * sample that has begun before does not wait for it.
  *
  * Every 400 ms it also says for how long it has computed in its steps.  A step is a flight (pace.c) and the time before it.
  * The rank's own time is that from the end of the flight before to the last submission of this one.  All ranks' steps take
@@ -36,7 +36,8 @@
 enum {
     EVERY_MS = TLY_TRAFFIC_EVERY_US / 1000,
     PATIENCE_MS = 1000, /* for services' answers */
-    QUIET_MS = 5000,    /* without traffic */
+    QUIET_MS = 5000,    /* without a glance */
+    LITTLE_US = TLY_TRAFFIC_LEAST_US / QUIET_MS * EVERY_MS,
 };
 
 static uint64_t us_now(void)
@@ -206,7 +207,7 @@ static bool all_answered(const tally_comm *c)
 static void look(tally_comm *c, int64_t now, uint64_t active)
 {
     struct traffic *t = &c->traffic;
-    t->looked_at = t->asked_at = t->told_of_at = now;
+    t->looked_at = t->asked_at = now;
     t->before_at = t->seen_at;
     t->seen_at = (uint64_t)now / 1000;
     t->active_before = t->active_seen;
@@ -233,6 +234,8 @@ void tly_traffic_tick(tally_comm *c)
     }
     if (c->machines < 2)
         return;
+    if (!t->looked_at)
+        t->looked_at = now;
     if (t->asked_at) {
         if (!all_answered(c) && now - t->asked_at < PATIENCE_MS * TLY_MS)
             return;
@@ -243,10 +246,10 @@ void tly_traffic_tick(tally_comm *c)
     }
     if (now - t->looked_at >= EVERY_MS * TLY_MS && active - t->active_seen >= TLY_TRAFFIC_LEAST_US)
         look(c, now, active);
-    if (!t->told_of_at)
-        t->told_of_at = now;
-    if (now - t->told_of_at >= QUIET_MS * TLY_MS) {
-        tly_member_tell_quiet(&c->member);
-        t->told_of_at = now;
+    if (now - t->quiet_at >= EVERY_MS * TLY_MS) {
+        if (now - t->looked_at >= QUIET_MS * TLY_MS && active - t->active_before_quiet < LITTLE_US)
+            tly_member_tell_quiet(&c->member);
+        t->quiet_at = now;
+        t->active_before_quiet = active;
     }
 }

@@ -19,12 +19,13 @@ struct traffic {
     uint64_t active_us, active_since; /* for how long there were some in all; 0: none is */
     uint64_t moved, stale;            /* bytes of parts that have landed, and of them those of older epochs */
     uint64_t active_seen, active_before, moved_seen, moved_before, stale_seen,
-        stale_before;            /* at the last glances */
-    uint64_t seen_at, before_at; /* when these were, us */
-    int64_t looked_at, asked_at; /* asked_at: services' answers are awaited; 0: not */
-    int64_t told_of_at;          /* when it last looked, or said that there is nothing to look at */
-    bool is_blind;               /* some kernel does not say how busy connections are: it was said */
-    bool begun;                  /* there are two glances of this epoch */
+        stale_before;             /* at the last glances */
+    uint64_t seen_at, before_at;  /* when these were, us */
+    int64_t looked_at, asked_at;  /* asked_at: services' answers are awaited; 0: not */
+    int64_t quiet_at;             /* when it last looked whether there is no traffic, */
+    uint64_t active_before_quiet; /* and `active` then */
+    bool is_blind;                /* some kernel does not say how busy connections are: it was said */
+    bool begun;                   /* there are two glances of this epoch */
     uint64_t submitted,
         over;     /* us: the newest operation; the end of the last flight, 0: of one that does not count */
     bool patient; /* the flight has an operation whose rank minds no wait */

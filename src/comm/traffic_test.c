@@ -90,7 +90,7 @@ static void pass(int ms)
     struct traffic *t = &f.c->traffic;
     uint64_t us = (uint64_t)ms * 1000;
     t->looked_at -= ms * TLY_MS;
-    t->told_of_at -= t->told_of_at ? ms * TLY_MS : 0;
+    t->quiet_at -= ms * TLY_MS;
     t->seen_at -= us;
     t->active_since -= t->active_since ? us : 0;
     tly_traffic_tick(f.c);
@@ -161,7 +161,7 @@ static void test_what_stands_open_is_no_traffic(void **state)
     tly_traffic_finish(&t);
 }
 
-/* A rank that takes part in nothing says so, now and then; one that has little to tell of, too, until it has enough. */
+/* A rank that takes part in nothing says so again and again, but not while it does: its report follows then. */
 static void test_no_traffic(void **state)
 {
     struct tly_traffic t;
@@ -170,9 +170,16 @@ static void test_no_traffic(void **state)
     assert_int_equal(told(&t), -1);
     pass(600);
     assert_int_equal(told(&t), TLY_QUIET);
-    pass(4500);
+    pass(300);
     assert_int_equal(told(&t), -1);
-    pass(600);
+    pass(200);
+    assert_int_equal(told(&t), TLY_QUIET);
+    tly_traffic_enters(f.c, &f.sum);
+    pass(50);
+    tly_traffic_leaves(f.c, &f.sum);
+    pass(400);
+    assert_int_equal(told(&t), -1);
+    pass(400); /* that was little */
     assert_int_equal(told(&t), TLY_QUIET);
     tly_traffic_enters(f.c, &f.sum);
     look(500, 0);

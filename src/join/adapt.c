@@ -4,8 +4,9 @@
  * (src/plan/replan.c) makes estimates of the samples.  When another split pays, a change begins as if a service had come or
  * gone.  One line says what has changed, and what that does.
  *
- * A card's rate is the sum of what all its connections carry, so a sample needs all ranks' reports.  Reports of another
- * epoch are dropped, and so are those of a sample that is not complete after WAIT_MS.  A round stays in its epoch, so a step
+ * A card's rate is the sum of what all its connections carry, so a sample needs the reports of all ranks with traffic.  One
+ * that has none says so while the sample waits for it.  Reports of another epoch are dropped, and so are those of a sample that
+ * is not complete after WAIT_MS.  A round stays in its epoch, so a step
  * that is under way when the split changes goes on by the old one: samples of such traffic are dropped, too.
  *
  * All of it belongs to the coordinator's loop. */
@@ -24,7 +25,7 @@
 #include "join/start.h"
 
 enum {
-    WAIT_MS = 5000,  /* for the other ranks' reports: without all there is no sample */
+    WAIT_MS = 5000,  /* for the other ranks' reports, or their word that there is nothing to report */
     MOST_EPOCHS = 4, /* the newest and three older ones: with more alive at some rank nothing changes */
 };
 
@@ -62,15 +63,15 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
         c->adapt.since = c->loop.awake;
 }
 
-/* Has each rank reported that has traffic? */
+/* Has each rank reported, or said since the first report that it has nothing to report? */
 static bool is_complete(const struct tly_coordinator *c)
 {
     if (!c->adapt.since || c->wanted || c->preparing || c->invitation)
         return false;
     bool all = true;
     for (uint32_t i = 0; i < c->size; i++)
-        all &= !c->ranks[i] || c->ranks[i]->left || c->roster.ranks[i].joined || c->ranks[i]->quiet ||
-               c->ranks[i]->traffic.count;
+        all &= !c->ranks[i] || c->ranks[i]->left || c->roster.ranks[i].joined ||
+               c->ranks[i]->quiet_at > c->adapt.since || c->ranks[i]->traffic.count;
     return all;
 }
 

@@ -361,7 +361,9 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             break;
         if (f->flags & TLY_MARK)
             tly_slow_heard(m, &r);
-        else if (!(m->quiet = f->flags & TLY_QUIET))
+        else if (f->flags & TLY_QUIET)
+            m->quiet_at = c->loop.awake;
+        else
             tly_adapt_heard(m, &r);
         break;
     case TLY_MEASURE: {

@@ -72,7 +72,7 @@ struct member {
     char accusation[300]; /* ... and its sentence */
     bool said_before;     /* a tallyd: it was put out for the same reason when it came last */
     uint32_t accuses;     /* a rank: how many services it cannot reach, in this epoch */
-    bool quiet;           /* a rank: it has no traffic, as it said last */
+    int64_t quiet_at;     /* a rank: awake clock when it last said that it has no traffic */
     bool doubted;         /* it has sent a report of its traffic that cannot be */
     bool measured;        /* what is known of its card was measured here */
     struct tly_traffic

@@ -12,7 +12,8 @@ enum { LINE_BYTES = 8 + 4 + 8 + 4 + 4 };
  * network not even for this part of it. */
 #define HELD .9
 #define ON_ITS_WAY .6
-#define STILL .9 /* share of the time with a backlog */
+#define STILL .9  /* share of the time with a backlog */
+#define LIVELY .1 /* share of the time with operations; ranks with less may miss each other's traffic */
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t)
 {
@@ -193,7 +194,7 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
             add(&pushes[s], us, weight, &l->out, l->held_us);
         }
     }
-    bool still = landed == 0, waits = still && ranks < (int)r->rank_count;
+    bool still = landed == 0, partial = ranks < (int)r->rank_count, waits = still && partial;
     for (uint32_t s = 0; s < r->service_count; s++) {
         out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){NAN, NAN, NAN};
         still = still && (waits || !flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
@@ -201,5 +202,5 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);
-    return !still && 2 * stale <= landed;
+    return !still && 2 * stale <= landed && !(partial && most < LIVELY);
 }

@@ -64,9 +64,10 @@ int tly_steps_read(struct tly_reader *r, struct tly_steps *s);
 
 /* What the ranks have seen in one period: `of` has an entry for each rank, with count 0 of those that have said nothing,
  * else the roster's.  Sets card and sums of out[], one for each service, and *goodput, bytes/s of a rank.  False: the
- * sample says nothing of what this split makes cards carry.  Most parts that have landed were dealt by an older split; or none
- * has landed while all cards had backlogs, so the network stood still, or while a rank said nothing, for which the others
- * may wait. */
+ * sample says nothing of what this split makes cards carry.  Most parts that have landed were dealt by an older split.  Or none
+ * has landed while all cards had backlogs, so the network stood still.  Or a rank has said nothing, and either none has landed,
+ * for the others may wait for that rank, or all had operations under way for less than a tenth of the time, so that rank may
+ * have had some at other times. */
 bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
                      struct tly_replan_service *out, double *goodput);
 

@@ -130,6 +130,10 @@ static void where_a_rank_is_silent_something_must_move(void **state)
     assert_false(tly_traffic_sum(&roster, of, s, &goodput));
     t.moved = 1;
     assert_true(tly_traffic_sum(&roster, of, s, &goodput));
+    t.active_us = S / 20; /* the silent rank's operations may be at other times */
+    assert_false(tly_traffic_sum(&roster, of, s, &goodput));
+    of[1] = &t;
+    assert_true(tly_traffic_sum(&roster, of, s, &goodput));
 }
 
 /* In a broadcast rank 0 sends and hardly receives.  Both directions of its card are busy. */
