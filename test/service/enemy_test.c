@@ -428,6 +428,61 @@ static void test_says_what_it_has_unasked(void **state)
     thrown_out("a count of received bytes for data that it has sent over this connection");
 }
 
+/* He says that he has joined, and this of so many tensors: whose list he does not send, or sends. */
+static void join(uint32_t joins, uint32_t on, uint32_t count, uint32_t sent, uint16_t flags)
+{
+    uint8_t list[12 + 12 * 2] = {0};
+    tly_put32(list, joins);
+    tly_put32(list + 4, on);
+    tly_put32(list + 8, count);
+    for (uint32_t i = 0; i < sent; i++)
+        tly_put32(list + 12 + 12 * (size_t)i, 1000 + i);
+    raw_post(1, (struct tly_frame){.type = TLY_JOINED, .flags = flags}, list, 12 + 12 * (size_t)sent);
+}
+
+static void test_malformed_joins(void **state)
+{
+    join(0, 2, 0, 0, TLY_LAST);
+    thrown_out("a malformed join");
+    join(0, 1, 2, 1, TLY_LAST);
+    thrown_out("a malformed join");
+    join(0, 1, 2, 2, TLY_LAST); /* tensors that it has submitted no time */
+    thrown_out("a malformed join");
+    raw_post(1, (struct tly_frame){.type = TLY_JOINED}, NULL, 0);
+    thrown_out("a malformed join");
+}
+
+/* He has joined, and pushes nevertheless what is not in his list.  If the other comes later, the sum has his data; if the other
+ * came before, it has its sum without them, and they are thrown away and never answered. */
+static void test_pushes_though_he_has_joined(void **state)
+{
+    enum { LATE = 8 }; /* more than his window */
+    static float ones[RAW_PART / 4];
+    const float *sum = (const float *)raw.rank[0].result;
+    struct raw_rank *r = &raw.rank[1];
+    for (size_t i = 0; i < RAW_PART / 4; i++)
+        ones[i] = 1;
+    join(0, 1, 0, 0, TLY_LAST);
+    raw_settle(1);
+    raw_post(1, raw_push(1000, RAW_PART), ones, RAW_PART);
+    raw_settle(1);
+    raw_post(0, raw_push(1000, RAW_PART), ones, RAW_PART);
+    raw_until(&raw.rank[0].results, 1);
+    raw_until(&r->results, 1);
+    assert_true(sum[0] == 2 && sum[RAW_PART / 4 - 1] == 2);
+    raw.rank[0].confirms_nothing = true; /* the rounds stay */
+    for (int i = 1; i <= LATE; i++) {
+        raw_post(0, raw_push(1000 + (uint64_t)i, RAW_PART), ones, RAW_PART);
+        raw_until(&raw.rank[0].results, 1 + i);
+        assert_true(sum[0] == 1 && sum[RAW_PART / 4 - 1] == 1);
+        raw_post(1, raw_push(1000 + (uint64_t)i, RAW_PART), ones, RAW_PART);
+        raw_settle(1);
+    }
+    assert_int_equal(r->results, 1);
+    assert_int_equal(r->closed, 0);
+    assert_true(r->granted >= RAW_WINDOW + LATE * RAW_PART);
+}
+
 /* Questions about nothing have no answer and cost nothing. */
 static void test_about_nothing(void **state)
 {
@@ -611,6 +666,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_groups_without_end, set_up_larger, tear_down),
         cmocka_unit_test_setup_teardown(test_confirmed_too_early, set_up_traced, tear_down),
         cmocka_unit_test_setup_teardown(test_says_what_it_has_unasked, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_malformed_joins, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_pushes_though_he_has_joined, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_about_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_asking_without_reading, set_up, tear_down),
         cmocka_unit_test(test_crowds),
