@@ -41,7 +41,7 @@ static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, str
                         enum whom whom)
 {
     if (w->failed || w->len > TLY_MAX_CONTROL) {
-        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
         return;
     }
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -161,7 +161,7 @@ static void invite_more(struct tly_coordinator *c)
             tly_coordinator_post_verdict(m, -err,
                                          err == -EINVAL ? tly_error()
                                          : err == -ENOMEM
-                                             ? "the coordinator is out of memory"
+                                             ? TLY_COORDINATOR_NO_MEMORY
                                              : "the job has as many tallyd as the coordinator has room for");
             continue;
         }
@@ -254,7 +254,7 @@ static void commit(struct tly_coordinator *c)
         tly_coordinator_fail(c, -err,
                              err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last "
                                               "one is gone: start more of them, or set TALLY_SPLIT=optimal"
-                                            : "the coordinator is out of memory");
+                                            : TLY_COORDINATOR_NO_MEMORY);
         return;
     }
     if (tly_start_fit_parts(c, &c->roster))
@@ -306,7 +306,7 @@ int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const ch
             }
         }
         if (c->begun_count == c->begun_room || tly_map_put(&c->begun_seen, id, c) != 0) {
-            tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+            tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
             return 0;
         }
         c->begun[c->begun_count++] = b;
@@ -529,7 +529,7 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
     if (!err && !first && fits_here)
         tly_roster_merge_joins(&c->roster, &roster);
     if (err) {
-        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
     } else if (!fits_here) {
         tly_coordinator_post_verdict(m, ESTALE, "there is another start of the job by now");
     } else {

@@ -211,7 +211,7 @@ static void on_member_info(struct member *m)
         if (!c->size) {
             c->ranks = calloc(m->info.size, sizeof *c->ranks);
             if (!c->ranks) {
-                tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+                tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
                 return;
             }
             tly_coordinator_await(c, m->info.size);

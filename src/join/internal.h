@@ -46,6 +46,9 @@ enum {
     MEASURE_STEP_MS = 300, /* longer than a round takes; who has not answered by then is not waited for */
 };
 
+#define TLY_COORDINATOR_NO_MEMORY \
+    "the coordinator is out of memory: free some on its machine, or give its cgroup more"
+
 /* One connection.  Owner: the coordinator's loop. */
 struct member {
     struct tly_list node;

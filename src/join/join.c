@@ -59,7 +59,7 @@ void tly_join_look(struct tly_coordinator *c)
                 tly_coordinator_post(m, TLY_JOINED, TLY_LAST, w.data, w.len);
         }
         if (w.failed)
-            tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+            tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
         free(w.data);
     }
 }

@@ -272,7 +272,7 @@ static void invite(struct tly_coordinator *c)
         r->window_bytes = window(c, r);
         tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
-            tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+            tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
         else
             tly_coordinator_post_all(c, TLY_INVITE, w.data, w.len);
         break;
@@ -286,7 +286,7 @@ static void invite(struct tly_coordinator *c)
             "TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
         break;
     default:
-        tly_coordinator_fail(c, ENOMEM, "the coordinator is out of memory");
+        tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
         break;
     }
     if (err)
