@@ -180,7 +180,7 @@ void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct t
     time_t since = !known ? 0 : s->sum_found ? a->place[i].adds.at : a->place[s->card].carries.at;
     char at[16];
     tly_adapt_time(since ? since : time(NULL), at);
-    double is = (double)s->bandwidth * 1e-9, said = (double)s->said * 1e-9;
+    double is = (double)s->bandwidth * 1e-9, said = (double)c->roster.services[s->card].said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
     else if (assumed)
@@ -261,8 +261,9 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
     bool tried = more && tly_replan_tries(c->adapt.replan, (int)s->card);
     bool seen = !tried && !tly_replan_assumes(c->adapt.replan, (int)s->card);
     tly_adapt_speed(c, i, s, tried, speed, sizeof speed);
-    bool declared =
-        seen && !s->measured && s->said && (double)s->bandwidth < (double)s->said * (1 - TLY_ADAPT_NEWS);
+    const struct tly_roster_service *card = &c->roster.services[s->card];
+    bool declared = seen && !card->measured && card->said &&
+                    (double)s->bandwidth < (double)card->said * (1 - TLY_ADAPT_NEWS);
     snprintf(text, sizeof text, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", text);
     note_change(c, text);
