@@ -155,12 +155,20 @@ static void look_at_parts(tally_comm *c, struct board *b)
     free(json);
 }
 
+/* How much a rank has under way is its own affair, also while parts change their size. */
+static void set_up_unevenly(int rank)
+{
+    static const char *const credits[] = {"0", "4K", "200K", "16M"};
+    setenv("TALLY_BANDWIDTH", "1G", 1);
+    setenv("TALLY_CREDIT_BYTES", credits[rank], 1);
+}
+
 static int train(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c;
     if (b->uneven)
-        setenv("TALLY_BANDWIDTH", "1G", 1);
+        set_up_unevenly(rank);
     static const char *const planned[] = {"a", "c"};
     static const uint64_t sizes[] = {LARGE * 4, 7000 * 4};
     CHECK(tally_comm_open(NULL, &c) == 0);
