@@ -6,8 +6,8 @@
  *
  * A card's rate is the sum of what all its connections carry, so a sample needs the reports of all ranks with traffic.  One
  * that has none says so while the sample waits for it.  Reports of another epoch are dropped, and so are those of a sample that
- * is not complete after WAIT_MS.  A round stays in its epoch, so a step
- * that is under way when the split changes goes on by the old one: samples of such traffic are dropped, too.
+ * is not complete after WAIT_MS.  A round stays in its epoch, so a step that is under way when the split changes goes on by
+ * the old one: samples of such traffic are dropped, too.
  *
  * All of it belongs to the coordinator's loop. */
 #include <errno.h>

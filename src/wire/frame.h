@@ -59,8 +59,9 @@ enum tly_frame_type {
     TLY_BEAT,    /* nothing but a sign of life and counts */
     TLY_STATUS,  /* question about, or news of, a service or a round */
     TLY_GOODBYE, /* an orderly end */
-    TLY_PACE, /* worker <-> service: for how long it sent on this connection; rank -> coordinator: over all; back: who
-                  * holds all up, what cards carry, and what has changed the split */
+    TLY_PACE, /* service -> worker, asked: for how long it had results on their way; rank -> coordinator: its traffic over all
+               * connections, QUIET: it has none, MARK: its steps; back: who holds all up, what cards carry, and what has
+               * changed the split last */
     TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
     TLY_RETURN,  /* between the links' ends: what lies in your memory has been read */
     TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */
@@ -76,8 +77,7 @@ enum tly_frame_flag {
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason; QUIET: of what its rank has cancelled */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
-    TLY_QUIET =
-        32, /* who pushes does not want the result: its answer is empty; of PACE: the rank has no traffic */
+    TLY_QUIET = 32,  /* who pushes wants no result: its answer is empty; of PACE: the rank has no traffic */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
     TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
     TLY_RESUMED = 256, /* after a connection has been mended; of a push: its first fragment, not its part's */
