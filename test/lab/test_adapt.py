@@ -139,6 +139,15 @@ def share(line):
     return int(re.search(r"its share is now (\d+)%", line)[1])
 
 
+def check_times(line):
+    """1 GB took as long as what crosses the slow card: each of four workers' inputs of its share, 8 bits a byte."""
+    number = r"([\d.]+)"
+    words = rf"carries {number} of .* \(was {number}%\), 1 GB takes {number} s \(was {number}\)"
+    carries, share_before, takes, took = map(float, re.search(words, line).groups())
+    assert took * carries == pytest.approx(len(WORKERS) * 8 * share_before / 100, rel=0.1), line
+    assert takes < took, line
+
+
 def test_a_tallyd_that_slows_down_and_returns(tmp_path):
     slow = r"tallyd [01] \(c1\) carries 0\.0\d+ of 0\.05 Gbit/s since \d\d:\d\d:\d\d: its share is now \d+%[^\n]*"
     back = r"tallyd [01] \(c1\) (?:carries|seems to carry) 0\.0[45]\d* Gbit/s since \d\d:\d\d:\d\d: its share is now \d+%[^\n]*"
@@ -147,6 +156,7 @@ def test_a_tallyd_that_slows_down_and_returns(tmp_path):
         eventually(lambda: net.counters()["w1"][0] > 3 * 1600000)
         net.set_rate("c1", "10mbit")
         eventually(lambda: any(share(line) < 15 for line in job.said(slow)))
+        check_times(job.said(slow)[0])
         seen = job.status()
         assert re.match(slow, seen["split_changed"]), seen["split_changed"]
         assert abs(time.time() - seen["split_changed_at"]) < PATIENCE_S
