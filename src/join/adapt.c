@@ -228,7 +228,6 @@ static void note_service(struct tly_coordinator *c, uint32_t i, const char *what
     char who[200], text[300];
     tly_adapt_name(&c->roster, i, who, sizeof who);
     snprintf(text, sizeof text, "%s %s %.0f%%", who, what, share(&c->roster, i));
-    tly_info("join", "%s", text);
     note_change(c, text);
 }
 
