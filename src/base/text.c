@@ -14,6 +14,12 @@ const char *tly_bytes_text(uint64_t bytes, char text[TLY_BYTES_TEXT])
     return text;
 }
 
+const char *tly_number_text(double x, char text[TLY_NUMBER_TEXT])
+{
+    snprintf(text, TLY_NUMBER_TEXT, x < 999.5 ? "%.3g" : "%.0f", x);
+    return text;
+}
+
 size_t tly_text_append_range(char *out, size_t len, size_t at, uint32_t first, uint32_t last)
 {
     const char *comma = at ? ", " : "";

@@ -28,6 +28,15 @@ static void test_bytes(void **state)
     says(UINT64_MAX, "18.4 EB");
 }
 
+static void test_numbers(void **state)
+{
+    static const char *const expected[] = {"0", "0.0123", "1.23", "100", "999", "1000", "1013", "123457"};
+    static const double x[] = {0, .01234, 1.234, 99.99, 999.4, 999.6, 1012.6, 123456.7};
+    char text[TLY_NUMBER_TEXT];
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        assert_string_equal(tly_number_text(x[i], text), expected[i]);
+}
+
 static void test_ranges(void **state)
 {
     char text[60] = "";
@@ -44,6 +53,7 @@ static void test_ranges(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_ranges)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_ranges)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

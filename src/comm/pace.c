@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/list.h"
+#include "base/text.h"
 #include "comm/comm.h"
 #include "comm/group.h"
 #include "comm/op.h"
@@ -120,9 +121,10 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
 void tly_pace_foretell(const tally_comm *c, char *out, size_t len)
 {
     double s = c->pace.predicted;
+    char takes[TLY_NUMBER_TEXT];
     out[0] = '\0';
     if (s > 0)
-        snprintf(out, len, "; at best %.3g s for 1 GB, %.3g Gbit/s", s * 1e9, gbits(s));
+        snprintf(out, len, "; at best %s s for 1 GB, %.3g Gbit/s", tly_number_text(s * 1e9, takes), gbits(s));
 }
 
 void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
@@ -141,6 +143,8 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         snprintf(who, sizeof who, ", held up by %s", slow);
     } else if (ratio < SLOW)
         snprintf(who, sizeof who, ", by which machine is not known");
-    snprintf(out, len, "; large tensors at %.3g s for 1 GB, %.3g Gbit/s (predicted %.3g s, %.3g Gbit/s)%s",
-             reached * 1e9, gbits(reached), p->predicted * 1e9, gbits(p->predicted), who);
+    char took[TLY_NUMBER_TEXT], foretold[TLY_NUMBER_TEXT];
+    snprintf(out, len, "; large tensors at %s s for 1 GB, %.3g Gbit/s (predicted %s s, %.3g Gbit/s)%s",
+             tly_number_text(reached * 1e9, took), gbits(reached),
+             tly_number_text(p->predicted * 1e9, foretold), gbits(p->predicted), who);
 }

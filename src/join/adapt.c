@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "join/adapt.h"
 #include "join/internal.h"
 #include "join/start.h"
@@ -292,8 +293,10 @@ static void tell_change(struct tly_coordinator *c, double took)
     else
         snprintf(what, sizeof what, "its share is now %.0f%% (was %.0f%%)", share(r, i), was);
     size_t at = strlen(what);
+    char now[TLY_NUMBER_TEXT], before[TLY_NUMBER_TEXT];
     if (takes > 0 && took > 0)
-        snprintf(what + at, sizeof what - at, ", 1 GB takes %.3g s (was %.3g)", takes * 1e9, took * 1e9);
+        snprintf(what + at, sizeof what - at, ", 1 GB takes %s s (was %s)", tly_number_text(takes * 1e9, now),
+                 tly_number_text(took * 1e9, before));
     say(c, i, what);
 }
 
