@@ -117,7 +117,7 @@ bool tly_gauge_has_slack(const struct tly_gauge *g)
 
 bool tly_gauge_is_idle(const struct tly_gauge *g)
 {
-    return is_below(g, TLY_GAUGE_LONG / 2, IDLE);
+    return is_below(g, TLY_GAUGE_LONG, IDLE);
 }
 
 double tly_gauge_while_busy(const struct tly_gauge *g)

@@ -121,6 +121,19 @@ static void a_card_that_waited_has_no_slack_any_more(void **state)
     assert_false(tly_gauge_has_slack(&g) || tly_gauge_is_idle(&g));
 }
 
+/* Noise makes all cards but one idle for some samples. */
+static void a_card_is_idle_only_after_long(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 0);
+    see(&g, TLY_GAUGE_LONG / 2 - 1, 95, .9);
+    see(&g, TLY_GAUGE_LONG / 2, 50, .5);
+    assert_true(tly_gauge_has_slack(&g));
+    assert_false(tly_gauge_is_idle(&g));
+    see(&g, 2, 50, .5);
+    assert_true(tly_gauge_is_idle(&g));
+}
+
 static void a_declared_rate_is_not_exceeded(void **state)
 {
     struct tly_gauge g;
@@ -157,6 +170,7 @@ int main(void)
         cmocka_unit_test(a_gauge_rises_only_when_the_guess_is_far_off),
         cmocka_unit_test(a_gauge_does_not_fall_below_what_is_carried),
         cmocka_unit_test(a_card_that_waited_has_no_slack_any_more),
+        cmocka_unit_test(a_card_is_idle_only_after_long),
         cmocka_unit_test(a_declared_rate_is_not_exceeded),
         cmocka_unit_test(nonsense_is_ignored),
     };

@@ -59,7 +59,7 @@ double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
-/* Has it been idle for much of the time, in the last TLY_GAUGE_LONG / 2 samples? */
+/* Has it been idle for much of the time, in the last TLY_GAUGE_LONG samples? */
 bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
  * 0: nothing. */
