@@ -68,10 +68,10 @@ def wander(hosts, seconds, seed=1):
 
 
 def shake(hosts, seconds, seed=1):
-    """Each card by 5% around a little less than its rate, once a second."""
+    """Each card by 5% around its rate, once a second."""
     draw = random.Random(seed)
     return [
-        (second, "rate", host, min(1.0, max(0.8, draw.gauss(0.95, 0.05))))
+        (second, "rate", host, min(1.15, max(0.85, draw.gauss(1, 0.05))))
         for second in range(5, int(seconds))
         for host in hosts
     ]
@@ -94,7 +94,7 @@ def scenarios(workers, services, seconds=None):
     }
     if services:
         found["join"] = Scenario(50, [(0, "rate", last, 0.3), (15, "tallyd", last, 1)])
-        found["cpu"] = Scenario(60, [(15, "cores", last, 0.1), (40, "cores", last, 0)])
+        found["cpu"] = Scenario(60, [(15, "cores", last, 0.03), (40, "cores", last, 0)])
         found["job"] = Scenario(60, [(15, "job", last, 1), (40, "job", last, 0)])
     return found
 
@@ -143,7 +143,7 @@ class Cores:
     """A control group for one process, of whichever version this machine has."""
 
     V1 = pathlib.Path("/sys/fs/cgroup/cpu")
-    PERIOD_US = 20000
+    PERIOD_US = 100000
 
     def __init__(self):
         self.group = (self.V1 if self.V1.is_dir() else pathlib.Path("/sys/fs/cgroup")) / f"tally-adapt-{os.getpid()}"
