@@ -430,19 +430,23 @@ static double value_to_try(const struct place *p, double others, double most, bo
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
     double others = usual(r, count, s), busiest = 0, most = 0;
-    bool some = false;
+    bool some = false, limited = false;
     look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
             most = fmax(most, r->place[i].known.peak);
+            limited |= tly_gauge_is_full(&r->place[i].card);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long. */
-        bool alike = p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
-                     p->card.value < others * (1 + TLY_GAUGE_FAR) && !has_lost(p);
-        bool allowed = (!alike || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
+        /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long; also where
+         * only cards that have lost speed are busy, for it waits for these. */
+        bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
+                                      p->card.value < others * (1 + TLY_GAUGE_FAR)
+                                : limited;
+        bool allowed =
+            (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);
         bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
         if (tly_candidates_is_card(r, s, i) && allowed && (spare || hides) && p->card.value > 0 &&

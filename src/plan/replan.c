@@ -291,7 +291,7 @@ static bool has_carried(const struct place *p)
 
 /* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has
  * only waited for that one, if it has carried anything. */
-static enum verdict verdict(const struct tly_replan *r, const struct place *p, bool poor, double busiest)
+static enum outcome judge_place(const struct tly_replan *r, const struct place *p, bool poor, double busiest)
 {
     double carried = tly_gauge_carried(&p->card);
     if (!r->feeler)
@@ -302,9 +302,9 @@ static enum verdict verdict(const struct tly_replan *r, const struct place *p, b
 }
 
 /* Of all places in the try.  Returns the best one. */
-static enum verdict reach_verdicts(struct tly_replan *r, bool poor)
+static enum outcome judge_places(struct tly_replan *r, bool poor)
 {
-    enum verdict best = IN_VAIN;
+    enum outcome best = IN_VAIN;
     double busiest = 0;
     for (int i = 0; i < r->room; i++)
         if (r->place[i].tried)
@@ -313,8 +313,8 @@ static enum verdict reach_verdicts(struct tly_replan *r, bool poor)
         struct place *p = &r->place[i];
         if (!p->tried)
             continue;
-        p->verdict = verdict(r, p, poor, busiest);
-        best = p->verdict > best ? p->verdict : best;
+        p->outcome = judge_place(r, p, poor, busiest);
+        best = p->outcome > best ? p->outcome : best;
     }
     return best;
 }
@@ -350,13 +350,13 @@ static bool wake_from_try(struct tly_replan *r)
  * carry.  True: it has its old value again. */
 static bool settle(struct tly_replan *r, struct place *p, bool others)
 {
-    bool more = r->trying == &r->more, vain = p->verdict == IN_VAIN;
+    bool more = r->trying == &r->more, vain = p->outcome == IN_VAIN;
     bool stays = !r->feeler && more && p->card.value != p->before && tly_gauge_is_full(&p->card);
-    p->felt = r->feeler && p->verdict == CARRIED;
+    p->felt = r->feeler && p->outcome == CARRIED;
     p->known.busy_in_vain = vain && more ? p->busy_before : 0;
     if (vain && more && p->doubtful)
         p->known.asked_until = r->samples + DOUBT_PAUSE;
-    if (p->verdict == CARRIED || stays)
+    if (p->outcome == CARRIED || stays)
         return false;
     p->next = p->before;
     p->next_sums = p->before_sums;
@@ -379,7 +379,7 @@ static bool judge_try(struct tly_replan *r)
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
     if (!t || !can_judge(r, count))
         return false;
-    enum verdict best = reach_verdicts(r, median_goodput(r, count) < r->before * (1 + r->promised / 2));
+    enum outcome best = judge_places(r, median_goodput(r, count) < r->before * (1 + r->promised / 2));
     if (best == IN_VAIN) {
         t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
         undone = wake_from_try(r);

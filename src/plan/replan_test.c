@@ -416,7 +416,7 @@ static void a_card_is_followed_though_its_first_service_has_no_share(void **stat
         }
         c.s[4].card = (struct tly_sight){20, 1, 1};
         c.s[5].card = (struct tly_sight){NAN, NAN, NAN};
-        for (int i = 0; i < 30; i++)
+        for (int i = 0; i < 30 && !changes; i++)
             changes += tly_replan_step(c.r, c.count, c.s, 10);
         assert_true(changes > 0);
         assert_true(tly_replan_bandwidth(c.r, 4) == 20);

@@ -502,6 +502,24 @@ static void sums_tried_in_vain_have_their_limit_again(void **state)
     cluster_finish(&c);
 }
 
+/* Only a tallyd whose card has lost speed is busy all the time.  The others wait for it, and carry what they did. */
+static void nobody_is_tried_while_a_card_that_has_lost_speed_is_busy(void **state)
+{
+    struct cluster c;
+    cluster_start_slow(&c, 2, 1, 57);
+    cluster_run(&c, 30);
+    assert_true(tly_replan_bandwidth(c.r, 4) < 65);
+    for (int i = 0; i < c.count; i++)
+        c.unseen[i] = i == 4 ? 0 : .28;
+    c.lie[4] = .95;
+    for (int i = 0; i < 100; i++) {
+        cluster_step(&c);
+        for (int j = 0; j < c.count; j++)
+            assert_false(j != 4 && tly_replan_tries(c.r, j));
+    }
+    cluster_finish(&c);
+}
+
 /* A card that is tried with more than it carries falls short, for that alone. */
 static void nobody_waits_for_a_card_that_is_tried(void **state)
 {
@@ -757,6 +775,7 @@ int main(void)
         cmocka_unit_test(a_card_that_is_not_seen_has_not_waited),
         cmocka_unit_test(a_try_waits_for_what_fell_short_in_its_feeler),
         cmocka_unit_test(sums_tried_in_vain_have_their_limit_again),
+        cmocka_unit_test(nobody_is_tried_while_a_card_that_has_lost_speed_is_busy),
         cmocka_unit_test(nobody_waits_for_a_card_that_is_tried),
         cmocka_unit_test(a_card_falls_short_until_it_clearly_does_not),
         cmocka_unit_test(a_guess_that_is_not_seen_is_not_tried),

@@ -14,7 +14,7 @@
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
 /* How a place's part in a try has ended. */
-enum verdict { IN_VAIN, WAITED, CARRIED };
+enum outcome { IN_VAIN, WAITED, CARRIED };
 
 struct move {
     int way;     /* -1, 0, 1 */
@@ -53,7 +53,7 @@ struct place {
     bool parts;    /* its candidate parts it from cards that are alike */
     bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
     bool tried;    /* it has a part in the try that is under way, */
-    enum verdict verdict; /* which has ended so */
+    enum outcome outcome; /* which has ended so */
     bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
     double before, before_sums;         /* its values before the last change to candidates, */
     bool guess_before;                  /* and whether the card's was a guess */
