@@ -12,7 +12,7 @@
 /* Backlogged for this fraction of the time it is full; below the other one it has time to spare. */
 #define FULL .87
 #define SPARE .8
-#define IDLE .6
+#define IDLE .5
 /* More than was thought has been carried. */
 #define MORE .05
 /* Samples of a card that is just changing differ by more than this from each other. */

@@ -115,7 +115,7 @@ static void a_card_that_waited_has_no_slack_any_more(void **state)
 {
     struct tly_gauge g;
     tly_gauge_init(&g, 100, 0);
-    see(&g, TLY_GAUGE_LONG, 50, .5);
+    see(&g, TLY_GAUGE_LONG, 50, .45);
     assert_true(tly_gauge_has_slack(&g) && tly_gauge_is_idle(&g));
     see(&g, 2, 95, .9);
     assert_false(tly_gauge_has_slack(&g) || tly_gauge_is_idle(&g));
@@ -127,10 +127,10 @@ static void a_card_is_idle_only_after_long(void **state)
     struct tly_gauge g;
     tly_gauge_init(&g, 100, 0);
     see(&g, TLY_GAUGE_LONG / 2 - 1, 95, .9);
-    see(&g, TLY_GAUGE_LONG / 2, 50, .5);
+    see(&g, TLY_GAUGE_LONG / 2, 50, .45);
     assert_true(tly_gauge_has_slack(&g));
     assert_false(tly_gauge_is_idle(&g));
-    see(&g, 2, 50, .5);
+    see(&g, 2, 50, .45);
     assert_true(tly_gauge_is_idle(&g));
 }
 

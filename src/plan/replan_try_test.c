@@ -234,10 +234,11 @@ static void tries_wait_for_a_card_that_falls_short(void **state)
     bool tried = false;
     cluster_start(&c, 8, 4, NULL, 0);
     cluster_run(&c, 60);
+    for (int i = 0; i < c.workers; i++)
+        c.unseen[i] = .55;
+    cluster_run(&c, TLY_GAUGE_LONG / 3); /* not long enough for a try */
     c.lie[9] = 1;
     c.bias[9] = -.1;
-    for (int i = 0; i < c.workers; i++)
-        c.unseen[i] = .5;
     for (int n = 0; n < 300; n++) {
         cluster_step(&c);
         for (int j = 0; j < c.workers; j++)
@@ -276,7 +277,7 @@ static void liars_by_turns_put_tries_off_for_a_while(void **state)
     cluster_start(&c, 8, 4, NULL, 0);
     cluster_run(&c, 60);
     for (int i = 0; i < c.workers; i++)
-        c.unseen[i] = .5;
+        c.unseen[i] = .55;
     for (int n = 0; n < 150; n++) {
         for (int i = 0; i < 2; i++) {
             bool lies = (n + 20 * i) % 40 < 24;
