@@ -536,10 +536,17 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
     return moved ? follow(r, count, s, learnt) : try_out(r, count, s);
 }
 
-/* What it carries over what the split goes by; 0: its sums limit it. */
-static double of_planned(const struct place *p, const struct tly_replan_service *s)
+bool tly_replan_sums_limit(const struct tly_replan *r, int place)
 {
-    if (p->sums.value > 0 && !p->rests)
+    const struct place *p = place < r->room ? &r->place[place] : NULL;
+    return p && p->sums.value > 0 && !p->rests && tly_gauge_is_full(&p->sums);
+}
+
+/* What card i carries over what the split goes by; 0: its service's sums limit it. */
+static double of_planned(const struct tly_replan *r, int i, const struct tly_replan_service *s)
+{
+    const struct place *p = &r->place[i];
+    if (tly_replan_sums_limit(r, i))
         return 0;
     return s->machine.bandwidth > 0 && p->card.value > 0 ? p->card.value / s->machine.bandwidth : 1;
 }
@@ -550,10 +557,10 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
     double least = INFINITY, most = 0, busiest = 0;
     for (int i = 0; i < count && i < r->room; i++)
         if (tly_candidates_is_card(r, s, i))
-            most = fmax(most, of_planned(&r->place[i], &s[i]));
+            most = fmax(most, of_planned(r, i, &s[i]));
     double slow = (1 - TLY_REPLAN_CLEARLY) * fmin(1, most);
     for (int i = 0; i < count && i < r->room; i++)
-        if (tly_candidates_is_card(r, s, i) && of_planned(&r->place[i], &s[i]) < slow)
+        if (tly_candidates_is_card(r, s, i) && of_planned(r, i, &s[i]) < slow)
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -561,7 +568,8 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
         bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
                     tly_gauge_busy(&p->card) > busiest - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
-        double ratio = of_planned(p, &s[i]), counts = i == named ? ratio * (1 - TLY_REPLAN_CLEARLY) : ratio;
+        double ratio = of_planned(r, i, &s[i]),
+               counts = i == named ? ratio * (1 - TLY_REPLAN_CLEARLY) : ratio;
         busy += full;
         if (full && counts < least) {
             least = counts;

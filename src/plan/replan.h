@@ -120,6 +120,8 @@ bool tly_replan_tries(const struct tly_replan *r, int place);
 bool tly_replan_assumes(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);
+/* Is that a limit now: do inputs wait at the service nearly all the time? */
+bool tly_replan_sums_limit(const struct tly_replan *r, int place);
 /* It is so slow that it is to have no share; it is tried again after a while. */
 bool tly_replan_rests(const struct tly_replan *r, int place);
 

@@ -305,21 +305,24 @@ int tear_down(void **state)
 struct tly_traffic sight(const struct member *m, enum seen seen, struct tly_traffic_line line[GUEST + 1])
 {
     enum { ACTIVE_US = 400000 };
-    uint32_t count = m->roster.service_count, tallyds = 0;
-    for (uint32_t i = FIRST; i < count; i++)
+    uint32_t count = m->roster.service_count, first = m->roster.machine_count, tallyds = 0;
+    for (uint32_t i = first; i < count; i++)
         tallyds += m->roster.services[i].state != TLY_SERVICE_GONE;
     for (uint32_t i = 0; i < count; i++) {
         bool gone = m->roster.services[i].state == TLY_SERVICE_GONE;
-        uint32_t busy = i >= FIRST || seen == FINE || seen == HALF ? ACTIVE_US
-                        : seen == ALONE                            ? 0
-                                                                   : ACTIVE_US / 5;
+        bool held = i >= first && (seen == HELD || seen == STUCK);
+        uint32_t busy = (i >= first && !held) || seen == FINE || seen == HALF ? ACTIVE_US
+                        : seen == ALONE                                       ? 0
+                                                                              : ACTIVE_US / 5;
         uint64_t bytes =
             i == m->number || gone ? 0
-            : seen == ALONE        ? (i >= FIRST ? 4000000 / tallyds : 0)
-            : seen == SLOW         ? (i >= FIRST ? 4000000 / tallyds : 2000000)
-            : seen == HALF         ? (i >= FIRST ? 10000000 / tallyds : 5000000)
+            : seen == ALONE        ? (i >= first ? 4000000 / tallyds : 0)
+            : seen == SLOW         ? (i >= first ? 4000000 / tallyds : 2000000)
+            : seen == HALF         ? (i >= first ? 10000000 / tallyds : 5000000)
+            : seen == HELD         ? (i >= first ? 10000000 / x.ranks / tallyds : 2000000)
+            : seen == STUCK        ? (i >= first ? 10000 / x.ranks / tallyds : 2000000)
                                    : 18000000;
-        line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, busy};
+        line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, held ? ACTIVE_US : busy};
     }
     return (struct tly_traffic){.epoch = m->roster.epoch,
                                 .epochs = 1,
@@ -361,7 +364,7 @@ void some_report_until(uint32_t ranks, const int *what, int value, enum seen see
 
 void report_until(const int *what, int value, enum seen seen)
 {
-    some_report_until(RANKS, what, value, seen);
+    some_report_until(x.ranks, what, value, seen);
 }
 
 int start_apart_with(const char *setting)
@@ -390,11 +393,11 @@ int start_measured(void **state)
 
 void let_it_change(int nth)
 {
-    for (uint32_t i = 0; i < RANKS; i++) {
+    for (uint32_t i = 0; i < x.ranks; i++) {
         turn_until(&x.member[i].prepared, nth);
         answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
     }
-    for (uint32_t i = 0; i < RANKS; i++)
+    for (uint32_t i = 0; i < x.ranks; i++)
         turn_until(&x.member[i].committed, nth + 1);
 }
 

@@ -9,6 +9,35 @@
 #include "base/log.h"
 #include "join/start.h"
 
+/* The last line of the log with this in it. */
+static struct {
+    const char *with;
+    char line[400];
+    atomic_int level; /* -1: none yet */
+} said;
+
+static void hear(void *user, enum tally_log_level level, const char *line)
+{
+    if (!strstr(line, said.with))
+        return;
+    snprintf(said.line, sizeof said.line, "%s", line);
+    atomic_store(&said.level, (int)level);
+}
+
+static void listen_for(const char *with)
+{
+    said.with = with;
+    said.level = -1;
+    tally_log_redirect(hear, NULL);
+}
+
+static void await_line(void)
+{
+    for (int i = 0; i < 1000 && said.level < 0; i++)
+        tly_loop_turn(&x.loop, 2);
+    tally_log_redirect(NULL, NULL);
+}
+
 /* A tallyd comes on a host of its own; so many changes there were before. */
 static struct member *let_come(uint32_t number, int changes)
 {
@@ -64,7 +93,7 @@ static void expect_change(const char *text, uint64_t since)
     const struct tly_change *told = &ask()->changed;
     assert_string_equal(told->what, text);
     assert_true(told->at >= since && told->at <= (uint64_t)time(NULL) && strlen(told->when) == 8);
-    for (uint32_t i = 0; i < RANKS; i++) {
+    for (uint32_t i = 0; i < x.ranks; i++) {
         const struct member *m = &x.member[i];
         for (int turn = 0; turn < 1000 && strcmp(m->change.what, text) != 0; turn++)
             tly_loop_turn(&x.loop, 2);
@@ -87,28 +116,133 @@ static void test_who_comes_and_goes_is_told(void **state)
     expect_change("tallyd 1 (host) is out: its share was 50%", began);
 }
 
+/* --- slow sums ----------------------------------------------------------------------------------------- */
+
+/* "HH:MM:SS" between these two; what comes behind `after` may be anything. */
+static void expect_since(const char *text, const char *before, const char *after)
+{
+    int h, m, s, used = 0;
+    size_t len = strlen(before);
+    assert_true(strncmp(text, before, len) == 0);
+    assert_int_equal(sscanf(text + len, "%2d:%2d:%2d%n", &h, &m, &s, &used), 3);
+    assert_int_equal(used, 8);
+    assert_true(strncmp(text + len + used, after, strlen(after)) == 0);
+}
+
+static double share(const struct tly_roster *r, uint32_t service)
+{
+    double total = 0;
+    for (uint32_t i = 0; i < r->service_count; i++)
+        total += r->services[i].weight;
+    return r->services[service].weight / total;
+}
+
+/* Of the only tallyd, in the roster that all ranks have. */
+static const struct tly_roster_service *tallyd(void)
+{
+    const struct tly_roster_service *first = &x.member[0].roster.services[x.ranks];
+    for (uint32_t i = 1; i < x.ranks; i++)
+        assert_true(x.member[i].roster.services[x.ranks].sum_found == first->sum_found);
+    return first;
+}
+
+/* Ranks see that pushes lie at a tallyd: its sums limit it, the split follows that, and all are told. */
+static void slow_down(void)
+{
+    char told[64];
+    const struct tly_roster *r = &x.member[0].roster;
+    double before = share(r, x.ranks);
+    assert_true(tallyd()->sum_found == 0);
+    report_until(&x.member[0].prepared, 1, HELD);
+    let_it_change(1);
+    assert_in_range(tallyd()->sum_found, 199999000, 200000000);
+    assert_true(tallyd()->bandwidth == 800000000 && !tallyd()->rests);
+    assert_true(share(r, x.ranks) < before / 2);
+    snprintf(told, sizeof told, ": its share is now %.0f%% (was %.0f%%), 1 GB takes ",
+             100 * share(r, x.ranks), 100 * before);
+    const char *what = ask()->changed.what;
+    expect_since(what, "tallyd 0 (host) adds 0.2 Gbit/s of inputs since ", told);
+    expect_change(what, 0);
+}
+
+static void expect_slow_sums(const struct tly_slow *slow)
+{
+    assert_int_equal(slow->why, TLY_WHY_SUMS);
+    assert_string_equal(slow->who, "tallyd 0 (host)");
+    expect_since(slow->what, "adds 0.2 Gbit/s of inputs since ", "");
+    assert_int_equal(strlen(slow->what), strlen("adds 0.2 Gbit/s of inputs since 12:03:11"));
+}
+
+/* Once its sums wait for the cards, no longer for its processors, it holds nobody up. */
+static void test_a_tallyd_with_slow_sums_is_named(void **state)
+{
+    const struct member *a = &x.member[0];
+    slow_down();
+    report_until(&a->judged, 1, HELD); /* it still limits the job */
+    expect_slow_sums(&a->slow);
+    turn_until(&x.member[1].judged, 1);
+    expect_slow_sums(&x.member[1].slow);
+    expect_slow_sums(&ask()->slow);
+    report_until(&a->judged, 2, FINE);
+    assert_int_equal(a->slow.why, TLY_WHY_NOBODY);
+}
+
+static int set_up_apart(void **state)
+{
+    int err = set_up(state);
+    x.bandwidth = 800000000;
+    return err;
+}
+
+/* Of three ranks: two alone are as fast without a tallyd. */
+static void test_faster_sums_get_their_share_back(void **state)
+{
+    const struct member *a = &x.member[0];
+    x.ranks = RANKS + 1;
+    run(RANKS + 2);
+    double before = share(&a->roster, x.ranks);
+    slow_down();
+    report_until(&a->prepared, 2, FINE);
+    let_it_change(2);
+    assert_true(share(&a->roster, x.ranks) > .99 * before && tallyd()->sum_found > 500000000);
+    assert_non_null(strstr(ask()->changed.what, "tallyd 0 (host) adds "));
+}
+
+/* One that adds next to nothing has no share.  After a rest nothing is known of its sums. */
+static void test_a_tallyd_that_hardly_adds_rests(void **state)
+{
+    const struct member *a = &x.member[0];
+    char told[64];
+    snprintf(told, sizeof told, ": it sums nothing for now (was %.0f%%), 1 GB takes ",
+             100 * share(&a->roster, FIRST));
+    report_until(&a->prepared, 1, STUCK);
+    let_it_change(1);
+    assert_true(tallyd()->sum_found == 200000);
+    assert_true(tallyd()->rests && !tallyd()->weight);
+    expect_since(ask()->changed.what, "tallyd 0 (host) adds 0.0002 Gbit/s of inputs since ", told);
+    report_until(&a->prepared, 2, FINE);
+    let_it_change(2);
+    assert_true(tallyd()->sum_found == 0 && !tallyd()->rests && tallyd()->weight);
+    expect_since(ask()->changed.what, "tallyd 0 (host) has rested and is tried with 0.2 Gbit/s since ",
+                 ": its share is now ");
+}
+
+/* A split that is to stay does so; the tallyd is named all the same. */
+static void test_slow_sums_are_named_though_the_split_stays(void **state)
+{
+    const struct member *a = &x.member[0];
+    double before = share(&a->roster, FIRST);
+    listen_for("held up by");
+    report_until(&a->judged, 1, HELD);
+    expect_slow_sums(&a->slow);
+    await_line();
+    expect_since(strstr(said.line, "tallyd 0"), "tallyd 0 (host), which adds 0.2 Gbit/s of inputs since ",
+                 "; the split stays as it is (TALLY_REPLAN=0)");
+    assert_int_equal(said.level, TALLY_LOG_WARNING);
+    assert_true(tallyd()->sum_found == 0 && share(&a->roster, FIRST) == before && !a->prepared);
+}
+
 /* --- the next coordinator ------------------------------------------------------------------------------ */
-
-/* The last line about a tallyd's share. */
-static struct {
-    char line[400];
-    atomic_int level; /* -1: none yet */
-} said;
-
-static void listen_for_share(void *user, enum tally_log_level level, const char *line)
-{
-    if (!strstr(line, "its share is now"))
-        return;
-    snprintf(said.line, sizeof said.line, "%s", line);
-    atomic_store(&said.level, (int)level);
-}
-
-static void await_line(void)
-{
-    for (int i = 0; i < 1000 && said.level < 0; i++)
-        tly_loop_turn(&x.loop, 2);
-    tally_log_redirect(NULL, NULL);
-}
 
 static void take_over(bool rests, uint32_t other)
 {
@@ -127,8 +261,7 @@ static void test_a_tallyd_that_wakes_is_tried(void **state)
     x.found = 10000000;
     take_over(true, GUEST);
     assert_true(a->roster.services[GUEST].rests);
-    said.level = -1;
-    tally_log_redirect(listen_for_share, NULL);
+    listen_for("its share is now");
     report_until(&a->prepared, 2, FINE);
     change_all(2);
     await_line();
@@ -184,6 +317,11 @@ int main(void)
                                         tear_down),
         cmocka_unit_test(test_a_gone_service_may_be_anywhere),
         cmocka_unit_test_setup_teardown(test_who_comes_and_goes_is_told, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_with_slow_sums_is_named, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_faster_sums_get_their_share_back, set_up_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_that_hardly_adds_rests, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_slow_sums_are_named_though_the_split_stays, start_fixed,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_wakes_is_tried, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_is_to_stay_has_nobody_rest, set_up_fixed,
                                         tear_down),
