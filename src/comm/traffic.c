@@ -4,8 +4,8 @@
  * waits for its message.  Every 400 ms, if it was active for at least 100 ms, the rank takes a glance: it reads from the kernel
  * how much each connection has sent and for how long it had something to send.  It counts itself how much has come, and
  * asks each service for how long results were on their way.  When all have answered, the difference to the glance before
- * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that lies
- * makes its own card look slow or idle, never fast.
+ * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that
+ * lies changes how busy its own card seems and, by its part of the inflow, this rank's.  It changes no rate (docs/why/join.md).
  *
  * A rank that has taken no glance for five seconds says every 400 ms that it has no traffic, unless it has some just then.  A
  * sample that has begun before does not wait for it.

@@ -161,6 +161,58 @@ static void what_is_not_known_is_no_sample(void **state)
     assert_int_equal(g.count, 0);
 }
 
+/* What two ranks see of cards that are half idle, and of a tallyd that claims to be busy for so long. */
+static void sum_claim(uint32_t claim, uint32_t workers_weight, uint32_t its_weight,
+                      struct tly_replan_service *out)
+{
+    const struct tly_traffic_line to = {{100, S / 2}, {100, S / 2}, 0};
+    struct tly_traffic_line a[SERVICES] = {{{0}}, to, to}, b[SERVICES] = {to, {{0}}, to};
+    services[0].weight = services[1].weight = workers_weight;
+    services[2].weight = its_weight;
+    a[2].in = b[2].in = (struct tly_traffic_way){claim == TLY_TRAFFIC_UNKNOWN ? 0 : 100, claim};
+    sum_up(a, b, out);
+}
+
+/* With a fifth, and with half, of what comes in at each worker. */
+static void a_liar_moves_others_by_its_part_at_most(void **state)
+{
+    for (uint32_t heavy = 0; heavy < 2; heavy++) {
+        double part = heavy ? .5 : .2;
+        struct tly_replan_service honest[SERVICES], always[SERVICES], never[SERVICES];
+        sum_claim(S / 2, 2 - heavy, 1 + heavy, honest);
+        sum_claim(S, 2 - heavy, 1 + heavy, always);
+        sum_claim(0, 2 - heavy, 1 + heavy, never);
+        for (int i = 0; i < SERVICES; i++) {
+            assert_true(near(honest[i].card.busy, .5) && near(honest[i].card.both, .5));
+            assert_true(always[i].card.rate == honest[i].card.rate);
+            assert_true(never[i].card.rate == honest[i].card.rate);
+            assert_true(near(never[i].card.busy, .5)); /* pushes and results of others show that */
+        }
+        for (int i = 0; i < MACHINES; i++) {
+            assert_true(near(always[i].card.busy, .5 + .5 * part));
+            assert_true(near(always[i].card.both, .5 + .25 * part));
+            assert_true(near(never[i].card.both, .5 - .25 * part));
+        }
+        assert_true(near(always[2].card.busy, 1) && near(never[2].card.both, .25));
+    }
+}
+
+/* A tallyd that does not say hides its own card, and workers' cards if more than 40% of what comes in there is its. */
+static void who_does_not_say_hides_others_by_a_large_part_alone(void **state)
+{
+    struct tly_replan_service honest[SERVICES], light[SERVICES], heavy[SERVICES];
+    sum_claim(S / 2, 2, 1, honest);
+    sum_claim(TLY_TRAFFIC_UNKNOWN, 2, 1, light);
+    sum_claim(TLY_TRAFFIC_UNKNOWN, 1, 2, heavy);
+    for (int i = 0; i < MACHINES; i++) {
+        assert_true(near(light[i].card.busy, .5) && near(light[i].card.both, .5));
+        assert_true(near(light[i].card.rate, honest[i].card.rate));
+        assert_true(isnan(heavy[i].card.rate) && isnan(heavy[i].card.busy));
+        assert_true(near(heavy[i].sums.rate, honest[i].sums.rate));
+    }
+    assert_true(isnan(light[2].card.busy) && near(light[2].sums.rate, honest[2].sums.rate));
+}
+
 static void what_is_taken_late_is_the_services(void **state)
 {
     struct tly_traffic_line line[SERVICES] = {{{0}}, {{0}}, {{300, S / 10}, {60, S / 10}, S}};
@@ -249,6 +301,8 @@ int main(void)
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
         cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
+        cmocka_unit_test_setup(a_liar_moves_others_by_its_part_at_most, set_up),
+        cmocka_unit_test_setup(who_does_not_say_hides_others_by_a_large_part_alone, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
         cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
         cmocka_unit_test(what_cannot_be_is_refused),
