@@ -143,6 +143,8 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
     case TLY_WHY_CARD:
     case TLY_WHY_SUMS:
         tly_adapt_see(c, who, &seen);
+        if (s->why == TLY_WHY_CARD)
+            seen.sum_found = 0; /* found before, and no limit now */
         tly_adapt_name(&c->roster, who, s->who, sizeof s->who);
         tly_adapt_speed(c, who, &seen, false, s->what, sizeof s->what);
         break;

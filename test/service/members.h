@@ -88,8 +88,8 @@ void run(uint32_t count);
 int start(void **state);
 int tear_down(void **state);
 /* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; FINE, HALF: nobody holds anybody
- * up, and each card carries nearly all of that, or half; ALONE: as SLOW, and the tallyds sum all.  HELD, STUCK: no card is busy,
- * and pushes lie at the tallyds, whose processors add 0.2 Gbit/s of inputs, or a thousandth of that. */
+ * up, and each card carries nearly all of that, or half; ALONE: as SLOW, and the tallyds sum all.  HELD, STUCK: no card is
+ * busy, and pushes lie at the tallyds, whose processors add 0.2 Gbit/s of inputs, or a thousandth of that. */
 struct tly_traffic sight(const struct member *m, enum seen seen, struct tly_traffic_line line[GUEST + 1]);
 /* epochs: how many it still needs */
 void report_in(struct member *m, uint32_t epoch, uint32_t epochs, enum seen seen);

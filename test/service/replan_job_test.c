@@ -239,6 +239,11 @@ static void test_slow_sums_are_named_though_the_split_stays(void **state)
     expect_since(strstr(said.line, "tallyd 0"), "tallyd 0 (host), which adds 0.2 Gbit/s of inputs since ",
                  "; the split stays as it is (TALLY_REPLAN=0)");
     assert_int_equal(said.level, TALLY_LOG_WARNING);
+    report_until(&a->judged, 2, FINE);
+    assert_int_equal(a->slow.why, TLY_WHY_NOBODY);
+    report_until(&a->judged, 3, SLOW); /* its sums are no limit any more, its card is */
+    assert_int_equal(a->slow.why, TLY_WHY_CARD);
+    expect_since(a->slow.what, "carries 0.16 of 0.8 Gbit/s since ", "");
     assert_true(tallyd()->sum_found == 0 && share(&a->roster, FIRST) == before && !a->prepared);
 }
 
