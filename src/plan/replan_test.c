@@ -645,7 +645,8 @@ static void a_slow_pattern_is_followed(void **state)
 /* --- who holds all up --------------------------------------------------------------------------------- */
 
 /* A split that stays, by cards of 100 each.  Each card carries this rate, for that part of the time. */
-static int stands_out(int count, const double *rate, const double *busy, int named)
+/* sums: busy that much, at a rate that was found for a limit; NULL: none was. */
+static int stands_out_with(int count, const double *rate, const double *busy, const double *sums, int named)
 {
     struct tly_replan_service s[CLUSTER_MOST] = {0};
     struct tly_replan *r;
@@ -655,13 +656,28 @@ static int stands_out(int count, const double *rate, const double *busy, int nam
                                            .active = true,
                                            .weight = 1,
                                            .card = {rate[i] * busy[i], busy[i], busy[i]}};
-        assert_int_equal(tly_replan_place(r, i, 100, 100, 0, false), 0);
+        if (sums)
+            s[i].sums = (struct tly_sight){50, sums[i], sums[i]};
+        assert_int_equal(tly_replan_place(r, i, 100, 100, sums ? 50 : 0, false), 0);
     }
     for (int i = 0; i < 2 * TLY_GAUGE_LONG; i++)
         assert_false(tly_replan_step(r, count, s, 1));
     int who = tly_replan_standout(r, count, s, named);
     tly_replan_destroy(r);
     return who;
+}
+
+static int stands_out(int count, const double *rate, const double *busy, int named)
+{
+    return stands_out_with(count, rate, busy, NULL, named);
+}
+
+static void sums_hold_all_up_only_while_inputs_wait(void **state)
+{
+    static const double one[] = {100, 100, 25, 100}, busy[] = {1, 1, 1, 1}, none[] = {0, 0, 0, 0},
+                        first[] = {0, 1, 0, 0};
+    assert_int_equal(stands_out_with(4, one, busy, first, -1), 1);
+    assert_int_equal(stands_out_with(4, one, busy, none, -1), 2);
 }
 
 static void the_slowest_card_holds_all_up(void **state)
@@ -719,6 +735,7 @@ int main(void)
         cmocka_unit_test(sums_that_flap_are_followed_slowly),
         cmocka_unit_test(a_card_that_carries_nothing_confirms_no_value),
         cmocka_unit_test(a_slow_pattern_is_followed),
+        cmocka_unit_test(sums_hold_all_up_only_while_inputs_wait),
         cmocka_unit_test(the_slowest_card_holds_all_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
