@@ -105,7 +105,7 @@ void cluster_start(struct cluster *c, int workers, int spare, const double *said
 void cluster_step(struct cluster *c)
 {
     double *real = c->now, all = c->workers;
-    uint32_t weight[CLUSTER_MOST], total = 0;
+    uint32_t weight[CLUSTER_MOST] = {0}, total = 0;
     cluster_weights(c, weight);
     for (int i = 0; i < c->count; i++) {
         if (c->steps % c->hold == 0)
