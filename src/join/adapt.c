@@ -34,9 +34,33 @@ enum {
 
 static void drop_reports(struct tly_coordinator *c)
 {
-    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        tly_traffic_finish(&tly_list_entry(n, struct member, node)->traffic);
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        tly_traffic_finish(&m->traffic);
+        m->epochs = 0;
+    }
     c->adapt.since = 0;
+}
+
+static void doubt(struct member *m)
+{
+    char who[200];
+    if (m->doubted)
+        return;
+    tly_coordinator_name(m, who, sizeof who);
+    tly_warn("join", "%s reports impossible traffic: its reports do not count, and the split stays", who);
+    m->doubted = true;
+}
+
+void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r)
+{
+    uint32_t epochs = tly_read32(r);
+    if (r->failed || r->len || !epochs) {
+        doubt(m);
+        return;
+    }
+    m->epochs = epochs;
+    m->quiet_at = m->c->loop.awake;
 }
 
 void tly_adapt_heard(struct member *m, struct tly_reader *r)
@@ -44,12 +68,8 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
     struct tly_coordinator *c = m->c;
     struct tly_traffic t;
     int err = tly_traffic_read(r, &t);
-    if (err == -EPROTO && !m->doubted) {
-        char who[200];
-        tly_coordinator_name(m, who, sizeof who);
-        tly_warn("join", "%s reports impossible traffic: its reports do not count, and the split stays", who);
-        m->doubted = true;
-    }
+    if (err == -EPROTO)
+        doubt(m);
     if (err)
         return; /* without memory there is one sample less */
     bool fits = c->state == RUNNING && c->adapt.replan && !c->wanted && !c->preparing &&
@@ -60,6 +80,7 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
     }
     tly_traffic_finish(&m->traffic);
     m->traffic = t;
+    m->epochs = t.epochs;
     if (!c->adapt.since)
         c->adapt.since = c->loop.awake;
 }
@@ -511,8 +532,8 @@ void tly_adapt_tick(struct tly_coordinator *c)
     bool change = false;
     for (uint32_t i = 0; of && s && i < c->size; i++) {
         of[i] = c->ranks[i] ? &c->ranks[i]->traffic : NULL;
-        if (of[i] && of[i]->epochs > epochs)
-            epochs = of[i]->epochs;
+        if (c->ranks[i] && c->ranks[i]->epochs > epochs)
+            epochs = c->ranks[i]->epochs;
     }
     if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);

@@ -24,6 +24,8 @@ void tly_adapt_tell_gone(struct tly_coordinator *c);
 void tly_adapt_tell_come(struct tly_coordinator *c);
 /* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
+/* A rank's word that it has no traffic. */
+void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
 /* What this service's card carries, bit/s; 0: nothing was seen of it, or the figure is a guess. */

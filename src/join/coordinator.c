@@ -362,7 +362,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         if (f->flags & TLY_MARK)
             tly_slow_heard(m, &r);
         else if (f->flags & TLY_QUIET)
-            m->quiet_at = c->loop.awake;
+            tly_adapt_heard_quiet(m, &r);
         else
             tly_adapt_heard(m, &r);
         break;

@@ -523,10 +523,13 @@ void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
     free(w.data);
 }
 
-void tly_member_tell_quiet(struct tly_member *m)
+void tly_member_tell_quiet(struct tly_member *m, uint32_t epochs)
 {
+    struct tly_writer w = {0};
+    tly_write32(&w, epochs);
     if (m->link && !m->away)
-        post(m, TLY_PACE, TLY_QUIET, NULL);
+        post(m, TLY_PACE, TLY_QUIET, &w);
+    free(w.data);
 }
 
 void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t)

@@ -106,8 +106,8 @@ void tly_member_join(struct tly_member *m, bool drained);
 void tly_member_goodbye(struct tly_member *m);
 /* What this rank has seen of its traffic. */
 void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t);
-/* This rank has no traffic to tell of, until it tells of some. */
-void tly_member_tell_quiet(struct tly_member *m);
+/* This rank has no traffic to tell of, until it tells of some.  epochs: that it still needs. */
+void tly_member_tell_quiet(struct tly_member *m, uint32_t epochs);
 /* How much of its steps it has computed. */
 void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t);
 /* Something makes the job impossible.  err: fail at once with it; 0: give a better explanation a moment. */

@@ -405,6 +405,12 @@ static void test_a_tallyd_comes_back_to_a_split_that_stays(void **state)
     assert_true(guest->roster.services[FIRST].bandwidth == 800000000);
 }
 
+static void turn_on(void)
+{
+    for (int i = 0; i < 30; i++)
+        tly_loop_turn(&x.loop, 2);
+}
+
 /* What cannot be counts for nothing, and ends nothing.  Each kind comes again and again beside rank 0's good reports, with which
  * it would make a sample: enough of those would change the split. */
 static void test_a_report_that_cannot_be(void **state)
@@ -432,31 +438,63 @@ static void test_a_report_that_cannot_be(void **state)
         w.len -= kind == 6;
         post(b, TLY_PACE, 0, &w);
         report(a, a->roster.epoch, SLOW);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
+        turn_on();
         if (b->closed + a->failed + a->prepared)
             fail_msg("by nonsense of kind %d", kind);
     }
     report_until(&a->prepared, 1, SLOW); /* and it is heard again once it makes sense */
 }
 
+static void say_quiet(struct member *m, uint32_t epochs)
+{
+    struct tly_writer w = {0};
+    tly_write32(&w, epochs);
+    post(m, TLY_PACE, TLY_QUIET, &w);
+}
+
+/* Rank 0 reports, and rank 1 after that, or it says that it is quiet: until the split changes, or for 20 samples. */
+static void sample(uint32_t epochs, bool quiet, uint32_t epochs_of_other)
+{
+    struct member *a = &x.member[0], *b = &x.member[1];
+    for (int i = 0; i < 20 && !a->prepared; i++) {
+        report_in(a, a->roster.epoch, epochs, SLOW);
+        turn_on();
+        if (quiet)
+            say_quiet(b, epochs_of_other);
+        else
+            report_in(b, a->roster.epoch, epochs_of_other, SLOW);
+        turn_on();
+    }
+}
+
 /* While a rank needs four older epochs the split stays, whatever is seen. */
 static void test_no_change_while_four_older_epochs_live(void **state)
 {
-    struct member *a = &x.member[0];
-    for (int i = 0; i < 20; i++) {
-        for (uint32_t rank = 0; rank < RANKS; rank++)
-            report_in(&x.member[rank], a->roster.epoch, rank ? 1 : 5, SLOW);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
-    }
+    const struct member *a = &x.member[0];
+    sample(5, false, 1);
+    sample(1, true, 5); /* also one without traffic */
     assert_int_equal(a->prepared, 0);
-    for (int i = 0; i < 20 && !a->prepared; i++) {
-        for (uint32_t rank = 0; rank < RANKS; rank++)
-            report_in(&x.member[rank], a->roster.epoch, rank ? 1 : 4, SLOW);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
+    sample(4, true, 4);
+    assert_int_equal(a->prepared, 1);
+}
+
+/* A rank counts as quiet only if it says how many epochs it needs. */
+static void test_an_impossible_word_of_quiet(void **state)
+{
+    const struct member *a = &x.member[0];
+    struct member *b = &x.member[1];
+    for (int i = 0; i < 20; i++) {
+        struct tly_writer w = {0};
+        report(&x.member[0], a->roster.epoch, SLOW);
+        turn_on();
+        tly_write64(&w, 1);
+        post(b, TLY_PACE, TLY_QUIET, &w);
+        post(b, TLY_PACE, TLY_QUIET, NULL);
+        say_quiet(b, 0);
+        turn_on();
     }
+    assert_int_equal(b->closed + a->failed + a->prepared, 0);
+    sample(1, true, 1);
     assert_int_equal(a->prepared, 1);
 }
 
@@ -476,20 +514,17 @@ static void test_a_rank_that_has_joined_reports_no_more(void **state)
 static void test_a_rank_without_traffic_holds_no_sample_up(void **state)
 {
     struct member *a = &x.member[0], *b = &x.member[1];
-    post(b, TLY_PACE, TLY_QUIET, NULL);
-    for (int turn = 0; turn < 30; turn++)
-        tly_loop_turn(&x.loop, 2);
+    say_quiet(b, 1);
+    turn_on();
     for (int i = 0; i < 20; i++) {
         report(a, a->roster.epoch, SLOW);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
+        turn_on();
     }
     assert_int_equal(a->prepared, 0);
     for (int i = 0; i < 200 && !a->prepared; i++) {
         report(a, a->roster.epoch, SLOW);
-        for (int turn = 0; turn < 30; turn++)
-            tly_loop_turn(&x.loop, 2);
-        post(b, TLY_PACE, TLY_QUIET, NULL);
+        turn_on();
+        say_quiet(b, 1);
     }
     assert_int_equal(a->prepared, 1);
     assert_int_equal(a->failed + b->failed, 0);
@@ -794,6 +829,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_an_impossible_word_of_quiet, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_without_traffic_holds_no_sample_up, start_apart,
                                         tear_down),
