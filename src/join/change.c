@@ -266,9 +266,9 @@ static void commit(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         m->accuses = 0;
     }
-    tly_slow_forget(c);
     tly_adapt_tell_come(c);
     tly_adapt_begin(c);
+    tly_slow_forget(c); /* it may tell the members: of the whole change */
 }
 
 void tly_change_start_without(struct tly_coordinator *c)
@@ -276,6 +276,7 @@ void tly_change_start_without(struct tly_coordinator *c)
     c->wanted = false;
     c->preparing = ++c->number;
     commit(c); /* nobody has begun anything */
+}; /* and no split held that this one has changed */
 }
 
 /* A rank's answer to INVITE or PREPARE. */

@@ -498,6 +498,40 @@ static void test_an_impossible_word_of_quiet(void **state)
     assert_int_equal(a->prepared, 1);
 }
 
+/* To the second PREPARE, which came before the first one was answered. */
+static void answer_all(void)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].prepared, 2);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+}
+
+/* A tallyd dies while another one joins, and somebody held the job up: members hear once what has changed, and all of it. */
+static void test_one_change_is_told_once(void **state)
+{
+    struct member *a = &x.member[0];
+    report_until(&a->judged, 1, SLOW);
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    post(guest, TLY_BEGUN, 0, NULL);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].invited, 2);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    turn_until(&a->prepared, 1);
+    leave(&x.member[FIRST]);
+    turn_until(&a->prepared, 2);
+    int told = a->told;
+    answer_all();
+    turn_until(&a->told, told + 1);
+    turn_on();
+    turn_on();
+    assert_int_equal(a->told, told + 1);
+    assert_non_null(strstr(a->change.what, "tallyd 0 (host) is out: its share was "));
+    assert_non_null(strstr(a->change.what, "; tallyd 1 (host) has joined: its share is "));
+}
+
 /* A rank that has joined has nothing to report, and the split follows what the others see. */
 static void test_a_rank_that_has_joined_reports_no_more(void **state)
 {
@@ -829,6 +863,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_one_change_is_told_once, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_an_impossible_word_of_quiet, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_without_traffic_holds_no_sample_up, start_apart,
