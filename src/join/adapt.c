@@ -258,8 +258,7 @@ void tly_adapt_tell_gone(struct tly_coordinator *c)
     for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
         if (s->weight && s->state != TLY_SERVICE_ACTIVE)
-            note_service(c, i,
-                         s->state == TLY_SERVICE_IDLE ? "has left: its share was" : "is out: its share was");
+            note_service(c, i, s->left ? "has left: its share was" : "is out: its share was");
     }
 }
 

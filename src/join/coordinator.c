@@ -314,6 +314,7 @@ static void on_goodbye(struct member *m)
         note_left(c, m->info.rank);
     if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
         c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
+        c->roster.services[m->service].left = true;
         c->wanted = true;
     }
     advance(c);

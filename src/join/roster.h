@@ -66,6 +66,7 @@ struct tly_roster_service {
     uint32_t weight; /* its share of all bytes, over the sum of weights */
     struct tly_endpoints at;
     char host[64];
+    bool left; /* a tallyd that has said goodbye; the coordinator's, not in messages */
 };
 
 /* All that an epoch consists of.  Services 0..machines-1 are the machines' own, then the tallyd. */

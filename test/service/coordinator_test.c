@@ -532,6 +532,19 @@ static void test_one_change_is_told_once(void **state)
     assert_non_null(strstr(a->change.what, "; tallyd 1 (host) has joined: its share is "));
 }
 
+/* A tallyd says goodbye, and its connection ends before COMMIT: it has left all the same. */
+static void test_who_says_goodbye_has_left(void **state)
+{
+    struct member *a = &x.member[0];
+    post(&x.member[FIRST], TLY_GOODBYE, 0, NULL);
+    turn_until(&a->prepared, 1);
+    leave(&x.member[FIRST]);
+    turn_until(&a->prepared, 2);
+    answer_all();
+    turn_until(&a->told, 1);
+    assert_string_equal(a->change.what, "tallyd 0 (host) has left: its share was 50%");
+}
+
 /* A rank that has joined has nothing to report, and the split follows what the others see. */
 static void test_a_rank_that_has_joined_reports_no_more(void **state)
 {
@@ -864,6 +877,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_one_change_is_told_once, start_fixed, tear_down),
+        cmocka_unit_test_setup_teardown(test_who_says_goodbye_has_left, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_an_impossible_word_of_quiet, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_without_traffic_holds_no_sample_up, start_apart,
