@@ -275,8 +275,8 @@ void tly_change_start_without(struct tly_coordinator *c)
 {
     c->wanted = false;
     c->preparing = ++c->number;
-    commit(c); /* nobody has begun anything */
-}; /* and no split held that this one has changed */
+    commit(c);                        /* nobody has begun anything, */
+    c->changed = (struct changed){0}; /* and no split held that this one has changed */
 }
 
 /* A rank's answer to INVITE or PREPARE. */

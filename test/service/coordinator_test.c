@@ -545,6 +545,25 @@ static void test_who_says_goodbye_has_left(void **state)
     assert_string_equal(a->change.what, "tallyd 0 (host) has left: its share was 50%");
 }
 
+/* The tallyd dies before the job runs: no split has changed. */
+static void test_a_start_is_no_change(void **state)
+{
+    struct member *a = &x.member[0];
+    x.bandwidth = 800000000;
+    for (uint32_t i = 0; i < FIRST + 1; i++)
+        join(i);
+    for (uint32_t i = 0; i < RANKS; i++)
+        turn_until(&x.member[i].invited, 1);
+    turn_until(&x.member[FIRST].invited, 1);
+    leave(&x.member[FIRST]);
+    for (uint32_t i = 0; i < RANKS; i++)
+        post(&x.member[i], TLY_BEGUN, 0, NULL);
+    turn_until(&a->committed, 1);
+    turn_on();
+    assert_true(ask()->changed.at == 0);
+    assert_int_equal(a->told, 0);
+}
+
 /* A rank that has joined has nothing to report, and the split follows what the others see. */
 static void test_a_rank_that_has_joined_reports_no_more(void **state)
 {
@@ -878,6 +897,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_one_change_is_told_once, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_who_says_goodbye_has_left, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_start_is_no_change, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_an_impossible_word_of_quiet, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_has_joined_reports_no_more, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_without_traffic_holds_no_sample_up, start_apart,
