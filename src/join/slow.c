@@ -201,7 +201,7 @@ static void tell(struct tly_coordinator *c)
     tly_currents_write(&w, &current);
     tly_currents_finish(&current);
     tly_change_write(&w, &c->changed.last);
-    c->changed.fresh = false;
+    c->changed.fresh = w.failed; /* then the next tick tells it */
     if (!w.failed)
         tly_coordinator_post_all(c, TLY_PACE, w.data, w.len);
     free(w.data);
