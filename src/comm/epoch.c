@@ -98,7 +98,7 @@ uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part)
 
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt)
 {
-    /* Until a COMMIT says so, who is about to be put out is not: a coordinator that dies may have told some alone. */
+    /* A service stays in the epoch until COMMIT removes it: a coordinator that dies may have told only some ranks of PREPARE. */
     if (c->peers[dealt].incarnation == e->incarnation[dealt])
         return dealt;
     return tly_epoch_substitute(c, key, part);

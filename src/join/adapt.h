@@ -19,10 +19,11 @@ struct tly_roster_service;
 void tly_adapt_begin(struct tly_coordinator *c);
 /* Into the roster, before it is split: what is known of cards and services by now. */
 void tly_adapt_apply(struct tly_coordinator *c);
-/* For `tally status` and the members: who is no more part of the split, before it is made anew; who has come, after that. */
+/* For `tally status` and the members: name the tallyds that leave the split (before the new one is computed) and those that
+ * join it (after). */
 void tly_adapt_tell_gone(struct tly_coordinator *c);
 void tly_adapt_tell_come(struct tly_coordinator *c);
-/* A rank's report of its traffic.  One that cannot be is dropped, for it is no reason to end a job. */
+/* A rank's report of its traffic.  An impossible report is dropped, for it is no reason to end a job. */
 void tly_adapt_heard(struct member *m, struct tly_reader *r);
 /* A rank's word that it has no traffic. */
 void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r);
@@ -47,7 +48,7 @@ bool tly_adapt_moved(struct tly_coordinator *c);
 #define TLY_ADAPT_MOVED .05
 
 /* slow.c */
-/* A rank's report of its steps.  One that cannot be is dropped. */
+/* A rank's report of its steps.  An impossible report is dropped. */
 void tly_slow_heard(struct member *m, struct tly_reader *r);
 /* A rank has left: what the others have told of their steps is of steps with it. */
 void tly_slow_left(struct tly_coordinator *c);

@@ -117,7 +117,7 @@ static void remember_host(struct tly_coordinator *c, uint32_t service)
         f->last = last;
 }
 
-/* A guest gets this place; one that others cannot reach (-EINVAL) leaves it as it was.  f: as find_host(). */
+/* Put a guest into this place.  If others cannot reach it (-EINVAL) the place stays as it was.  f: as find_host(). */
 static int put_in(struct tly_coordinator *c, uint32_t place, const struct member *m, const struct found *f)
 {
     struct tly_roster_service *s = &c->roster.services[place], before = {0};

@@ -77,7 +77,7 @@ struct member {
     uint32_t accuses;     /* a rank: how many services it cannot reach, in this epoch */
     int64_t quiet_at;     /* a rank: awake clock when it last said that it has no traffic */
     uint32_t epochs;      /* a rank: that it still needs, by its last word in this sample; 0: none came */
-    bool doubted;         /* it has sent a report of its traffic that cannot be */
+    bool doubted;         /* it has sent an impossible report of its traffic */
     bool measured;        /* what is known of its card was measured here */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */

@@ -53,7 +53,7 @@ struct tly_steps {
 };
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
-/* -EPROTO: it cannot be read, claims more than a network carries or a period has, or is of less time than any rank's;
+/* -EPROTO: it cannot be read, claims more than a network carries or a period has, or covers less time than any rank reports;
  * -ENOMEM.  *t untouched then. */
 int tly_traffic_read(struct tly_reader *r, struct tly_traffic *t);
 void tly_traffic_finish(struct tly_traffic *t);
@@ -64,10 +64,12 @@ int tly_steps_read(struct tly_reader *r, struct tly_steps *s);
 
 /* What the ranks have seen in one period: `of` has an entry for each rank, with count 0 of those that have said nothing,
  * else the roster's.  Sets card and sums of out[], one for each service, and *goodput, bytes/s of a rank.  False: the
- * sample says nothing of what this split makes cards carry.  Most parts that have landed were dealt by an older split.  Or none
- * has landed while all cards had backlogs, so the network stood still.  Or a rank has said nothing, and either none has landed,
- * for the others may wait for that rank, or all had operations under way for less than a tenth of the time, so that rank may
- * have had some at other times. */
+ * sample does not show what this split makes cards carry, for one of four reasons:
+ *   - most parts that have landed were dealt by an older split;
+ *   - no part has landed while all cards had backlogs: the network stood still;
+ *   - no part has landed and a rank has said nothing: the others may wait for that rank;
+ *   - a rank has said nothing, and all others had operations under way for less than a tenth of the time: that rank may have
+ *     had some at other times. */
 bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
                      struct tly_replan_service *out, double *goodput);
 

@@ -77,7 +77,7 @@ enum tly_frame_flag {
     TLY_REQUEST = 2, /* asks for data and brings none */
     TLY_MARK = 4,    /* error mark: the payload is the reason; QUIET: of what its rank has cancelled */
     TLY_SUMMED = 16, /* the payload, if any, is followed by its checksum; set by the link */
-    TLY_QUIET = 32,  /* who pushes wants no result: its answer is empty; of PACE: the rank has no traffic */
+    TLY_QUIET = 32,  /* the pusher wants no result: its answer is empty; of PACE: the rank has no traffic */
     TLY_OFFER = 64,  /* there is data, to be asked for when somebody wants it; brings none */
     TLY_SHOWN = 128, /* between ends on one machine: a reference follows, not the payload; set by the link */
     TLY_RESUMED = 256, /* after a connection has been mended; of a push: its first fragment, not its part's */

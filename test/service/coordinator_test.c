@@ -411,9 +411,9 @@ static void turn_on(void)
         tly_loop_turn(&x.loop, 2);
 }
 
-/* What cannot be counts for nothing, and ends nothing.  Each kind comes again and again beside rank 0's good reports, with which
+/* Impossible reports count for nothing, and end nothing.  Each kind comes again and again beside rank 0's good reports, with which
  * it would make a sample: enough of those would change the split. */
-static void test_a_report_that_cannot_be(void **state)
+static void test_an_impossible_report(void **state)
 {
     enum { NONSENSE = 8, TIMES = 20 };
     struct member *a = &x.member[0], *b = &x.member[1];
@@ -893,7 +893,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_tallyd_comes_back_to_a_split_that_stays, start_fixed,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_all_cards_carry_half, start_apart, tear_down),
-        cmocka_unit_test_setup_teardown(test_a_report_that_cannot_be, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_an_impossible_report, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_no_change_while_four_older_epochs_live, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_one_change_is_told_once, start_fixed, tear_down),
         cmocka_unit_test_setup_teardown(test_who_says_goodbye_has_left, start_apart, tear_down),
