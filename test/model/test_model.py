@@ -1,5 +1,5 @@
-"""SPIN on recovery.pml and window.pml: every interleaving of small jobs with faults in them, and proof that the models would
-notice."""
+"""SPIN on recovery.pml, window.pml and change.pml: every interleaving of small jobs with faults in them, and proof that the
+models would notice."""
 
 import os
 import pathlib
