@@ -19,7 +19,7 @@ static inline bool tly_kind_is_message(uint8_t kind)
     return kind == TALLY_MESSAGE || kind == TLY_PROBE;
 }
 
-/* Does it go over the cards by the plan, as soon as all submit it?  A message may stand open for long before it moves. */
+/* Does its data cross the cards as soon as all ranks have submitted it?  A message may stand open for long before it moves. */
 static inline bool tly_kind_is_planned(uint8_t kind)
 {
     return kind >= TALLY_PUSH_PULL && kind <= TALLY_SCATTER && kind != TALLY_BARRIER;

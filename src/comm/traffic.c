@@ -37,7 +37,7 @@ enum {
     EVERY_MS = TLY_TRAFFIC_EVERY_US / 1000,
     PATIENCE_MS = 1000, /* for services' answers */
     QUIET_MS = 5000,    /* without a glance */
-    LITTLE_US = TLY_TRAFFIC_LEAST_US / QUIET_MS * EVERY_MS,
+    LITTLE_US = TLY_TRAFFIC_LEAST_US * EVERY_MS / QUIET_MS,
 };
 
 static uint64_t us_now(void)
