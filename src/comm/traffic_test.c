@@ -110,6 +110,7 @@ static int told(struct tly_traffic *out)
             assert_int_equal(tly_traffic_read(&r, out), 0);
         else if (flags == TLY_QUIET)
             assert_int_equal(tly_read32(&r), 1); /* epochs */
+        free(o.owned);
     }
     return flags;
 }
