@@ -98,7 +98,8 @@ uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part)
 
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt)
 {
-    /* A service stays in the epoch until COMMIT removes it: a coordinator that dies may have told only some ranks of PREPARE. */
+    /* A service stays in the epoch until COMMIT removes it.  A coordinator that dies may have told only some ranks of
+     * PREPARE. */
     if (c->peers[dealt].incarnation == e->incarnation[dealt])
         return dealt;
     return tly_epoch_substitute(c, key, part);

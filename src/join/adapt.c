@@ -26,8 +26,9 @@
 #include "join/start.h"
 
 enum {
-    WAIT_MS = 5000,  /* for the other ranks' reports, or their word that there is nothing to report */
-    MOST_EPOCHS = 4, /* the newest and three older ones: with more alive at some rank nothing changes */
+    WAIT_MS = 5000,    /* for the other ranks' reports, or their word that there is nothing to report */
+    MOST_EPOCHS = 4,   /* the newest and three older ones: with more alive at some rank nothing changes */
+    LONG_CROWDED = 25, /* samples, 10 s of traffic */
 };
 
 /* --- samples ---------------------------------------------------------------------------------------- */
@@ -215,6 +216,14 @@ void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct t
         snprintf(out, len, "carries %.3g Gbit/s since %s", is, at);
 }
 
+/* How much a service's card has changed since a line had it: the logarithm of the ratio; 0: nothing is known. */
+static double news(const struct tly_coordinator *c, uint32_t i)
+{
+    double was = i < c->adapt.places ? (double)c->adapt.place[i].bandwidth : 0;
+    double is = (double)c->roster.services[i].bandwidth;
+    return was > 0 && is > 0 ? fabs(log(is / was)) : 0;
+}
+
 /* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by TLY_ADAPT_NEWS. */
 static uint32_t find_news(const struct tly_coordinator *c)
 {
@@ -222,22 +231,20 @@ static uint32_t find_news(const struct tly_coordinator *c)
     double most = TLY_ADAPT_NEWS;
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
-        double was = (double)c->adapt.place[i].bandwidth, is = (double)s->bandwidth;
-        double news = was > 0 && is > 0 ? fabs(log(is / was)) : 0;
-        if (s->state == TLY_SERVICE_ACTIVE && s->card == i && news > most) {
-            most = news;
+        if (s->state == TLY_SERVICE_ACTIVE && s->card == i && news(c, i) > most) {
+            most = news(c, i);
             found = i;
         }
     }
     return found;
 }
 
-/* Several changes of one epoch are one. */
+/* Changes of one epoch, or that were not told yet, are one. */
 static void note_change(struct tly_coordinator *c, const char *text)
 {
     struct tly_change *last = &c->changed.last;
     time_t now = time(NULL);
-    size_t at = c->changed.epoch == c->roster.epoch ? strlen(last->what) : 0;
+    size_t at = c->changed.fresh || c->changed.epoch == c->roster.epoch ? strlen(last->what) : 0;
     snprintf(last->what + at, sizeof last->what - at, "%s%s", at ? "; " : "", text);
     last->at = (uint64_t)now;
     tly_adapt_time(now, last->when);
@@ -274,7 +281,9 @@ void tly_adapt_tell_come(struct tly_coordinator *c)
 
 static void say(struct tly_coordinator *c, uint32_t i, const char *what)
 {
-    const struct tly_roster_service *s = &c->roster.services[i];
+    struct tly_roster_service told = c->roster.services[i], *s = &told;
+    if (news(c, s->card) > TLY_ADAPT_NEWS)
+        s->sum_found = 0; /* found before: the card is the news */
     char who[200], speed[160], text[400];
     tly_adapt_name(&c->roster, i, who, sizeof who);
     bool more = i < c->adapt.places && s->bandwidth > c->adapt.place[i].bandwidth;
@@ -516,6 +525,25 @@ void tly_adapt_apply(struct tly_coordinator *c)
     c->adapt.takes = cost(&c->roster); /* by the split that was, and what is known now */
 }
 
+/* Does some rank still need four older epochs?  Then nothing changes; if that lasts it is said once. */
+static bool is_crowded(struct tly_coordinator *c)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 1; i < c->size; i++)
+        if (c->ranks[i] && (!c->ranks[most] || c->ranks[i]->epochs > c->ranks[most]->epochs))
+            most = i;
+    if (!c->ranks[most] || c->ranks[most]->epochs <= MOST_EPOCHS) {
+        c->adapt.crowded = 0;
+        return false;
+    }
+    if (++c->adapt.crowded == LONG_CROWDED)
+        tly_warn("join",
+                 "rank %u has operations under way that began before the last %u changes of the split: the "
+                 "split stays until they end (a receive that nobody answers, or a rank that never submits)",
+                 most, c->ranks[most]->epochs - 1);
+    return true;
+}
+
 void tly_adapt_tick(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
@@ -527,14 +555,10 @@ void tly_adapt_tick(struct tly_coordinator *c)
     const struct tly_traffic **of = calloc(c->size, sizeof *of);
     struct tly_replan_service *s = calloc(r->service_count, sizeof *s);
     double goodput;
-    uint32_t epochs = 0;
     bool change = false;
-    for (uint32_t i = 0; of && s && i < c->size; i++) {
+    for (uint32_t i = 0; of && s && i < c->size; i++)
         of[i] = c->ranks[i] ? &c->ranks[i]->traffic : NULL;
-        if (c->ranks[i] && c->ranks[i]->epochs > epochs)
-            epochs = c->ranks[i]->epochs;
-    }
-    if (of && s && epochs <= MOST_EPOCHS && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
+    if (of && s && !is_crowded(c) && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
         a->standout = tly_replan_standout(a->replan, (int)r->service_count, s, a->standout);
         note_all(c);

@@ -448,8 +448,10 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
     /* It may have been invited to meet a guest since.  Who left the split may be gone by now. */
     roster->epoch = committed;
     for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
-        if (roster->services[i].state == TLY_SERVICE_IDLE)
+        if (roster->services[i].state == TLY_SERVICE_IDLE) {
             roster->services[i].state = TLY_SERVICE_GONE;
+            roster->services[i].left = true;
+        }
     for (uint32_t i = 0; i < c->roster.rank_count; i++)
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
     if (c->roster.rank_count)

@@ -312,9 +312,10 @@ static void on_goodbye(struct member *m)
     m->left = true;
     if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
         note_left(c, m->info.rank);
+    if (m->service != TLY_NO_SERVICE)
+        c->roster.services[m->service].left = true;
     if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
         c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
-        c->roster.services[m->service].left = true;
         c->wanted = true;
     }
     advance(c);

@@ -76,9 +76,9 @@ struct member {
     bool said_before;     /* a tallyd: it was put out for the same reason when it came last */
     uint32_t accuses;     /* a rank: how many services it cannot reach, in this epoch */
     int64_t quiet_at;     /* a rank: awake clock when it last said that it has no traffic */
-    uint32_t epochs;      /* a rank: that it still needs, by its last word in this sample; 0: none came */
-    bool doubted;         /* it has sent an impossible report of its traffic */
-    bool measured;        /* what is known of its card was measured here */
+    uint32_t epochs; /* a rank: number that it still needs, by its last word in this sample; 0: no word yet */
+    bool doubted;    /* it has sent an impossible report of its traffic */
+    bool measured;   /* what is known of its card was measured here */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
     struct tly_own own;   /* a rank: how much of its steps it computes */
@@ -144,9 +144,10 @@ struct tly_coordinator {
             bool active;       /* the service had a part in the last epoch */
         } * place;             /* owned */
         uint32_t places;
-        bool pending;  /* a change of its making is under way */
-        double takes;  /* seconds for a byte before that */
-        int64_t since; /* awake clock: first report of the sample; 0: none */
+        bool pending;     /* a change of its making is under way */
+        double takes;     /* seconds for a byte before that */
+        int64_t since;    /* awake clock: first report of the sample; 0: none */
+        uint32_t crowded; /* samples in a row in which some rank needed four older epochs */
         int standout; /* the service whose card or sums were busy all the time in the last sample; -1: none */
     } adapt;
     struct changed {

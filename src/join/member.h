@@ -106,7 +106,7 @@ void tly_member_join(struct tly_member *m, bool drained);
 void tly_member_goodbye(struct tly_member *m);
 /* What this rank has seen of its traffic. */
 void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t);
-/* This rank has no traffic to tell of, until it tells of some.  epochs: that it still needs. */
+/* This rank has no traffic to tell of, until it tells of some.  epochs: number of those that it still needs. */
 void tly_member_tell_quiet(struct tly_member *m, uint32_t epochs);
 /* How much of its steps it has computed. */
 void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t);

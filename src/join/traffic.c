@@ -56,7 +56,7 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
     t.moved = tly_read64(r);
     t.stale = tly_read64(r);
     t.count = tly_read32(r);
-    if (r->failed || t.active_us < TLY_TRAFFIC_LEAST_US / 2 || t.active_us > t.period_us ||
+    if (r->failed || !t.epochs || t.active_us < TLY_TRAFFIC_LEAST_US / 2 || t.active_us > t.period_us ||
         t.period_us < TLY_TRAFFIC_EVERY_US / 2 || t.period_us > TLY_TRAFFIC_LONGEST_US || t.stale > t.moved ||
         !t.count || t.count > TLY_MAX_MACHINES || t.count > r->len / LINE_BYTES ||
         (double)t.moved * 8e6 > (double)TLY_MAX_RATE * t.period_us)

@@ -198,7 +198,7 @@ static void a_liar_moves_others_by_its_part_at_most(void **state)
 }
 
 /* A tallyd that does not say hides its own card, and workers' cards if more than 40% of what comes in there is its. */
-static void who_does_not_say_hides_others_by_a_large_part_alone(void **state)
+static void a_silent_service_hides_workers_only_above_40_percent(void **state)
 {
     struct tly_replan_service honest[SERVICES], light[SERVICES], heavy[SERVICES];
     sum_claim(S / 2, 2, 1, honest);
@@ -302,7 +302,7 @@ int main(void)
         cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(a_liar_moves_others_by_its_part_at_most, set_up),
-        cmocka_unit_test_setup(who_does_not_say_hides_others_by_a_large_part_alone, set_up),
+        cmocka_unit_test_setup(a_silent_service_hides_workers_only_above_40_percent, set_up),
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
         cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
         cmocka_unit_test(what_cannot_be_is_refused),

@@ -440,8 +440,8 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        /* One that is taken to carry as much as those that are busy, as it always did, must have been idle for long; also where
-         * only cards that have lost speed are busy, for it waits for these. */
+        /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card where only cards
+         * that have lost speed are busy, for it waits for these. */
         bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                                       p->card.value < others * (1 + TLY_GAUGE_FAR)
                                 : limited;

@@ -301,7 +301,7 @@ static enum outcome judge_place(const struct tly_replan *r, const struct place *
     return carried > 0 && tly_gauge_busy(&p->card) <= busiest - IDLER ? WAITED : IN_VAIN;
 }
 
-/* Of all places in the try.  Returns the best one. */
+/* Judge each place of the try.  Returns the best outcome. */
 static enum outcome judge_places(struct tly_replan *r, bool poor)
 {
     enum outcome best = IN_VAIN;

@@ -644,8 +644,8 @@ static void a_slow_pattern_is_followed(void **state)
 
 /* --- who holds all up --------------------------------------------------------------------------------- */
 
-/* A split that stays, by cards of 100 each.  Each card carries this rate, for that part of the time. */
-/* sums: busy that much, at a rate that was found for a limit; NULL: none was. */
+/* A split that stays, by cards of 100 each.  Each card carries this rate, for that part of the time.  sums: fraction of the time,
+ * at a limit of 50; NULL: no limit was found. */
 static int stands_out_with(int count, const double *rate, const double *busy, const double *sums, int named)
 {
     struct tly_replan_service s[CLUSTER_MOST] = {0};

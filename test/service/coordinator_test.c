@@ -452,7 +452,7 @@ static void say_quiet(struct member *m, uint32_t epochs)
     post(m, TLY_PACE, TLY_QUIET, &w);
 }
 
-/* Rank 0 reports, and rank 1 after that, or it says that it is quiet: until the split changes, or for 20 samples. */
+/* In each sample rank 0 reports, and rank 1 reports or says that it is quiet: until the split changes, or for 20 samples. */
 static void sample(uint32_t epochs, bool quiet, uint32_t epochs_of_other)
 {
     struct member *a = &x.member[0], *b = &x.member[1];
@@ -467,12 +467,23 @@ static void sample(uint32_t epochs, bool quiet, uint32_t epochs_of_other)
     }
 }
 
-/* While a rank needs four older epochs the split stays, whatever is seen. */
+static void count_crowds(void *user, enum tally_log_level level, const char *line)
+{
+    const char *about = "rank 1 has operations under way that began before the last 4 changes of the split";
+    atomic_fetch_add((atomic_int *)user, strstr(line, about) != NULL);
+}
+
+/* While a rank needs four older epochs the split stays, whatever is seen.  If that lasts it is said, once. */
 static void test_no_change_while_four_older_epochs_live(void **state)
 {
     const struct member *a = &x.member[0];
+    atomic_int lines = 0;
+    tally_log_redirect(count_crowds, &lines);
     sample(5, false, 1);
-    sample(1, true, 5); /* also one without traffic */
+    for (int i = 0; i < 4; i++)
+        sample(1, true, 5); /* also one without traffic */
+    tally_log_redirect(NULL, NULL);
+    assert_int_equal(lines, 1);
     assert_int_equal(a->prepared, 0);
     sample(4, true, 4);
     assert_int_equal(a->prepared, 1);
@@ -498,7 +509,7 @@ static void test_an_impossible_word_of_quiet(void **state)
     assert_int_equal(a->prepared, 1);
 }
 
-/* To the second PREPARE, which came before the first one was answered. */
+/* All ranks answer the second PREPARE; the first one was never answered. */
 static void answer_all(void)
 {
     for (uint32_t i = 0; i < RANKS; i++) {

@@ -27,6 +27,7 @@ static void hear(void *user, enum tally_log_level level, const char *line)
 static void listen_for(const char *with)
 {
     said.with = with;
+    said.line[0] = '\0';
     said.level = -1;
     tally_log_redirect(hear, NULL);
 }
@@ -36,6 +37,7 @@ static void await_line(void)
     for (int i = 0; i < 1000 && said.level < 0; i++)
         tly_loop_turn(&x.loop, 2);
     tally_log_redirect(NULL, NULL);
+    assert_true(said.level >= 0);
 }
 
 /* A tallyd comes on a host of its own; so many changes there were before. */
@@ -137,7 +139,7 @@ static double share(const struct tly_roster *r, uint32_t service)
     return r->services[service].weight / total;
 }
 
-/* Of the only tallyd, in the roster that all ranks have. */
+/* The only tallyd's entry, the same in all ranks' rosters. */
 static const struct tly_roster_service *tallyd(void)
 {
     const struct tly_roster_service *first = &x.member[0].roster.services[x.ranks];
@@ -187,6 +189,17 @@ static void test_a_tallyd_with_slow_sums_is_named(void **state)
     assert_int_equal(a->slow.why, TLY_WHY_NOBODY);
 }
 
+/* A limit of its sums was found before.  Now its card is slow: that is what the change is for. */
+static void test_a_slow_card_is_named_after_slow_sums(void **state)
+{
+    slow_down();
+    report_until(&x.member[0].prepared, 2, SLOW);
+    let_it_change(2);
+    assert_true(tallyd()->sum_found && tallyd()->bandwidth < 200000000);
+    expect_since(ask()->changed.what, "tallyd 0 (host) carries 0.16 of 0.8 Gbit/s since ",
+                 ": its share is now ");
+}
+
 static int set_up_apart(void **state)
 {
     int err = set_up(state);
@@ -194,7 +207,7 @@ static int set_up_apart(void **state)
     return err;
 }
 
-/* Of three ranks: two alone are as fast without a tallyd. */
+/* Three ranks, for two are as fast without a tallyd. */
 static void test_faster_sums_get_their_share_back(void **state)
 {
     const struct member *a = &x.member[0];
@@ -323,6 +336,7 @@ int main(void)
         cmocka_unit_test(test_a_gone_service_may_be_anywhere),
         cmocka_unit_test_setup_teardown(test_who_comes_and_goes_is_told, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_with_slow_sums_is_named, start_apart, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_slow_card_is_named_after_slow_sums, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_faster_sums_get_their_share_back, set_up_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_hardly_adds_rests, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_slow_sums_are_named_though_the_split_stays, start_fixed,
