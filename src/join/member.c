@@ -145,8 +145,8 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
     return 0;
 }
 
-/* Who holds the job up, what cards carry, and what has changed the split.  Only messages and gauges use it, so the job goes on
- * if it cannot be read. */
+/* The news: who holds the job up, what cards carry, and the last change of the split.  Only messages and gauges use them, so
+ * the job goes on if they cannot be read. */
 static void take_news(struct tly_member *m, struct tly_reader *r)
 {
     struct tly_currents current;
@@ -527,7 +527,7 @@ void tly_member_tell_quiet(struct tly_member *m, uint32_t epochs)
 {
     struct tly_writer w = {0};
     tly_write32(&w, epochs);
-    if (m->link && !m->away)
+    if (m->link && !m->away && !w.failed)
         post(m, TLY_PACE, TLY_QUIET, &w);
     free(w.data);
 }

@@ -124,7 +124,7 @@ void cluster_step(struct cluster *c)
         if (c->lie[i] > 0)
             busy = c->lie[i];
         c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, busy};
-        /* What is not taken off the connections shows as such only where it lies there for most of the time. */
+        /* Inputs that wait on the connections show only where they wait for most of the time. */
         c->s[i].sums =
             (struct tly_sight){inputs / c->seconds, adding > .9 ? adding : 0, adding > .9 ? adding : 0};
     }

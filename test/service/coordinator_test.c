@@ -175,24 +175,17 @@ static void test_a_guest_is_turned_away(void **state)
 }
 
 /* A tallyd comes on the host of the first one; so many changes there were before. */
-static void let_come(uint32_t number, int changes)
+static void let_come_beside(uint32_t number, int changes)
 {
     x.host[number] = x.host[FIRST];
-    struct member *guest = join(number);
-    turn_until(&guest->invited, 1);
-    post(guest, TLY_BEGUN, 0, NULL);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        turn_until(&x.member[i].invited, number - FIRST + 1);
-        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
-    }
-    let_it_change(changes + 1);
+    let_come(number, changes);
 }
 
 /* Two tallyds behind one slow card, of which the first goes. */
 static void test_what_a_card_carries_outlives_its_first_service(void **state)
 {
     const struct tly_roster *r = &x.member[0].roster;
-    let_come(GUEST, 0);
+    let_come_beside(GUEST, 0);
     assert_int_equal(r->services[GUEST].card, FIRST);
     report_until(&x.member[0].prepared, 2, SLOW);
     let_it_change(2);
@@ -213,7 +206,7 @@ static void test_a_card_is_slow_since_it_has_become_so(void **state)
     struct tly_slow before = a->slow;
     assert_int_equal(before.why, TLY_WHY_CARD);
     job_sleep_ms(1100); /* by a clock of seconds it is later now */
-    let_come(GUEST, 1);
+    let_come_beside(GUEST, 1);
     turn_until(&a->judged, 2); /* nobody, at first */
     report_until(&a->judged, 3, SLOW);
     assert_string_equal(a->slow.what, before.what);
@@ -223,13 +216,13 @@ static void test_a_card_is_slow_since_it_has_become_so(void **state)
 static void test_what_a_card_carries_holds_for_another_first_service(void **state)
 {
     const struct tly_roster *r = &x.member[0].roster;
-    let_come(GUEST, 0);
+    let_come_beside(GUEST, 0);
     leave(&x.member[FIRST]);
     let_it_change(2);
     report_until(&x.member[0].prepared, 3, SLOW);
     let_it_change(3);
     assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
-    let_come(ANOTHER, 3);
+    let_come_beside(ANOTHER, 3);
     assert_int_equal(r->services[GUEST].card, FIRST);
     assert_in_range(r->services[GUEST].bandwidth, 140000000, 180000000);
     assert_in_range(r->services[FIRST].bandwidth, 140000000, 180000000);

@@ -482,3 +482,16 @@ uint32_t change_all(int nth)
         turn_until(&x.member[i].committed, nth);
     return x.member[0].roster.epoch;
 }
+
+struct member *let_come(uint32_t number, int changes)
+{
+    struct member *guest = join(number);
+    turn_until(&guest->invited, 1);
+    post(guest, TLY_BEGUN, 0, NULL);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        turn_until(&x.member[i].invited, number - FIRST + 1);
+        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
+    }
+    let_it_change(changes + 1);
+    return guest;
+}

@@ -60,7 +60,7 @@ extern struct coordinated {
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
     bool contained;         /* each in a container: not one machine with others of its host */
     bool apart;             /* members seem to come from other machines */
-    /* Of a job that has lost its coordinator: */
+    /* Where the job has lost its coordinator: */
     bool guest_rests; /* the guest is its second tallyd, at rest; */
     uint32_t other;   /* of this tallyd another value is in the roster than it says, */
     uint64_t found;   /* bit/s, found of its card and its sums, */
@@ -111,5 +111,8 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
 void say_all(struct member *m);
 struct member *resume(uint32_t i, uint32_t committed, enum tly_service_state tallyd);
 uint32_t change_all(int nth);
+
+/* A tallyd comes; so many changes there were before. */
+struct member *let_come(uint32_t number, int changes);
 
 #endif

@@ -40,20 +40,6 @@ static void await_line(void)
     assert_true(said.level >= 0);
 }
 
-/* A tallyd comes on a host of its own; so many changes there were before. */
-static struct member *let_come(uint32_t number, int changes)
-{
-    struct member *guest = join(number);
-    turn_until(&guest->invited, 1);
-    post(guest, TLY_BEGUN, 0, NULL);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        turn_until(&x.member[i].invited, number - FIRST + 1);
-        answer(&x.member[i], x.member[i].roster.epoch, 0, 0, true);
-    }
-    let_it_change(changes + 1);
-    return guest;
-}
-
 /* A tallyd has died, and one that nobody can reach comes: the place stays as it was, and the split follows the network. */
 static void test_a_guest_that_is_turned_away_leaves_its_place(void **state)
 {
