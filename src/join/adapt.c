@@ -206,6 +206,8 @@ void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct t
     double is = (double)s->bandwidth * 1e-9, said = (double)c->roster.services[s->card].said * 1e-9;
     if (s->sum_found)
         snprintf(out, len, "adds %.3g Gbit/s of inputs since %s", (double)s->sum_found * 1e-9, at);
+    else if (tly_replan_eases(a->replan, (int)s->card))
+        snprintf(out, len, "reads its inputs late since %s (is its processor short?)", at);
     else if (assumed)
         snprintf(out, len, "has rested and is tried with %.3g Gbit/s since %s", is, at);
     else if (tried)
@@ -323,7 +325,10 @@ static void tell_change(struct tly_coordinator *c, double took)
         snprintf(what, sizeof what, "its share is now %.0f%% (was %.0f%%)", share(r, i), was);
     size_t at = strlen(what);
     char now[TLY_NUMBER_TEXT], before[TLY_NUMBER_TEXT];
-    if (takes > 0 && took > 0)
+    bool eased = tly_replan_eases(c->adapt.replan, (int)r->services[i].card);
+    if (takes > 0 && took > 0 && eased) /* no rate of its card says what its share cost before */
+        snprintf(what + at, sizeof what - at, ", 1 GB takes %s s", tly_number_text(takes * 1e9, now));
+    else if (takes > 0 && took > 0)
         snprintf(what + at, sizeof what - at, ", 1 GB takes %s s (was %s)", tly_number_text(takes * 1e9, now),
                  tly_number_text(took * 1e9, before));
     say(c, i, what);

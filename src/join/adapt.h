@@ -33,7 +33,7 @@ void tly_adapt_finish(struct tly_coordinator *c);
 uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t service);
 /* For words.  The time of day; "the machine of rank 0 (w0)", "tallyd 1 (c1)"; a service with what it is seen to carry and to
  * add, which is not yet in the roster; "carries 0.1 of 0.48 Gbit/s since 12:03:11", or "seems to carry", if that is tried, or
- * "is tried with", if it is assumed after a rest. */
+ * "is tried with", if it is assumed after a rest, or "reads its inputs late", if its process holds everybody up. */
 void tly_adapt_time(time_t when, char out[16]);
 void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t len);
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out);

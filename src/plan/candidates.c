@@ -157,6 +157,7 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
             tly_gauge_see(&p->sums, &s[i].sums);
         p->next = p->card.value;
         p->next_sums = p->sums.value;
+        p->eases = false;
     }
 }
 
@@ -316,6 +317,24 @@ static bool is_refuted(const struct tly_replan *r, const struct place *p, double
            fabs(value / p->card.value - 1) <= TLY_GAUGE_FAR;
 }
 
+/* Does one tallyd's process hold everybody up?  Inputs wait before it, so its card is backlogged in one direction alone and for
+ * longer than every other, and the job falls short of the plan.  A processor that is short does that (cpu.max). */
+static bool is_slow_process(const struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
+{
+    const struct place *p = &r->place[i];
+    double limit = tly_gauge_busy(&p->card) - TLY_REPLAN_LESS_BUSY;
+    if (r->fixed || !s[i].weight || !tly_gauge_is_lopsided(&p->card) ||
+        tly_gauge_carried(&p->card) >= p->card.value * (1 - TLY_REPLAN_CLEARLY))
+        return false;
+    for (int j = 0; j < count; j++) {
+        bool behind = s[j].machine.card == (uint32_t)i && s[j].active && !r->place[j].rests;
+        if ((behind && !s[j].spare) ||
+            (j != i && tly_candidates_is_card(r, s, j) && tly_gauge_busy(&r->place[j].card) > limit))
+            return false;
+    }
+    return true;
+}
+
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool moved = false, busy = false;
@@ -327,7 +346,10 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
-        if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
+        if (tly_candidates_is_card(r, s, i) && is_slow_process(r, count, s, i)) {
+            p->next = tly_gauge_carried(&p->card) / 2;
+            p->eases = true;
+        } else if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
             double value = by_gauge(r, count, s, &p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))

@@ -110,6 +110,8 @@ void cluster_step(struct cluster *c)
     for (int i = 0; i < c->count; i++) {
         if (c->steps % c->hold == 0)
             real[i] = c->real[i] * fmax(.5, 1 + c->noise * cluster_normal(c));
+        if (c->process[i] > 0)
+            real[i] = fmin(real[i], c->process[i]);
         total += weight[i];
     }
     c->steps++;
@@ -123,7 +125,9 @@ void cluster_step(struct cluster *c)
         busy *= 1 - c->unseen[i];
         if (c->lie[i] > 0)
             busy = c->lie[i];
-        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, busy};
+        /* Inputs wait for a slow process, and results do not. */
+        double both = c->process[i] > 0 ? .85 * busy : busy;
+        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, both};
         /* Inputs that wait on the connections show only where they wait for most of the time. */
         c->s[i].sums =
             (struct tly_sight){inputs / c->seconds, adding > .9 ? adding : 0, adding > .9 ? adding : 0};

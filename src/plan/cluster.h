@@ -23,7 +23,8 @@ struct cluster {
     double now[CLUSTER_MOST];                      /* true rates of this step */
     double bias[CLUSTER_MOST];                     /* what a gauge adds to the rate that it sees, always */
     double lie[CLUSTER_MOST];                      /* it claims this backlog; 0: the truth */
-    double unseen[CLUSTER_MOST];                   /* part of its backlog that does not show */
+    double process[CLUSTER_MOST]; /* what its process manages of its card's rate; 0: all of it */
+    double unseen[CLUSTER_MOST];  /* part of its backlog that does not show */
     struct tly_replan *r;
     struct tly_replan_service s[CLUSTER_MOST];
     uint32_t changes, steps;

@@ -13,6 +13,8 @@
 #define FULL .87
 #define SPARE .8
 #define IDLE .5
+/* One of its directions is backlogged for so much more of the time than both are in the mean. */
+#define LOPSIDED .08
 /* More than was thought has been carried. */
 #define MORE .05
 /* Samples of a card that is just changing differ by more than this from each other. */
@@ -101,6 +103,12 @@ double tly_gauge_both(const struct tly_gauge *g)
 bool tly_gauge_is_full(const struct tly_gauge *g)
 {
     return is_full(g, TLY_GAUGE_SHORT);
+}
+
+bool tly_gauge_is_lopsided(const struct tly_gauge *g)
+{
+    return tly_gauge_is_full(g) &&
+           median(g, TLY_GAUGE_SHORT, busy_of) - median(g, TLY_GAUGE_SHORT, both_of) > LOPSIDED;
 }
 
 /* In most of the last n samples, and in the newest two: what was before another card changed says nothing. */

@@ -10,6 +10,9 @@
  * are tried in the same way, for gauges err by a few per cent where processors are short.  If somebody else's change is part of
  * the same epoch, what the try has brought cannot be told, and it stands.
  *
+ * A tallyd whose process holds everybody up gets half of what it carries.  It is late by as much whatever its share, so what
+ * its card carries is no measure, and too small a share costs hardly anything.  For a while it is not tried with more.
+ *
  * A tallyd whose share would be next to nothing rests.  After a while it is tried with a quarter of what the others carry. */
 #include <errno.h>
 #include <math.h>
@@ -130,6 +133,11 @@ bool tly_replan_assumes(const struct tly_replan *r, int place)
     return place < r->room && r->place[place].known.assumed;
 }
 
+bool tly_replan_eases(const struct tly_replan *r, int place)
+{
+    return place < r->room && r->place[place].known.eased;
+}
+
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
     const struct place *p = place < r->room ? &r->place[place] : NULL;
@@ -214,7 +222,7 @@ static void take(struct tly_replan *r, bool undone)
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
         if (p->next != p->card.value && !undone)
-            p->card.guess = p->next > p->card.value; /* it carries so much at least */
+            p->card.guess = p->eases || p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
         p->sums.value = p->next_sums;
     }
@@ -231,8 +239,16 @@ static bool change(struct tly_replan *r, bool undone)
     return true;
 }
 
-/* A tallyd that would have next to nothing has nothing, for it gets whole parts.  One that was awake for longer than it would
- * rest now begins with short rests again. */
+/* The samples of a rest that begins now: twice as many as the last time, but few again after a longer time awake. */
+static uint32_t begin_rest(const struct tly_replan *r, struct place *p)
+{
+    bool long_awake = r->samples > p->woke_at && r->samples - p->woke_at > p->rest_for;
+    uint32_t rest = long_awake ? FIRST_REST : p->rest_for;
+    p->rest_for = rest < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * rest : TLY_REPLAN_MOST_INTERVAL;
+    return rest;
+}
+
+/* A tallyd that would have next to nothing has nothing, for it gets whole parts. */
 static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
 {
     double total = 0;
@@ -246,10 +262,17 @@ static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s
             continue;
         p->rests = true;
         p->rested_by_try = r->trying;
-        if (r->samples - p->woke_at > p->rest_for)
-            p->rest_for = FIRST_REST;
-        p->rest_left = p->rest_for;
-        p->rest_for = p->rest_for < TLY_REPLAN_MOST_INTERVAL / 2 ? 2 * p->rest_for : TLY_REPLAN_MOST_INTERVAL;
+        p->rest_left = begin_rest(r, p);
+    }
+}
+
+/* A tallyd that got less for its slow process is not tried with more for as long as it would rest. */
+static void ease(struct tly_replan *r)
+{
+    for (int i = 0; i < r->room; i++) {
+        struct place *p = &r->place[i];
+        if (p->eases && !p->rests)
+            p->woke_at = p->known.held_until = r->samples + begin_rest(r, p);
     }
 }
 
@@ -271,6 +294,7 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
         if (!card->used) {
             card->card.value = card->next = tly_gauge_bound(&card->card, quarter);
             card->known.assumed = true;
+            card->known.eased = false;
         }
         p->sums.value = p->next_sums = 0;
         p->rests = false;
@@ -360,6 +384,7 @@ static bool settle(struct tly_replan *r, struct place *p, bool others)
         return false;
     p->next = p->before;
     p->next_sums = p->before_sums;
+    p->known.eased = p->eased_before;
     p->card.guess = !vain && p->guess_before;
     p->known.moved.way = p->sums_moved.way = 0;
     p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
@@ -425,6 +450,9 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->before = p->card.value;
         p->before_sums = p->sums.value;
         p->guess_before = p->card.guess;
+        p->eased_before = p->known.eased;
+        if (p->next != p->before)
+            p->known.eased = p->eases;
         p->tried = t && (p->next != p->before || p->next_sums != p->before_sums);
         p->busy_before = tly_gauge_both(&p->card);
         p->carried_before = tly_gauge_carried(&p->card);
@@ -436,6 +464,7 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
     r->promised = worth;
     r->feeler = feeler;
     lay_to_rest(r, s, tly_candidates_gather(r, count, s));
+    ease(r);
     return change(r, false);
 }
 

@@ -59,6 +59,9 @@ double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
+/* Is it backlogged nearly all the time in one direction, and clearly less in the other?  A slow card has the same backlogs both
+ * ways, for what a service sends is as much as what it receives. */
+bool tly_gauge_is_lopsided(const struct tly_gauge *g);
 /* Has it been idle for much of the time, in the last TLY_GAUGE_LONG samples? */
 bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
@@ -118,6 +121,8 @@ bool tly_replan_is_sure(const struct tly_replan *r, int place);
 bool tly_replan_tries(const struct tly_replan *r, int place);
 /* Is the value of the card assumed, since a service behind it woke just now? */
 bool tly_replan_assumes(const struct tly_replan *r, int place);
+/* Does the process behind its card hold everybody up, and is the value half of what the card carried then? */
+bool tly_replan_eases(const struct tly_replan *r, int place);
 /* What was found of its sums, bytes/s; 0: no limit. */
 double tly_replan_sum_rate(const struct tly_replan *r, int place);
 /* Is that a limit now: do inputs wait at the service nearly all the time? */

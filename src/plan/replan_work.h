@@ -26,6 +26,7 @@ struct memory {
     double peak;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
     struct move moved;      /* its value's last change */
     bool assumed;           /* its value was assumed when a service woke, and is not confirmed yet */
+    bool eased;             /* its value is half of what it carried, for the process behind it is slow */
     bool falls_short;       /* it is busy all the time and carries less than its value */
     uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
     uint32_t asked_until;   /* samples: not tried before for having been measured low, for that was in vain */
@@ -47,16 +48,17 @@ struct place {
 
     bool rests;
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
-    uint32_t woke_at;             /* samples: when the last one ended */
+    uint32_t woke_at;             /* samples: when the last one ended, or the hold of a slow process ends */
     bool rested_by_try;           /* the rest is part of the try that is under way */
 
     bool parts;    /* its candidate parts it from cards that are alike */
+    bool eases;    /* its candidate is half of what it carries, for the process behind it is slow */
     bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
     bool tried;    /* it has a part in the try that is under way, */
     enum outcome outcome; /* which has ended so */
     bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
     double before, before_sums;         /* its values before the last change to candidates, */
-    bool guess_before;                  /* and whether the card's was a guess */
+    bool guess_before, eased_before;    /* and whether the card's was a guess, or eased */
     double busy_before, carried_before; /* fraction of the time, both ways, and bytes/s, of its card then */
 };
 

@@ -315,14 +315,15 @@ struct tly_traffic sight(const struct member *m, enum seen seen, struct tly_traf
                         : seen == ALONE                                       ? 0
                                                                               : ACTIVE_US / 5;
         uint64_t bytes =
-            i == m->number || gone ? 0
-            : seen == ALONE        ? (i >= first ? 4000000 / tallyds : 0)
-            : seen == SLOW         ? (i >= first ? 4000000 / tallyds : 2000000)
-            : seen == HALF         ? (i >= first ? 10000000 / tallyds : 5000000)
-            : seen == HELD         ? (i >= first ? 10000000 / x.ranks / tallyds : 2000000)
-            : seen == STUCK        ? (i >= first ? 10000 / x.ranks / tallyds : 2000000)
-                                   : 18000000;
-        line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, busy}, held ? ACTIVE_US : busy};
+            i == m->number || gone         ? 0
+            : seen == ALONE                ? (i >= first ? 4000000 / tallyds : 0)
+            : seen == SLOW || seen == LATE ? (i >= first ? 4000000 / tallyds : 2000000)
+            : seen == HALF                 ? (i >= first ? 10000000 / tallyds : 5000000)
+            : seen == HELD                 ? (i >= first ? 10000000 / x.ranks / tallyds : 2000000)
+            : seen == STUCK                ? (i >= first ? 10000 / x.ranks / tallyds : 2000000)
+                                           : 18000000;
+        uint32_t back = i >= first && seen == LATE ? busy / 2 : busy;
+        line[i] = (struct tly_traffic_line){{bytes, busy}, {bytes, back}, held ? ACTIVE_US : busy};
     }
     return (struct tly_traffic){.epoch = m->roster.epoch,
                                 .epochs = 1,

@@ -67,7 +67,7 @@ extern struct coordinated {
     uint64_t tried;   /* or, of its card alone, tried; 0: neither */
 } x;
 
-enum seen { FINE, SLOW, HALF, ALONE, HELD, STUCK };
+enum seen { FINE, SLOW, LATE, HALF, ALONE, HELD, STUCK };
 
 void post(struct member *m, int type, uint16_t flags, struct tly_writer *w);
 void turn_until(const int *what, int value);
@@ -87,9 +87,10 @@ void run(uint32_t count);
 /* With two ranks and a tallyd. */
 int start(void **state);
 int tear_down(void **state);
-/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; FINE, HALF: nobody holds anybody
- * up, and each card carries nearly all of that, or half; ALONE: as SLOW, and the tallyds sum all.  HELD, STUCK: no card is
- * busy, and pushes lie at the tallyds, whose processors add 0.2 Gbit/s of inputs, or a thousandth of that. */
+/* What a rank sees.  Cards say 800 Mbit/s.  SLOW: that of the tallyds carries a fifth of it; LATE: the same, but what they send
+ * hardly waits, for their processes are slow; FINE, HALF: nobody holds anybody up, and each card carries nearly all of that, or
+ * half; ALONE: as SLOW, and the tallyds sum all.  HELD, STUCK: no card is busy, and pushes lie at the tallyds, whose
+ * processors add 0.2 Gbit/s of inputs, or a thousandth of that. */
 struct tly_traffic sight(const struct member *m, enum seen seen, struct tly_traffic_line line[GUEST + 1]);
 /* epochs: how many it still needs */
 void report_in(struct member *m, uint32_t epoch, uint32_t epochs, enum seen seen);

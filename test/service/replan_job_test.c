@@ -246,6 +246,27 @@ static void test_slow_sums_are_named_though_the_split_stays(void **state)
     assert_true(tallyd()->sum_found == 0 && share(&a->roster, FIRST) == before && !a->prepared);
 }
 
+/* Inputs wait for the tallyd's process and results do not: it gets half of what it carried.  What that cost before is no
+ * matter of its card's rate, so the line does not say it. */
+static void test_a_tallyd_with_a_slow_process_gets_half(void **state)
+{
+    char told[64], end[64];
+    const struct tly_roster *r = &x.member[0].roster;
+    double before = share(r, FIRST);
+    report_until(&x.member[0].prepared, 1, LATE);
+    let_it_change(1);
+    assert_in_range(tallyd()->bandwidth, 79000000, 81000000); /* 0.16 Gbit/s were carried */
+    assert_true(tallyd()->tried && !tallyd()->sum_found);
+    snprintf(told, sizeof told,
+             " (is its processor short?): its share is now %.0f%% (was %.0f%%), 1 GB takes ",
+             100 * share(r, FIRST), 100 * before);
+    const char *what = ask()->changed.what;
+    expect_since(what, "tallyd 0 (host) reads its inputs late since ", told);
+    assert_int_equal(sscanf(strstr(what, "1 GB takes "), "1 GB takes %*f %60[^\n]", end), 1);
+    assert_string_equal(end, "s");
+    expect_change(what, 0);
+}
+
 /* --- the next coordinator ------------------------------------------------------------------------------ */
 
 static void take_over(bool rests, uint32_t other)
@@ -327,6 +348,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_hardly_adds_rests, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_slow_sums_are_named_though_the_split_stays, start_fixed,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_with_a_slow_process_gets_half, start_apart, tear_down),
         cmocka_unit_test_setup_teardown(test_a_tallyd_that_wakes_is_tried, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_split_that_is_to_stay_has_nobody_rest, set_up_fixed,
                                         tear_down),
