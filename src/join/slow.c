@@ -111,7 +111,8 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
     int busy = cards ? c->adapt.standout : -1;
     bool half = cards && all_carry_half(c);
     *who = busy >= 0 ? (uint32_t)busy : 0;
-    if (busy >= 0 && tly_replan_sums_limit(c->adapt.replan, busy))
+    if (busy >= 0 && (tly_replan_sums_limit(c->adapt.replan, busy) ||
+                      tly_replan_eases(c->adapt.replan, (int)c->roster.services[busy].card)))
         return TLY_WHY_SUMS;
     if (busy >= 0 && !half && has_slow_card(c, *who))
         return TLY_WHY_CARD;

@@ -102,6 +102,9 @@ int tly_steps_read(struct tly_reader *r, struct tly_steps *out)
 
 /* --- sums ------------------------------------------------------------------------------------------- */
 
+/* The directions of a card carry about as many bytes: sums of all ranks for all ranks do, and a reduce does not. */
+#define ALIKE .8
+
 /* Connections in one direction: the sum of rates, and the mean of the fractions of time, weighted by what the plan has go
  * over each: so a card is busy only if most that is to cross it is, also in a moment in which one rank alone has traffic. */
 struct flow {
@@ -112,6 +115,8 @@ struct flow {
 /* If so much is known the rest is taken to be alike; with less the sample says nothing of the whole.  (A service behind a slow
  * card is the one whose answers come too late.) */
 #define ENOUGH .6
+
+static const struct tly_sight unseen = {NAN, NAN, NAN, NAN};
 
 /* us: the time that counts; weight: the service's. */
 static void add(struct flow *f, double us, double weight, const struct tly_traffic_way *s, uint32_t held_us)
@@ -145,17 +150,19 @@ static double rate(const struct flow *f)
 static struct tly_sight card(const struct flow *out, const struct flow *in)
 {
     if (is_partial(out) || is_partial(in))
-        return (struct tly_sight){NAN, NAN, NAN};
+        return unseen;
+    bool alike = fmin(rate(out), rate(in)) > ALIKE * fmax(rate(out), rate(in));
     return (struct tly_sight){.rate = fmax(rate(out), rate(in)),
                               .busy = fmax(busy(out), busy(in)),
-                              .both = (busy(out) + busy(in)) / 2};
+                              .both = (busy(out) + busy(in)) / 2,
+                              .late = alike ? busy(in) - busy(out) : 0};
 }
 
 static struct tly_sight sums(const struct flow *f)
 {
     double held = f->known > 0 ? f->held / f->known : 0;
     if (is_partial(f))
-        return (struct tly_sight){NAN, NAN, NAN};
+        return unseen;
     double waits = held > HELD && busy(f) < ON_ITS_WAY ? held : 0;
     return (struct tly_sight){.rate = rate(f), .busy = waits, .both = waits};
 }
@@ -196,9 +203,9 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
     }
     bool still = landed == 0, partial = ranks < (int)r->rank_count, waits = still && partial;
     for (uint32_t s = 0; s < r->service_count; s++) {
-        out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : (struct tly_sight){NAN, NAN, NAN};
+        out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : unseen;
         still = still && (waits || !flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
-        out[s].sums = flow ? sums(&pushes[s]) : (struct tly_sight){NAN, NAN, NAN};
+        out[s].sums = flow ? sums(&pushes[s]) : unseen;
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);

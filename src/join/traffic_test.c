@@ -146,6 +146,24 @@ static void the_direction_with_more_tells_the_rate(void **state)
     assert_true(near(s[0].card.rate, 600) && near(s[1].card.rate, 300));
 }
 
+/* A service is late where inputs wait for it and as many results do not.  Those of a reduce are fewer. */
+static void a_service_is_late_by_the_backlog_of_its_inputs(void **state)
+{
+    struct tly_traffic_line even[SERVICES] = {[2] = {{300, S}, {270, S / 2}, S}};
+    struct tly_traffic_line fewer[SERVICES] = {[2] = {{300, S}, {100, S / 2}, S}};
+    struct tly_traffic_line slow[SERVICES] = {[2] = {{300, S}, {300, S}, S}};
+    struct tly_traffic_line sends[SERVICES] = {[2] = {{300, S / 2}, {300, S}, S}};
+    struct tly_replan_service s[SERVICES];
+    sum_up(even, even, s);
+    assert_true(near(s[2].card.late, .5));
+    sum_up(fewer, fewer, s);
+    assert_true(s[2].card.late == 0);
+    sum_up(slow, slow, s);
+    assert_true(s[2].card.late == 0);
+    sum_up(sends, sends, s);
+    assert_true(near(s[2].card.late, -.5));
+}
+
 /* Of half of what crosses two cards nothing is known: nor is it of these cards. */
 static void what_is_not_known_is_no_sample(void **state)
 {
@@ -300,6 +318,7 @@ int main(void)
         cmocka_unit_test_setup(where_a_rank_is_silent_something_must_move, set_up),
         cmocka_unit_test_setup(who_computes_longer_is_not_slow, set_up),
         cmocka_unit_test_setup(the_direction_with_more_tells_the_rate, set_up),
+        cmocka_unit_test_setup(a_service_is_late_by_the_backlog_of_its_inputs, set_up),
         cmocka_unit_test_setup(what_is_not_known_is_no_sample, set_up),
         cmocka_unit_test_setup(a_liar_moves_others_by_its_part_at_most, set_up),
         cmocka_unit_test_setup(a_silent_service_hides_workers_only_above_40_percent, set_up),

@@ -6,6 +6,8 @@
  * only when the gauge is sure, and is another machine's value where that is near: machines that are alike stay alike, to
  * the last bit.
  *
+ * A tallyd whose process is slow counts as half of what it carries, for its card's rate is no measure then.
+ *
  * A value that is too low does not show: the card has time to spare, and so has a card that cannot be used better.  For
  * those there are higher candidates.  A value that was raised is a guess, known as a lower bound alone, until the card was
  * full at it or a try was in vain.  Pure functions, no I/O. */
@@ -99,7 +101,8 @@ static double snap(const struct tly_replan *r, int count, const struct tly_repla
 {
     double best = value, nearest = tolerance;
     for (int i = 0; i < count; i++) {
-        double theirs = tly_candidates_is_card(r, s, i) && i != but ? r->place[i].next : 0;
+        double theirs =
+            tly_candidates_is_card(r, s, i) && i != but && !r->place[i].known.eased ? r->place[i].next : 0;
         double away = theirs > 0 ? fabs(theirs / value - 1) : INFINITY;
         bool allowed = tly_gauge_bound(&r->place[but].card, theirs) == theirs;
         if (away < nearest && allowed) {
@@ -181,10 +184,10 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
         const struct tly_gauge *g = &r->place[i].card;
         if (!tly_candidates_is_card(r, s, i))
             continue;
-        if (g->value > 0)
-            slowest = fmin(slowest, g->value);
-        else
+        if (!(g->value > 0))
             missing = true;
+        else if (!r->place[i].known.eased) /* that is no card's speed */
+            slowest = fmin(slowest, g->value);
         ready &= g->count >= TLY_GAUGE_SHORT && tly_gauge_while_busy(g) > 0;
     }
     if (!missing || (isinf(slowest) && !ready))
@@ -317,27 +320,56 @@ static bool is_refuted(const struct tly_replan *r, const struct place *p, double
            fabs(value / p->card.value - 1) <= TLY_GAUGE_FAR;
 }
 
-/* Does one tallyd's process hold everybody up?  Inputs wait before it, so its card is backlogged in one direction alone and for
- * longer than every other, and the job falls short of the plan.  A processor that is short does that (cpu.max). */
-static bool is_slow_process(const struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
+/* Bytes/s of inputs that tallyd i would receive if the job went as fast as the plan says; 0: not known. */
+static double planned_inputs(struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
+{
+    int n = tly_candidates_gather(r, count, s);
+    double total = 0, ranks = 0, takes = n ? tly_plan_cost(n, r->machine, r->now, NULL) : NAN;
+    for (int j = 0; j < n; j++) {
+        total += r->now[j];
+        ranks += r->machine[j].ranks;
+    }
+    return takes > 0 && total > 0 ? ranks * s[i].weight / total / takes : 0;
+}
+
+/* Does the process of the tallyd behind card i hold everybody up?  Inputs wait before it and results do not, its card is busier
+ * than every other, and the job falls short of the plan.  A processor that is short does that (cpu.max). */
+static bool is_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
 {
     const struct place *p = &r->place[i];
-    double limit = tly_gauge_busy(&p->card) - TLY_REPLAN_LESS_BUSY;
-    if (r->fixed || !s[i].weight || !tly_gauge_is_lopsided(&p->card) ||
-        tly_gauge_carried(&p->card) >= p->card.value * (1 - TLY_REPLAN_CLEARLY))
+    double limit = tly_gauge_busy(&p->card) - TLY_REPLAN_LESS_BUSY, carried = tly_gauge_carried(&p->card);
+    if (r->fixed || !s[i].spare || !s[i].weight || p->slowed || !(carried > 0) ||
+        !tly_gauge_is_late(&p->card))
         return false;
     for (int j = 0; j < count; j++) {
-        bool behind = s[j].machine.card == (uint32_t)i && s[j].active && !r->place[j].rests;
-        if ((behind && !s[j].spare) ||
-            (j != i && tly_candidates_is_card(r, s, j) && tly_gauge_busy(&r->place[j].card) > limit))
+        const struct tly_gauge *g = &r->place[j].card;
+        bool shares = s[j].machine.card == (uint32_t)i && s[j].active && !r->place[j].rests;
+        bool is_other = tly_candidates_is_card(r, s, j);
+        if (j != i && (shares || (is_other && (g->count < TLY_GAUGE_SHORT || tly_gauge_busy(g) > limit))))
             return false;
     }
-    return true;
+    return carried < planned_inputs(r, count, s, i) * (1 - TLY_REPLAN_CLEARLY);
+}
+
+/* A tallyd whose process is slow counts as half of what it carries.  True: there is one. */
+static bool find_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    for (int i = 0; i < count; i++) {
+        struct place *p = &r->place[i];
+        if (!tly_candidates_is_card(r, s, i) || !is_slow_process(r, count, s, i))
+            continue;
+        p->next = tly_gauge_carried(&p->card) / 2;
+        p->eases = true;
+        return true;
+    }
+    return false;
 }
 
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool moved = false, busy = false;
+    if (find_slow_process(r, count, s))
+        return true; /* the others wait for it, so their gauges say nothing */
     for (int i = 0; i < count; i++)
         busy |= tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
@@ -346,10 +378,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
-        if (tly_candidates_is_card(r, s, i) && is_slow_process(r, count, s, i)) {
-            p->next = tly_gauge_carried(&p->card) / 2;
-            p->eases = true;
-        } else if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
+        if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
             double value = by_gauge(r, count, s, &p->card, alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR);
             if (value != p->card.value && !is_refuted(r, p, value))

@@ -126,8 +126,8 @@ void cluster_step(struct cluster *c)
         if (c->lie[i] > 0)
             busy = c->lie[i];
         /* Inputs wait for a slow process, and results do not. */
-        double both = c->process[i] > 0 ? .85 * busy : busy;
-        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, both};
+        double late = c->process[i] > 0 ? .3 * busy : 0;
+        c->s[i].card = (struct tly_sight){moved / c->seconds * (1 + c->bias[i]), busy, busy - late / 2, late};
         /* Inputs that wait on the connections show only where they wait for most of the time. */
         c->s[i].sums =
             (struct tly_sight){inputs / c->seconds, adding > .9 ? adding : 0, adding > .9 ? adding : 0};

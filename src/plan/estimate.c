@@ -13,8 +13,8 @@
 #define FULL .87
 #define SPARE .8
 #define IDLE .5
-/* One of its directions is backlogged for so much more of the time than both are in the mean. */
-#define LOPSIDED .08
+/* What it receives is backlogged for so much more of the time than what it sends. */
+#define LATE .16
 /* More than was thought has been carried. */
 #define MORE .05
 /* Samples of a card that is just changing differ by more than this from each other. */
@@ -35,9 +35,10 @@ void tly_gauge_clear(struct tly_gauge *g)
 
 void tly_gauge_see(struct tly_gauge *g, const struct tly_sight *s)
 {
-    struct tly_sight sane = {.rate = s->rate, .busy = fmin(s->busy, 1), .both = fmin(s->both, 1)};
-    if (isfinite(s->busy) && isfinite(s->both) && s->rate >= 0 && s->rate <= MOST_RATE && s->busy >= 0 &&
-        s->both >= 0)
+    struct tly_sight sane = {
+        .rate = s->rate, .busy = fmin(s->busy, 1), .both = fmin(s->both, 1), .late = s->late};
+    if (isfinite(s->busy) && isfinite(s->both) && isfinite(s->late) && s->rate >= 0 && s->rate <= MOST_RATE &&
+        s->busy >= 0 && s->both >= 0)
         g->sight[g->count++ % TLY_GAUGE_LONG] = sane;
 }
 
@@ -58,6 +59,10 @@ static double busy_of(const struct tly_sight *s)
 static double both_of(const struct tly_sight *s)
 {
     return s->both;
+}
+static double late_of(const struct tly_sight *s)
+{
+    return s->late;
 }
 static double while_busy(const struct tly_sight *s)
 {
@@ -105,10 +110,9 @@ bool tly_gauge_is_full(const struct tly_gauge *g)
     return is_full(g, TLY_GAUGE_SHORT);
 }
 
-bool tly_gauge_is_lopsided(const struct tly_gauge *g)
+bool tly_gauge_is_late(const struct tly_gauge *g)
 {
-    return tly_gauge_is_full(g) &&
-           median(g, TLY_GAUGE_SHORT, busy_of) - median(g, TLY_GAUGE_SHORT, both_of) > LOPSIDED;
+    return tly_gauge_is_full(g) && median(g, TLY_GAUGE_SHORT, late_of) > LATE;
 }
 
 /* In most of the last n samples, and in the newest two: what was before another card changed says nothing. */

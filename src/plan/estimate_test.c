@@ -147,20 +147,20 @@ static void a_declared_rate_is_not_exceeded(void **state)
     assert_true(tly_gauge_estimate(&g, .08) == 100);
 }
 
-static void a_card_is_lopsided_with_backlogs_one_way(void **state)
+static void a_service_is_late_if_only_inputs_wait(void **state)
 {
     struct tly_gauge g;
     tly_gauge_init(&g, 100, 0);
     for (int i = 0; i < 4; i++)
-        tly_gauge_see(&g, &(struct tly_sight){60, .95, .8});
-    assert_false(tly_gauge_is_lopsided(&g)); /* too few samples */
-    tly_gauge_see(&g, &(struct tly_sight){60, .95, .8});
-    assert_true(tly_gauge_is_lopsided(&g));
+        tly_gauge_see(&g, &(struct tly_sight){60, .95, .86, .18});
+    assert_false(tly_gauge_is_late(&g)); /* too few samples */
+    tly_gauge_see(&g, &(struct tly_sight){60, .95, .86, .18});
+    assert_true(tly_gauge_is_late(&g));
     see(&g, 3, 60, .95);
-    assert_false(tly_gauge_is_lopsided(&g)); /* most of the last five have them both ways */
+    assert_false(tly_gauge_is_late(&g)); /* most of the last five have them both ways */
     for (int i = 0; i < 5; i++)
-        tly_gauge_see(&g, &(struct tly_sight){60, .8, .5});
-    assert_false(tly_gauge_is_lopsided(&g)); /* it has time to spare */
+        tly_gauge_see(&g, &(struct tly_sight){60, .8, .5, .6});
+    assert_false(tly_gauge_is_late(&g)); /* it has time to spare */
 }
 
 static void nonsense_is_ignored(void **state)
@@ -188,7 +188,7 @@ int main(void)
         cmocka_unit_test(a_card_that_waited_has_no_slack_any_more),
         cmocka_unit_test(a_card_is_idle_only_after_long),
         cmocka_unit_test(a_declared_rate_is_not_exceeded),
-        cmocka_unit_test(a_card_is_lopsided_with_backlogs_one_way),
+        cmocka_unit_test(a_service_is_late_if_only_inputs_wait),
         cmocka_unit_test(nonsense_is_ignored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

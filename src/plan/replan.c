@@ -266,14 +266,10 @@ static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s
     }
 }
 
-/* A tallyd that got less for its slow process is not tried with more for as long as it would rest. */
-static void ease(struct tly_replan *r)
+/* A tallyd that has less for its slow process is not tried with more for as long as it would rest. */
+static void hold(const struct tly_replan *r, struct place *p)
 {
-    for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
-        if (p->eases && !p->rests)
-            p->woke_at = p->known.held_until = r->samples + begin_rest(r, p);
-    }
+    p->woke_at = p->known.held_until = r->samples + begin_rest(r, p);
 }
 
 /* Those that have rested long enough, with a quarter of what the median of the others carries unless their card is used by
@@ -388,6 +384,8 @@ static bool settle(struct tly_replan *r, struct place *p, bool others)
     p->card.guess = !vain && p->guess_before;
     p->known.moved.way = p->sums_moved.way = 0;
     p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
+    if (vain && p->known.eased)
+        hold(r, p);
     if (!more) {
         p->known.refuted = p->card.value;
         p->known.refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
@@ -419,11 +417,12 @@ static bool judge_try(struct tly_replan *r)
     return undone;
 }
 
-/* The split need not follow, but keep what is known; only cards that are alike are not parted for it. */
+/* The split need not follow, but keep what is known; only cards that are alike are not parted for it, and no
+ * tallyd is taken for slow. */
 static void take_quietly(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++)
-        if (r->place[i].parts)
+        if (r->place[i].parts || r->place[i].eases)
             r->place[i].next = r->place[i].card.value;
     pace(r, true);
     take(r, false);
@@ -464,7 +463,9 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
     r->promised = worth;
     r->feeler = feeler;
     lay_to_rest(r, s, tly_candidates_gather(r, count, s));
-    ease(r);
+    for (int i = 0; i < r->room; i++)
+        if (r->place[i].eases && !r->place[i].rests)
+            hold(r, &r->place[i]);
     return change(r, false);
 }
 

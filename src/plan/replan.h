@@ -24,6 +24,8 @@ struct tly_sight {
     double
         busy; /* fraction of that time in which it was backlogged, 0 to 1; a card's: in its busier direction */
     double both; /* the same, the mean of a card's two directions */
+    double
+        late; /* of a card that sends as many bytes as it receives: how much larger `busy` is of what it receives; else 0 */
 };
 
 struct tly_gauge {
@@ -59,9 +61,8 @@ double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
-/* Is it backlogged nearly all the time in one direction, and clearly less in the other?  A slow card has the same backlogs both
- * ways, for what a service sends is as much as what it receives. */
-bool tly_gauge_is_lopsided(const struct tly_gauge *g);
+/* Is it backlogged nearly all the time, but clearly less in what it sends?  A slow card has the same backlogs both ways. */
+bool tly_gauge_is_late(const struct tly_gauge *g);
 /* Has it been idle for much of the time, in the last TLY_GAUGE_LONG samples? */
 bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
@@ -115,7 +116,8 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
 
 /* What the plan is to go by: bytes/s; 0: not known. */
 double tly_replan_bandwidth(const struct tly_replan *r, int place);
-/* Is that what its card was seen to carry, or said to?  Not while more is tried, or after a rest until enough was seen. */
+/* Is that what its card was seen to carry, or said to?  Not while more is tried, after a rest until enough was seen, or where
+ * it is half of that. */
 bool tly_replan_is_sure(const struct tly_replan *r, int place);
 /* Does the split go by another value of its card or its sums than was seen, to find out whether that is so? */
 bool tly_replan_tries(const struct tly_replan *r, int place);

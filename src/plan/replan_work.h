@@ -23,12 +23,13 @@ struct move {
 
 /* The memory of a card beside its gauge, whichever service stands for it. */
 struct memory {
-    double peak;            /* bytes/s: the most that it was known, or is declared, to carry in this job */
-    struct move moved;      /* its value's last change */
-    bool assumed;           /* its value was assumed when a service woke, and is not confirmed yet */
-    bool eased;             /* its value is half of what it carried, for the process behind it is slow */
-    bool falls_short;       /* it is busy all the time and carries less than its value */
-    uint32_t held_until;    /* samples: not tried before, for another card of its feeler has more to carry */
+    double peak;       /* bytes/s: the most that it was known, or is declared, to carry in this job */
+    struct move moved; /* its value's last change */
+    bool assumed;      /* its value was assumed when a service woke, and is not confirmed yet */
+    bool eased;        /* its value is half of what it carried, for the process behind it is slow */
+    bool falls_short;  /* it is busy all the time and carries less than its value */
+    uint32_t
+        held_until; /* samples: not tried before, for another card of its feeler has more to carry, or it is eased */
     uint32_t asked_until;   /* samples: not tried before for having been measured low, for that was in vain */
     double busy_in_vain;    /* `busy_before` when more was last tried in vain; 0: it was not */
     double refuted;         /* a small deviation to this value was tried in vain: not again, */
@@ -47,7 +48,7 @@ struct place {
     bool dealt;  /* of a card: some such service has a share */
 
     bool rests;
-    uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one */
+    uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one, or hold */
     uint32_t woke_at;             /* samples: when the last one ended, or the hold of a slow process ends */
     bool rested_by_try;           /* the rest is part of the try that is under way */
 

@@ -265,6 +265,9 @@ static void test_a_tallyd_with_a_slow_process_gets_half(void **state)
     assert_int_equal(sscanf(strstr(what, "1 GB takes "), "1 GB takes %*f %60[^\n]", end), 1);
     assert_string_equal(end, "s");
     expect_change(what, 0);
+    report_until(&x.member[0].judged, 1, LATE); /* it is late with that, too */
+    assert_int_equal(x.member[0].slow.why, TLY_WHY_SUMS);
+    expect_since(x.member[0].slow.what, "reads its inputs late since ", " (is its processor short?)");
 }
 
 /* --- the next coordinator ------------------------------------------------------------------------------ */
