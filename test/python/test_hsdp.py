@@ -68,6 +68,7 @@ def test_hybrid_sharding_where_a_replica_leaves_a_module_out(store):
     except RuntimeError as error:
         assert "'hsdp." in str(error) and "TALLY_TIMEOUT" in str(error), error
     print("good", flush=True)
+    dist.barrier()
     os._exit(0)
     """), store])
     assert status == 0 and output.count("good") == 4, output
@@ -87,6 +88,7 @@ def test_hybrid_sharding_of_other_modules(store):
     except RuntimeError as error:
         assert "what is sharded in model 0 of hsdp()" in str(error) and "module '1'" in str(error), error
     print("good", flush=True)
+    dist.barrier()
     os._exit(0)
     """), store])
     assert status == 0 and output.count("good") == 4, output
@@ -107,6 +109,7 @@ def test_hybrid_sharding_of_two_models(store):
     except RuntimeError as error:
         assert "'hsdp." in str(error) and "TALLY_TIMEOUT" in str(error), error
     print("good", flush=True)
+    dist.barrier()
     os._exit(0)
     """), store])
     assert status == 0 and output.count("good") == 4, output
