@@ -421,8 +421,8 @@ static void test_coordinator_killed(void **state)
     j.port = job_free_port();
     pid_t coordinator = start_coordinator(j.port);
     job_start(&j);
-    await_services(
-        b, 5); /* TALLY_SERVERS is not set for this coordinator, so it starts the job without tallyd */
+    /* This coordinator has no TALLY_SERVERS, so it starts the job without waiting for tallyd. */
+    await_services(b, 5);
     some_steps(b, 3);
     j.tallyds = 3;
     for (int i = 0; i < 2; i++) {
