@@ -27,8 +27,8 @@ struct raw_rank {
     int landed;                            /* bytes of results */
     uint64_t received, granted;
     bool confirms_nothing;
-    uint8_t result[RAW_PART];
-    struct tly_service_facts facts; /* of the last STATUS */
+    _Alignas(float) uint8_t result[RAW_PART]; /* of the last part, which tests read as floats */
+    struct tly_service_facts facts;           /* of the last STATUS */
 };
 
 extern struct raw {
