@@ -137,6 +137,18 @@ double tly_gauge_while_busy(const struct tly_gauge *g)
     return g->count >= TLY_GAUGE_SHORT ? median(g, TLY_GAUGE_SHORT, while_busy) : 0;
 }
 
+double tly_gauge_spread(const struct tly_gauge *g)
+{
+    double away[TLY_GAUGE_LONG],
+        middle = g->count >= TLY_GAUGE_LONG ? median(g, TLY_GAUGE_LONG, while_busy) : 0;
+    if (!(middle > 0))
+        return 0;
+    for (uint32_t i = 0; i < TLY_GAUGE_LONG; i++)
+        away[i] = fabs(while_busy(last(g, i)) / middle - 1);
+    tly_sort(away, TLY_GAUGE_LONG);
+    return away[TLY_GAUGE_LONG / 2];
+}
+
 static double off(double x, double from)
 {
     return x > 0 && from > 0 ? fabs(x / from - 1) : 0; /* nothing at all is no estimate */

@@ -33,6 +33,20 @@ static void a_gauge_follows_a_full_card_both_ways(void **state)
     assert_true(tly_gauge_estimate(&g, .08) > 90);
 }
 
+static void a_gauge_says_how_far_samples_differ(void **state)
+{
+    struct tly_gauge g;
+    tly_gauge_init(&g, 100, 0);
+    for (int i = 0; i < TLY_GAUGE_LONG; i++) {
+        assert_true(tly_gauge_spread(&g) == 0);
+        see(&g, 1, i % 2 ? 45 : 55, i == 0 ? .1 : i == 1 ? 1 : .5); /* 550, 45, else 110 and 90 */
+    }
+    assert_true(fabs(tly_gauge_spread(&g) - .1) < 1e-9);
+    tly_gauge_clear(&g);
+    see(&g, TLY_GAUGE_LONG, 50, 0);
+    assert_true(tly_gauge_spread(&g) == 0); /* nothing has waited */
+}
+
 static void a_gauge_waits_until_few_samples_agree(void **state)
 {
     struct tly_gauge g;
@@ -180,6 +194,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gauge_follows_a_full_card_both_ways),
+        cmocka_unit_test(a_gauge_says_how_far_samples_differ),
         cmocka_unit_test(a_gauge_waits_until_few_samples_agree),
         cmocka_unit_test(a_gauge_takes_the_least_of_what_a_slower_card_carries),
         cmocka_unit_test(a_gauge_knows_what_was_carried_without_being_full),

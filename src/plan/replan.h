@@ -68,6 +68,8 @@ bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
  * 0: nothing. */
 double tly_gauge_while_busy(const struct tly_gauge *g);
+/* How far that is from its median in the last TLY_GAUGE_LONG samples: the median, as a fraction of it; 0 before. */
+double tly_gauge_spread(const struct tly_gauge *g);
 
 /* --- the split (replan.c) ------------------------------------------------------------------------------ */
 

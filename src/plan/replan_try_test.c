@@ -750,6 +750,45 @@ static void what_was_declared_is_tried_after_a_take_over(void **state)
     cluster_finish(&c);
 }
 
+/* As seen where all cards vary by 5%, each for itself: the job waits for the slowest, so a tallyd's card that is busy all the
+ * time carries 9% less than it could.  A card that carries as much less all the time is slower. */
+static void a_deviation_within_the_samples_spread_is_not_tried(void **state)
+{
+    for (int varies = 0; varies < 2; varies++) {
+        struct cluster c;
+        cluster_start(&c, 4, 2, NULL, 0);
+        for (int i = 0; i < 6; i++)
+            c.lie[i] = i == 4 ? .99 : .88;
+        bool tried = false;
+        for (int i = 0; i < 200; i++) {
+            c.bias[4] = varies ? (i % 5 - 2) * .05 - .09 : -.09;
+            cluster_step(&c);
+            tried |= c.r->trying == &c.r->fine && c.r->place[4].tried;
+        }
+        assert_true(tried == !varies);
+        cluster_finish(&c);
+    }
+}
+
+/* As seen where a start had measured 0.543 on one card of 0.478: the others waited for it, and had carried less than it was
+ * said to carry. */
+static void what_a_card_falls_short_of_is_no_measure_for_others(void **state)
+{
+    static const double said[] = {114, 100, 100, 100, 100, 100};
+    struct cluster c;
+    cluster_start(&c, 4, 2, said, 0);
+    c.r->waits_again = 90; /* a wait for another card has just ended */
+    for (int i = 0; i < 6; i++)
+        c.lie[i] = i ? .7 : .99;
+    for (int i = 0; i < 300; i++) {
+        cluster_step(&c);
+        for (int j = 1; j < 6; j++)
+            assert_false(tly_replan_tries(c.r, j));
+    }
+    assert_true(fabs(tly_replan_bandwidth(c.r, 0) - 100) < 4);
+    cluster_finish(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -788,6 +827,8 @@ int main(void)
         cmocka_unit_test(full_cards_tried_in_vain_say_what_they_carry),
         cmocka_unit_test(a_try_is_not_judged_by_anothers_change),
         cmocka_unit_test(what_was_declared_is_tried_after_a_take_over),
+        cmocka_unit_test(a_deviation_within_the_samples_spread_is_not_tried),
+        cmocka_unit_test(what_a_card_falls_short_of_is_no_measure_for_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
