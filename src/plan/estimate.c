@@ -110,6 +110,12 @@ bool tly_gauge_is_full(const struct tly_gauge *g)
     return is_full(g, TLY_GAUGE_SHORT);
 }
 
+bool tly_gauge_was_full(const struct tly_gauge *g)
+{
+    uint32_t n = g->count < TLY_GAUGE_LONG ? g->count : TLY_GAUGE_LONG;
+    return n >= TLY_GAUGE_SHORT && is_full(g, n);
+}
+
 bool tly_gauge_is_late(const struct tly_gauge *g)
 {
     return tly_gauge_is_full(g) && median(g, TLY_GAUGE_SHORT, late_of) > LATE;

@@ -180,8 +180,9 @@ static void a_service_is_late_if_only_inputs_wait(void **state)
 static void nonsense_is_ignored(void **state)
 {
     struct tly_gauge g;
-    static const struct tly_sight bad[] = {{INFINITY, 1, 1}, {-1, 1, 1},   {NAN, .5, .5},     {10, NAN, .5},
-                                           {10, -.1, .5},    {10, .5, -1}, {10, .5, INFINITY}};
+    static const struct tly_sight bad[] = {{INFINITY, 1, 1},   {-1, 1, 1},       {NAN, .5, .5},
+                                           {10, NAN, .5},      {10, -.1, .5},    {10, .5, -1},
+                                           {10, .5, INFINITY}, {10, 1, .5, NAN}, {10, 1, .5, INFINITY}};
     tly_gauge_init(&g, 100, 0);
     for (size_t i = 0; i < 10 * sizeof bad / sizeof *bad; i++)
         tly_gauge_see(&g, &bad[i % (sizeof bad / sizeof *bad)]);
