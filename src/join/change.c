@@ -169,6 +169,7 @@ static void invite_more(struct tly_coordinator *c)
             c->roster.service_count++; /* a guest that is turned away takes no place */
         m->service = at;
         m->invited = any = true;
+        tly_start_check_memory(&c->roster, at);
     }
     if (!any)
         return;

@@ -290,12 +290,24 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
             machine[r->ranks[i].machine].ranks++;
 }
 
+uint64_t tly_roster_least_memory(const struct tly_roster *r)
+{
+    uint64_t slot = TLY_ALIGN; /* slots are powers of two */
+    while (slot < r->part_most)
+        slot *= 2;
+    return (r->rank_count + 1ull) * slot;
+}
+
+bool tly_roster_lacks_memory(const struct tly_roster *r, uint32_t service)
+{
+    const struct tly_roster_service *s = &r->services[service];
+    return s->role == TLY_ROLE_TALLYD && s->memory && s->memory < tly_roster_least_memory(r);
+}
+
 bool tly_roster_shares(const struct tly_roster *r, uint32_t service)
 {
     const struct tly_roster_service *s = &r->services[service];
-    uint64_t least = (r->rank_count + 1ull) * r->part_most;
-    bool fits = s->role != TLY_ROLE_TALLYD || !s->memory || s->memory >= least;
-    return s->state == TLY_SERVICE_ACTIVE && !s->rests && fits;
+    return s->state == TLY_SERVICE_ACTIVE && !s->rests && !tly_roster_lacks_memory(r, service);
 }
 
 /* The services that may have a share as the plan sees them; at[i] is a service's place among them.  How many there are. */

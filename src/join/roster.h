@@ -132,7 +132,11 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
 /* Bandwidth of the cards, bytes/s: the mean by what crosses each, so that a slow card that has little to do counts for
  * little.  0: none is known. */
 double tly_roster_usual(const struct tly_roster *r);
-/* May this service have a share?  Not one that rests, is not active, or has no memory for a part of each rank. */
+/* Bytes that a part of each rank and a result take at a service. */
+uint64_t tly_roster_least_memory(const struct tly_roster *r);
+/* Has this service no memory for that?  The ranks' own take what they need. */
+bool tly_roster_lacks_memory(const struct tly_roster *r, uint32_t service);
+/* May this service have a share?  Not one that rests, is not active, or lacks memory. */
 bool tly_roster_shares(const struct tly_roster *r, uint32_t service);
 
 /* How sums are nested (docs/why/reduce.md): sizes of the groups of leaves, and order[] the ranks in the order

@@ -225,6 +225,29 @@ static void little_memory_sums_little(void **state)
     assert_true(m[3].sum_rate == 0);
 }
 
+/* Slots are powers of two, so parts of 60 KB take as much as parts of 64 KB. */
+static void a_tallyd_without_memory_for_a_part_of_each_rank_has_no_share(void **state)
+{
+    enum { KB = 1 << 10 };
+    struct tly_roster_rank ranks[3] = {{.machine = 0}, {.machine = 1}, {.machine = 2}};
+    struct tly_roster_service services[4] = {
+        {.card = 0, .memory = 1}, {.card = 1}, {.card = 2}, {.role = TLY_ROLE_TALLYD, .card = 3}};
+    struct tly_roster r = {.rank_count = 3,
+                           .machine_count = 3,
+                           .service_count = 4,
+                           .part_bytes = 4 * KB,
+                           .part_most = 60 * KB,
+                           .ranks = ranks,
+                           .services = services};
+    for (int i = 0; i < 3; i++) {
+        bool lacks = i == 0;
+        services[3].memory = i == 2 ? 0 : 256 * KB - lacks; /* 0: as much as it needs */
+        assert_true(tly_roster_lacks_memory(&r, 3) == lacks);
+        assert_int_equal(tly_roster_split(&r, TLY_SPLIT_OPTIMAL), 0);
+        assert_true((services[3].weight == 0) == lacks && services[0].weight > 0);
+    }
+}
+
 static void a_window_is_a_share_of_many_parts_as_far_as_memory_lasts(void **state)
 {
     enum { KB = 1 << 10, MB = 1 << 20 };
@@ -335,6 +358,7 @@ int main(void)
         cmocka_unit_test(round_trip_and_every_truncation),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(little_memory_sums_little),
+        cmocka_unit_test(a_tallyd_without_memory_for_a_part_of_each_rank_has_no_share),
         cmocka_unit_test(a_window_is_a_share_of_many_parts_as_far_as_memory_lasts),
         cmocka_unit_test(weights_come_from_ranks_cards_and_bandwidths),
         cmocka_unit_test(members),

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "join/internal.h"
 #include "join/start.h"
 #include "plan/plan.h"
@@ -143,6 +144,20 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
     r->services[index] = service_of(m, index);
 }
 
+void tly_start_check_memory(const struct tly_roster *r, uint32_t index)
+{
+    char name[200], has[TLY_BYTES_TEXT], least[TLY_BYTES_TEXT];
+    if (!tly_roster_lacks_memory(r, index))
+        return;
+    tly_service_name(r, index, name, sizeof name);
+    tly_warn("join",
+             "%s gets no share: it has %s of memory, and parts of %u ranks and a result take %s; give it as "
+             "much (tallyd "
+             "--memory, TALLY_MEMORY)",
+             name, tly_bytes_text(r->services[index].memory, has), r->rank_count,
+             tly_bytes_text(tly_roster_least_memory(r), least));
+}
+
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
  * matters (false), and each counts as a machine of its own.  Only who has a share counts.  Until those who come back to
  * another coordinator have said where they are, the roster tells whether all were on one host. */
@@ -261,10 +276,12 @@ static void invite(struct tly_coordinator *c)
         tly_roster_finish(r);
         return; /* the job has failed */
     }
-    if (!err)
+    if (!err) {
         set_part_bounds(c, r);
-    if (!err)
+        for (uint32_t i = 0; i < r->service_count; i++)
+            tly_start_check_memory(r, i);
         err = tly_roster_split(r, c->split);
+    }
     if (!err && tly_start_fit_parts(c, r))
         err = tly_roster_split(r, c->split); /* memory lasts for another rate, then */
     switch (err) {

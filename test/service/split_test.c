@@ -18,6 +18,7 @@ struct expectation {
     const char *bandwidth[JOB_MOST_RANKS]; /* of each rank's machine; NULL: not given */
     double share[MOST_SERVICES];           /* of each service */
     double seconds;                        /* predicted for 1 GB; 0: nothing can be */
+    const char *says;                      /* rank 0's log; NULL: nothing in particular */
 };
 
 /* The i-th number with this name in the report; -1 if it is null. */
@@ -94,6 +95,8 @@ static void run(struct expectation e, struct job j)
         job_log_holds(&j, 0, "at best");
     else
         job_log_lacks(&j, 0, "at best");
+    if (e.says)
+        job_log_holds(&j, 0, e.says);
     job_clear(&j);
 }
 
@@ -175,6 +178,17 @@ static void slow_sums_get_less(void **state)
         (struct job){.ranks = 4,
                      .tallyds = 2,
                      .settings = SETTINGS("TALLY_BANDWIDTH=10G", "TALLY_SUM_RATE=4G")});
+}
+
+static void a_tallyd_without_memory_sums_nothing(void **state)
+{
+    run(
+        (struct expectation){
+            .share = {1. / 3, 1. / 3, 1. / 3, 0},
+            .says =
+                "gets no share: it has 15.4 KB of memory, and parts of 3 ranks and a result take 16.4 KB"},
+        (struct job){
+            .ranks = 3, .tallyds = 1, .settings = SETTINGS(NULL), .tallyd_options = {"--memory", "15K"}});
 }
 
 static void splits_for_comparison(void **state)
@@ -283,6 +297,7 @@ int main(void)
         cmocka_unit_test(an_unknown_machine_is_a_slow_one),
         cmocka_unit_test(hosts_of_one_id_share_a_card),
         cmocka_unit_test(slow_sums_get_less),
+        cmocka_unit_test(a_tallyd_without_memory_sums_nothing),
         cmocka_unit_test(splits_for_comparison),
         cmocka_unit_test(cards_are_measured_where_that_makes_sense),
         cmocka_unit_test(server_without_tallyd),
