@@ -233,6 +233,12 @@ static uint32_t stand(const struct member *m)
                        : TLY_STAND_JOINED;
 }
 
+/* Nobody holds up a job that does not run, and nobody who has left. */
+static struct tly_slow slow_now(const struct tly_coordinator *c)
+{
+    return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};
+}
+
 static void answer(struct member *watcher)
 {
     const struct tly_coordinator *c = watcher->c;
@@ -261,8 +267,7 @@ static void answer(struct member *watcher)
                                           .stand = stand(m)};
         memcpy(out->host, info->host, sizeof out->host);
     }
-    if (c->state == RUNNING && !tly_slow_is_past(c))
-        s.slow = c->slow.told;
+    s.slow = slow_now(c);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);
@@ -650,6 +655,18 @@ bool tly_coordinator_is_over(struct tly_coordinator *c)
     bool over = c->over_at && (!c->known || c->loop.awake - c->over_at >= LEAVE_S * TLY_SEC);
     tly_loop_unlock(&c->loop);
     return over;
+}
+
+void tly_coordinator_facts(struct tly_coordinator *c, struct tly_coordinator_facts *out)
+{
+    *out = (struct tly_coordinator_facts){0};
+    tly_loop_lock(&c->loop);
+    if (c->state == RUNNING) {
+        const struct tly_roster *r = &c->roster;
+        *out = (struct tly_coordinator_facts){r->rank_count, r->machine_count,   r->service_count,
+                                              r->epoch,      c->changed.last.at, slow_now(c)};
+    }
+    tly_loop_unlock(&c->loop);
 }
 
 uint16_t tly_coordinator_port(const struct tly_coordinator *c)

@@ -23,6 +23,7 @@
 
 #include "base/param.h"
 #include "join/place.h"
+#include "join/status.h"
 
 struct tly_coordinator;
 
@@ -35,6 +36,13 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
 /* The job has come to its end, and all members have gone or had the time to.  Strangers and who only watches do not
  * count, and nobody else is let in any more. */
 bool tly_coordinator_is_over(struct tly_coordinator *c);
+/* What whoever asks its process may hear of the job that runs; all 0 before its first epoch. */
+struct tly_coordinator_facts {
+    uint32_t ranks, machines, services, epoch;
+    uint64_t changed;     /* when the split last changed, seconds since 1970; 0: not yet */
+    struct tly_slow slow; /* who holds the job up */
+};
+void tly_coordinator_facts(struct tly_coordinator *c, struct tly_coordinator_facts *out);
 uint16_t tly_coordinator_port(const struct tly_coordinator *c);
 
 /* Wait until the members have gone (monotonic deadline), then stop and free.  NULL is accepted. */

@@ -264,13 +264,23 @@ static void pause_ms(int ms)
     nanosleep(&pause, NULL);
 }
 
-/* A moment of a coordinator's main thread. */
-static void stand_by(const struct tly_place *place, bool listens, int ms)
+/* A moment of a coordinator's main thread.  c: NULL: it does not listen. */
+static void stand_by(const struct tly_place *place, struct tly_coordinator *c, int ms)
 {
     if (pulse.health) {
-        snprintf(pulse.news.job, sizeof pulse.news.job, "%s", place->job);
-        pulse.news.coordinating = listens;
-        tly_health_tell(pulse.health, &pulse.news);
+        struct tly_health_news *n = &pulse.news;
+        struct tly_coordinator_facts f = {0};
+        if (c)
+            tly_coordinator_facts(c, &f);
+        *n = (struct tly_health_news){.coordinating = c,
+                                      .ranks = f.ranks,
+                                      .machines = f.machines,
+                                      .services = f.services,
+                                      .epoch = f.epoch,
+                                      .changed = f.changed,
+                                      .slow = f.slow};
+        snprintf(n->job, sizeof n->job, "%s", place->job);
+        tly_health_tell(pulse.health, n);
     }
     pause_ms(ms);
 }
@@ -281,7 +291,7 @@ static int find_own_address(const struct tly_place *place, struct sockaddr_stora
     struct tly_addresses to;
     int err;
     while ((err = tly_place_resolve(place, &to)) == -EAGAIN && !asked_to_stop)
-        stand_by(place, false, 500);
+        stand_by(place, NULL, 500);
     if (err)
         return err;
     if (!tly_place_take_own(place, &to, out))
@@ -305,14 +315,14 @@ static int coordinate(struct tly_place *place, const struct tly_params *params, 
         struct tly_coordinator *c;
         err = tly_coordinator_create(place, params, &at, -1, true, &c);
         for (int i = 0; err == -EADDRINUSE && i < 50 && !asked_to_stop; i++) {
-            stand_by(place, false, 100); /* the one before may be about to end */
+            stand_by(place, NULL, 100); /* the one before may be about to end */
             err = tly_coordinator_create(place, params, &at, -1, true, &c);
         }
         if (err)
             return err;
         tly_info("tallyd", "coordinating job '%s' at %s", place->job, text);
         while (!asked_to_stop && !tly_coordinator_is_over(c))
-            stand_by(place, true, 50);
+            stand_by(place, c, 50);
         tly_coordinator_destroy(c, 0);
     } while (!asked_to_stop && !once);
     return 0;

@@ -220,6 +220,28 @@ def test_a_coordinator_apart():
         assert daemon.process.wait(timeout=PATIENCE_S) == 0
 
 
+def test_a_coordinator_apart_tells_of_its_job(tmp_path):
+    go = tmp_path / "go"
+    go.write_bytes(b"")
+    with Daemon("--coordinator", TALLY_JOB='the "job"', TALLY_SERVERS="0") as daemon:
+        assert samples(daemon.port)["tally_ranks"] == 0
+        running = ranks(daemon, go, program=UNEVEN)
+
+        def judged():
+            found = samples(daemon.port)
+            return any("computing" in name and value == 1 for name, value in found.items()) and found
+
+        found = eventually(judged)
+        assert (found["tally_ranks"], found["tally_machines"], found["tally_services"]) == (2, 2, 2)
+        assert found["tally_epoch"] >= 1 and found["tally_serving"] == 0
+        go.write_bytes(b"x")
+        for process in running:
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+        eventually(lambda: samples(daemon.port)["tally_ranks"] == 0)
+        assert samples(daemon.port)['tally_held_up{by="",why=""}'] == 0
+
+
 def test_who_is_late_and_why(tmp_path):
     go = tmp_path / "go"
     go.write_bytes(b"")
