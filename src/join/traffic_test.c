@@ -309,6 +309,25 @@ static void what_cannot_be_is_refused(void **state)
     assert_int_equal(read_back(&t, 0), -EPROTO);
 }
 
+static void impossible_steps_are_refused(void **state)
+{
+    static const struct tly_steps good = {3, 20, 100}, bad[] = {{0, 20, 100}, {3, 0, 0}, {3, 101, 100}};
+    for (int i = 0; i < 4; i++) {
+        struct tly_writer w = {0};
+        struct tly_steps found = {7, 7, 7};
+        tly_steps_write(&w, i < 3 ? &bad[i] : &good);
+        assert_false(w.failed);
+        for (size_t len = 0; len <= w.len; len++) { /* cut short, then whole */
+            struct tly_reader r = {w.data, len, false};
+            bool fine = i == 3 && len == w.len;
+            assert_int_equal(tly_steps_read(&r, &found), fine ? 0 : -EPROTO);
+            assert_true(found.count == (fine ? 3 : 7) && found.own_us == (fine ? 20 : 7) &&
+                        found.us == (fine ? 100 : 7));
+        }
+        free(w.data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +344,7 @@ int main(void)
         cmocka_unit_test_setup(what_is_taken_late_is_the_services, set_up),
         cmocka_unit_test_setup(within_a_card_nothing_counts, set_up),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(impossible_steps_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
