@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Draws each step's part of the optimum over time, a panel for each scenario; what changed in the network and in the split is
-marked.
+"""Draws each step's part of the optimum over time, a panel for each scenario; what changed in the network is marked.
 
     bench/adapt/draw.py STEPS.json FIGURE.png       # what adapt.py --json wrote; needs matplotlib
 
