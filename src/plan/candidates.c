@@ -19,9 +19,9 @@
 #define NEAR_TOGETHER .04 /* of all that are alike: it does not part them */
 #define SAME .06          /* nearer than this to another's value it is that */
 #define SAME_AT_FIRST .15
-/* A small deviation exceeds so many times what samples differ by.  The job waits for the slowest card, so cards that all vary
- * carry less than they could.  The least of n normal variables lies 1.27 (n = 6) to 1.77 (16) standard deviations below their
- * mean, and differs by .64 to .55 of them: by .43 to .37 in the median. */
+/* A small deviation exceeds so many times the samples' median absolute deviation.  The job waits for the slowest card, so
+ * cards that all vary carry less than they could.  The least of n normal variables lies 1.27 (n = 6) to 1.77 (16) standard
+ * deviations below their mean, and its own median absolute deviation is .43 to .36 of them. */
 #define BEYOND_SPREAD 5
 #define STEP_ALL 1.25 /* a try where no card is busy as planned, and a feeler, */
 #define STEP_ONE 1.5  /* and where some are: then this one holds nobody up */
@@ -422,8 +422,9 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
     int full = 0;
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
-        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && !has_lost(p))
-            r->sorted[full++] = p->known.falls_short ? tly_gauge_while_busy(&p->card) : p->card.value;
+        double carries = p->known.falls_short ? tly_gauge_while_busy(&p->card) : p->card.value;
+        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && carries > 0 && !has_lost(p))
+            r->sorted[full++] = carries;
     }
     tly_sort(r->sorted, (size_t)full);
     return full ? r->sorted[full / 2] : 0;
@@ -486,31 +487,31 @@ static double value_to_try(const struct place *p, double others, double most, bo
     return tly_gauge_bound(&p->card, value);
 }
 
-/* Does the job wait for it, now or most of the time?  Cards that vary do so by turns. */
-static bool limits(const struct tly_gauge *g)
+/* Does the job wait for this card, now or most of the time?  Of two cards that vary now the one is busy and now the other. */
+static bool holds_up(const struct tly_gauge *g)
 {
-    return tly_gauge_is_full(g) || tly_gauge_was_full(g);
+    return tly_gauge_is_full(g) || tly_gauge_is_long_full(g);
 }
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
     double others = usual(r, count, s), busiest = 0, most = 0;
-    int limiting = 0;
+    int busy = 0;
     bool some = false;
     look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
             most = fmax(most, r->place[i].known.peak);
-            limiting += limits(&r->place[i].card);
+            busy += holds_up(&r->place[i].card);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card where all that are
-         * busy have lost speed, or are so by turns, for it waits for these. */
+        /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card that waits for others
+         * which have lost speed, or which are busy most of the time but not now. */
         bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                                       p->card.value < others * (1 + TLY_GAUGE_FAR)
-                                : limiting > limits(&p->card);
+                                : busy > (holds_up(&p->card) ? 1 : 0);
         bool allowed =
             (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);

@@ -110,7 +110,7 @@ bool tly_gauge_is_full(const struct tly_gauge *g)
     return is_full(g, TLY_GAUGE_SHORT);
 }
 
-bool tly_gauge_was_full(const struct tly_gauge *g)
+bool tly_gauge_is_long_full(const struct tly_gauge *g)
 {
     uint32_t n = g->count < TLY_GAUGE_LONG ? g->count : TLY_GAUGE_LONG;
     return n >= TLY_GAUGE_SHORT && is_full(g, n);
@@ -145,14 +145,15 @@ double tly_gauge_while_busy(const struct tly_gauge *g)
 
 double tly_gauge_spread(const struct tly_gauge *g)
 {
-    double away[TLY_GAUGE_LONG],
-        middle = g->count >= TLY_GAUGE_LONG ? median(g, TLY_GAUGE_LONG, while_busy) : 0;
+    enum { N = TLY_GAUGE_LONG };
+    double away[N];
+    double middle = g->count >= N ? median(g, N, while_busy) : 0;
     if (!(middle > 0))
         return 0;
-    for (uint32_t i = 0; i < TLY_GAUGE_LONG; i++)
+    for (uint32_t i = 0; i < N; i++)
         away[i] = fabs(while_busy(last(g, i)) / middle - 1);
-    tly_sort(away, TLY_GAUGE_LONG);
-    return away[TLY_GAUGE_LONG / 2];
+    tly_sort(away, N);
+    return (away[N / 2 - 1] + away[N / 2]) / 2;
 }
 
 static double off(double x, double from)

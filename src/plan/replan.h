@@ -61,8 +61,8 @@ double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
-/* Was it backlogged nearly all the time in most of up to TLY_GAUGE_LONG samples? */
-bool tly_gauge_was_full(const struct tly_gauge *g);
+/* Is it full by up to TLY_GAUGE_LONG samples?  Not before TLY_GAUGE_SHORT. */
+bool tly_gauge_is_long_full(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time, but clearly less in what it sends?  A slow card has the same backlogs both ways. */
 bool tly_gauge_is_late(const struct tly_gauge *g);
 /* Has it been idle for much of the time, in the last TLY_GAUGE_LONG samples? */
@@ -70,8 +70,8 @@ bool tly_gauge_is_idle(const struct tly_gauge *g);
 /* What it carried while it was backlogged; of one with time to spare this is too low, for it waits for others' cards.
  * 0: nothing. */
 double tly_gauge_while_busy(const struct tly_gauge *g);
-/* How far what it carried while it was backlogged is from its median, in the last TLY_GAUGE_LONG samples: the upper median of
- * that, as a fraction; 0 before. */
+/* The median absolute deviation of that in the last TLY_GAUGE_LONG samples, as a fraction of its median; 0 before, where
+ * tly_gauge_estimate() says nothing of small deviations either. */
 double tly_gauge_spread(const struct tly_gauge *g);
 
 /* --- the split (replan.c) ------------------------------------------------------------------------------ */
