@@ -286,12 +286,12 @@ static void list_media(const tally_comm *c, char *out, size_t len)
     }
 }
 
-/* Those that are not gone. */
+/* Those that may have a share. */
 static int count_tallyd(const struct tly_roster *r)
 {
     int count = 0;
     for (uint32_t i = r->machine_count; i < r->service_count; i++)
-        count += r->services[i].state != TLY_SERVICE_GONE;
+        count += tly_roster_shares(r, i);
     return count;
 }
 

@@ -169,7 +169,6 @@ static void invite_more(struct tly_coordinator *c)
             c->roster.service_count++; /* a guest that is turned away takes no place */
         m->service = at;
         m->invited = any = true;
-        tly_start_check_memory(&c->roster, at);
     }
     if (!any)
         return;
@@ -335,6 +334,7 @@ static void welcome(struct tly_coordinator *c)
         c->roster.services[m->service].state = TLY_SERVICE_ACTIVE;
         tly_service_name(&c->roster, m->service, name, sizeof name);
         tly_warn("join", "%s is in; the job goes on with it", name); /* as loud as that it is out */
+        tly_start_warn_memory(&c->roster, m->service);
     }
     c->invitation = 0;
     c->wanted |= any;

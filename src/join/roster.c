@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/slot.h"
+
 void tly_member_write(struct tly_writer *w, const struct tly_member_info *m)
 {
     tly_write32(w, m->role);
@@ -292,10 +294,7 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
 
 uint64_t tly_roster_least_memory(const struct tly_roster *r)
 {
-    uint64_t slot = TLY_ALIGN; /* slots are powers of two */
-    while (slot < r->part_most)
-        slot *= 2;
-    return (r->rank_count + 1ull) * slot;
+    return (r->rank_count + 1ull) * tly_slot_bytes(r->part_most);
 }
 
 bool tly_roster_lacks_memory(const struct tly_roster *r, uint32_t service)

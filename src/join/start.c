@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "join/internal.h"
 #include "join/start.h"
 #include "plan/plan.h"
@@ -43,13 +42,15 @@ void tly_start_prove(struct tly_coordinator *c)
 }
 
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
- * that is passed over because its service's window is shut leaves the order common to all ranks.  All services of the first
- * roster have memory for that. */
+ * that is passed over because its service's window is shut leaves the order common to all ranks.  All services that share in
+ * the first roster have memory for that. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
     int active = (int)tly_roster_active(r);
     uint64_t bytes = UINT64_MAX;
     for (uint32_t i = 0; i < r->service_count; i++) {
+        if (!tly_roster_shares(r, i))
+            continue;
         uint64_t memory = r->services[i].memory ? r->services[i].memory : UINT64_MAX,
                  suits = tly_roster_window(active, r->part_bytes, memory, r->rank_count);
         bytes = suits < bytes ? suits : bytes;
@@ -144,18 +145,18 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
     r->services[index] = service_of(m, index);
 }
 
-void tly_start_check_memory(const struct tly_roster *r, uint32_t index)
+void tly_start_warn_memory(const struct tly_roster *r, uint32_t index)
 {
-    char name[200], has[TLY_BYTES_TEXT], least[TLY_BYTES_TEXT];
+    char name[200];
     if (!tly_roster_lacks_memory(r, index))
         return;
     tly_service_name(r, index, name, sizeof name);
     tly_warn("join",
-             "%s gets no share: it has %s of memory, and parts of %u ranks and a result take %s; give it as "
-             "much (tallyd "
-             "--memory, TALLY_MEMORY)",
-             name, tly_bytes_text(r->services[index].memory, has), r->rank_count,
-             tly_bytes_text(tly_roster_least_memory(r), least));
+             "%s gets no share: it has %llu KB of memory, and parts of %u ranks and a result take %llu KB: "
+             "give it more "
+             "(tallyd --memory, TALLY_MEMORY)",
+             name, (unsigned long long)r->services[index].memory >> 10, r->rank_count,
+             (unsigned long long)(tly_roster_least_memory(r) + 1023) >> 10);
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card
@@ -279,7 +280,7 @@ static void invite(struct tly_coordinator *c)
     if (!err) {
         set_part_bounds(c, r);
         for (uint32_t i = 0; i < r->service_count; i++)
-            tly_start_check_memory(r, i);
+            tly_start_warn_memory(r, i);
         err = tly_roster_split(r, c->split);
     }
     if (!err && tly_start_fit_parts(c, r))
@@ -297,10 +298,10 @@ static void invite(struct tly_coordinator *c)
         tly_coordinator_fail(c, E2BIG, "more services than the %d that Tally handles", TLY_MAX_MACHINES);
         break;
     case -ENOENT:
-        tly_coordinator_fail(
-            c, EINVAL,
-            "TALLY_SPLIT=server leaves the sums to tallyd, and there is none: start tallyd and set "
-            "TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
+        tly_coordinator_fail(c, EINVAL,
+                             "TALLY_SPLIT=server leaves the sums to tallyd, and there is none with memory "
+                             "for them: start tallyd and "
+                             "set TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
         break;
     default:
         tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);

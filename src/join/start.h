@@ -25,8 +25,8 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
                    const struct tly_member_info *m);
 /* Name the address at which others reach it; -EINVAL: they cannot (tly_error()). */
 int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint32_t index);
-/* Say so if it is a tallyd that gets no share for want of memory. */
-void tly_start_check_memory(const struct tly_roster *r, uint32_t index);
+/* Log a warning if it is a tallyd that gets no share for want of memory. */
+void tly_start_warn_memory(const struct tly_roster *r, uint32_t index);
 bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r);
 /* Parts as long as suits the cards that carry most, by the roster's weights.  True: they are of another size than they
  * were; a little is none. */

@@ -20,6 +20,7 @@
 #include "base/event.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/slot.h"
 #include "base/text.h"
 #include "join/place.h"
 #include "sum/crew.h"
@@ -144,7 +145,7 @@ void tly_job_resize(struct tly_job *job, const struct tly_roster *roster)
 static void reserve(struct tly_job *job, uint32_t ranks)
 {
     struct tly_house *h = job->house;
-    uint64_t least = (ranks + 1ull) * tly_pool_size((uint32_t)job->part_most), before = h->budget.pool.limit;
+    uint64_t least = (ranks + 1ull) * tly_slot_bytes(job->part_most), before = h->budget.pool.limit;
     char had[TLY_BYTES_TEXT], now[TLY_BYTES_TEXT];
     if (tly_quota_reserve(&job->quota, least))
         tly_warn("sum", "%s of memory (TALLY_MEMORY) are too few for %u ranks: using %s",
@@ -210,7 +211,9 @@ int tly_job_begin(struct tly_job *job, const struct tly_roster *roster)
     set_bounds(job, roster->rank_count);
     int err = make_room(job, roster);
     if (!err) {
-        reserve(job, roster->rank_count);
+        uint32_t own = find_own(job, roster);
+        if (own == roster->service_count || !tly_roster_lacks_memory(roster, own))
+            reserve(job, roster->rank_count);
         start_trace(job, roster);
         job->ranks = roster->rank_count;
         set_sizes(job, roster->part_bytes, tly_roster_active(roster));

@@ -7,6 +7,7 @@
  * A push from a process of this machine may come as a loan instead: the sum reads it where it lies, and holds it
  * meanwhile.  It ends with its connection. */
 #include "base/list.h"
+#include "base/slot.h"
 #include "sum/internal.h"
 #include "sum/kind.h"
 #include "sum/members.h"
@@ -159,7 +160,7 @@ uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
 bool tly_memory_take_result(struct tly_job *job, struct round *r)
 {
     /* Beside all such results there must be room for one round's slots, or they would wait for each other. */
-    uint64_t most = (job->restored + 1ull + r->who->count) * tly_pool_size((uint32_t)job->part_most);
+    uint64_t most = (job->restored + 1ull + r->who->count) * tly_slot_bytes(job->part_most);
     if (!job->restored || most <= tly_quota_most(&job->quota))
         r->result = tly_memory_take(job, r, r->length);
     if (!r->result && !job->restored)
@@ -187,7 +188,7 @@ void tly_memory_ask(struct session *p, struct round *r)
 /* Ask for what was dropped of a round.  False: memory does not reach. */
 static bool ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool always)
 {
-    uint64_t need = tly_pool_size(r->head.length);
+    uint64_t need = tly_slot_bytes(r->head.length);
     for (uint32_t i = 0; i < job->ranks; i++) {
         if (r->slots[i].state != SLOT_DROPPED || !job->by_rank[i])
             continue;

@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/slot.h"
+
+_Static_assert(1 << TLY_POOL_SMALLEST == TLY_LEAST_SLOT, "the smallest class is the smallest slot");
+
 static int class_of(uint32_t bytes)
 {
     int c = TLY_POOL_SMALLEST;
@@ -12,14 +16,9 @@ static int class_of(uint32_t bytes)
     return c;
 }
 
-uint64_t tly_pool_size(uint32_t bytes)
-{
-    return 1ull << class_of(bytes);
-}
-
 void *tly_pool_take(struct tly_pool *p, uint32_t bytes)
 {
-    return p->in_use + tly_pool_size(bytes) > p->limit ? NULL : tly_pool_take_past(p, bytes);
+    return p->in_use + tly_slot_bytes(bytes) > p->limit ? NULL : tly_pool_take_past(p, bytes);
 }
 
 void *tly_pool_take_past(struct tly_pool *p, uint32_t bytes)

@@ -26,8 +26,6 @@ void *tly_pool_take(struct tly_pool *p, uint32_t bytes);
 /* The same, but past the limit if need be. */
 void *tly_pool_take_past(struct tly_pool *p, uint32_t bytes);
 void tly_pool_give(struct tly_pool *p, void *buffer, uint32_t bytes);
-/* What a buffer of so many bytes counts. */
-uint64_t tly_pool_size(uint32_t bytes);
 /* Give what is kept back to the system. */
 void tly_pool_trim(struct tly_pool *p);
 /* To be called now and then: does so once nothing has been taken for TLY_POOL_REST_NS. */

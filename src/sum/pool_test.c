@@ -7,18 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/slot.h"
 #include "sum/pool.h"
 
 #include <cmocka.h>
 
 static void test_sizes(void **state)
 {
-    assert_int_equal(tly_pool_size(0), 256);
-    assert_int_equal(tly_pool_size(256), 256);
-    assert_int_equal(tly_pool_size(257), 512);
-    assert_int_equal(tly_pool_size(1 << 20), 1 << 20);
-    assert_int_equal(tly_pool_size((1 << 20) + 1), 2 << 20);
-    assert_int_equal(tly_pool_size(64 << 20), 64 << 20);
+    assert_int_equal(tly_slot_bytes(0), 256);
+    assert_int_equal(tly_slot_bytes(256), 256);
+    assert_int_equal(tly_slot_bytes(257), 512);
+    assert_int_equal(tly_slot_bytes(1 << 20), 1 << 20);
+    assert_int_equal(tly_slot_bytes((1 << 20) + 1), 2 << 20);
+    assert_int_equal(tly_slot_bytes(64 << 20), 64 << 20);
 }
 
 static void test_limit(void **state)

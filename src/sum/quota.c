@@ -1,6 +1,8 @@
 /* quota.c - see quota.h. */
 #include "sum/quota.h"
 
+#include "base/slot.h"
+
 static uint64_t claim(const struct tly_quota *q)
 {
     return q->in_use > q->reserved ? q->in_use : q->reserved;
@@ -63,14 +65,14 @@ uint64_t tly_quota_most(const struct tly_quota *q)
 
 void *tly_quota_take(struct tly_quota *q, uint32_t bytes)
 {
-    return tly_pool_size(bytes) > tly_quota_room(q) ? NULL : tly_quota_take_always(q, bytes);
+    return tly_slot_bytes(bytes) > tly_quota_room(q) ? NULL : tly_quota_take_always(q, bytes);
 }
 
 void *tly_quota_take_always(struct tly_quota *q, uint32_t bytes)
 {
     void *buffer = tly_pool_take_past(&q->budget->pool, bytes);
     if (buffer)
-        change(q, q->reserved, q->in_use + tly_pool_size(bytes));
+        change(q, q->reserved, q->in_use + tly_slot_bytes(bytes));
     return buffer;
 }
 
@@ -79,5 +81,5 @@ void tly_quota_give(struct tly_quota *q, void *buffer, uint32_t bytes)
     if (!buffer)
         return;
     tly_pool_give(&q->budget->pool, buffer, bytes);
-    change(q, q->reserved, q->in_use - tly_pool_size(bytes));
+    change(q, q->reserved, q->in_use - tly_slot_bytes(bytes));
 }
