@@ -233,7 +233,7 @@ static uint32_t stand(const struct member *m)
                        : TLY_STAND_JOINED;
 }
 
-/* Nobody holds up a job that does not run, and nobody who has left. */
+/* Who holds the job up: nobody if it does not run, or if that rank has left. */
 static struct tly_slow slow_now(const struct tly_coordinator *c)
 {
     return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};
@@ -659,13 +659,17 @@ bool tly_coordinator_is_over(struct tly_coordinator *c)
 
 void tly_coordinator_facts(struct tly_coordinator *c, struct tly_coordinator_facts *out)
 {
+    const struct tly_roster *r = &c->roster;
     *out = (struct tly_coordinator_facts){0};
     tly_loop_lock(&c->loop);
-    if (c->state == RUNNING) {
-        const struct tly_roster *r = &c->roster;
-        *out = (struct tly_coordinator_facts){r->rank_count, r->machine_count,   r->service_count,
-                                              r->epoch,      c->changed.last.at, slow_now(c)};
-    }
+    if (c->state == RUNNING)
+        *out = (struct tly_coordinator_facts){
+            .ranks = r->rank_count,
+            .machines = r->machine_count,
+            .services = r->service_count,
+            .epoch = r->epoch,
+            .changed = c->changed.last.at,
+            .slow = slow_now(c)};
     tly_loop_unlock(&c->loop);
 }
 

@@ -36,7 +36,8 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
 /* The job has come to its end, and all members have gone or had the time to.  Strangers and who only watches do not
  * count, and nobody else is let in any more. */
 bool tly_coordinator_is_over(struct tly_coordinator *c);
-/* What whoever asks its process may hear of the job that runs; all 0 before its first epoch. */
+/* Facts of the job that runs, for metrics.  All are 0 before its first epoch, after its end, and while a coordinator that took
+ * over waits for its members. */
 struct tly_coordinator_facts {
     uint32_t ranks, machines, services, epoch;
     uint64_t changed;     /* when the split last changed, seconds since 1970; 0: not yet */

@@ -86,9 +86,10 @@ static void gauge(struct text *t, const char *name, const char *help, double val
 static void metrics(struct text *t, const struct tly_health_news *n)
 {
     const struct tly_service_facts *f = &n->facts;
-    add(t, "# HELP tally_info The release and, while it serves one, the job.\n# TYPE tally_info gauge\n"
+    add(t, "# HELP tally_info The release and, while it serves or coordinates one, the job.\n# TYPE "
+           "tally_info gauge\n"
            "tally_info{version=\"" TALLY_VERSION "\",job=\"");
-    add_label(t, n->serving ? n->job : "");
+    add_label(t, n->serving || n->coordinating ? n->job : "");
     add(t, "\"} 1\n");
     metric(t, "serving", "gauge", "1 while a job runs of which this is a service.", n->serving);
     metric(t, "jobs_total", "counter", "Jobs that have begun here.", n->jobs);

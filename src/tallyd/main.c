@@ -264,7 +264,7 @@ static void pause_ms(int ms)
     nanosleep(&pause, NULL);
 }
 
-/* A moment of a coordinator's main thread.  c: NULL: it does not listen. */
+/* A moment of a coordinator's main thread.  c: NULL while it does not listen. */
 static void stand_by(const struct tly_place *place, struct tly_coordinator *c, int ms)
 {
     if (pulse.health) {

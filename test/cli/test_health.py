@@ -223,21 +223,24 @@ def test_a_coordinator_apart():
 def test_a_coordinator_apart_tells_of_its_job(tmp_path):
     go = tmp_path / "go"
     go.write_bytes(b"")
-    with Daemon("--coordinator", TALLY_JOB='the "job"', TALLY_SERVERS="0") as daemon:
+    with Daemon("--coordinator", TALLY_JOB='the "job"') as daemon:
         assert samples(daemon.port)["tally_ranks"] == 0
         running = ranks(daemon, go, program=UNEVEN)
-
-        def judged():
-            found = samples(daemon.port)
-            return any("computing" in name and value == 1 for name, value in found.items()) and found
-
-        found = eventually(judged)
-        assert (found["tally_ranks"], found["tally_machines"], found["tally_services"]) == (2, 2, 2)
-        assert found["tally_epoch"] >= 1 and found["tally_serving"] == 0
-        go.write_bytes(b"x")
-        for process in running:
-            process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0
+        try:
+            with Daemon(**daemon.env):
+                found = eventually(lambda: (m := samples(daemon.port))["tally_ranks"] and m)
+                assert (found["tally_ranks"], found["tally_machines"], found["tally_services"]) == (2, 2, 3)
+                assert found["tally_epoch"] >= 1 and found["tally_serving"] == 0
+                assert found['tally_info{version="%s",job="the \\"job\\""}' % version()] == 1
+                eventually(lambda: any(re.match(r'tally_held_up{by="rank 1 .*",why="computing"}', name) for name in samples(daemon.port)))
+            eventually(lambda: samples(daemon.port)["tally_split_changed_timestamp_seconds"])  # the tallyd is gone
+            go.write_bytes(b"x")
+            for process in running:
+                process.communicate(timeout=PATIENCE_S)
+                assert process.returncode == 0
+        finally:
+            for process in running:
+                process.kill()
         eventually(lambda: samples(daemon.port)["tally_ranks"] == 0)
         assert samples(daemon.port)['tally_held_up{by="",why=""}'] == 0
 

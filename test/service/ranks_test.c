@@ -349,8 +349,8 @@ static void test_refuse(void **state)
     job_run(&(struct job){.ranks = 3, .tallyds = 2, .main = refuse, .settings = {"TALLY_PART_BYTES=16384"}});
 }
 
-/* Rank 2 never comes for these verdicts, some of which are a tallyd's: what that sums later is not held up for ever. */
-/* What parts of 32 KB could not number no rank accepts, though parts have 512 KB now: it might depend on the moment. */
+/* A rank refuses a count that parts of 32 KB cannot number, even while parts have 512 KB.  Otherwise the answer would depend on
+ * the moment. */
 static int too_many_for_small_parts(int rank, void *arg)
 {
     static float x[10];
@@ -372,6 +372,7 @@ static void test_too_many_elements(void **state)
     job_clear(&j);
 }
 
+/* Rank 2 never comes for these verdicts, some of which are a tallyd's: what that sums later is not held up for ever. */
 static int refuse_to_some(int rank, void *arg)
 {
     enum { LARGE = 4 << 20 };
