@@ -415,16 +415,16 @@ static bool has_lost(const struct place *p)
     return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
-/* The median of the values of those cards that are busy all the time and have lost nothing, or of what they carry if they fall
- * short of that; 0: there is none. */
-static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s)
+/* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none.  carried: of what
+ * they carry, which is less where one falls short. */
+static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s, bool carried)
 {
     int full = 0;
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
         double carries = p->known.falls_short ? tly_gauge_while_busy(&p->card) : p->card.value;
         if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && carries > 0 && !has_lost(p))
-            r->sorted[full++] = carries;
+            r->sorted[full++] = carried ? carries : p->card.value;
     }
     tly_sort(r->sorted, (size_t)full);
     return full ? r->sorted[full / 2] : 0;
@@ -495,7 +495,7 @@ static bool holds_up(const struct tly_gauge *g)
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s), busiest = 0, most = 0;
+    double others = usual(r, count, s, true), said = usual(r, count, s, false), busiest = 0, most = 0;
     int busy = 0;
     bool some = false;
     look(r, count, s);
@@ -507,11 +507,12 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card that waits for others
-         * which have lost speed, or which are busy most of the time but not now. */
-        bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
-                                      p->card.value < others * (1 + TLY_GAUGE_FAR)
-                                : busy > (holds_up(&p->card) ? 1 : 0);
+        /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card that waits for
+         * others which have lost speed, or which are busy most of the time but not now. */
+        bool alike =
+            others > 0
+                ? p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < said * (1 + TLY_GAUGE_FAR)
+                : busy > (holds_up(&p->card) ? 1 : 0);
         bool allowed =
             (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);
