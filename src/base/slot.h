@@ -6,6 +6,7 @@
 
 enum { TLY_LEAST_SLOT = 256 };
 
+/* bytes: up to 2^63. */
 static inline uint64_t tly_slot_bytes(uint64_t bytes)
 {
     uint64_t slot = TLY_LEAST_SLOT;

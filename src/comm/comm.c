@@ -286,7 +286,7 @@ static void list_media(const tally_comm *c, char *out, size_t len)
     }
 }
 
-/* Those that may have a share. */
+/* Tallyd that may have a share. */
 static int count_tallyd(const struct tly_roster *r)
 {
     int count = 0;

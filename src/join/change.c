@@ -252,9 +252,10 @@ static void commit(struct tly_coordinator *c)
     int err = tly_roster_split(&c->roster, c->split);
     if (err) {
         tly_coordinator_fail(c, -err,
-                             err == -ENOENT ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last "
-                                              "one is gone: start more of them, or set TALLY_SPLIT=optimal"
-                                            : TLY_COORDINATOR_NO_MEMORY);
+                             err == -ENOENT
+                                 ? "TALLY_SPLIT=server leaves the sums to tallyd, and the last with "
+                                   "memory for them is gone: start more, or set TALLY_SPLIT=optimal"
+                                 : TLY_COORDINATOR_NO_MEMORY);
         return;
     }
     if (tly_start_fit_parts(c, &c->roster))

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "join/internal.h"
 #include "join/start.h"
 #include "plan/plan.h"
@@ -42,7 +43,7 @@ void tly_start_prove(struct tly_coordinator *c)
 }
 
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
- * that is passed over because its service's window is shut leaves the order common to all ranks.  All services that share in
+ * that is passed over because its service's window is shut leaves the order common to all ranks.  All that may share in
  * the first roster have memory for that. */
 static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
@@ -147,16 +148,16 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
 
 void tly_start_warn_memory(const struct tly_roster *r, uint32_t index)
 {
-    char name[200];
+    char name[200], has[TLY_BYTES_TEXT], least[TLY_BYTES_TEXT];
     if (!tly_roster_lacks_memory(r, index))
         return;
     tly_service_name(r, index, name, sizeof name);
-    tly_warn("join",
-             "%s gets no share: it has %llu KB of memory, and parts of %u ranks and a result take %llu KB: "
-             "give it more "
-             "(tallyd --memory, TALLY_MEMORY)",
-             name, (unsigned long long)r->services[index].memory >> 10, r->rank_count,
-             (unsigned long long)(tly_roster_least_memory(r) + 1023) >> 10);
+    tly_warn(
+        "join",
+        "%s gets no share: it has %s of memory, and parts of %u ranks and a result take %s: give it more "
+        "(tallyd --memory, TALLY_MEMORY)",
+        name, tly_bytes_text(r->services[index].memory, has), r->rank_count,
+        tly_bytes_text(tly_roster_least_memory(r), least));
 }
 
 /* Services on hosts of one id are behind one card: containers, or a tallyd beside a rank.  If all are, no card

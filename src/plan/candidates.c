@@ -416,7 +416,7 @@ static bool has_lost(const struct place *p)
 }
 
 /* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none.  carried: of what
- * they carry, which is less where one falls short. */
+ * they carry, which is less where one falls short.  The two medians may be of different cards. */
 static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s, bool carried)
 {
     int full = 0;
@@ -487,7 +487,7 @@ static double value_to_try(const struct place *p, double others, double most, bo
     return tly_gauge_bound(&p->card, value);
 }
 
-/* Does the job wait for this card, now or most of the time?  Of two cards that vary now the one is busy and now the other. */
+/* Does the job wait for this card, now or most of the time?  Cards that vary are busy by turns. */
 static bool holds_up(const struct tly_gauge *g)
 {
     return tly_gauge_is_full(g) || tly_gauge_is_long_full(g);
@@ -495,7 +495,7 @@ static bool holds_up(const struct tly_gauge *g)
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s, true), said = usual(r, count, s, false), busiest = 0, most = 0;
+    double others = usual(r, count, s, true), planned = usual(r, count, s, false), busiest = 0, most = 0;
     int busy = 0;
     bool some = false;
     look(r, count, s);
@@ -509,10 +509,9 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         struct place *p = &r->place[i];
         /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card that waits for
          * others which have lost speed, or which are busy most of the time but not now. */
-        bool alike =
-            others > 0
-                ? p->card.value > others * (1 - TLY_REPLAN_NEAR) && p->card.value < said * (1 + TLY_GAUGE_FAR)
-                : busy > (holds_up(&p->card) ? 1 : 0);
+        bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
+                                      p->card.value < planned * (1 + TLY_GAUGE_FAR)
+                                : busy > (holds_up(&p->card) ? 1 : 0);
         bool allowed =
             (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);

@@ -61,7 +61,7 @@ double tly_gauge_carried(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time?  Has it time to spare?  Neither before TLY_GAUGE_SHORT samples. */
 bool tly_gauge_is_full(const struct tly_gauge *g);
 bool tly_gauge_has_slack(const struct tly_gauge *g);
-/* Is it full by up to TLY_GAUGE_LONG samples?  Not before TLY_GAUGE_SHORT. */
+/* Is it full by the last TLY_GAUGE_LONG samples, or by as many as there are?  Not before TLY_GAUGE_SHORT. */
 bool tly_gauge_is_long_full(const struct tly_gauge *g);
 /* Is it backlogged nearly all the time, but clearly less in what it sends?  A slow card has the same backlogs both ways. */
 bool tly_gauge_is_late(const struct tly_gauge *g);

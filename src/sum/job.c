@@ -2,8 +2,9 @@
  *
  * A job is created when the house shall serve it: from then on connections may come for it (peers.c).  It begins with the
  * first roster, which says who pushes and how long parts are.  It then reserves memory for the round with the best claim,
- * a part of each rank and a result, so that no other job of the house can keep that round from ending.  A later epoch
- * changes the length of parts, and with it windows and fragments.
+ * a part of each rank and a result, so that no other job of the house can keep that round from ending.  A tallyd without
+ * memory for that has no share in any epoch, so it gets no input and reserves nothing.  A later epoch changes the length of
+ * parts, and with it windows and fragments.
  *
  * Its tick settles what waits for time or for memory.  Its end cancels the crew's pieces of its rounds and leaves the house
  * and its other jobs as they are. */

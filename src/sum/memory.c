@@ -2,7 +2,8 @@
  *
  * A slot takes memory when its first fragment arrives, and gives it back when the round has its result.  At the limit
  * rounds with a lesser claim give theirs up: their slots are dropped and asked for again (AGAIN), for the ranks still have
- * their inputs.  The round with the best claim always finds room: a job reserves a part for each rank and one more.
+ * their inputs.  The round with the best claim always finds room: a job that has a share reserves a part for each rank
+ * and one more.
  *
  * A push from a process of this machine may come as a loan instead: the sum reads it where it lies, and holds it
  * meanwhile.  It ends with its connection. */

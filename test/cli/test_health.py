@@ -232,7 +232,9 @@ def test_a_coordinator_apart_tells_of_its_job(tmp_path):
                 assert (found["tally_ranks"], found["tally_machines"], found["tally_services"]) == (2, 2, 3)
                 assert found["tally_epoch"] >= 1 and found["tally_serving"] == 0
                 assert found['tally_info{version="%s",job="the \\"job\\""}' % version()] == 1
-                eventually(lambda: any(re.match(r'tally_held_up{by="rank 1 .*",why="computing"}', name) for name in samples(daemon.port)))
+                assert found["tally_split_changed_timestamp_seconds"] == 0
+                held_up = re.compile(r'tally_held_up{by="rank 1 .*",why="computing"}')
+                eventually(lambda: [value for name, value in samples(daemon.port).items() if held_up.match(name)] == [1])
             eventually(lambda: samples(daemon.port)["tally_split_changed_timestamp_seconds"])  # the tallyd is gone
             go.write_bytes(b"x")
             for process in running:
@@ -241,6 +243,7 @@ def test_a_coordinator_apart_tells_of_its_job(tmp_path):
         finally:
             for process in running:
                 process.kill()
+                process.communicate()
         eventually(lambda: samples(daemon.port)["tally_ranks"] == 0)
         assert samples(daemon.port)['tally_held_up{by="",why=""}'] == 0
 

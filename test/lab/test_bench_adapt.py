@@ -71,7 +71,7 @@ def test_services_count_while_they_are_there():
 @pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
 def test_quick_run(tmp_path):
     file, log = tmp_path / "steps.json", tmp_path / "log"
-    argv = [BENCHMARK / "adapt.py", "-n", "3", "-k", "1", "--scenario", "right", "--seconds", "6", "--rate", "200mbit"]
+    argv = [BENCHMARK / "adapt.py", "-n", "3", "-k", "1", "--scenario", "right", "--seconds", "12", "--rate", "200mbit"]
     argv += ["--bytes", str(4 << 20), "--json", file, "--log", log, "--verbose"]
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
