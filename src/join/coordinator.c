@@ -233,7 +233,7 @@ static uint32_t stand(const struct member *m)
                        : TLY_STAND_JOINED;
 }
 
-/* Who holds the job up: nobody if it does not run, or if that rank has left. */
+/* Who holds the job up.  Nobody does if the job does not run or that rank has left. */
 static struct tly_slow slow_now(const struct tly_coordinator *c)
 {
     return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};

@@ -301,8 +301,8 @@ static void invite(struct tly_coordinator *c)
     case -ENOENT:
         tly_coordinator_fail(c, EINVAL,
                              "TALLY_SPLIT=server leaves the sums to tallyd, and there is none with memory "
-                             "for them: start tallyd and "
-                             "set TALLY_SERVERS, or let the ranks' machines sum (TALLY_SPLIT=optimal)");
+                             "for them: start tallyd and set TALLY_SERVERS, or let the ranks' machines "
+                             "sum (TALLY_SPLIT=optimal)");
         break;
     default:
         tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);

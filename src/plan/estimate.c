@@ -69,14 +69,20 @@ static double while_busy(const struct tly_sight *s)
     return s->busy > 0 ? s->rate / s->busy : 0;
 }
 
+/* The middle of n figures, which are sorted. */
+static double middle_of(double *figures, uint32_t n)
+{
+    tly_sort(figures, n);
+    return n % 2 ? figures[n / 2] : (figures[n / 2 - 1] + figures[n / 2]) / 2;
+}
+
 /* Of the last n samples, which there are. */
 static double median(const struct tly_gauge *g, uint32_t n, double (*figure)(const struct tly_sight *s))
 {
-    double sorted[TLY_GAUGE_LONG];
+    double figures[TLY_GAUGE_LONG];
     for (uint32_t i = 0; i < n; i++)
-        sorted[i] = figure(last(g, i));
-    tly_sort(sorted, n);
-    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+        figures[i] = figure(last(g, i));
+    return middle_of(figures, n);
 }
 
 static bool is_full(const struct tly_gauge *g, uint32_t n)
@@ -145,15 +151,13 @@ double tly_gauge_while_busy(const struct tly_gauge *g)
 
 double tly_gauge_spread(const struct tly_gauge *g)
 {
-    enum { N = TLY_GAUGE_LONG };
-    double away[N];
-    double middle = g->count >= N ? median(g, N, while_busy) : 0;
+    double away[TLY_GAUGE_LONG];
+    double middle = g->count >= TLY_GAUGE_LONG ? median(g, TLY_GAUGE_LONG, while_busy) : 0;
     if (!(middle > 0))
         return 0;
-    for (uint32_t i = 0; i < N; i++)
+    for (uint32_t i = 0; i < TLY_GAUGE_LONG; i++)
         away[i] = fabs(while_busy(last(g, i)) / middle - 1);
-    tly_sort(away, N);
-    return (away[N / 2 - 1] + away[N / 2]) / 2;
+    return middle_of(away, TLY_GAUGE_LONG);
 }
 
 static double off(double x, double from)

@@ -275,6 +275,21 @@ static void server_without_tallyd(void **state)
     job_clear(&j);
 }
 
+static void server_with_tallyd_without_memory(void **state)
+{
+    struct job j = {.ranks = 2,
+                    .tallyds = 1,
+                    .main = cannot_open,
+                    .arg = "there is none with memory for them",
+                    .settings = SETTINGS("TALLY_SPLIT=server"),
+                    .tallyd_options = {"--memory", "11K"}};
+    job_start(&j);
+    for (int i = 0; i < j.ranks; i++)
+        assert_int_equal(job_wait_rank(&j, i), 0);
+    job_log_holds(&j, 0, "gets no share: it has 11.3 KB of memory");
+    job_clear(&j);
+}
+
 static void nonsense_is_refused(void **state)
 {
     static const char *const wrong[] = {"TALLY_BANDWIDTH=0", "TALLY_BANDWIDTH=fast", "TALLY_SUM_RATE=-1",
@@ -303,6 +318,7 @@ int main(void)
         cmocka_unit_test(splits_for_comparison),
         cmocka_unit_test(cards_are_measured_where_that_makes_sense),
         cmocka_unit_test(server_without_tallyd),
+        cmocka_unit_test(server_with_tallyd_without_memory),
         cmocka_unit_test(nonsense_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
