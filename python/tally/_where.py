@@ -8,29 +8,36 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import os
+import re
 import sys
 import sysconfig
 
 _OWN = os.path.dirname(__file__) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_PACKAGES = os.path.join(sysconfig.get_path("stdlib"), "site-packages") + os.sep
-
-
-def _is_inside(path, inside):
-    """Whether a frame's file is Tally's, torch's or of Python's library."""
-    return path.startswith(inside) or (path.startswith(_STANDARD) and not path.startswith(_PACKAGES))
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def of_caller():
-    """" (train.py:31)", the innermost line outside of Tally, torch and Python's library on this thread's stack.  "" if there
-    is none, as in threads of Tally's and of torch's own."""
+    """" (train.py:31)", the innermost line on this thread's stack outside of Tally, Python's library and all installed
+    packages.  A training program may be installed, too: without such a line, the innermost one outside of Tally, Python's
+    library, torch and typing_extensions, which wraps some of torch's functions.  "" if there is none, as in threads of
+    Tally's and of torch's own."""
     try:
         torch = getattr(sys.modules.get("torch"), "__file__", None)
-        inside = (_OWN, os.path.dirname(torch) + os.sep) if torch else (_OWN,)
-        inside += ("<frozen ", "<eval_with_key>")  # Python's own, and what torch.fx has made
-        frame = sys._getframe(1)
-        while frame is not None and _is_inside(frame.f_code.co_filename, inside):
+        folder = os.path.dirname(torch) if torch else _OWN[:-1]
+        beside = os.path.dirname(folder) + os.sep if torch else _OWN  # also packages, as after `pip install --target`
+        inside = (_OWN, folder + os.sep, "<frozen ", "<eval_with_key>")  # the last is what torch.fx has made
+        frame, script, program = sys._getframe(1), None, None
+        while frame is not None and script is None:
+            path = frame.f_code.co_filename
+            if path.startswith(inside) or path.endswith(os.sep + "typing_extensions.py"):
+                pass
+            elif path.startswith(beside) or _INSTALLED.search(path):
+                program = program or frame
+            elif not path.startswith(_STANDARD):
+                script = frame
             frame = frame.f_back
+        frame = script or program
         if frame is None:
             return ""
         path, here = frame.f_code.co_filename, os.getcwd() + os.sep

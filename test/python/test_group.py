@@ -325,6 +325,22 @@ def test_calls_that_differ(three, store):
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
 
 
+def lines(path):
+    """{operation: what this rank was told}, with another type on rank 1."""
+    import tally.torch
+    import torch.distributed as dist
+    with group("tally", path):
+        return {one: said(lambda: perform(one, "int32" if tally.rank() == 1 else "float32", dist.group.WORLD))
+                for one in ("all_reduce SUM", *(one + " SUM" for one in REDUCING), *MOVES)}
+
+
+def test_lines_of_calls_that_differ(three, store):
+    """Each error has this file's line, whatever torch wraps the operation in."""
+    for told in three(lines, store):
+        for operation, sentence in told.items():
+            assert re.search(r"rank 1 \(\S*test_group\.py:\d+\)$", sentence), (operation, sentence)
+
+
 def test_lists_that_look_alike():
     """Of more of them than the short digests can tell apart."""
     import torch

@@ -364,14 +364,23 @@ def test_words_of_the_caller(four):
 
 
 def test_lines_are_of_scripts_alone():
-    """Not of Python's library, by whichever way it calls."""
+    """Not of Python's library, by whichever way it calls, nor of a package, unless the program is one."""
     import concurrent.futures
     import contextlib
     import operator
     import types
     from tally import _where
+
+    def within(path, call):
+        """`call`, called by a file of that path."""
+        return eval(compile("lambda: call()", path, "eval"), {"call": call})
+
+    wrapped = within("/lib/site-packages/typing_extensions.py", _where.of_caller)
+    packaged = within("/lib/dist-packages/program/train.py", wrapped)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        assert pool.submit(_where.of_caller).result() == ""
+        assert pool.submit(_where.of_caller).result() == pool.submit(wrapped).result() == ""
+        assert pool.submit(packaged).result() == " (/lib/dist-packages/program/train.py:1)"
+        assert pool.submit(within("/data/train.py", packaged)).result() == " (/data/train.py:1)"
     said = []
     look = map(operator.methodcaller("of_caller"), [_where])
     thing = types.SimpleNamespace(close=functools.partial(said.extend, look))
