@@ -6,7 +6,7 @@
 # Builds into build/NAME.  NAME `meson` is the build that everything uses; from it come, as links,
 #   build/bin/tally, build/bin/tallyd    the programs
 #   build/lib/libtally.so                the library, where build/python/tally looks for it, and libtally_mpi.so
-#   build/python/tally                   the Python package
+#   build/python                         the Python package, the backend's entry point and the metadata that names it
 # The others (asan, ubsan, tsan, fuzz) are for their own tests alone.
 set -eu
 cd "$(dirname "$0")/.."
@@ -73,4 +73,6 @@ if [ "$name" = meson ]; then
     ln -sfn ../meson/libtally.so.0 build/lib/libtally.so.0
     ln -sfn ../meson/src/mpi/libtally_mpi.so build/lib/libtally_mpi.so
     ln -sfn ../../python/tally build/python/tally
+    ln -sfn ../../python/tally_autoload.py build/python/tally_autoload.py
+    ln -sfn ../meson/python build/python/tally.dist-info
 fi

@@ -27,13 +27,6 @@ import warm  # noqa: E402
 BLOCK = re.compile(r"^```(\w+) +(\S[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WORDS = {"file", "run", "in", "prints"}
 
-# What a wheel tells PyTorch, so that init_process_group("tally") needs no import.
-ENTRY_POINTS = """[torch.distributed.backends]
-tally = tally_autoload:register
-[torch.backends]
-tally = tally_autoload:register
-"""
-
 
 def blocks(text):
     """(line number, {word: value}, body) of each marked block."""
@@ -54,17 +47,12 @@ def missing(wanted, output):
 
 
 def environment(folder):
-    info = folder / "tally-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tally\nVersion: 0\n", encoding="ascii")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="ascii")
     python = folder / "bin" / "python3"
     python.parent.mkdir()
     python.write_text(f"#!/bin/sh\nexec {shlex.join(warm.python())} \"$@\"\n", encoding="utf-8")
     python.chmod(0o755)
-    paths = [ROOT / "build" / "python", ROOT / "python", folder]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TALLY_", "MASTER_", "SLURM_"))}
-    return {**env, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1",
+    return {**env, "PYTHONPATH": str(ROOT / "build" / "python"), "OMP_NUM_THREADS": "1",
             "PATH": os.pathsep.join([*map(str, (python.parent, ROOT / "build" / "bin", pathlib.Path(sys.executable).parent)),
                                      os.environ["PATH"]])}
 

@@ -56,6 +56,8 @@ def test_one_wheel_for_every_python(wheel):
                    "tally/jax/__init__.py", "tally", "tallyd"):
         assert any(name == wanted or name.endswith("/" + wanted) for name in names), (wanted, names)
     assert not any("test" in name or name.endswith(".h") for name in names)
+    metadata = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
+    assert len(metadata) == 1 and metadata[0].endswith(".dist-info/entry_points.txt"), metadata
 
 
 @pytest.mark.parametrize("program", ("tally", "tallyd"))
