@@ -251,7 +251,7 @@ def mismatches(path):
             """A call of two tensors on some ranks and of one on another; the next ones meet."""
             call([torch.ones(4)] if odd else [torch.ones(2), torch.ones(2)]).wait()
 
-        each("shape", lambda: dist.all_reduce(torch.ones(4 + odd)))
+        each("count", lambda: dist.all_reduce(torch.ones(4 + odd)))
         each("type", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32 if odd else torch.float32)))
         each("reduction", lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM))
         each("root", lambda: dist.broadcast(torch.ones(4), int(odd)))
@@ -259,9 +259,13 @@ def mismatches(path):
             [torch.ones(4, dtype=torch.complex64) if odd else torch.ones(4, 2)]).wait())
         each("bytes", lambda: dist.all_gather([torch.ones(4).to(kinds[odd]) for _ in range(3)],
                                               torch.ones(4).to(kinds[odd])))
-        each("shape of a broadcast", lambda: dist.broadcast(torch.ones(2 + odd, 3 - odd), 0))
-        each("shape of pieces", lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd, 3 - odd),
-                                                                   torch.ones(6 + 3 * odd, 3 - odd)))
+        each("count of a broadcast", lambda: dist.broadcast(torch.ones(2 + odd, 3), 0))
+        each("count of pieces", lambda: dist.reduce_scatter_tensor(torch.ones(2 + odd, 3), torch.ones(6 + 3 * odd, 3)))
+        each("count at a root", lambda: dist.reduce(torch.ones(2 + odd, 3), 0))
+        each("gathered count", lambda: dist.gather(
+            torch.ones(2 + odd, 3), [torch.ones(2, 3) for _ in range(3)] if tally.rank() == 0 else None, 0))
+        each("scattered count", lambda: dist.scatter(
+            torch.ones(2 + odd, 3), [torch.ones(2, 3) for _ in range(3)] if tally.rank() == 0 else None, 0))
         world = dist.group.WORLD
         each("numbers of tensors", lambda: several(world.allreduce_coalesced))
         each("numbers of pieces", lambda: several(lambda xs: world.reduce_scatter_tensor_coalesced(
@@ -270,13 +274,13 @@ def mismatches(path):
             [torch.ones(3 * x.numel()) for x in xs], xs)))
 
         def seventh(shapes):
-            """A call of tensors of the shapes, of which the seventh is the other way round on some rank."""
-            shapes = [shape[::-1] if odd and place == 6 else shape for place, shape in enumerate(shapes)]
+            """A call of tensors of the shapes, of which on some rank the seventh is longer, and the eighth is shorter."""
+            shapes = [(rows + odd * ((place == 6) - (place == 7)), width) for place, (rows, width) in enumerate(shapes)]
             world.allgather_into_tensor_coalesced([torch.ones(3 * a * b) for a, b in shapes],
                                                   [torch.ones(shape) for shape in shapes]).wait()
 
         each("seventh of equals", lambda: seventh([(3, 2)] * 10))
-        each("seventh of others", lambda: seventh([(100 + place, 2) for place in range(10)]))
+        each("seventh of others", lambda: seventh([(1000 + place, 10) for place in range(10)]))
         each("seventh of many", lambda: seventh([(100 + place, 2) for place in range(1000)]))
 
         def sparse(*shape, dims=1):
@@ -300,14 +304,14 @@ def mismatches(path):
 
 def test_calls_that_differ(three, store):
     told = three(mismatches, store)
-    for case in ("shape", "type", "reduction", "root", "seen as another type", "bytes", "shape of a broadcast",
-                 "shape of pieces", "numbers of tensors", "numbers of pieces", "numbers of gathered",
+    for case in ("count", "type", "reduction", "root", "seen as another type", "bytes", "count of a broadcast",
+                 "count of pieces", "count at a root", "numbers of tensors", "numbers of pieces", "numbers of gathered",
                  "seventh of equals", "seventh of others", "seventh of many", "length of a sparse tensor",
                  "dimensions of a sparse tensor", "sparse and dense", "call", "other call", "lengths"):
         for one in told:
             assert "Error: " in one[case] and "disagree" in one[case] and "rank 1" in one[case], (case, one[case])
     for one in told:
-        for meant in ("10 tensors: float32 [3,2] x10)", "10 tensors: float32 [3,2] x6 [2,3] [3,2] x3)"):
+        for meant in ("10 tensors: float32 [6] x10)", "10 tensors: float32 [6] x6 [8] [4] [6] x2)"):
             assert meant in one["seventh of equals"], one["seventh of equals"]
         for case, count, differ in (("seventh of others", "10 tensors, digests after each", [False] * 6 + [True] * 4),
                                     ("seventh of many", "1000 tensors, digests after every 100", [True] * 10)):
@@ -319,10 +323,74 @@ def test_calls_that_differ(three, store):
         assert "rank 1 refuses" in one["coalesced"] and "float8" in one["coalesced"], one["coalesced"]
     for one in told:
         assert "rank 1 gives rank 0 1 elements, and 2 are expected" in one["splits"], one["splits"]
+        assert "rank 1 gives rank 0 9 elements, and 6 are expected" in one["gathered count"], one["gathered count"]
+        assert "rank 0 gives rank 1 6 elements, and 9 are expected" in one["scattered count"], one["scattered count"]
         assert re.fullmatch(r"\w*Error: all_gather no\. \d+: the ranks disagree: float32 \[4\] on ranks 0, 2, "
                             r"\[5\] on rank 1 \(\S*test_group\.py:\d+\)", one["lengths"]), one["lengths"]
     assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
     assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
+
+
+def unlike_shapes(path):
+    """{call: what Gloo and we make of it where rank 1's tensors have as many elements in another shape, and we where all
+    have one shape}; None: not asked."""
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    rank, size, results = tally.rank(), 3, {}
+
+    def calls(shape, gloo):
+        def x(seed=0):
+            count = torch.Size(shape).numel()
+            return (torch.arange(count) + 10. * rank + seed).reshape(shape)
+
+        def each():
+            return [x(seed) for seed in range(size)]
+
+        world, root, a, b = dist.group.WORLD, rank == 1, x(), x(1)
+        yield "all_reduce", dist.all_reduce(a), [a]
+        yield "broadcast", dist.broadcast(b, 1), [b]
+        a, b, lists = x(), x(), each()
+        yield "reduce", dist.reduce(a, 1), [a] * root
+        yield "all_gather", dist.all_gather(lists, x()), lists
+        yield "gather", dist.gather(x(), lists if root else None, 1), lists
+        yield "scatter", dist.scatter(b, each() if root else None, 1), [b]
+        yield "reduce_scatter", dist.reduce_scatter(b, each()), [b]
+        if gloo:  # the others insist on shapes that suit another, or crash
+            return
+        whole, more = torch.zeros(2, size * a.numel())
+        parts = torch.stack(each())
+        yield "all_gather_into_tensor", dist.all_gather_into_tensor(whole, x()), [whole]
+        yield "reduce_scatter_tensor", dist.reduce_scatter_tensor(b, parts), [b]
+        a, b = x(), x(1)
+        apart = torch.stack([a, b], -1)[..., 0]
+        yield "of a copy", dist.all_reduce(apart), [apart]
+        yield "allreduce_coalesced", world.allreduce_coalesced([a, b]).wait(), [a, b]
+        with dist._coalescing_manager(world):
+            for one in (a, b):
+                dist.all_reduce(one)
+        yield "together", None, [a, b]
+        lists = [each() for _ in range(size)]
+        yield "allgather_coalesced", world.allgather_coalesced(lists, each()).wait(), sum(lists, [])
+        yield "into tensors", world.allgather_into_tensor_coalesced([whole, more], [x(), x(1)]).wait(), [whole, more]
+        yield "scatter tensors", world.reduce_scatter_tensor_coalesced([a, b], [parts, parts + 1]).wait(), [a, b]
+
+    shapes = ((2, 3), (6,)), ((), (1,)), ((3, 2), (2, 3))
+    for backend, unlike in (("gloo", True), ("tally", True), ("tally", False)):
+        with group(backend, path + backend + str(unlike)):
+            for one, other in shapes:
+                for name, _, tensors in calls(other if rank == 1 and unlike else one, backend == "gloo"):
+                    flat = [tensor.reshape(-1).tolist() for tensor in tensors]
+                    results.setdefault((name, one), {})[backend, unlike] = flat
+    return results
+
+
+def test_equal_counts_in_other_shapes(three, store):
+    for rank, results in enumerate(three(unlike_shapes, store)):
+        assert len(results) == 3 * 15
+        for call, told in results.items():
+            wanted = told["tally", False]
+            assert all(one == wanted for one in told.values()), (rank, call, told)
 
 
 def lines(path):

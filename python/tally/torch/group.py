@@ -5,8 +5,8 @@
 
 Flow: torch calls a method of Group with tensors and options -> operations of `_core`, in a GroupWork.  Each group is
 one of the library's (tally_group_create) with an ordered name space, in which the n-th calls of its ranks meet; calls
-that differ in kind, shape, type, reduction or root fail on all of them.  Messages are matched by sender, receiver and
-tag, in their order.
+that differ in kind, number of elements, type, reduction or root fail on all of them.  Shapes may differ, as with Gloo: a
+tensor without dimensions meets one of one element.  Messages are matched by sender, receiver and tag, in their order.
 
 A group's name space is ordered because torch matches calls by their order alone.  With numbers for each kind of
 operation, a rank that broadcasts where the others reduce would wait for their next broadcast, as it does with Gloo.
@@ -75,30 +75,27 @@ def _flat(tensor):
     return flat.view(torch.uint8)
 
 
-def _note(tensors, shaped=True):
-    """The properties of tensors that a vector of the library's types does not show: a type that the library lacks and,
-    if wanted, the shape.  For several tensors, all of them."""
+def _note(tensors):
+    """The properties of tensors that a vector of the library's types does not show: a type that the library lacks.  For
+    several tensors, types and counts of all."""
     if len(tensors) > 1:
         return _list_note(tensors)
     tensor, = tensors
-    kind = None if tensor.dtype in DTYPES else str(tensor.dtype)[len("torch."):]
-    if not shaped or tensor.dim() == 1:
-        return kind
-    return "%s%s" % (kind + " " if kind else "", list(tensor.shape))
+    return None if tensor.dtype in DTYPES else str(tensor.dtype)[len("torch."):]
 
 
 def _list_note(tensors):
-    """Types, where they change, and shapes of several tensors, as far as the library shows a note.
+    """Types, where they change, and counts of several tensors, as far as the library shows a note.
 
     If there is too little room, digests stand for them: ten at most, each over all tensors so far.  So the first digest
     that differs between ranks shows where their lists begin to differ.  The last digest is long: it tells lists apart.
     """
-    kinds = [(one.dtype, *one.shape) for one in tensors]
+    kinds = [(one.dtype, one.numel()) for one in tensors]
     runs, before = [], None
     for kind, same in itertools.groupby(kinds):
         name = "" if kind[0] is before else str(kind[0])[len("torch."):] + " "
         before, count = kind[0], len(list(same))
-        runs.append("%s[%s]%s" % (name, ",".join(map(str, kind[1:])), " x%d" % count if count > 1 else ""))
+        runs.append("%s[%d]%s" % (name, kind[1], " x%d" % count if count > 1 else ""))
     note = "%d tensors: %s" % (len(kinds), " ".join(runs))
     if len(note) <= _SHOWN:
         return note
@@ -523,15 +520,15 @@ class Group(dist.ProcessGroup):
             tensor = tensor.detach().resolve_conj()
             finish = functools.partial(_copy, tensors[0].detach(), tensor)
         source, reduction = self._reduction(tensor, operator)
+        packed = source.resolve_neg().contiguous()
+        work.look_at([packed])
         if root is None:
-            # Else it is summed in a copy, which is to be copied back.
-            in_place = finish is None and source.is_contiguous() and not source.is_neg()
-            work.add(self._ranks.reduce, source, source, reduction=reduction, note=_note(tensors, False), in_place=in_place)
+            in_place = finish is None and packed is source
+            work.add(self._ranks.reduce, packed, reduction=reduction, note=_note(tensors), in_place=in_place)
         else:
-            packed = source.resolve_neg().contiguous()
             work.add(self._ranks.reduce_to, packed, root, reduction=reduction, note=_note(tensors))
-            if keep:
-                work.follow(functools.partial(_copy, source, packed))
+        if keep and packed is not source:
+            work.follow(functools.partial(_copy, source, packed))
         if keep and finish:
             work.follow(finish)
 
@@ -548,7 +545,7 @@ class Group(dist.ProcessGroup):
         views, (reduction, *_) = zip(*[self._reduction(tensor, operator) for tensor in tensors])
         total = lists.combined(views, operator).contiguous()
         work.look_at([total])
-        work.add(self._ranks.reduce, total, total, reduction=reduction, note=_note(tensors[:1], False))
+        work.add(self._ranks.reduce, total, reduction=reduction, note=_note(tensors[:1]))
         work.follow(functools.partial(_spread, tensors, _flat(total)))
 
     def _reduce_sparse(self, work, tensors, operator, keep):
@@ -762,7 +759,7 @@ class Group(dist.ProcessGroup):
             if source.data_ptr() == target.data_ptr():
                 source = source.clone()
             work.add(self._ranks.exchange, source, self._cut(input, input_split_sizes, source),
-                     target, self._cut(output, output_split_sizes, target), note=_note([input], False))
+                     target, self._cut(output, output_split_sizes, target), note=_note([input]))
             if finish:
                 work.follow(finish)
         return work
@@ -783,7 +780,7 @@ class Group(dist.ProcessGroup):
             width = input_tensors[0].element_size() // source.element_size()
             target = source.new_empty(width * sum(one.numel() for one in output_tensors))
             work.add(self._ranks.exchange, source, [width * one.numel() for one in input_tensors],
-                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[:1], False))
+                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[:1]))
             work.follow(functools.partial(_apart, output_tensors, target))
         return work
 
@@ -794,7 +791,7 @@ class Group(dist.ProcessGroup):
         with self._call("send", tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note([tensor], False))
+                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note([tensor]))
         return work
 
     def recv(self, tensors, src, tag=0):
@@ -809,7 +806,7 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *tensors)
             for tensor in tensors:
                 target, finish = _landing([tensor])
-                operation = work.add(self._ranks.receive, target, src, tag, note=_note([tensor], False))
+                operation = work.add(self._ranks.receive, target, src, tag, note=_note([tensor]))
                 if finish:
                     work.follow(finish)
             work.sender = lambda: src if src is not None else operation.sender

@@ -60,17 +60,18 @@ class Ranks:
     def reduce_plain(self, call, tensor):
         """Reduce in place a contiguous tensor in host memory, of a type that the library has."""
         if self._line.waiting:
-            return self.reduce(call, tensor, tensor)
+            return self.reduce(call, tensor)
         self._line.calls += 1
-        address = tensor.data_ptr()
-        return _core.push_pull(call, address, address, tensor.numel(), DTYPES[tensor.dtype], tensor.shape, tensor)
+        address, count = tensor.data_ptr(), tensor.numel()
+        return _core.push_pull(call, address, address, count, DTYPES[tensor.dtype], (count,), tensor)
 
-    def reduce(self, call, source, target):
-        """Reduce `source` into `target`: the same vector, or None for new memory."""
-        if source.is_cpu and self._line.waiting:
-            return self._start(call, lambda call, _: reduce(call, source, target))
+    def reduce(self, call, tensor):
+        """Reduce a contiguous tensor in place."""
+        vector = tensor.view(-1)
+        if vector.is_cpu and self._line.waiting:
+            return self._start(call, lambda call, _: reduce(call, vector, vector))
         self._line.calls += 1
-        return reduce(call, source, target)
+        return reduce(call, vector, vector)
 
     def reduce_to(self, call, source, root):
         """Reduce the contiguous `source` in place at the root."""
