@@ -158,6 +158,7 @@ static int end(struct tly_mpi_request **request, bool block, bool *ended, struct
     int error = TLY_MPI_SUCCESS;
     *ended = true;
     if (!r) {
+        error = tly_mpi_check_comm(&tly_mpi_self, function);
         describe(status, TLY_MPI_PROC_NULL, TLY_MPI_ANY_TAG, 0, error);
         return error;
     }

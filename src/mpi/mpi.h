@@ -65,7 +65,8 @@ int tly_mpi_error(int err, const char *function);
 /* Wait for the operation and free it; `err` is what the call that made it has returned. */
 int tly_mpi_finish(int err, tally_op *op, const char *function);
 
-/* 0, or the error of a handle that is no communicator. */
+/* 0, or the error of a handle that is no communicator, and of every communicator while there is no job: before
+ * MPI_Init() and after MPI_Finalize(). */
 int tly_mpi_check_comm(const struct tly_mpi_comm *comm, const char *function);
 /* Bytes of `count` elements; or an error. */
 int tly_mpi_bytes(int count, const struct tly_mpi_type *type, const char *function, size_t *bytes);

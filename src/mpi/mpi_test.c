@@ -18,6 +18,8 @@ _Static_assert(0 TLY_MPI_TYPES(X) TLY_MPI_OPS(X) TLY_MPI_NULLS(X) TLY_MPI_MARKS(
 
 int MPIABI_Error_class(int code, int *error_class);
 int MPIABI_Error_string(int code, char *string, int *length);
+int MPIABI_Init(int *argc, char ***argv);
+int MPIABI_Finalize(void);
 int MPIABI_Initialized(int *flag);
 int MPIABI_Finalized(int *flag);
 int MPIABI_Is_thread_main(int *flag);
@@ -38,6 +40,8 @@ int MPIABI_Isend(const void *buffer, int count, const struct tly_mpi_type *type,
 int MPIABI_Irecv(void *buffer, int count, const struct tly_mpi_type *type, int from, int tag,
                  struct tly_mpi_comm *comm, struct tly_mpi_request **request);
 int MPIABI_Wait(struct tly_mpi_request **request, struct tly_mpi_status *status);
+int MPIABI_Waitall(int count, struct tly_mpi_request *requests[], struct tly_mpi_status statuses[]);
+int MPIABI_Barrier(struct tly_mpi_comm *comm);
 int MPIABI_Test(struct tly_mpi_request **request, int *flag, struct tly_mpi_status *status);
 int MPIABI_Get_count(const struct tly_mpi_status *status, const struct tly_mpi_type *type, int *count);
 extern const struct tly_mpi_type *const MPIABI_INT32_T,
@@ -100,6 +104,37 @@ static void test_errors(void **state)
     assert_true(strlen(text_of(tly_mpi_fail(TLY_MPI_ERR_RANK, "MPI_X", "%s", large))) < 1000);
 }
 
+/* Calls that name a communicator or wait, while there is no job. */
+static void nothing_works(const char *why)
+{
+    struct tly_mpi_comm *both[] = {&tly_mpi_world, &tly_mpi_self}, *made = &tly_mpi_self;
+    struct tly_mpi_request *request = NULL;
+    struct tly_mpi_status status;
+    int n, x = 1, y = 0;
+    for (int i = 0; i < 2; i++) {
+        n = 7;
+        fails(MPIABI_Comm_size(both[i], &n), TLY_MPI_ERR_OTHER, why);
+        assert_int_equal(n, 0);
+        fails(MPIABI_Comm_rank(both[i], &n), TLY_MPI_ERR_OTHER, why);
+        assert_int_equal(n, TLY_MPI_UNDEFINED);
+        fails(MPIABI_Comm_split(both[i], 0, 0, &made), TLY_MPI_ERR_OTHER, why);
+        assert_null(made);
+        fails(MPIABI_Comm_dup(both[i], &made), TLY_MPI_ERR_OTHER, why);
+        assert_null(made);
+        fails(MPIABI_Barrier(both[i]), TLY_MPI_ERR_OTHER, why);
+        fails(MPIABI_Allreduce(&x, &y, 1, MPIABI_INT32_T, MPIABI_SUM, both[i]), TLY_MPI_ERR_OTHER, why);
+        fails(MPIABI_Allgather(&x, 1, MPIABI_INT32_T, &y, 1, MPIABI_INT32_T, both[i]), TLY_MPI_ERR_OTHER,
+              why);
+        fails(MPIABI_Isend(&x, 1, MPIABI_INT32_T, 0, 0, both[i], &request), TLY_MPI_ERR_OTHER, why);
+        fails(MPIABI_Irecv(&x, 1, MPIABI_INT32_T, 0, 0, both[i], &request), TLY_MPI_ERR_OTHER, why);
+        assert_null(request);
+        assert_int_equal(y, 0);
+    }
+    fails(MPIABI_Wait(&request, &status), TLY_MPI_ERR_OTHER, why);
+    fails(MPIABI_Test(&request, &n, &status), TLY_MPI_ERR_OTHER, why);
+    fails(MPIABI_Waitall(1, &request, &status), TLY_MPI_ERR_OTHER, why);
+}
+
 static void test_nothing_before_init(void **state)
 {
     int flag = -1, x = 1;
@@ -110,6 +145,7 @@ static void test_nothing_before_init(void **state)
     assert_int_equal(flag, 0);
     assert_int_equal(MPIABI_Is_thread_main(&flag), 0);
     assert_int_equal(flag, 1);
+    nothing_works("MPI_Init has not been called");
     fails(MPIABI_Comm_split(&tly_mpi_world, 0, 0, &made), TLY_MPI_ERR_OTHER, "MPI_Init has not been called");
     assert_null(made);
     /* What jaxlib does with a communicator that it did not get. */
@@ -197,15 +233,45 @@ static void test_own_messages(void **state)
     tly_mpi_drop_letters(self); /* the one with tag 7 */
 }
 
+static int begin(void **state)
+{
+    char text[16];
+    int port = 0;
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "1", 1);
+    if (tally_comm_listen(NULL, &port) != 0)
+        return -1;
+    snprintf(text, sizeof text, "%d", port);
+    setenv("TALLY_PORT", text, 1);
+    return MPIABI_Init(NULL, NULL);
+}
+
+static int end(void **state)
+{
+    return MPIABI_Finalize();
+}
+
+static void test_nothing_after_finalize(void **state)
+{
+    int flag = -1;
+    struct tly_mpi_comm *child = calloc(1, sizeof *child);
+    assert_non_null(child);
+    nothing_works("MPI_Finalize has been called");
+    assert_int_equal(MPIABI_Finalized(&flag), 0);
+    assert_int_equal(flag, 1);
+    assert_int_equal(MPIABI_Comm_free(&child), 0); /* jaxlib does so */
+    fails(MPIABI_Init(NULL, NULL), TLY_MPI_ERR_OTHER, "called before");
+}
+
 int main(void)
 {
+    const struct CMUnitTest outside[] = {cmocka_unit_test(test_nothing_before_init)};
+    const struct CMUnitTest after[] = {cmocka_unit_test(test_nothing_after_finalize)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_before_init),
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_own_messages),
+        cmocka_unit_test(test_types), cmocka_unit_test(test_errors),       cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_alone), cmocka_unit_test(test_own_messages),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(outside, NULL, NULL);
+    failed += cmocka_run_group_tests(tests, begin, end);
+    return failed + cmocka_run_group_tests(after, NULL, NULL);
 }

@@ -207,7 +207,10 @@ TLY_MPI_API int MPIABI_Abort(struct tly_mpi_comm *comm, int code);
 int MPIABI_Abort(struct tly_mpi_comm *comm, int code)
 {
     (void)comm;
-    fprintf(stderr, "tally: rank %d: MPI_Abort(%d)\n", tly_mpi_world.rank, code);
+    if (tly_mpi_world.size) /* else there is no rank yet */
+        fprintf(stderr, "tally: rank %d: MPI_Abort(%d)\n", tly_mpi_world.rank, code);
+    else
+        fprintf(stderr, "tally: MPI_Abort(%d)\n", code);
     _exit(code ? code : 1);
 }
 
@@ -215,8 +218,12 @@ int MPIABI_Abort(struct tly_mpi_comm *comm, int code)
 
 int tly_mpi_check_comm(const struct tly_mpi_comm *comm, const char *function)
 {
-    if (comm)
-        return TLY_MPI_SUCCESS;
+    int error = TLY_MPI_SUCCESS;
+    if (comm) {
+        if (tly_mpi_enter(function, &error))
+            tly_mpi_leave();
+        return error;
+    }
     pthread_mutex_lock(&errors_lock);
     char why[SENTENCE];
     snprintf(why, sizeof why, "%s", lost);
@@ -309,15 +316,17 @@ int tly_mpi_bytes(int count, const struct tly_mpi_type *type, const char *functi
 TLY_MPI_API int MPIABI_Comm_rank(struct tly_mpi_comm *comm, int *rank);
 int MPIABI_Comm_rank(struct tly_mpi_comm *comm, int *rank)
 {
-    *rank = comm ? comm->rank : TLY_MPI_UNDEFINED;
-    return tly_mpi_check_comm(comm, "MPI_Comm_rank");
+    int error = tly_mpi_check_comm(comm, "MPI_Comm_rank");
+    *rank = error ? TLY_MPI_UNDEFINED : comm->rank;
+    return error;
 }
 
 TLY_MPI_API int MPIABI_Comm_size(struct tly_mpi_comm *comm, int *size);
 int MPIABI_Comm_size(struct tly_mpi_comm *comm, int *size)
 {
-    *size = comm ? comm->size : 0;
-    return tly_mpi_check_comm(comm, "MPI_Comm_size");
+    int error = tly_mpi_check_comm(comm, "MPI_Comm_size");
+    *size = error ? 0 : comm->size;
+    return error;
 }
 
 static void destroy(struct tly_mpi_comm *comm)
@@ -415,8 +424,6 @@ int MPIABI_Comm_split(struct tly_mpi_comm *comm, int color, int key, struct tly_
 {
     int length, error = tly_mpi_check_comm(comm, "MPI_Comm_split");
     *made = NULL;
-    if (!error && comm == &tly_mpi_world && tly_mpi_enter("MPI_Comm_split", &error))
-        tly_mpi_leave();
     if (!error)
         error = split(comm, color, key, made);
     if (error) {
@@ -471,6 +478,8 @@ int MPIABI_Comm_set_errhandler(struct tly_mpi_comm *comm, const void *handler)
 }
 
 /* --- what a program asks ----------------------------------------------------------------------------------- */
+
+/* These have the same answer before MPI_Init() and after MPI_Finalize(), too. */
 
 TLY_MPI_API double MPIABI_Wtime(void);
 double MPIABI_Wtime(void)
