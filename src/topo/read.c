@@ -38,6 +38,7 @@ struct reading {
     struct item *item;
     int items, room, open[TLY_XML_DEPTH];
     tly_link_look *look;
+    bool machine;   /* an object of this type has been read, and nothing above it */
     bool bandwidth; /* within <memattr name="Bandwidth"> */
     int bandwidths;
     struct tly_machine *m;
@@ -167,6 +168,7 @@ static int read_object(struct reading *r, const struct tly_xml *x, int depth)
         r->room = room;
     }
     tly_xml_get(x, "type", type, sizeof type);
+    r->machine |= depth == 1 && strcmp(type, "Machine") == 0;
     struct item *i = &r->item[r->items];
     *i = (struct item){
         .parent = r->open[depth - 1], .type = type_of(x, type), .node = -1, .place = -1, .last = -1};
@@ -499,7 +501,7 @@ int tly_machine_read(const char *xml, size_t length, tly_link_look *look, struct
         snprintf(what, sizeof what, "%s", why);
         snprintf(why, size, "line %d: %s", x.line, what);
     }
-    if (!err && !r.items)
+    if (!err && !r.machine)
         err = refuse(&r, -EINVAL, "the file has no machine in it", "");
     if (!err)
         err = build(&r);
