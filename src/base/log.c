@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
+
 /* The lock guards both sinks and is held while one runs, so that a redirected sink is never called again
  * after tally_log_redirect() has returned.  A sink must therefore not log. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -62,6 +64,7 @@ void tly_log(enum tally_log_level level, const char *topic, const char *format, 
     va_start(args, format);
     vsnprintf(line + n, sizeof line - (size_t)n, format, args);
     va_end(args);
+    tly_text_clean(line);
     pthread_mutex_lock(&lock);
     if (diverted)
         diverted(diverted_user, level, line);

@@ -11,6 +11,8 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "base/text.h"
+
 enum kind { STR, INT, SIZE, RATE, SECS };
 
 struct row {
@@ -538,6 +540,7 @@ static void print_table(FILE *out, const struct tly_params *p)
             snprintf(value, sizeof value, "%s", size_text(*(uint64_t *)field(p, row), size));
         else
             value_text(p, row, value, sizeof value);
+        tly_text_clean(value);
         valid_text(row, valid, sizeof valid);
         fprintf(out, "%-22s %-14s %-34s %s%s\n", row->name, *value ? value : "-", *valid ? valid : "text",
                 row->help, row->agreed ? " (the same on all ranks)" : "");

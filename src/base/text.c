@@ -1,4 +1,4 @@
-/* text.c - quantities in words. */
+/* text.c - quantities in words, and texts that a terminal may get. */
 #include "base/text.h"
 
 #include <stdio.h>
@@ -28,4 +28,19 @@ size_t tly_text_append_range(char *out, size_t len, size_t at, uint32_t first, u
     if (last > first)
         return at + (size_t)snprintf(out + at, len - at, "%s%u-%u", comma, first, last);
     return at + (size_t)snprintf(out + at, len - at, "%s%u", comma, first);
+}
+
+bool tly_text_clean(char *text)
+{
+    bool found = false;
+    for (unsigned char *s = (unsigned char *)text; *s; s++) {
+        bool two = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0; /* U+0080 to U+009F */
+        if (!two && *s >= 0x20 && *s != 0x7f)
+            continue;
+        found = true;
+        *s = '?';
+        if (two)
+            *++s = '?';
+    }
+    return found;
 }

@@ -1,4 +1,4 @@
-/* text_test.c - quantities in words. */
+/* text_test.c - quantities in words, and texts that a terminal may get. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,9 +51,26 @@ static void test_ranges(void **state)
     assert_string_equal(text, "3, 5-7, 4000-4095, 4000-4095");
 }
 
+static void cleans(const char *text, const char *expected)
+{
+    char copy[64];
+    strcpy(copy, text);
+    assert_int_equal(tly_text_clean(copy), strcmp(text, expected) != 0);
+    assert_string_equal(copy, expected);
+}
+
+static void test_control_characters(void **state)
+{
+    cleans("", "");
+    cleans("host-1 \xc3\xa4 \xe2\x80\xa6 \xff", "host-1 \xc3\xa4 \xe2\x80\xa6 \xff");
+    cleans("\x1b[31mred\r\n\x7f", "?[31mred???");
+    cleans("\xc2\x9b 31m \xc2\xa0\xc2", "?? 31m \xc2\xa0\xc2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_ranges)};
+                                       cmocka_unit_test(test_ranges),
+                                       cmocka_unit_test(test_control_characters)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

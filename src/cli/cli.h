@@ -19,10 +19,13 @@ extern const char tly_cli_trace_usage[];
 
 /* --- say.c ---------------------------------------------------------------------------------------------------- */
 
-/* Print "tally COMMAND: message" and a hint at --help on standard error, and return CLI_USAGE. */
+/* Print "tally COMMAND: message" on standard error, without control characters. */
+void tly_cli_say(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Say it, print a hint at --help, and return CLI_USAGE. */
 int tly_cli_misuse(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Print "tally COMMAND: message" on standard error and return CLI_FAILED. */
+/* Say it and return CLI_FAILED. */
 int tly_cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #ifdef __clang_analyzer__ /* see base/error.h */
 #define tly_cli_fail(...) (tly_cli_fail(__VA_ARGS__), CLI_FAILED)

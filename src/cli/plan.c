@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/param.h"
+#include "base/text.h"
 #include "cli/topo.h"
 #include "plan/plan.h"
 
@@ -97,7 +98,7 @@ static int read_line(struct plan *p, char *line, const char *path, int number)
     line[strcspn(line, "#\r\n")] = '\0';
     char *save = NULL;
     for (char *w = strtok_r(line, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
-        const char *wrong = take_word(&r, words++, w);
+        const char *wrong = tly_text_clean(w) ? "holds control characters" : take_word(&r, words++, w);
         if (wrong)
             return tly_cli_misuse("plan", "%s, line %d: \"%s\" %s", path, number, w, wrong);
     }

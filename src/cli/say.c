@@ -2,15 +2,30 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/param.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
+/* Messages repeat words of files and command lines, so they are cleaned. */
 static void print_message(const char *command, const char *format, va_list args)
 {
-    fprintf(stderr, "tally %s: ", command);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    char *text;
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    if (text)
+        tly_text_clean(text);
+    fprintf(stderr, "tally %s: %s\n", command, text ? text : "out of memory");
+    free(text);
+}
+
+void tly_cli_say(const char *command, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_message(command, format, args);
+    va_end(args);
 }
 
 int tly_cli_misuse(const char *command, const char *format, ...)

@@ -79,7 +79,9 @@ void tly_read_text(struct tly_reader *r, char *out, size_t room)
     out[0] = '\0';
     if (!p)
         return;
-    for (uint32_t i = 0; i < n; i++)
-        out[i] = p[i] >= 32 && p[i] != 127 ? (char)p[i] : '?';
+    for (uint32_t i = 0; i < n; i++) {
+        bool second = i && p[i - 1] == 0xc2 && p[i] < 0xa0; /* of U+0080 to U+009F in UTF-8 */
+        out[i] = p[i] >= 32 && p[i] != 127 && !second ? (char)p[i] : '?';
+    }
     out[n] = '\0';
 }

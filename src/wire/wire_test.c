@@ -193,12 +193,12 @@ static void payloads_are_bounded(void **state)
     struct tly_writer w = {0};
     char text[8];
     tly_write32(&w, 7);
-    tly_write_text(&w, "a\nb");
+    tly_write_text(&w, "a\nb\xc2\x9b");
     tly_write_text(&w, "too long for it");
     struct tly_reader r = {w.data, w.len, false};
     assert_int_equal(tly_read32(&r), 7);
     tly_read_text(&r, text, sizeof text);
-    assert_string_equal(text, "a?b");
+    assert_string_equal(text, "a?b\xc2?");
     tly_read_text(&r, text, sizeof text);
     assert_true(r.failed);
     assert_string_equal(text, "");

@@ -129,7 +129,7 @@ def listed(tmp_path):
 
     def write(text):
         path = tmp_path / "machines"
-        path.write_text(text, encoding="ascii")
+        path.write_text(text, encoding="utf-8")
         return path
 
     return write
@@ -278,6 +278,8 @@ def test_plan_refuses(arguments, piece):
         ("worker 10G card=a card=b\n", 'line 1: "card=b" says again'),
         ("worker 10G sum=5G sum=6G\n", 'line 1: "sum=6G" says again'),
         ("worker 10G x1000\ncpu 10G x25\n", "line 2: at most 1024 machines"),
+        ("worker 10G card=\x1b[31mred\n", 'line 1: "card=?[31mred" holds control characters'),
+        ("wor\x9bker 10G\n", 'line 1: "wor??ker" holds control characters'),
         ("cpu 10G\n", "names no worker machine"),
         ("", "names no worker machine"),
     ],
@@ -320,6 +322,17 @@ def test_params_show_what_is_in_force(tmp_path):
     table = tally("params", env=env).stdout
     assert "do not show" not in done.stdout + table
     assert [line.split()[0] for line in table.splitlines()[1:]] == list(rows)
+
+
+def test_nothing_prints_control_characters(tmp_path):
+    file = tmp_path / "\x1b[31mfile"
+    file.write_text("TALLY_JOB=a\x1b[31mb\n", encoding="utf-8")
+    done = tally("params", env={"TALLY_CONFIG": str(file)})
+    assert done.returncode == 0 and "a?[31mb" in done.stdout and "\x1b" not in done.stdout
+    for command in (["plan", "--machines", file], ["topo", "--xml", file], ["topo", "--links", file],
+                    ["trace", "summary", file], ["secret", file], ["run", "-n", "\x1b"], ["plan", "\x1b"]):
+        done = tally(*command)
+        assert done.returncode and "tally " + command[0] in done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
 def test_params_refuse_what_every_process_would():
