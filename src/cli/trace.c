@@ -40,10 +40,10 @@ static void finish(struct input *in)
 
 static void say_left_out(const char *file, const char *why)
 {
-    fprintf(stderr, "tally trace: %s is left out: it %s\n", file, why);
+    tly_cli_say("trace", "%s is left out: it %s", file, why);
 }
 
-/* A file without a byte is that of a process that was killed, as the others' tell as well. */
+/* A file that is empty or cut off is left out: the others still tell what their processes did. */
 static int read_files(struct input *in, int count, char **names)
 {
     char why[256];
@@ -55,6 +55,8 @@ static int read_files(struct input *in, int count, char **names)
         int err = tly_timeline_read(file, &in->t, why, sizeof why);
         fclose(file);
         if (err == -ENODATA) {
+            while (in->t.count > before)
+                tly_timeline_leave_out(&in->t, in->t.count - 1);
             say_left_out(names[i], why);
             continue;
         }

@@ -19,6 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
+
 enum { FORMAT = 3, LANES = 64, LIFE_PID = 1000000, NAME_BYTES = 512, MOST_PROCESSES = 4096 };
 
 static const struct {
@@ -127,6 +129,7 @@ void tly_process_title(const struct tly_process *p, char *out, size_t len)
                  p->host);
     else
         snprintf(out, len, "service %u (in rank %u) on %s", p->index, p->rank, p->host);
+    tly_text_clean(out); /* a file may name any host */
 }
 
 #define ORDER(a, b) \
@@ -636,6 +639,9 @@ static void read_line(struct scan *s, struct reading *r)
 
 int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_len)
 {
+    static const char head[] = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+    static const char cut_off[] =
+        "is cut off: copy the file again; if the original is no longer, its disk was full";
     struct reading r = {.t = t};
     char *line = NULL;
     size_t room = 0, before = t->count;
@@ -651,10 +657,12 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
         else
             s.failed = true;
         if (count == 1) {
-            if (strcmp(line, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[") != 0)
+            if (s.failed && feof(in) && strncmp(line, head, (size_t)len) == 0)
+                err = -ENODATA;
+            else if (strcmp(line, head) != 0)
                 err = -EINVAL;
             if (err)
-                snprintf(why, why_len, "is no trace of Tally's");
+                snprintf(why, why_len, "%s", err == -ENODATA ? cut_off : "is no trace of Tally's");
             continue;
         }
         if (!ended && !more && !r.p && strcmp(line, "]}") == 0) {
@@ -667,20 +675,21 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
         more = starts(&s, ",");
         s.failed |= *s.at != '\0' || (r.p && !more);
         if (s.failed || r.out_of_memory) {
-            err = r.out_of_memory ? -ENOMEM : -EINVAL;
-            snprintf(why, why_len, "line %lu is %s", count,
-                     r.out_of_memory ? "too many: out of memory"
-                     : feof(in)      ? "cut off: the file is not whole"
-                                     : "not as Tally writes it");
+            err = r.out_of_memory ? -ENOMEM : feof(in) ? -ENODATA : -EINVAL;
+            if (err == -ENODATA)
+                snprintf(why, why_len, "%s", cut_off);
+            else
+                snprintf(why, why_len, "line %lu is %s", count,
+                         err == -ENOMEM ? "too many: out of memory" : "not as Tally writes it");
         }
     }
     free(line);
     if (!err && (ferror(in) || !ended || t->count == before)) {
-        err = count || ferror(in) ? -EINVAL : -ENODATA;
+        err = ferror(in) ? -EINVAL : -ENODATA;
         snprintf(why, why_len, "%s",
                  ferror(in)   ? "cannot be read"
-                 : count == 0 ? "is empty: its process ended before it could write"
-                              : "ends too early: the file is not whole");
+                 : count == 0 ? "is empty: its process ended before it wrote, or its disk was full"
+                              : cut_off);
     }
     return err;
 }

@@ -85,7 +85,7 @@ void tly_timeline_leave_out(struct tly_timeline *t, size_t i);
 int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s); /* -ENOMEM */
 int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s);
 int tly_timeline_name(struct tly_timeline *t, uint64_t key, const char *name);
-/* "rank 3 on host", "service 5 (tallyd 1a2b3c4d) on host". */
+/* "rank 3 on host", "service 5 (tallyd 1a2b3c4d) on host", without control characters. */
 void tly_process_title(const struct tly_process *p, char *out, size_t len);
 
 /* By row, peer, tensor, round, part and time; or by row, peer and time. */
@@ -93,8 +93,8 @@ void tly_process_sort(struct tly_process *p, bool by_time);
 
 /* Sorts slices by time.  -EIO as the stream has it. */
 int tly_timeline_write(FILE *out, struct tly_timeline *t);
-/* Adds the file's processes to *t. -EINVAL, or -ENODATA if it is empty, and a sentence in `why` (without the
- * file's name), -ENOMEM; *t may then hold some of it. */
+/* Adds the file's processes to *t. -EINVAL, or -ENODATA if it is empty or cut off, and a sentence in `why` (without
+ * the file's name), -ENOMEM; *t may then hold some of it. */
 int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_len);
 
 /* Are all processes of one job, and each there once?  -EINVAL and a sentence in `why`; *which is the process that it is

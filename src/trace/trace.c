@@ -261,6 +261,9 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
         err = tly_timeline_write(out, &line);
     if (out && fclose(out) != 0 && (!err || err == -EIO))
         err = -errno;
+    if (out && err &&
+        truncate(t->path, 0) != 0) /* as if it had never been written: half of it is of no use */
+        tly_debug("trace", "cannot empty %.600s: %s", t->path, strerror(errno));
     if (err)
         tly_warn("trace", "cannot write %.600s: %s", t->path, strerror(-err));
     else if (p->lost)

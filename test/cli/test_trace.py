@@ -364,8 +364,34 @@ def test_who_was_killed_is_left_out(tmp_path, files):
         done = tally("trace", *command, *others[:1], empty, *others[1:])
         assert done.returncode == 0 and "rank 1" in done.stdout
         assert done.stderr == (
-            f"tally trace: {empty} is left out: it is empty: its process ended before it could write\n"
+            f"tally trace: {empty} is left out: it is empty: its process ended before it wrote, or its disk was full\n"
         )
+
+
+def test_what_is_cut_off_is_left_out(tmp_path, files):
+    """Of a file with several processes, too."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    others = [file for file in files if "service-%d" % RANKS not in file]
+    for file in files[0], whole:
+        if file == whole:
+            assert tally("trace", "merge", "-o", whole, *others[2:]).returncode == 0
+        with open(file, encoding="utf-8") as text:
+            cut.write_text(text.read()[:-100], encoding="utf-8")
+        rest = others[1:] if file == files[0] else others[:2]
+        for command in (["merge", "-o", tmp_path / "all"], ["summary"]):
+            done = tally("trace", *command, cut, *rest)
+            assert done.returncode == 0 and "rank 1" in done.stdout
+            assert f"tally trace: {cut} is left out: it is cut off" in done.stderr
+            assert done.stdout == tally("trace", *command, *rest).stdout
+
+
+def test_a_host_of_control_characters(tmp_path, files):
+    odd = tmp_path / "odd"
+    with open(files[0], encoding="utf-8") as text:
+        odd.write_text(re.sub('"host":"[^"]*"', r'"host":"\\u001b[31mh"', text.read(), count=1), encoding="utf-8")
+    for command in (["merge", "-o", tmp_path / "all"], ["summary"]):
+        done = tally("trace", *command, odd, *files[1:])
+        assert done.returncode == 0 and "rank 0 on ?[31mh" in done.stdout and "\x1b" not in done.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
@@ -379,13 +405,13 @@ def test_a_device_that_is_full_stays(tmp_path, files):
 def test_what_is_refused(tmp_path, files):
     with open(files[0], encoding="utf-8") as text:
         whole = text.read()
-    cut, empty, other = tmp_path / "cut", tmp_path / "empty", tmp_path / "other"
-    cut.write_text(whole[:-100], encoding="utf-8")
+    empty, other, changed = tmp_path / "empty", tmp_path / "other", tmp_path / "changed"
+    changed.write_text(whole.replace('"ph"', '"hp"', 3), encoding="utf-8")
     empty.write_text("", encoding="utf-8")
     other.write_text('{"traceEvents": []}\n', encoding="utf-8")
     for command in ("merge", "summary"):
         for file, word in [
-            (cut, "the file is not whole"),
+            (changed, "not as Tally writes it"),
             (other, "is no trace of Tally's"),
         ]:
             done = tally("trace", command, files[0], file)
