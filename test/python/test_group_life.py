@@ -315,6 +315,7 @@ def test_what_ends_soon_is_waited_for():
     import errno
     import types
     import tally.torch
+    from tally.torch.earlier import InFlight
     from tally.torch.work import GroupWork
 
     class Operation:
@@ -331,7 +332,7 @@ def test_what_ends_soon_is_waited_for():
 
     nothing = lambda *_: None
     group = types.SimpleNamespace(limit=60, begun=0, failure=None, enter=nothing, hold=nothing, let_go=nothing, fail=nothing,
-                                  call=nothing)
+                                  call=nothing, in_flight=InFlight())
     work = GroupWork(group, "call", False, [], None)
     with work:
         work.add(lambda *_: Operation())

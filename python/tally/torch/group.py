@@ -36,7 +36,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, lists, monitored
+from . import device, earlier, lists, monitored
 from .calls import DTYPES, PLAIN, check
 from .join import decline, job_members, join
 from .profile import ProfiledWork, is_profiled, ranges
@@ -279,6 +279,7 @@ class Group(dist.ProcessGroup):
         self._making = threading.Lock()  # guards changes of it
         self.mixed = True    # whether there may be any; the first call finds out
         self._works = UnderWay()
+        self.in_flight = earlier.InFlight()
         self._held = set()  # of them those whose end nobody has asked for, where torch keeps but half of them
         self._together = None  # calls begun since _start_coalescing()
         self._turn = threading.RLock()  # of who is submitting a call
@@ -436,6 +437,10 @@ class Group(dist.ProcessGroup):
                 "%s of %s was begun when an earlier call had ended (in the then() of its future), and others had been "
                 "begun in between: on other ranks they may come first. A hook that begins calls so needs one bucket "
                 "(bucket_cap_mb), and no find_unused_parameters" % (work.what, self), errno.EDEADLK))
+        if not work.blocks:
+            self.in_flight.add(work)
+        elif self.in_flight:
+            work.end_after(self.in_flight.all())
 
     def leave(self):
         self._turn.release()
@@ -813,7 +818,13 @@ class Group(dist.ProcessGroup):
         return work
 
     def barrier(self, opts=None, timeout=None):
-        with self._call("barrier", [], timeout or opts) as work:
+        work = self._call("barrier", [], timeout or opts)
+        with self._turn:  # all of these have been submitted
+            before = self.in_flight.all()
+        if work.blocks:
+            earlier.wait(self, before, work.end)
+        with work:
+            work.end_after(before, True)
             work.add(self._ranks.barrier)
         return work
 
@@ -825,10 +836,13 @@ class Group(dist.ProcessGroup):
         """
         if self.failure is not None:
             raise self.gone()
+        before = self.in_flight.all()
         number, self._monitored = self._monitored, self._monitored + 1
         with ranges("monitored_barrier"):
             monitored.barrier(self._ranks, number, self.limit if timeout is None else timeout.total_seconds(),
                               wait_all_ranks)
+        for call in before:
+            call.wait()
 
     # Each of a pair by the names that it has had, of which torch calls either.
     for one in (("allreduce",), ("allreduce_coalesced",), ("reduce",), ("reduce_scatter",), ("broadcast",), ("scatter",),

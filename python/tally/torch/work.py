@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import Work
 
 from .._core import Error, again
 from . import device, outcome
+from .earlier import Earlier
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call
 
@@ -93,6 +94,7 @@ class GroupWork(_Work):
     # What is so until it becomes otherwise: to set it for each call took some of the 50 us that a bucket may.
     has_ended = False
     _operations = _touches = ()
+    _earlier = ()  # calls of which it waits for the end
     _unseen = ()  # of the operations those whose end nobody sees until somebody asks for a future
     _left = 1     # operations whose end has not been seen, and one for the filling in
     _waits = False  # nobody sees it but who waits
@@ -104,6 +106,7 @@ class GroupWork(_Work):
         Work.__init__(self)
         self.group, self.what, self._outputs, self._options = group, what, outputs, options
         self._given = options if isinstance(options, datetime.timedelta) else getattr(options, "timeout", None)
+        self.blocks = not getattr(options, "asyncOp", True)  # its caller waits for it (PyTorch 2.8 and later say so)
         self._start, self._patience = time.monotonic(), group.limit
         self._lock = threading.RLock()  # guards what follows, and the above
         self.numbered = self._missing = numbered
@@ -120,7 +123,7 @@ class GroupWork(_Work):
         return limit if limit > 0 else self._patience
 
     @property
-    def _end(self):
+    def end(self):
         """The time at which the time-out ends the call, on the monotonic clock."""
         return self._start + self._limit
 
@@ -172,7 +175,7 @@ class GroupWork(_Work):
         unseen, then = in_place and self._device is None, None
         if not unseen:
             # Who waits at once needs nobody else to see the end.
-            self._waits = not getattr(self._options, "asyncOp", True)
+            self._waits = self.blocks
             then = None if self._waits else self._one_ended
         self._left += 1
         self._missing = False  # what cannot be submitted is refused by who was to submit it
@@ -181,6 +184,13 @@ class GroupWork(_Work):
         if unseen:
             self._unseen += (operation,)
         return operation
+
+    def end_after(self, calls, tells=False):
+        """End no sooner than these calls.  tells: their failures are this one's, too."""
+        self._earlier, several = calls, tuple([Earlier(call, tells) for call in calls])
+        self._left += len(several)
+        self._operations += several
+        self._unseen += several
 
     def _see(self):
         with self._lock:
@@ -208,6 +218,7 @@ class GroupWork(_Work):
                 self.group.refuse("%s: %s" % (self.what, error))
         finally:
             self._filled_in()
+            self.group.in_flight.discard(self)
         if isinstance(error, Error):
             raise self._explained(error) from None
         if type(error) in (NotImplementedError, ValueError):  # what Gloo refuses is a RuntimeError
@@ -261,6 +272,9 @@ class GroupWork(_Work):
     def _close(self):
         self.has_ended = True
         self._operations = self._touches = self._unseen = ()
+        if self._earlier:
+            self._earlier = [call for call in self._earlier if call.is_on_device]  # _join() asks for these alone
+        self.group.in_flight.discard(self)
 
     def _complete(self):
         """Complete the future, if there is one that is not complete."""
@@ -278,17 +292,20 @@ class GroupWork(_Work):
 
     def _explained(self, error):
         text, group = str(error), str(self.group)
+        if text.startswith(group):  # an earlier call's
+            return error
         if " no. " not in text.partition(":")[0]:  # the library has not named the call
             text = "%s: %s" % (self.what, text)
         return Error(text if group == "process group default_pg" else "%s: %s" % (group, text), error.errno)
 
-    def _check(self):
+    def check(self):
+        """Raise the failure of a call that has ended, if it has failed."""
         if self._failure is not None:
             raise again(self._failure)
 
     def _value(self, _=None):
         # Raised in then()'s callback, an error is one for C++ too.
-        self._check()
+        self.check()
         self._join()
         return self._outputs
 
@@ -296,11 +313,13 @@ class GroupWork(_Work):
         """Make the current stream wait for results on a device."""
         if self._event is not None:
             self._device.join(self._event)
+        for call in self._earlier:
+            call._join()
 
     @property
     def deadline(self):
         """The time at which the group's time-out ends the call; None once it has, or the call has ended."""
-        return None if self.has_ended or self._late is not None else self._end
+        return None if self.has_ended or self._late is not None else self.end
 
     def expire(self):
         """End the call by the group's time-out, and with it the group: its ranks are out of step."""
@@ -316,7 +335,7 @@ class GroupWork(_Work):
         timeout: a timedelta; after it the call goes on.  The group's time-out ends call and group.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0
-        end = self._end
+        end = self.end
         deadline = end if seconds <= 0 else min(end, time.monotonic() + seconds)
         for operation in self._operations:
             ended = False
@@ -337,11 +356,15 @@ class GroupWork(_Work):
         self._settle()
         if KEEPS_HALF:
             self.group.let_go(self)
-        self._check()
+        self.check()
         self._join()
         return True
 
-    def _look(self):
+    @property
+    def is_on_device(self):
+        return self._device is not None
+
+    def ended(self):
         """See whether the call has ended, if no thread has noticed yet."""
         if not self.has_ended:
             for operation in self._operations:
@@ -350,8 +373,12 @@ class GroupWork(_Work):
             self._settle()
         return True
 
+    def ended_unseen(self):
+        """Whether the call has ended, and nothing is left to do but to see it."""
+        return self.has_ended or (bool(self._unseen) and all([operation.done() for operation in self._operations]))
+
     def is_completed(self):
-        if not self._look() and time.monotonic() >= self._end:
+        if not self.ended() and time.monotonic() >= self.end:
             self.expire()
         return self.has_ended
 
@@ -377,7 +404,7 @@ class GroupWork(_Work):
         if KEEPS_HALF:
             self.group.let_go(self)
         self.latest = self.group.begun
-        if not self._look() and self._waits:  # nobody else will see the end
+        if not self.ended() and self._waits:  # nobody else will see the end
             with contextlib.suppress(RuntimeError):  # it is the future's too
                 self.wait()
         with self._lock:

@@ -1,0 +1,95 @@
+"""Calls of a group that later calls wait for.
+
+A barrier, and a call that its caller waits for (async_op=False), end no sooner than the group's earlier calls.  Programs
+rely on it: they drop the works of asynchronous calls, and read the tensors behind a barrier.  Messages are left out.  A
+barrier that waited for a receive would keep this rank from the barrier behind which the other rank sends.
+
+Flow: an asynchronous call is put into the group's InFlight -> a later call takes an Earlier for each one that is still
+there, as one of its own operations.  A barrier that its caller waits for first waits for them, so at its end the earlier
+calls have ended on all ranks.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import contextlib
+import datetime
+import errno
+import time
+
+from .._core import Error
+
+_LOOK_S = 0.5  # between looks whether the group has failed
+
+
+class InFlight:
+    """Asynchronous calls of a group that have not ended, or whose end nobody has seen.  It keeps them, because a program
+    may have dropped them.  Each method is atomic under the GIL."""
+
+    def __init__(self):
+        self._calls = {}  # as a set, in the order of calls
+
+    def __bool__(self):
+        return bool(self._calls)
+
+    def add(self, call):
+        """Note a call, and let go of the oldest ones that have ended: they hold their tensors."""
+        calls = self._calls
+        while calls:
+            try:
+                oldest = next(iter(calls))
+            except (StopIteration, RuntimeError):  # another thread has seen the end of one
+                break
+            if not oldest.ended_unseen():
+                break
+            calls.pop(oldest, None)
+        calls[call] = None
+
+    def discard(self, call):
+        self._calls.pop(call, None)
+
+    def all(self):
+        """A list of them, in the order of calls."""
+        return list(self._calls)
+
+
+def wait(group, calls, end):
+    """Wait for the end of calls, until the time `end` on the monotonic clock or the group's failure.  Raises no failure."""
+    for call in calls:
+        while not call.has_ended and group.failure is None and time.monotonic() < end:
+            with contextlib.suppress(Error):
+                call.wait(_left(min(end - time.monotonic(), _LOOK_S)))
+
+
+def _left(seconds):
+    """A time-out of Work.wait(), for which 0 means none."""
+    return datetime.timedelta(seconds=max(seconds, 0.001))
+
+
+class Earlier:
+    """An earlier call as an operation of a later one.
+
+    tells: whether its failure is the later one's, too."""
+
+    def __init__(self, call, tells):
+        self._call, self._tells = call, tells
+        self._reason = None  # why the later call no longer waits for it
+
+    def done(self):
+        return self._reason is not None or self._call.ended()
+
+    def wait(self, timeout=None):
+        if self._reason is not None:
+            raise Error(self._reason, errno.ECANCELED)
+        with contextlib.suppress(Error):
+            self._call.wait(None if timeout is None else _left(timeout))
+        if not self._call.has_ended:
+            raise TimeoutError("an earlier call has not ended within %g s" % timeout)
+        if self._tells:
+            self._call.check()
+
+    def cancel(self, reason):
+        """End this operation.  The earlier call goes on."""
+        self._reason = reason
+
+    def watch(self, then):
+        self._call.get_future().then(then)
