@@ -65,13 +65,16 @@ static struct patience patience_of(double timeout_s)
     return (struct patience){timeout_s < 0 ? -1 : now + (int64_t)(timeout_s * (double)TLY_SEC), now, 10};
 }
 
-/* An attempt (to connect, or to look the address up) has failed: wait for the next.  False when time is up. */
-static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects)
+/* An attempt (to connect, or to look the address up) has failed: wait for the next.  False when time is up.  refused: its
+ * machine answers, so rank 0 is likely to start only, as a program that imports much does, or to come behind a tallyd. */
+static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects,
+                          bool refused)
 {
     int64_t now = tly_now();
+    double tell_s = refused && m->params->late_warning > TELL_S ? m->params->late_warning : TELL_S;
     if (p->deadline >= 0 && now > p->deadline)
         return false;
-    if (now - p->told > TELL_S * TLY_SEC) {
+    if (now - p->told > (int64_t)(tell_s * (double)TLY_SEC)) {
         p->told = now;
         if (connects)
             tly_warn("join", "still trying: %s (%s)", why, advice(m));
@@ -92,7 +95,7 @@ int tly_member_find(struct tly_member *m, double timeout_s)
         if (err != -EAGAIN)
             return err;
         snprintf(why, sizeof why, "%s", tly_error());
-        if (!wait_to_retry(m, &p, why, false))
+        if (!wait_to_retry(m, &p, why, false, false))
             return tly_fail(ETIMEDOUT, "%s; tried for %.0f s", why, timeout_s);
         if (m->cancelled && m->cancelled(m->user))
             return tly_fail(EINTR, "interrupted while joining");
@@ -175,7 +178,7 @@ int tly_member_connect(struct tly_member *m, double timeout_s)
         if (err != -ETIMEDOUT && !worth_trying_again(-err))
             return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
         snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
-        if (!wait_to_retry(m, &p, why, true))
+        if (!wait_to_retry(m, &p, why, true, refused))
             return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %.400s (%s)", m->coordinator,
                             timeout_s, m->sentence, advice(m));
     }
