@@ -7,6 +7,9 @@ is made.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import importlib.util
+import os
+
 
 def register():
     """Make the backend's name known to torch.distributed."""
@@ -17,6 +20,11 @@ def register():
 
 
 def _create(*arguments):
+    # A script's folder comes before the packages.  To import what lies there could run the script again.
+    spec = importlib.util.find_spec("tally")
+    places = spec and spec.submodule_search_locations
+    if spec and not any(os.path.exists(os.path.join(place, "torch", "group.py")) for place in places or ()):
+        raise ImportError("%s hides the Python package tally: rename it" % spec.origin)
     from tally.torch import group
 
     return group.create(*arguments)

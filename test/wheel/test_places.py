@@ -66,3 +66,20 @@ def test_metadata(place):
     assert {(e.group, e.name, e.value) for e in found[0].entry_points} == {
         ("torch.backends", "tally", "tally_autoload:register"),
         ("torch.distributed.backends", "tally", "tally_autoload:register")}
+
+
+@pytest.mark.parametrize("module", ("tally.py", "tally/__init__.py"))
+def test_a_module_that_hides_the_package_is_named(tmp_path, module):
+    """Without running it."""
+    pytest.importorskip("torch")
+    import torch
+    if not hasattr(torch, "_import_device_backends"):
+        pytest.skip("this PyTorch does not look for backends")
+    hides, script = tmp_path / module, tmp_path / "script.py"
+    hides.parent.mkdir(exist_ok=True)
+    hides.write_text("raise SystemExit('it has run')")
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(BUILD / "python")}
+    done = subprocess.run([sys.executable, script, tmp_path / "store"], env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=200, check=False)
+    assert f"ImportError: {hides} hides the Python package tally: rename it" in done.stderr
