@@ -142,6 +142,46 @@ static int parse(int argc, char **argv, struct tly_run_options *o)
     return 0;
 }
 
+/* Settings of other jobs that this one does not take. */
+static void say_overridden(const struct tly_run_options *o, const struct tly_params *p)
+{
+    if (p->coord)
+        tly_cli_say("run", "TALLY_COORD=%s does not count: rank 0 of this job listens at 127.0.0.1",
+                    p->coord);
+    if (p->servers && p->servers != o->servers)
+        tly_cli_say("run", "TALLY_SERVERS=%d does not count: -k says how many tallyd this job has, %d",
+                    (int)p->servers, o->servers);
+    if (p->host_id && (o->servers || o->machines > 1))
+        tly_cli_say("run", "TALLY_HOST_ID=%s does not count: the ranks appear as %d machines", p->host_id,
+                    o->machines);
+}
+
+/* A module of the user's that Python finds in the script's folder, or in this one, before the package. */
+static void say_shadow(const struct tly_run_options *o)
+{
+    static const char *const modules[] = {"tally.py", "tally/__init__.py"};
+    char path[PATH_MAX + 32], *script = NULL, *folder;
+    for (char **word = o->command; *word && !script; word++) {
+        size_t len = strlen(*word);
+        if (len > 3 && strcmp(*word + len - 3, ".py") == 0)
+            script = realpath(*word, NULL);
+    }
+    folder = script ? script : realpath(".", NULL);
+    if (!folder)
+        return;
+    if (script)
+        *strrchr(script, '/') = '\0';
+    snprintf(path, sizeof path, "%s/tally/_core.py", folder);
+    bool ours = access(path, F_OK) == 0;
+    for (int i = 0; i < 2 && !ours; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, modules[i]);
+        if (access(path, F_OK) == 0)
+            tly_cli_say("run", "%s hides the Python package tally from scripts in its folder: rename it",
+                        path);
+    }
+    free(folder);
+}
+
 static int launch(const struct tly_run_options *o)
 {
     struct tly_params p;
@@ -154,6 +194,8 @@ static int launch(const struct tly_run_options *o)
         tly_params_finish(&p);
         return tly_cli_fail("run", "no port is free");
     }
+    say_overridden(o, &p);
+    say_shadow(o);
     tly_run_set_common(o, &p, port, store_port);
     tly_params_finish(&p);
 

@@ -21,12 +21,21 @@ struct tly_run_options {
     char **command;
 };
 
+/* A traceback that has been passed on lately. */
+struct tly_run_seen {
+    uint64_t hash; /* of its lines */
+    int64_t at;
+    const struct tly_run_child *child; /* which had it; NULL: none */
+};
+
 /* Output on its way to our own stdout or stderr.  While it is stuck there, nothing more is read from the children that
  * write to it, and signals are still heard. */
 struct tly_run_sink {
     int fd;
     char *data; /* owned */
     size_t at, len, room;
+    struct tly_run_seen seen[16]; /* the oldest is overwritten */
+    unsigned seen_count;
 };
 
 /* One of a child's two outputs. */
@@ -35,6 +44,9 @@ struct tly_run_stream {
     struct tly_run_sink *sink;
     char *line; /* owned; what has come of the current line */
     size_t len, room;
+    char *held; /* owned; the lines of a traceback that may go on */
+    size_t held_len, held_room;
+    int64_t held_since, held_last; /* when its first and its last line came */
 };
 
 struct tly_run_child {
@@ -77,6 +89,9 @@ int tly_run_sink_write(struct tly_run_sink *s);
 bool tly_run_stream_read(const struct tly_run_child *c, struct tly_run_stream *s);
 /* Pass the rest of the line on and close the stream. */
 void tly_run_stream_end(const struct tly_run_child *c, struct tly_run_stream *s);
+
+/* Pass on what the stream has held long enough.  When it will have, or INT64_MAX. */
+int64_t tly_run_stream_due(const struct tly_run_child *c, struct tly_run_stream *s, int64_t now);
 
 /* Add "tally run: " and the message to our standard error. */
 __attribute__((format(printf, 2, 3))) void tly_run_say(struct tly_run_job *job, const char *format, ...);

@@ -37,16 +37,21 @@ static void wait_and_handle(struct tly_run_job *job, struct pollfd *fds, struct 
 {
     struct tly_run_sink *sinks[] = {&job->out, &job->err};
     int n = 0, timeout_ms = -1;
+    int64_t now = tly_now(), next = job->deadline ? job->deadline : INT64_MAX;
+    for (int i = 0; i < job->count; i++) {
+        int64_t out = tly_run_stream_due(&job->children[i], &job->children[i].out, now),
+                err = tly_run_stream_due(&job->children[i], &job->children[i].err, now);
+        next = out < next ? out : next;
+        next = err < next ? err : next;
+    }
+    if (next != INT64_MAX)
+        timeout_ms = next > now ? (int)((next - now + TLY_MS - 1) / TLY_MS) : 0;
     fds[n++] = (struct pollfd){.fd = job->signal_fd, .events = POLLIN};
     for (int i = 0; i < 2; i++)
         fds[n++] = (struct pollfd){.fd = tly_run_sink_busy(sinks[i]) ? sinks[i]->fd : -1, .events = POLLOUT};
     for (int i = 0; i < job->count; i++) {
         watch(fds, who, &n, &job->children[i], &job->children[i].out);
         watch(fds, who, &n, &job->children[i], &job->children[i].err);
-    }
-    if (job->deadline) {
-        int64_t left = job->deadline - tly_now();
-        timeout_ms = left > 0 ? (int)((left + TLY_MS - 1) / TLY_MS) : 0;
     }
     if (poll(fds, (nfds_t)n, timeout_ms) < 0)
         return;

@@ -1,11 +1,14 @@
 /* run_output.c - the output of `tally run`: a prefix before each line of a rank or tallyd, and our own messages.
  *
  * Each child has two streams, the reading ends of its pipes.  A stream collects bytes until a line is whole and adds the
- * line with its prefix to a sink.  There are two sinks: our stdout and our stderr.  A sink keeps what has not been
+ * line with its prefix to a sink.  From the first line of a Python traceback on it holds its lines back until none has
+ * come for a while, so that the tracebacks of ranks that fail together stand one behind the other.  If another rank has
+ * just had the same one, a line says so instead.  There are two sinks: our stdout and our stderr.  A sink keeps what has not been
  * written yet.  While a sink holds something, the guard reads none of its streams, so a reader that is stuck slows the
  * children down and costs little memory.
  *
  * Only the guard touches streams and sinks. */
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,10 +16,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cli/cli.h"
 #include "cli/run.h"
 
-enum { LONGEST_LINE = 1 << 20, CHUNK = 4096 };
+enum { LONGEST_LINE = 1 << 20, CHUNK = 4096, MOST_HELD = 1 << 20 };
+#define QUIET (500 * TLY_MS)  /* a traceback has ended */
+#define LONGEST (5 * TLY_SEC) /* and what has gone on for so long was none */
+#define LATELY (10 * TLY_SEC) /* tracebacks are compared */
 
 static void *grown(void *data, size_t *room, size_t need)
 {
@@ -83,15 +90,95 @@ const char *tly_run_title(const struct tly_run_child *c, char buf[32])
     return buf;
 }
 
-static void emit_line(const struct tly_run_child *c, struct tly_run_stream *s)
+static void pass_line(const struct tly_run_child *c, struct tly_run_stream *s, const char *line, size_t len)
 {
     char name[32], prefix[40];
-    int len = snprintf(prefix, sizeof prefix, "[%s] ", tly_run_title(c, name));
-    sink_add(s->sink, prefix, (size_t)len);
-    sink_add(s->sink, s->line, s->len);
-    if (s->line[s->len - 1] != '\n')
+    int n = snprintf(prefix, sizeof prefix, "[%s] ", tly_run_title(c, name));
+    sink_add(s->sink, prefix, (size_t)n);
+    sink_add(s->sink, line, len);
+    if (line[len - 1] != '\n')
         sink_add(s->sink, "\n", 1);
+}
+
+/* The length of PyTorch's "[rank3]: " at the beginning of a line. */
+static size_t torch_prefix(const char *line, size_t len)
+{
+    size_t at = 5;
+    if (len < 9 || memcmp(line, "[rank", at) != 0)
+        return 0;
+    while (at < len && isdigit((unsigned char)line[at]))
+        at++;
+    return at + 3 <= len && memcmp(line + at, "]: ", 3) == 0 ? at + 3 : 0;
+}
+
+/* The child that has just had the same lines; NULL: none, and they are noted. */
+static const struct tly_run_child *seen_of(const struct tly_run_child *c, struct tly_run_stream *s,
+                                           int64_t now)
+{
+    enum { MOST = sizeof s->sink->seen / sizeof *s->sink->seen };
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (size_t i = 0; i < s->held_len; i++) {
+        if (!i || s->held[i - 1] == '\n')
+            i += torch_prefix(s->held + i, s->held_len - i);
+        if (i < s->held_len)
+            hash = (hash ^ (unsigned char)s->held[i]) * 0x100000001b3u;
+    }
+    for (int i = 0; i < MOST; i++) {
+        const struct tly_run_seen *seen = &s->sink->seen[i];
+        if (seen->child && seen->child != c && seen->hash == hash && now - seen->at < LATELY)
+            return seen->child;
+    }
+    s->sink->seen[s->sink->seen_count++ % MOST] = (struct tly_run_seen){hash, now, c};
+    return NULL;
+}
+
+static void pass_held(const struct tly_run_child *c, struct tly_run_stream *s, int64_t now)
+{
+    const struct tly_run_child *same = s->held_len ? seen_of(c, s, now) : NULL;
+    char name[32], text[80];
+    if (same) {
+        int n = snprintf(text, sizeof text, "the same traceback as %s\n", tly_run_title(same, name));
+        pass_line(c, s, text, (size_t)n);
+        s->held_len = 0;
+    }
+    for (size_t at = 0, len; at < s->held_len; at += len) {
+        const char *line = s->held + at, *newline = memchr(line, '\n', s->held_len - at);
+        len = newline ? (size_t)(newline - line) + 1 : s->held_len - at;
+        pass_line(c, s, line, len);
+    }
+    s->held_len = 0;
+}
+
+int64_t tly_run_stream_due(const struct tly_run_child *c, struct tly_run_stream *s, int64_t now)
+{
+    if (!s->held_len)
+        return INT64_MAX;
+    int64_t quiet = s->held_last + QUIET, longest = s->held_since + LONGEST;
+    int64_t due = quiet < longest ? quiet : longest;
+    if (due > now)
+        return due;
+    pass_held(c, s, now);
+    return INT64_MAX;
+}
+
+static void take_line(const struct tly_run_child *c, struct tly_run_stream *s)
+{
+    static const char first[] = "Traceback (most recent call last):";
+    int64_t now = tly_now();
+    if (!s->held_len && memmem(s->line, s->len, first, sizeof first - 1))
+        s->held_since = now;
+    else if (!s->held_len) {
+        pass_line(c, s, s->line, s->len);
+        s->len = 0;
+        return;
+    }
+    s->held = grown(s->held, &s->held_room, s->held_len + s->len);
+    memcpy(s->held + s->held_len, s->line, s->len);
+    s->held_len += s->len;
+    s->held_last = now;
     s->len = 0;
+    if (s->held_len >= MOST_HELD)
+        pass_held(c, s, now);
 }
 
 void tly_run_stream_end(const struct tly_run_child *c, struct tly_run_stream *s)
@@ -99,12 +186,14 @@ void tly_run_stream_end(const struct tly_run_child *c, struct tly_run_stream *s)
     if (s->fd < 0)
         return;
     if (s->len)
-        emit_line(c, s);
+        take_line(c, s);
+    pass_held(c, s, tly_now());
     close(s->fd);
     s->fd = -1;
     free(s->line);
-    s->line = NULL;
-    s->room = 0;
+    free(s->held);
+    s->line = s->held = NULL;
+    s->room = s->held_room = 0;
 }
 
 bool tly_run_stream_read(const struct tly_run_child *c, struct tly_run_stream *s)
@@ -124,7 +213,7 @@ bool tly_run_stream_read(const struct tly_run_child *c, struct tly_run_stream *s
         memcpy(s->line + s->len, at, len);
         s->len += len;
         if (newline || s->len >= LONGEST_LINE)
-            emit_line(c, s);
+            take_line(c, s);
         at += len;
     }
     return true;

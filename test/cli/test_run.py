@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -229,6 +230,41 @@ def test_lines_stay_whole_and_carry_their_rank():
         assert mine == [f"[rank {rank}] a{i}b" for i in range(200)] + [f"[rank {rank}] end"]
     assert len(done.stdout.splitlines()) == 603
     assert sorted(done.stderr.splitlines()) == [f"[rank {rank}] err" for rank in range(3)]
+
+
+TRACEBACK = "trap '' TERM; touch $RANK; until [ -e 0 -a -e 1 -a -e 2 ]; do sleep .01; done; for l in 'Traceback (most recent call last):' '  File \"x\"' '    call()' %s; do echo \"%s$l\" >&2; sleep .05; done; exit 1"
+
+
+def test_tracebacks_stand_one_behind_the_other(tmp_path):
+    """Of ranks that fail together, each line by line."""
+    done = run("-n", 3, script=TRACEBACK % ("$RANK", "[rank$RANK]: "), cwd=tmp_path)
+    lines = [line for line in done.stderr.splitlines() if "tally run" not in line]
+    assert len(lines) == 3 * 4
+    for at in range(0, 12, 4):
+        rank = lines[at][6]
+        assert [line[len("[rank 0] "):] for line in lines[at:at + 4]] == [
+            f"[rank{rank}]: {text}" for text in ("Traceback (most recent call last):", '  File "x"', "    call()", rank)]
+        assert all(line.startswith(f"[rank {rank}] ") for line in lines[at:at + 4])
+
+
+@pytest.mark.parametrize("prefix", ("", "[rank$RANK]: "))
+def test_the_same_traceback_once(tmp_path, prefix):
+    done = run("-n", 3, script=TRACEBACK % ("reason", prefix), cwd=tmp_path)
+    lines = [line for line in done.stderr.splitlines() if "tally run" not in line]
+    assert len(lines) == 4 + 2 and done.stderr.count("reason") == 1
+    whole = next(line[:8] for line in lines if "reason" in line)
+    assert sorted(line for line in lines if "same" in line) == sorted(
+        f"[rank {rank}] the same traceback as {whole[1:7]}" for rank in range(3) if whole != f"[rank {rank}]")
+
+
+def test_a_traceback_is_not_kept_from_a_rank_that_goes_on(tmp_path):
+    goes_on = tmp_path / "goes on"
+    job = Job("-n", "1", script=f"echo 'Traceback (most recent call last):'; echo reason; "
+                              f"while ! [ -e '{goes_on}' ]; do sleep .01; done; echo end")
+    assert [job.process.stdout.readline() for _ in range(2)] == [
+        "[rank 0] Traceback (most recent call last):\n", "[rank 0] reason\n"]
+    goes_on.touch()
+    assert job.process.stdout.read() == "[rank 0] end\n" and job.process.wait(PATIENCE_S) == 0
 
 
 def test_bytes_pass_unchanged():
@@ -462,3 +498,54 @@ def test_wrong_settings_are_refused_before_anything_starts():
     done = run("-n", 4, script="echo started", env={"TALLY_SERVERZ": "2"})
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "tally run: unknown setting TALLY_SERVERZ; did you mean TALLY_SERVERS?\n"
+
+
+def test_settings_that_do_not_count_are_named():
+    env = {"TALLY_COORD": "10.0.0.9", "TALLY_SERVERS": "2", "TALLY_HOST_ID": "here"}
+    done = run("-n", 2, "--machines", 2, script="echo $TALLY_SERVERS", env=env)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 0"]
+    assert done.stderr.splitlines() == [
+        "tally run: TALLY_COORD=10.0.0.9 does not count: rank 0 of this job listens at 127.0.0.1",
+        "tally run: TALLY_SERVERS=2 does not count: -k says how many tallyd this job has, 0",
+        "tally run: TALLY_HOST_ID=here does not count: the ranks appear as 2 machines"]
+
+
+def test_settings_that_agree_are_not_named(fake_tallyd):
+    done = run("-n", 1, "-k", 2, "--tallyd", fake_tallyd("exit 0"), script="true", env={"TALLY_SERVERS": "2"})
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ("tally.py", "tally/__init__.py"))
+def test_a_module_that_hides_the_package_is_named(tmp_path, module):
+    script, other = tmp_path / "train.py", tmp_path / "other"
+    script.touch()
+    other.mkdir()
+    hides = f"tally run: {tmp_path / module} hides the Python package tally from scripts in its folder: rename it\n"
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).touch()
+    assert tally("run", "-n", 1, "--", "true", "-u", script, cwd=other).stderr == hides
+    assert tally("run", "-n", 1, "--", "true", "-m", "train", cwd=tmp_path).stderr == hides
+    assert tally("run", "-n", 1, "--", "true", cwd=other).stderr == ""
+    (tmp_path / "tally").mkdir(exist_ok=True)
+    (tmp_path / "tally" / "_core.py").touch()  # the package itself
+    if "/" in module:
+        assert tally("run", "-n", 1, "--", "true", script, cwd=other).stderr == ""
+
+
+LATE = """
+import os, time
+rank = int(os.environ["RANK"])
+if rank == 1:
+    os.environ["TALLY_LATE_WARNING"] = "11"
+time.sleep(0 if rank else 12.5)
+import tally
+tally.init()
+tally.shutdown()
+"""
+
+
+def test_a_rank_0_that_imports_for_long_is_no_failure():
+    """The others speak of it when they would of any late rank."""
+    done = tally("run", "-n", 3, "--", sys.executable, "-c", LATE)
+    assert done.returncode == 0, done.stderr
+    assert [line[:8] for line in done.stderr.splitlines() if "still trying" in line] == ["[rank 1]"], done.stderr
