@@ -50,6 +50,76 @@ def works(path):
     return True
 
 
+def asynchronous(one):
+    """Name -> a call that has a future with Gloo, too."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _coalescing_manager
+    size, root = dist.get_world_size(one), dist.get_rank() == 0
+
+    def mine(*shape):
+        return torch.full(shape, dist.get_rank() + 1.0)
+
+    def empty(*shape, several=size):
+        return [torch.zeros(shape) for _ in range(several)]
+
+    def together(call):
+        with _coalescing_manager(one, async_ops=True) as several:
+            call(4)
+            call(2)
+        return several.works[0]
+
+    more = {"group": one, "async_op": True}
+    return {
+        "all_reduce": lambda: dist.all_reduce(mine(4), **more),
+        "reduce": lambda: dist.reduce(mine(4), 0, **more),
+        "broadcast": lambda: dist.broadcast(mine(4), 0, **more),
+        "all_gather": lambda: dist.all_gather(empty(4), mine(4), **more),
+        "all_gather of no dimension": lambda: dist.all_gather(empty(), mine(), **more),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.zeros(4 * size), mine(4), **more),
+        "all_gather_into_tensor, rows": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size, 3), mine(2, 3), **more),
+        "gather": lambda: dist.gather(mine(4), empty(4) if root else None, 0, **more),
+        "scatter": lambda: dist.scatter(mine(4), empty(4) if root else None, 0, **more),
+        "all_to_all": lambda: dist.all_to_all(empty(4), [mine(4)] * size, **more),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.zeros(size), mine(size), **more),
+        "barrier": lambda: dist.barrier(**more),
+        "coalesced all_reduce": lambda: together(lambda count: dist.all_reduce(mine(count), group=one)),
+        "coalesced all_gather_into_tensor": lambda: together(
+            lambda count: dist.all_gather_into_tensor(torch.zeros(count * size), mine(count), group=one)),
+        "allreduce of a list": lambda: one.allreduce([mine(4), mine(4)]),
+        "broadcast of a list": lambda: one.broadcast([mine(4), mine(4)]),
+        "allgather of a list": lambda: one.allgather([empty(4, several=2 * size) for _ in range(2)], [mine(4), mine(4)]),
+        "allgather_coalesced": lambda: one.allgather_coalesced([[torch.zeros(4), torch.zeros(2)] for _ in range(size)],
+                                                               [mine(4), mine(2)]),
+        "allgather_into_tensor_coalesced": lambda: one.allgather_into_tensor_coalesced(
+            [torch.zeros(4 * size), torch.zeros(2 * size)], [mine(4), mine(2)]),
+    }
+
+
+def futures(path):
+    """{backend: {call: what its future gives}}, asked for before the end and after it."""
+    import torch
+    import torch.distributed as dist
+    import tally.torch  # noqa: F401 - it registers the backend
+
+    def listed(value):
+        return value.tolist() if isinstance(value, torch.Tensor) else list(map(listed, value))
+
+    given = {}
+    with group("gloo", path):
+        for backend in ("gloo", "tally"):
+            one = dist.new_group(backend=backend)
+            given[backend] = found = {}
+            for name, call in asynchronous(one).items():
+                before = call().get_future()
+                work = call()
+                work.wait()
+                after = work.get_future()
+                found[name] = [listed(before.wait()), listed(before.value()), listed(after.value()),
+                               before.then(lambda future: listed(future.value())).wait()]
+    return given
+
+
 def short_calls(path):
     """c10d's shorter forms: tensors instead of lists, root or reduction instead of options, by position and by name."""
     import tally.torch  # noqa: F401 - it registers the backend
@@ -100,6 +170,13 @@ def short_calls(path):
 
 def test_short_calls(three, store):
     assert three(short_calls, store) == [True] * 3
+
+
+def test_futures_hold_what_gloo_s_do(three, store):
+    for rank, given in enumerate(three(futures, store)):
+        if rank:  # Gloo leaves parts of the sum there
+            assert [len(one) for one in given["tally"].pop("reduce")] == [len(one) for one in given["gloo"].pop("reduce")]
+        assert given["tally"] == given["gloo"]
 
 
 def test_work(three, store):

@@ -703,7 +703,8 @@ class Group(dist.ProcessGroup):
     def allgather(self, output_tensors, input_tensors, opts=None):
         """output_tensors: a list for each of the inputs, all with the same tensors, one for each input of each rank."""
         outputs, inputs = _lists(output_tensors), _list(input_tensors)
-        with self._call("allgather", outputs, opts, inputs=inputs) as work:
+        results = outputs[0] if len(outputs) == 1 else outputs  # so Gloo's future has it
+        with self._call("allgather", results, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
             self._look_at(work, *itertools.chain(*outputs), *inputs)
             self._gather(work, inputs, outputs[0], _note(inputs))
@@ -731,6 +732,7 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *outputs, *inputs)
             self._expect([(one.numel(), one.dtype) for one in outputs],
                          [(one.numel() * self.size(), one.dtype) for one in inputs], "elements")
+            work.show(functools.partial(lists.by_rank, outputs, inputs, self.size()))
             if len(outputs) == 1:
                 self._gather(work, inputs, outputs, _note(inputs))
                 return work
@@ -744,7 +746,8 @@ class Group(dist.ProcessGroup):
 
     def gather(self, output_tensors, input_tensors, opts=None, timeout=None):
         inputs, outputs = _list(input_tensors), _lists(output_tensors)
-        with self._call("gather", outputs, timeout or opts, inputs=inputs) as work:
+        results = outputs[0] if outputs else []
+        with self._call("gather", results, timeout or opts, inputs=inputs) as work:
             root, tensor, target, counts = self._root(opts), lists.one(inputs, "input "), None, None
             pieces = lists.of_root(outputs, "output", self.size(), tensor, self.rank() == root)
             self._look_at(work, tensor, *(pieces or ()))

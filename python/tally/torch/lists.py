@@ -118,6 +118,15 @@ def gathered_apart(lists, inputs, size):
                                  % (index, list(given.shape), list(output.shape)))
 
 
+def by_rank(outputs, inputs, size):
+    """What Gloo's future gives of an all-gather into `outputs`: the ranks' tensors, or for several inputs a list of each
+    rank's.  Outputs whose memory has gaps stay whole."""
+    if not all(output.is_contiguous() for output in outputs):
+        return outputs
+    pieces = [output.detach().view(size, *one.shape).unbind() for output, one in zip(outputs, inputs)]
+    return list(pieces[0]) if len(pieces) == 1 else [list(one) for one in zip(*pieces)]
+
+
 def combined(tensors, operator):
     """A new tensor that the list's tensors are reduced to."""
     dtype = tensors[0].dtype

@@ -98,6 +98,7 @@ class GroupWork(_Work):
     _unseen = ()  # of the operations those whose end nobody sees until somebody asks for a future
     _left = 1     # operations whose end has not been seen, and one for the filling in
     _waits = False  # nobody sees it but who waits
+    _view = None    # makes what result() and the future give, where that is not the list of the outputs
     _failure = _late = None  # why it has failed; why it was taken back
     _begun = _future = None
     _place = _device = _event = None  # where the tensors are, and when the results are there
@@ -197,6 +198,10 @@ class GroupWork(_Work):
             unseen, self._unseen = self._unseen, ()
         for operation in unseen:
             operation.watch(self._one_ended)
+
+    def show(self, view):
+        """Have result() and the future give view()."""
+        self._view = view
 
     def follow(self, touch):
         """Call touch() after the end of all operations, if they succeeded; in order of calls."""
@@ -307,7 +312,7 @@ class GroupWork(_Work):
         # Raised in then()'s callback, an error is one for C++ too.
         self.check()
         self._join()
-        return self._outputs
+        return self.result()
 
     def _join(self):
         """Make the current stream wait for results on a device."""
@@ -389,7 +394,7 @@ class GroupWork(_Work):
         return self._failure if self.is_completed() else None
 
     def result(self):
-        return self._outputs
+        return self._outputs if self._view is None else self._view()
 
     def _source_rank(self):
         return self.sender()
@@ -412,7 +417,7 @@ class GroupWork(_Work):
                 return self._future
             if self.has_ended and self._failure is None and self._event is None:
                 self._future = Future([])
-                self._future.set_result(self._outputs)
+                self._future.set_result(self.result())
                 return self._future
             if self._device is None:
                 self._begun = outcome.Begun()
