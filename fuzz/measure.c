@@ -13,6 +13,7 @@ static void answer(const struct tly_measure *m)
     struct tly_survey *s;
     struct tly_measure meet;
     uint64_t rate;
+    bool once;
     require(tly_survey_create(&r, false, &s) == 0 && s);
     for (int step = 0; step < 20 && tly_survey_next(s) != 0; step++)
         for (uint32_t i = 0; i < 3; i++) {
@@ -23,7 +24,7 @@ static void answer(const struct tly_measure *m)
     require(tly_survey_next(s) == 0);
     tly_survey_end(s);
     for (uint32_t i = 0; i < 3; i++)
-        require(tly_survey_result(s, i, &rate) && rate <= TLY_MAX_RATE);
+        require(tly_survey_result(s, i, &rate, &once) && rate <= TLY_MAX_RATE);
     tly_survey_destroy(s);
 }
 

@@ -78,7 +78,8 @@ struct member {
     int64_t quiet_at;     /* a rank: awake clock when it last said that it has no traffic */
     uint32_t epochs; /* a rank: number that it still needs, by its last word in this sample; 0: no word yet */
     bool doubted;    /* it has sent an impossible report of its traffic */
-    bool measured;   /* what is known of its card was measured here */
+    bool measured;   /* what is known of its card was measured here, */
+    bool once;       /* ... and nothing confirms it: it may carry more */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
     struct tly_own own;   /* a rank: how much of its steps it computes */

@@ -11,9 +11,10 @@
 /* What a token bucket lets pass at once, and TCP's slow start, are over after SKIP_MS.  Then so long and so much is
  * counted that single packets and the moments in which a processor is busy elsewhere do not matter, but not longer than
  * MOST_MS: that is short beside what a slow network takes for a step. */
-enum { SKIP_MS = 15, LEAST_MS = 20, MOST_MS = 85, ENOUGH_BYTES = 3 << 20 };
+enum { SKIP_MS = 15, LEAST_MS = 20, MOST_MS = 60, ENOUGH_BYTES = 2 << 20 };
 
-/* What is like no other may be so, or a busy machine has spoilt the round: it is measured again, in so many rounds. */
+/* A card that no card of another group is like may be so, or a busy machine has spoilt its rounds: it is measured again, in
+ * at most so many groups one after the other. */
 enum { SECOND_LOOK = 3 };
 #define ONE_WAY 1.5
 
@@ -89,18 +90,23 @@ bool tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t roun
 
 /* --- who with whom --------------------------------------------------------------------------------- */
 
+struct ways {
+    double sent, received; /* bit/s, all streams of a round together */
+};
+
 struct card {
     struct tly_endpoints at;
-    uint32_t service;      /* stands for it */
-    double sent, received; /* at best, all streams of a round together */
-    double sent_now, received_now;
+    uint32_t service;         /* stands for it */
+    uint32_t round;           /* the first in which it was in a middle; 0: none */
+    struct ways now, look[2]; /* in this round; at best in the first look, in the second */
     bool dropped;
 };
 
 struct tly_survey {
     int count;
-    int rounds, at; /* of this look; the one under way, from 0 */
-    uint32_t round; /* rounds begun in all */
+    int groups, at; /* groups one after the other in this look; those under way, from 0 */
+    bool back;      /* the middles stream to the others; before, these have streamed to them */
+    uint32_t round; /* rounds begun in all: two of each group */
     bool second_look;
     uint32_t services;
     uint32_t *card_of;    /* owned: of each service */
@@ -157,8 +163,8 @@ int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **
     }
     for (int i = 0; i < s->count; i++)
         s->wanted[i] = s->rate[i] == 0;
-    s->rounds = tly_plan_measure_rounds(s->count, s->wanted);
-    if (s->rounds == 0) {
+    s->groups = tly_plan_measure_rounds(s->count, s->wanted);
+    if (s->groups == 0) {
         tly_survey_destroy(s);
         s = NULL;
     }
@@ -176,57 +182,89 @@ bool tly_survey_stands(const struct tly_survey *s, uint32_t service)
     return s->card[s->card_of[service]].service == service;
 }
 
-/* The best of this round and those before. */
-static void keep_best(double *best, double *now)
+static double larger(double a, double b)
 {
-    if (*now > *best)
-        *best = *now;
-    *now = 0;
+    return a > b ? a : b;
 }
 
 /* A busy machine makes figures too low, never too high: the better direction counts.  But one may be another's speed, as
  * what comes in is of many clouds' cards. */
-static double both_ways(double sent, double received)
+static double both_ways(struct ways w)
 {
-    double low = sent < received ? sent : received, high = sent < received ? received : sent;
+    double low = w.sent < w.received ? w.sent : w.received, high = larger(w.sent, w.received);
     return low > 0 && high > ONE_WAY * low ? low : high;
+}
+
+static struct ways best_of(struct ways a, struct ways b)
+{
+    return (struct ways){larger(a.sent, b.sent), larger(a.received, b.received)};
 }
 
 static void take_stock(struct tly_survey *s)
 {
     for (int i = 0; i < s->count; i++) {
         struct card *c = &s->card[i];
-        keep_best(&c->sent, &c->sent_now);
-        keep_best(&c->received, &c->received_now);
+        struct ways *best = &c->look[s->second_look];
+        *best = best_of(*best, c->now);
+        c->now = (struct ways){0};
         if (s->wanted[i])
-            s->rate[i] = both_ways(c->sent, c->received);
+            s->rate[i] = both_ways(best_of(c->look[0], c->look[1]));
     }
+}
+
+static bool are_alike(double a, double b)
+{
+    return a > 0 && b > 0 && larger(a, b) <= TLY_MEASURE_NEXT * (a < b ? a : b);
+}
+
+/* Rates are settled.  Has a card the rate of another one that was measured at another time, or is known?  What spoils a round
+ * spoils it for all that are measured in it.  Two cards have the same streams, one way and then the other. */
+static bool is_shared(const struct tly_survey *s, int card)
+{
+    const struct card *c = &s->card[card];
+    bool shared = false;
+    if (s->count == 2) {
+        struct ways w = best_of(c->look[0], c->look[1]);
+        return are_alike(w.sent, w.received);
+    }
+    for (int i = 0; i < s->count && s->rate[card] > 0; i++)
+        shared |= i != card && s->rate[i] == s->rate[card] && (!s->wanted[i] || s->card[i].round != c->round);
+    return shared;
 }
 
 static void look_again(struct tly_survey *s)
 {
     s->second_look = true;
     tly_plan_measure_settle(s->count, s->wanted, s->rate); /* without memory rates stay as they are */
-    for (int i = 0; i < s->count; i++) {
-        s->again[i] = s->wanted[i];
-        for (int j = 0; j < s->count && s->rate[i] > 0; j++)
-            s->again[i] &= j == i || s->rate[j] != s->rate[i];
-    }
-    int rounds = tly_plan_measure_rounds(s->count, s->again);
-    s->rounds = rounds < SECOND_LOOK ? rounds : SECOND_LOOK;
+    for (int i = 0; i < s->count; i++)
+        s->again[i] = s->wanted[i] && !is_shared(s, i);
+    int groups = tly_plan_measure_rounds(s->count, s->again);
+    s->groups = groups < SECOND_LOOK ? groups : SECOND_LOOK;
     s->at = 0;
+}
+
+/* The groups that are next. */
+static void make_groups(struct tly_survey *s)
+{
+    for (int i = 0; i < s->count; i++) /* of a part in another's group says little */
+        s->so_far[i] = s->wanted[i] && !s->second_look ? 0 : s->rate[i];
+    tly_plan_measure_groups(s->count, s->second_look ? s->again : s->wanted, s->so_far, s->at, s->middle);
+    for (int i = 0; i < s->count; i++)
+        if (s->middle[i] == i && !s->card[i].round)
+            s->card[i].round = s->round + 1;
 }
 
 uint32_t tly_survey_next(struct tly_survey *s)
 {
     take_stock(s);
-    if (++s->at >= s->rounds && !s->second_look)
-        look_again(s);
-    if (s->at >= s->rounds)
-        return 0;
-    for (int i = 0; i < s->count; i++) /* of a part in another's group says little */
-        s->so_far[i] = s->wanted[i] && !s->second_look ? 0 : s->rate[i];
-    tly_plan_measure_groups(s->count, s->second_look ? s->again : s->wanted, s->so_far, s->at, s->middle);
+    s->back = s->at >= 0 && !s->back;
+    if (!s->back) {
+        if (++s->at >= s->groups && !s->second_look)
+            look_again(s);
+        if (s->at >= s->groups)
+            return 0;
+        make_groups(s);
+    }
     for (int i = 0; i < s->count; i++)
         if (s->card[i].dropped || (s->middle[i] >= 0 && s->card[s->middle[i]].dropped))
             s->middle[i] = -1;
@@ -239,10 +277,14 @@ void tly_survey_end(struct tly_survey *s)
     tly_plan_measure_settle(s->count, s->wanted, s->rate);
 }
 
-/* The j-th to which a card streams in this round: its middle, or, for that, the others of the group; -1: no more. */
+/* The j-th to which a card streams in this round: its middle or, on the way back, a middle the others of its group; -1: no
+ * more. */
 static int stream_to(const struct tly_survey *s, int card, uint32_t j)
 {
-    if (s->middle[card] != card)
+    bool middle = s->middle[card] == card;
+    if (middle != s->back)
+        return -1;
+    if (!middle)
         return j == 0 ? s->middle[card] : -1;
     for (int i = 0; i < s->count; i++)
         if (i != card && s->middle[i] == card && j-- == 0)
@@ -269,14 +311,16 @@ void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_me
         int to = stream_to(s, (int)card, i);
         if (to < 0)
             break;
-        s->card[card].sent_now += (double)m->rate[i];
-        s->card[to].received_now += (double)m->rate[i];
+        s->card[card].now.sent += (double)m->rate[i];
+        s->card[to].now.received += (double)m->rate[i];
     }
 }
 
-bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate)
+bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate, bool *once)
 {
+    const struct card *c = &s->card[card];
     double found = s->rate[card];
+    *once = !is_shared(s, (int)card) && !are_alike(both_ways(c->look[0]), both_ways(c->look[1]));
     *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
     return s->wanted[card];
 }

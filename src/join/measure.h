@@ -1,5 +1,7 @@
 /* measure.h - what network cards carry that do not say it, found out between PROVING and INVITING, before the split is
- * made.  A few rounds (plan/plan.h says who with whom), in each of which some members stream to others' services:
+ * made.  A few rounds (plan/plan.h says who with whom), in each of which some members stream to others' services.  No card
+ * sends and receives in one round: a stream's acknowledgements would queue behind another's data, and a stream that is kept
+ * from growing so shows a part of what the card carries.
  *
  * coordinator                         member                               service
  *   MEASURE (MEET, whom)        ->      connects, as a watcher
@@ -103,7 +105,8 @@ void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_me
 void tly_survey_drop(struct tly_survey *s, uint32_t card);
 /* No more rounds: what has come of them is all. */
 void tly_survey_end(struct tly_survey *s);
-/* Then: was the card to be measured?  *rate: what it carries both ways, bit/s; 0: that could not be found out. */
-bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate);
+/* Then: was the card to be measured?  *rate: what it carries both ways, bit/s; 0: that could not be found out.  *once: only
+ * one look has found so little, and no other card is like that: it may carry more. */
+bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate, bool *once);
 
 #endif

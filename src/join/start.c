@@ -18,7 +18,7 @@
 #include "transport/address.h"
 
 enum {
-    MEASURE_MS = 2500, /* all rounds: 40 to 110 ms each */
+    MEASURE_MS = 4000, /* all rounds: 40 to 130 ms each, on slow networks more */
     LARGEST_WINDOW = 1 << 30,
 };
 
@@ -211,9 +211,11 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *ca
         if (r->ranks[i].local_rank == 0) {
             tly_start_add(c, r, r->ranks[i].machine, m);
             s->measured = c->ranks[i]->measured;
+            s->tried = c->ranks[i]->once;
         } else if (m->bandwidth && (!s->bandwidth || m->bandwidth < s->bandwidth)) {
             s->bandwidth = s->said = m->bandwidth; /* the lowest that a rank of the machine has said */
             s->measured = c->ranks[i]->measured;
+            s->tried = c->ranks[i]->once;
         }
     }
     r->service_count = r->machine_count;
@@ -224,6 +226,7 @@ static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *ca
         m->service = r->service_count++;
         tly_start_add(c, r, m->service, &m->info);
         r->services[m->service].measured = m->measured;
+        r->services[m->service].tried = m->once;
     }
     if (r->service_count > TLY_MAX_MACHINES) {
         err = -E2BIG;
@@ -364,8 +367,8 @@ static void drop_unplaced(struct tly_coordinator *c)
     }
 }
 
-/* "HOST=RATE,...", rates in bit/s, k, M or G.  0: it is not among them. */
-static uint64_t given_rate(const char *given, const char *host)
+/* "HOST=RATE,...", rates in bit/s, k, M or G; with a "?" behind it measured once.  0: it is not among them. */
+static uint64_t given_rate(const char *given, const char *host, bool *once)
 {
     size_t length = strlen(host);
     double rate = 0;
@@ -375,6 +378,7 @@ static uint64_t given_rate(const char *given, const char *host)
         const char *text = at + length + 1;
         if (!tly_digits(&text, true, &rate))
             return 0;
+        *once = text[strcspn(text, ",?")] == '?';
         double unit = *text == 'k' ? 1e3 : *text == 'M' ? 1e6 : *text == 'G' ? 1e9 : 1;
         return rate * unit < (double)TLY_MAX_RATE ? (uint64_t)(rate * unit) : 0;
     }
@@ -386,7 +390,7 @@ static void take_given(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members && c->given; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        uint64_t rate = given_rate(c->given, m->info.host);
+        uint64_t rate = given_rate(c->given, m->info.host, &m->once);
         if (!m->joined || !rate)
             continue;
         m->info.bandwidth = rate;
@@ -450,19 +454,21 @@ static void take_results(struct tly_coordinator *c)
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         uint64_t rate = 0;
-        if (!m->joined || !tly_survey_result(c->survey, m->card, &rate))
+        bool once;
+        if (!m->joined || !tly_survey_result(c->survey, m->card, &rate, &once))
             continue;
         if (rate) { /* else what was said of it counts */
             m->info.bandwidth = rate;
             m->measured = true;
+            m->once = once;
         }
         if (m->stands && rate && c->found) {
             memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
             c->found[c->found_count++].bandwidth = rate;
         }
         if (m->stands && rate)
-            append(found, sizeof found, "%s%s %.3g Gbit/s", *found ? ", " : "", m->info.host,
-                   (double)rate * 1e-9);
+            append(found, sizeof found, "%s%s %.3g Gbit/s%s", *found ? ", " : "", m->info.host,
+                   (double)rate * 1e-9, once ? " (once)" : "");
         else if (m->stands && !m->info.bandwidth)
             append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
     }
