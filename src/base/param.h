@@ -40,7 +40,7 @@
     X(TALLY_RETAIN_MEMORY, SIZE, retain_memory, 67108864, 0, 1ull << 40, 0, "memory for all such copies on each machine") \
     X(TALLY_BANDWIDTH, RATE, bandwidth, 0, 1e3, 1e15, 0, "bandwidth of this machine's network card each way, in bit/s; default what the card says, else measured") \
     X(TALLY_MEASURE, STR, measure, "unknown", 0, 0, 0, "network cards to measure when the job starts: unknown: those of unknown speed; all; off: none; the coordinator's value counts: rank 0's, or tallyd --coordinator's") \
-    X(TALLY_MEASURED, STR, measured, NULL, 0, 0, 0, "for tests: HOST=RATE,... counts as measured; nothing is measured then") \
+    X(TALLY_MEASURED, STR, measured, NULL, 0, 0, 0, "for tests: HOST=RATE,... counts as measured, with a ? behind it once; nothing is measured then") \
     X(TALLY_SUM_RATE, RATE, sum_rate, 0, 1e3, 1e15, 0, "most that this machine's service can add, in bit/s of inputs; default no limit") \
     X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "machines that sum: all, for the least time; for comparison the ranks' machines only, or tallyd only") \
     X(TALLY_REPLAN, INT, replan, 1, 0, 1, 0, "1: the split follows what network cards and services are seen to carry; 0: it stays; the coordinator's value counts: rank 0's, or tallyd --coordinator's") \

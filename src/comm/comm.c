@@ -295,14 +295,21 @@ static int count_tallyd(const struct tly_roster *r)
     return count;
 }
 
-/* "; 2 of 5 tallyd bring nothing: 3 machines are as fast with 3"; "" if each brings something. */
+/* "; 2 of 5 tallyd bring nothing: 3 machines are as fast with 3"; "" if each brings something.  If a card may carry more
+ * than the plan goes by, that is said instead. */
 static void tell_spare(const tally_comm *c, char *out, size_t len)
 {
     const struct tly_roster *r = &c->member.roster;
     int all = count_tallyd(r), spare = (int)tly_roster_spare(r, tly_roster_split_named(c->params.split));
     char some[40] = "", with[40] = "alone";
+    const char *host;
+    uint32_t doubtful = tly_roster_doubtful(r, &host);
     out[0] = '\0';
-    if (!spare)
+    if (doubtful == 1)
+        snprintf(out, len, "; the card on %s was measured once and may carry more", host);
+    else if (doubtful)
+        snprintf(out, len, "; %u cards were measured once and may carry more", doubtful);
+    if (doubtful || !spare)
         return;
     if (spare < all) {
         snprintf(some, sizeof some, "%d of ", spare);
@@ -314,7 +321,7 @@ static void tell_spare(const tally_comm *c, char *out, size_t len)
 
 static void greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE], best[80], spare[120], media[80] = "", here[TLY_HOST_TEXT];
+    char text[TLY_SENTENCE], best[80], spare[160], media[80] = "", here[TLY_HOST_TEXT];
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);

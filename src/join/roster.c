@@ -334,6 +334,19 @@ enum tly_split tly_roster_split_named(const char *name)
                                              : TLY_SPLIT_OPTIMAL;
 }
 
+uint32_t tly_roster_doubtful(const struct tly_roster *r, const char **host)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        const struct tly_roster_service *s = &r->services[i];
+        if (s->state != TLY_SERVICE_ACTIVE || s->card != i || !s->tried)
+            continue;
+        if (count++ == 0)
+            *host = s->host;
+    }
+    return count;
+}
+
 uint32_t tly_roster_spare(const struct tly_roster *r, enum tly_split split)
 {
     struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);

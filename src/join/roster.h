@@ -58,7 +58,7 @@ struct tly_roster_service {
     uint64_t bandwidth; /* bit/s that the plan goes by; 0: not known */
     uint64_t said;      /* as its member has said or, `measured`, as was found at the start; 0: not known */
     uint32_t measured;  /* 1: else it is declared, and what the plan goes by is never more */
-    uint32_t tried;     /* 1: `bandwidth` is tried or assumed, and was not yet seen to be true */
+    uint32_t tried;     /* 1: `bandwidth` is tried, assumed or measured once, and nothing confirms it yet */
     uint64_t sum_rate, memory; /* as its member has said */
     uint64_t sum_found;        /* of inputs that it adds, bit/s, as its ranks have seen; 0: no limit */
     uint32_t rests;            /* 1: so slow that it has no share for a while */
@@ -110,6 +110,9 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
 /* Who sums how much: weight of all active services from their bandwidths, cards and ranks (plan/plan.h); the others
  * get 0.  As there. */
 int tly_roster_split(struct tly_roster *r, enum tly_split split);
+
+/* How many cards may carry more than the plan goes by, which nothing confirms yet, and the host of the first one. */
+uint32_t tly_roster_doubtful(const struct tly_roster *r, const char **host);
 
 /* How many of the active CPU machines bring nothing (tly_plan_spare). */
 uint32_t tly_roster_spare(const struct tly_roster *r, enum tly_split split);

@@ -6,7 +6,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -150,6 +152,27 @@ static void the_first_line_tells_of_spare_tallyd(void **state)
             job_log_lacks(&j, 0, "nothing");
         job_clear(&j);
     }
+}
+
+/* What rests on a figure that one measurement gave, and nothing confirms, is no advice. */
+static void the_first_line_doubts_what_was_measured_once(void **state)
+{
+    char host[64] = "", once[100], twice[100];
+    assert_int_equal(gethostname(host, sizeof host - 1), 0);
+    snprintf(once, sizeof once, "TALLY_MEASURED=%s=1G?", host);
+    snprintf(twice, sizeof twice, "TALLY_MEASURED=%s=1G", host);
+    struct job j = {.ranks = 3, .tallyds = 5, .main = opens_and_closes, .settings = SETTINGS(once)};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, " Gbit/s; 8 cards were measured once and may carry more");
+    job_log_lacks(&j, 0, "nothing");
+    job_clear(&j);
+    j = (struct job){.ranks = 3, .tallyds = 5, .main = opens_and_closes, .settings = SETTINGS(twice)};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, "; 2 of 5 tallyd bring nothing: ");
+    job_log_lacks(&j, 0, "once");
+    job_clear(&j);
 }
 
 /* The one of unknown bandwidth counts as one of 5G. */
@@ -311,6 +334,7 @@ int main(void)
         cmocka_unit_test(machines_sum_by_bandwidth),
         cmocka_unit_test(machines_alike_sum_as_ever),
         cmocka_unit_test(the_first_line_tells_of_spare_tallyd),
+        cmocka_unit_test(the_first_line_doubts_what_was_measured_once),
         cmocka_unit_test(an_unknown_machine_is_a_slow_one),
         cmocka_unit_test(hosts_of_one_id_share_a_card),
         cmocka_unit_test(slow_sums_get_less),
