@@ -227,6 +227,72 @@ def said(call):
         return "%s: %s" % (type(error).__name__, error)
 
 
+def factored(path, seed=None):
+    """What PREMUL_SUM gives, by call and type: [(case, result, what it must be)]; and what ranks with other factors hear."""
+    import contextlib
+    import fake_device
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import _make_nccl_premul_sum
+    from torch.distributed.distributed_c10d import _coalescing_manager
+    rank, size, found = tally.rank(), tally.size(), []
+    device, put, read = contextlib.nullcontext(), lambda tensor: tensor, lambda tensor: tensor
+    if seed is not None:
+        device, put, read = fake_device.install(seed, 1 << 12, 1 << 19), fake_device.tensor, fake_device.read
+
+    def note(case, tensors, number):
+        found.extend((case, read(tensor).flatten().tolist(), [number] * tensor.numel()) for tensor in tensors)
+
+    with device, group("tally", path):
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int32):
+            for factor in (0.5, torch.tensor(0.25)):
+                op, number = _make_nccl_premul_sum(factor), float(factor)
+                # Inputs of 8, 16 and 24; the type's range of whole numbers is enough.
+                total = number * 8 * size * (size + 1) // 2
+
+                def mine(*shape):
+                    return put(torch.full(shape, 8 * (rank + 1), dtype=dtype))
+
+                def empty(count):
+                    return put(torch.zeros(count, dtype=dtype))
+
+                x, ys = mine(5000), [mine(3), mine(2)]
+                dist.all_reduce(x, op)
+                note("all_reduce", [x], total)
+                several = [mine(4), mine(4)]
+                dist.group.WORLD.allreduce(several, op).wait()
+                note("allreduce of a list", several, 2 * total)
+                x = mine(3)
+                dist.reduce(x, 1, op)
+                note("reduce", [x][:rank == 1], total)
+                x, y = empty(4), empty(4)
+                dist.reduce_scatter(x, [mine(4) for _ in range(size)], op)
+                dist.reduce_scatter_tensor(y, mine(4 * size), op)
+                note("reduce_scatter", [x, y], total)
+                with _coalescing_manager():
+                    for y in ys:
+                        dist.all_reduce(y, op)
+                zs = [empty(2), empty(3)]
+                with _coalescing_manager():
+                    for z in zs:
+                        dist.reduce_scatter_tensor(z, mine(z.numel() * size), op)
+                note("coalesced", [*ys, *zs], total)
+        told = said(lambda: dist.all_reduce(torch.ones(3), _make_nccl_premul_sum(1.0 + rank)))
+        refused = [said(lambda: dist.all_reduce(tensor, _make_nccl_premul_sum(factor))) for tensor, factor in (
+            (torch.ones(3), 0.0), (torch.ones(3, dtype=torch.bool), 0.5), (torch.eye(3).to_sparse(), 0.5))]
+        dist.all_reduce(torch.ones(3))
+    return found, told, refused
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_sums_with_a_factor(three, store, seed):
+    for found, told, refused in three(factored, store, seed, timeout=300):
+        assert len(found) >= 12 * 9 and [case for case, given, right in found if given != right] == []
+        assert "the ranks disagree" in told and "prescale 2" in told
+        assert "PREMUL_SUM" in refused[0] and "PREMUL_SUM" in refused[2] and "booleans" in refused[1], refused
+
+
 def mismatches(path):
     """{case: what this rank was told}; rank 1 does something else each time, then all do the same."""
     import tally.torch

@@ -5,7 +5,7 @@ import gc
 import time
 import warnings
 
-from test_ddp import group, needs
+from test_ddp import group, needs, needs_averages_of_shards
 
 
 def stand_on_it(path):
@@ -318,6 +318,34 @@ def test_sharded_models_and_checkpoints(three, store):
     for whole, same in three(shards, store):
         close(whole, reference("plain", 3))
         assert same
+
+
+def divided(path):
+    """[gradients of a model whose divide factor is set, what they must be], on a mesh of one dimension and of two."""
+    import tally.torch
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    found = []
+    with group("tally", path):
+        for mesh in (init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))):
+            gradients = []
+            for factor in (None, 8.0, 3.0):
+                torch.manual_seed(1)
+                model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+                fully_shard(model, mesh=mesh)
+                if factor is not None:
+                    model.set_gradient_divide_factor(factor)
+                model(torch.full((2, 8), 1.0 + tally.rank())).sum().backward()
+                gradients.append([p.grad.full_tensor() * (factor or 4.0) for p in model.parameters()])
+            mean, *others = gradients
+            found += [torch.allclose(ours, right) for one in others for ours, right in zip(one, mean)]
+    return found
+
+
+def test_divide_factors_of_sharded_models(four, store):
+    needs_averages_of_shards()  # its PyTorch has divide factors, too
+    assert four(divided, store) == [[True] * 16] * 4
 
 
 def meshes(path):

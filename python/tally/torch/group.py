@@ -47,6 +47,7 @@ from .work import GroupWork, Together, UnderWay, just_ended
 _KIND = ReduceOp.RedOpType
 _SUM, _AVG, _MIN, _MAX, _PRODUCT, _BAND, _BOR, _BXOR = map(hash, (
     _KIND.SUM, _KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.PRODUCT, _KIND.BAND, _KIND.BOR, _KIND.BXOR))
+_PREMUL_SUM = hash(getattr(_KIND, "PREMUL_SUM", None))
 _NAMES = {hash(kind): name for name, kind in _KIND.__members__.items()}
 _REDUCTIONS = {_SUM: Reduction.Sum, _AVG: Reduction.Average, _MIN: Reduction.Min, _MAX: Reduction.Max,
                _PRODUCT: Reduction.Product}
@@ -194,13 +195,16 @@ def _lists(value):
     return [value] if value and isinstance(value[0], torch.Tensor) else [list(one) for one in value]
 
 
-def _operator(options):
+def _operator(work, options):
     """The number of the reduction that options, or a reduction in their place, name; the argument itself if it names
-    none."""
+    none.  PREMUL_SUM is a sum whose factor the work takes."""
     operator = getattr(options, "reduceOp", options)
     if operator is None:
         return _SUM
     number = hash(operator)
+    if number == _PREMUL_SUM:
+        work.prescale = lists.factor(operator)
+        return _SUM
     return number if number in _NAMES else operator
 
 
@@ -563,6 +567,8 @@ class Group(dist.ProcessGroup):
             raise NotImplementedError("sparse tensors on %s are not supported" % tensor.device)
         if operator not in (_SUM, _AVG):
             raise self._unsupported(operator, "a sparse tensor")
+        if work.prescale != 1:
+            raise self._unsupported(_PREMUL_SUM, "a sparse tensor")
         compact = functools.reduce(torch.add, [one.detach() for one in tensors]).coalesce()
         indices, values = compact.indices(), compact.values()
         widths = [indices.shape[0] * indices.element_size(), values.shape[1:].numel() * values.element_size()]
@@ -606,15 +612,15 @@ class Group(dist.ProcessGroup):
             tensors = _list(tensors)
         with self._call("allreduce", tensors, timeout or opts) as work:
             if len(tensors) == 1:
-                self._reduce(work, tensors, _operator(opts))
+                self._reduce(work, tensors, _operator(work, opts))
             else:
-                self._reduce_list(work, tensors, _operator(opts))
+                self._reduce_list(work, tensors, _operator(work, opts))
         return work
 
     def allreduce_coalesced(self, tensors, opts=None):
         tensors = _list(tensors)
         with self._call("allreduce_coalesced", tensors, opts) as work:
-            self._reduce(work, tensors, _operator(opts))
+            self._reduce(work, tensors, _operator(work, opts))
         return work
 
     def reduce(self, tensors, opts=None, op=None, timeout=None):
@@ -622,7 +628,7 @@ class Group(dist.ProcessGroup):
         with self._call("reduce", tensors, timeout or opts) as work:
             root = self._root(opts)
             lists.root_tensor(opts, tensors)
-            self._reduce(work, [lists.one(tensors)], _operator(getattr(opts, "reduceOp", op)), root)
+            self._reduce(work, [lists.one(tensors)], _operator(work, getattr(opts, "reduceOp", op)), root)
         return work
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
@@ -633,7 +639,7 @@ class Group(dist.ProcessGroup):
             self._look_at(work, output, *pieces)
             self._expect(pieces[self.rank()].numel(), output.numel(), "number of elements")
             self._expect({one.dtype for one in pieces}, {output.dtype}, "types")
-            self._reduction(output, _operator(opts))  # before cat(), which may not know the type either
+            self._reduction(output, _operator(work, opts))  # before cat(), which may not know the type either
             self._reduce_scatter(work, outputs, torch.cat([one.detach().reshape(-1) for one in pieces]),
                                  [one.numel() for one in pieces], opts, _note(pieces[:1]))
         return work
@@ -652,7 +658,7 @@ class Group(dist.ProcessGroup):
             everything = inputs[0]
             if len(inputs) > 1:
                 self._expect({one.dtype for one in inputs}, {everything.dtype}, "types")
-                self._reduction(everything, _operator(opts))  # as above
+                self._reduction(everything, _operator(work, opts))  # as above
                 everything = torch.cat([one.detach().reshape(self.size(), output.numel())
                                         for one, output in zip(inputs, outputs)], 1)
             self._reduce_scatter(work, outputs, everything, [everything.numel() // self.size()] * self.size(), opts,
@@ -662,7 +668,7 @@ class Group(dist.ProcessGroup):
     def _reduce_scatter(self, work, outputs, everything, counts, opts, note):
         """counts: each rank's elements in `everything`."""
         self._expect({one.dtype for one in outputs}, {everything.dtype}, "types")
-        source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(opts))
+        source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(work, opts))
         source = source.contiguous()
         width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
         target, finish = _landing(outputs)

@@ -7,6 +7,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import functools
+import math
 
 import torch
 from torch._C._distributed_c10d import ReduceOp
@@ -125,6 +126,14 @@ def by_rank(outputs, inputs, size):
         return outputs
     pieces = [output.detach().view(size, *one.shape).unbind() for output, one in zip(outputs, inputs)]
     return list(pieces[0]) if len(pieces) == 1 else [list(one) for one in zip(*pieces)]
+
+
+def factor(operator):
+    """The factor of a PREMUL_SUM, a number or a tensor of one element."""
+    number = float(operator.__getstate__()[1])
+    if number == 0 or not math.isfinite(number):
+        raise ValueError("PREMUL_SUM needs a finite factor other than 0, not %g" % number)
+    return number
 
 
 def combined(tensors, operator):

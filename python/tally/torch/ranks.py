@@ -41,9 +41,9 @@ class Ranks:
         self._looking = False           # a search is being begun
         self._search = None             # it, if it has ended already
 
-    def call(self, reduction=0, note=None, then=None, space=_SPACE):
+    def call(self, reduction=0, note=None, then=None, prescale=1.0, space=_SPACE):
         """The Call of one of these ranks' operations."""
-        return Call(None, reduction, self._group, space=space, note=note, then=then, line=self._line)
+        return Call(None, reduction, self._group, 0, prescale, space=space, note=note, then=then, line=self._line)
 
     def _start(self, call, submit, *spans, numbered=True, ready=None):
         """Call submit(call, vectors) -> operation with vectors in host memory.  For vectors on a device, and after

@@ -97,6 +97,7 @@ class GroupWork(_Work):
     _earlier = ()  # calls of which it waits for the end
     _unseen = ()  # of the operations those whose end nobody sees until somebody asks for a future
     _left = 1     # operations whose end has not been seen, and one for the filling in
+    prescale = 1.0  # factor of each input of a reduction
     _waits = False  # nobody sees it but who waits
     _view = None    # makes what result() and the future give, where that is not the list of the outputs
     _failure = _late = None  # why it has failed; why it was taken back
@@ -180,7 +181,7 @@ class GroupWork(_Work):
             then = None if self._waits else self._one_ended
         self._left += 1
         self._missing = False  # what cannot be submitted is refused by who was to submit it
-        operation = submit(self.group.call(reduction, note, then), *arguments)
+        operation = submit(self.group.call(reduction, note, then, self.prescale), *arguments)
         self._operations += (operation,)
         if unseen:
             self._unseen += (operation,)
