@@ -110,8 +110,9 @@ def explain(sentence):
     for explainer in explainers:
         try:
             sentence = explainer(sentence)
-        except Exception:  # the sentence itself matters more
-            pass
+        except Exception as error:  # the sentence itself matters more
+            if _where.is_handlers(error):
+                raise
     return sentence
 
 
@@ -506,13 +507,18 @@ class Operation:
         timeout: seconds, None for ever.  After it TimeoutError is raised, and the operation continues.
         Raises Error with the reason if the operation failed.  Other Python threads run, and signals get through.
         """
-        if not self._ended:
-            self._end(timeout)
+        if not self._ended and not self.ends(timeout):
+            raise TimeoutError("the operation has not ended within %g s" % timeout)
         if self._failure is not None:
             raise again(self._failure)
         return self._result
 
-    def _end(self, timeout):
+    def ends(self, timeout=None):
+        """Wait for the end.  Returns whether it has come within `timeout` seconds (None: for ever); wait() then tells how.
+
+        An exception that leaves this is not the operation's: a signal handler has raised it.  The operation goes on."""
+        if self._ended:
+            return True
         op = self._op
         if lib.tally_op_poll(op):
             status = lib.tally_op_wait(op, 0)
@@ -529,22 +535,24 @@ class Operation:
                     status = lib.tally_op_wait(op, 0)
                     break
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError("the operation has not ended within %g s" % timeout)
+                    return False
         with _finish_lock:  # two threads may wait for one handle
             if self._ended:
-                return
-            try:
-                if status < 0:
-                    sentence = lib.tally_op_error(op).decode(errors="replace")
-                    self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
-                    self._result = None
-                elif self._finish is not None:
-                    self._result = self._finish(self._result)
-            except BaseException as failure:
-                self._failure = failure
+                return True
+            if status < 0:
+                sentence = lib.tally_op_error(op).decode(errors="replace")
+                self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
                 self._result = None
+            elif self._finish is not None:
+                try:
+                    finish, self._finish = self._finish, None  # it runs once, even if a signal handler breaks it off
+                    self._result = finish(self._result)
+                except BaseException as failure:
+                    self._failure = failure
+                    self._result = None
             self._finish = self._keep = None
             self._ended = True
+        return True
 
     def cancel(self, reason):
         """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""
@@ -679,12 +687,18 @@ def refuse(kind, call, reason):
     lib.tally_refuse(_comm, _encode(call.name), kind, options[0], (text if text.endswith(where) else text + where).encode())
 
 
-def _unfit(error, kind, call):
-    """The exception for an argument that cannot be passed to the library.  Tells the other ranks the reason."""
-    if isinstance(error, ctypes.ArgumentError):
+def _broken_off(error, op, kind, call, keep, result):
+    """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
+    The other ranks are told, unless the operation is under way."""
+    if op.value:
+        Operation(op.value, call, keep, result)  # its memory is held until it has ended
+    elif isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
-    refuse(kind, call, error)
-    return error
+        refuse(kind, call, error)
+        raise error from None
+    else:
+        refuse(kind, call, error if isinstance(error, (TypeError, ValueError, OverflowError)) else
+               _leaving.reason(type(error), error))
 
 
 # Below, `keep` is memory in use until the end, beside `result`, which wait() returns.
@@ -698,8 +712,9 @@ def _submit(kind, function, call, shape, keep, result, *arguments):
     try:
         options = _options_of(call, shape)
         status = function(_comm, *arguments, options[0], ctypes.byref(op))
-    except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
-        raise _unfit(error, kind, call) from None
+    except BaseException as error:
+        _broken_off(error, op, kind, call, keep, result)
+        raise
     if status < 0:
         raise _rejected(status, kind, call)
     if _orphans:
@@ -721,8 +736,9 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     try:
         options = known[1] if known is not None and known[0] == shape else _options_of(call, shape)
         status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
-    except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
-        raise _unfit(error, PUSH_PULL, call) from None
+    except BaseException as error:
+        _broken_off(error, op, PUSH_PULL, call, keep, result)
+        raise
     if status < 0:
         raise _rejected(status, PUSH_PULL, call)
     if _orphans:

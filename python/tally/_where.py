@@ -1,4 +1,4 @@
-"""Where the script is that called: " (train.py:31)", for errors.
+"""Where the script is that called: " (train.py:31)", for errors; and whether an error comes from a signal handler.
 
 The walk over the frames costs 0.4 µs a frame, and a call of Horovod's API or torch.distributed has five to eight of ours and
 torch's.  So it is made when an error is, not at each call: the line is the one that waits, which is that of the call unless
@@ -42,5 +42,21 @@ def of_caller():
             return ""
         path, here = frame.f_code.co_filename, os.getcwd() + os.sep
         return " (%s:%d)" % (path[len(here):] if path.startswith(here) else path, frame.f_lineno)
-    except Exception:  # such as no current directory; the error itself matters more
+    except OSError:  # no current directory
         return ""
+
+
+def is_handlers(error):
+    """Whether a signal handler has raised an exception that was just caught.  Python calls a handler in the main thread
+    between any two lines, with the frame that it interrupts: no other function gets the frame of its caller."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        back = frame.f_back
+        # Not of Tally's own: a frame keeps what it has once told of its variables, such as the exception itself.
+        if (back is not None and not frame.f_code.co_filename.startswith(_OWN)
+                and any(value is back or (type(value) is tuple and any(one is back for one in value))
+                        for value in frame.f_locals.values())):
+            return True
+        trace = trace.tb_next
+    return False

@@ -321,10 +321,11 @@ def test_what_ends_soon_is_waited_for():
     class Operation:
         left = 3
 
-        def wait(self, timeout=None):
+        def ends(self, timeout=None):
             self.left -= 1
-            if self.left > 0:
-                raise TimeoutError
+            return self.left <= 0
+
+        def wait(self):
             raise tally.Error("it was taken back", errno.ECANCELED)
 
         def cancel(self, _):
@@ -608,3 +609,79 @@ def test_a_time_out_does_not_hide_who_died(store):
         os._exit(0)
     """), store], env={"TALLY_DEAD_TIMEOUT": "3", "TALLY_LOCAL": "off"})
     assert "said:" in output and "silent" in output.split("said:")[1].splitlines()[0], output
+
+
+def interrupted(path):
+    """A signal handler raises while rank 0 waits for ranks that are late, once for each kind of exception.  Returns what came
+    out, by call, and whether the call goes on and later calls meet."""
+    import signal
+
+    import tally
+    import tally.torch
+    import torch
+    import torch.distributed as dist
+
+    class Preempted(Exception):
+        pass
+
+    x, parts, out = torch.ones(4), [torch.zeros(4) for _ in range(3)], torch.zeros(2)
+    strided = torch.ones(4, 2)[:, 0]
+    calls = {
+        "all_reduce": (lambda: dist.all_reduce(x.clone()),) * 2,
+        "all_reduce, strided": (lambda: dist.all_reduce(strided),) * 2,
+        "wait": (lambda: dist.all_reduce(x.clone(), async_op=True).wait(),) * 2,
+        "wait, with a time-out": (lambda: dist.all_reduce(x.clone(), async_op=True).wait(datetime.timedelta(seconds=60)),) * 2,
+        "barrier": (lambda: dist.barrier(),) * 2,
+        "monitored_barrier": (lambda: dist.distributed_c10d._get_default_group().monitored_barrier(), lambda: None),
+        "broadcast": (lambda: dist.broadcast(x.clone(), 1),) * 2,
+        "all_gather": (lambda: dist.all_gather(parts, x),) * 2,
+        "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(out, torch.ones(6)),) * 2,
+        "recv": (lambda: dist.recv(x.clone(), 1), lambda: dist.send(x, 0) if dist.get_rank() == 1 else None),
+        "recv from any": (lambda: dist.recv(x.clone()), lambda: dist.send(x, 0) if dist.get_rank() == 1 else None),
+    }
+    told = {}
+    with group("tally", path):
+        store = dist.distributed_c10d._get_default_store()
+        for name, (waiting, late) in calls.items():
+            for kind in (Preempted, TimeoutError, RuntimeError, ValueError, tally.Error):
+                key = "%s %s" % (name, kind.__name__)
+                if dist.get_rank():
+                    store.wait([key])
+                    late()
+                    continue
+
+                def handler(number, frame, kind=kind):
+                    raise kind("from the handler")
+
+                before = signal.signal(signal.SIGALRM, handler)
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                try:
+                    waiting()
+                    told[key] = "nothing"
+                except Exception as error:
+                    told[key] = (type(error) is kind, str(error))
+                signal.signal(signal.SIGALRM, before)
+                store.set(key, "")
+        later = torch.ones(2)
+        dist.all_reduce(later)
+        # The same call can be waited for again.
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(later, async_op=True)
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            told["again"] = said(work.wait)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            store.set("again", "")
+            work.wait()
+        else:
+            store.wait(["again"])
+            dist.all_reduce(later)
+        return told, later.tolist()
+
+
+def test_an_exception_of_a_signal_handler_comes_out_at_once(three, store):
+    told, *_ = answers = three(interrupted, store)
+    assert [later for _, later in answers] == [[9.0, 9.0]] * 3
+    assert told[0].pop("again") == "Error: from the handler"
+    assert len(told[0]) == 55
+    assert {key: value for key, value in told[0].items() if value != (True, "from the handler")} == {}

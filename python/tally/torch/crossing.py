@@ -29,9 +29,9 @@ class _Frozen:
         return self._handle is None or self._handle.done()
 
     def wait(self):
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._failure = self._optimizer._compared(handle)
+        if self._handle is not None:
+            self._failure = self._optimizer._compared(self._handle)
+            self._handle = None
         if self._failure is not None:
             raise self._failure
 

@@ -21,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import _core
+from .. import _core, _where
 from . import device, gates, hooks
 from .deferred import Barrier, Deferring, Reduction
 from .compression import Compression
@@ -130,13 +130,16 @@ class CrossBarrier(Deferring):
         """Have all buckets reduced; raise the first failure."""
         with self._barrier.lock:
             failure = None
-            flights, self._flights = self._flights, []
-            for flight in flights:
+            while self._flights:
+                flight = self._flights[0]
                 try:
                     self._check(flight)
                     flight.operation.wait()
                 except Exception as error:
+                    if _where.is_handlers(error):
+                        raise
                     failure = failure or error
+                del self._flights[0]
                 for p in flight.parameters:
                     gates.flying.pop(id(p), None)
             if failure is not None:

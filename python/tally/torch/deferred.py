@@ -32,7 +32,7 @@ from torch.optim import optimizer as _optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from .. import _core
+from .. import _core, _where
 from . import device, gates, steps
 
 # Optimizers of torch.optim that update each parameter by its own gradient, state and options alone.
@@ -209,7 +209,8 @@ class Barrier:
                 try:
                     self._first.wait()
                 finally:
-                    self._first = None
+                    if self._first.done():  # else a signal handler has broken it off
+                        self._first = None
 
     def _gather(self, needed, end):
         """(those that have landed: the needed ones and what is in front of the first that has not; the first failure)."""
@@ -217,6 +218,8 @@ class Barrier:
         try:
             self.hear(end)
         except Exception as error:
+            if _where.is_handlers(error):
+                raise
             failure = error
         for reduction in list(self._waiting):
             if reduction in needed:
@@ -233,6 +236,8 @@ class Barrier:
                     raise self._written(reduction)
                 ready.append(reduction)
             except Exception as error:  # also of a user's compression, or of a sparse gradient
+                if _where.is_handlers(error):
+                    raise
                 failure = failure or error
         return ready, failure
 
@@ -389,8 +394,9 @@ class Deferring:
         """As the optimizer's own; an update that is due and fails counts for nothing then."""
         try:
             self._barrier.finish()
-        except Exception:
-            pass
+        except Exception as error:
+            if _where.is_handlers(error):
+                raise
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group):

@@ -500,17 +500,23 @@ class Transfer:
     def done(self):
         return self._arrived.is_set()
 
-    def wait(self, timeout=None):
+    def ends(self, timeout=None):
+        """As Operation's."""
         deadline = None if timeout is None else time.monotonic() + timeout
         limit = _core.SLICE_MS / 1000  # signals get through
         while not self._arrived.wait(limit if deadline is None else min(limit, max(0, deadline - time.monotonic()))):
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError("the operation has not ended within %g s" % timeout)
+                return False
+        return True
+
+    def wait(self, timeout=None):
+        if not self.ends(timeout):
+            raise TimeoutError("the operation has not ended within %g s" % timeout)
         with self._lock:
             if self._failure is None:
+                if self._event is not None:
+                    self._device.join(self._event)
                 try:
-                    if self._event is not None:
-                        self._device.join(self._event)
                     if self._finish is not None:
                         finish, self._finish = self._finish, None
                         if self._device is not None:

@@ -11,8 +11,6 @@ calls have ended on all ranks.
 SPDX-License-Identifier: Apache-2.0
 """
 
-import contextlib
-import datetime
 import errno
 import time
 
@@ -56,13 +54,7 @@ def wait(group, calls, end):
     """Wait for the end of calls, until the time `end` on the monotonic clock or the group's failure.  Raises no failure."""
     for call in calls:
         while not call.has_ended and group.failure is None and time.monotonic() < end:
-            with contextlib.suppress(Error):
-                call.wait(_left(min(end - time.monotonic(), _LOOK_S)))
-
-
-def _left(seconds):
-    """A time-out of Work.wait(), for which 0 means none."""
-    return datetime.timedelta(seconds=max(seconds, 0.001))
+            call.ends(max(0.0, min(end - time.monotonic(), _LOOK_S)))
 
 
 class Earlier:
@@ -77,13 +69,13 @@ class Earlier:
     def done(self):
         return self._reason is not None or self._call.ended()
 
-    def wait(self, timeout=None):
+    def ends(self, timeout=None):
+        return self._reason is not None or self._call.ends(timeout)
+
+    def wait(self):
+        self.ends()
         if self._reason is not None:
             raise Error(self._reason, errno.ECANCELED)
-        with contextlib.suppress(Error):
-            self._call.wait(None if timeout is None else _left(timeout))
-        if not self._call.has_ended:
-            raise TimeoutError("an earlier call has not ended within %g s" % timeout)
         if self._tells:
             self._call.check()
 

@@ -39,7 +39,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .. import _core
+from .. import _core, _where
 
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
 due = {}       # id(parameter) -> its owner; changed under the owner's lock
@@ -104,8 +104,8 @@ def drain(quietly=False, timeout=None):
     for owner in set(due.values()):
         try:
             owner.finish(timeout=timeout)
-        except Exception:
-            if not quietly:
+        except Exception as error:
+            if not quietly or _where.is_handlers(error):
                 raise
 
 

@@ -19,7 +19,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
-import contextlib
 import datetime
 import errno
 import functools
@@ -365,8 +364,7 @@ class Group(dist.ProcessGroup):
         works = self._works.all()
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
         for work in works + self._works.all():
-            with contextlib.suppress(RuntimeError):
-                work.wait()
+            work.ends()
         self._leave()
 
     def shutdown(self):
@@ -830,11 +828,13 @@ class Group(dist.ProcessGroup):
         work = self._call("barrier", [], timeout or opts)
         with self._turn:  # all of these have been submitted
             before = self.in_flight.all()
-        if work.blocks:
-            earlier.wait(self, before, work.end)
-        with work:
-            work.end_after(before, True)
-            work.add(self._ranks.barrier)
+        try:
+            if work.blocks:
+                earlier.wait(self, before, work.end)
+        finally:  # where a signal handler has raised, the other ranks' barriers still meet this one
+            with work:
+                work.end_after(before, True)
+                work.add(self._ranks.barrier)
         return work
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from .. import _core, _events
+from .. import _core, _events, _where
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -86,8 +86,8 @@ def _place(store, key, first, rank):
         try:
             store.wait([key], datetime.timedelta(seconds=max(until - begun, 0.001)))
             return store.get(key).decode()
-        except RuntimeError:
-            if time.monotonic() < until - 0.1:
+        except RuntimeError as error:
+            if time.monotonic() < until - 0.1 or _where.is_handlers(error):
                 raise  # it is not the time
         if until == end:
             raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "

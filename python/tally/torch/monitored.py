@@ -7,7 +7,6 @@ calls in step.  A rank that comes too late is told so, because each barrier's me
 SPDX-License-Identifier: Apache-2.0
 """
 
-import contextlib
 import errno
 import time
 
@@ -28,8 +27,7 @@ def _byte():
 
 def _take_back(operation, reason):
     operation.cancel(reason)
-    with contextlib.suppress(Error):
-        operation.wait()
+    operation.ends()
 
 
 def _sent(message):
@@ -43,12 +41,11 @@ def _sent(message):
 
 def _comes(message, limit):
     """Whether rank 0's message comes within `limit` seconds; if not, this rank no longer waits for it."""
-    try:
-        message.wait(limit)
+    if message.ends(limit):
+        message.wait()
         return True
-    except TimeoutError:
-        _take_back(message, "this rank has waited %g s for rank 0 in monitoredBarrier" % limit)
-        return False
+    _take_back(message, "this rank has waited %g s for rank 0 in monitoredBarrier" % limit)
+    return False
 
 
 def _late(missing, limit):
@@ -62,9 +59,9 @@ def _watch(ranks, number, limit, wait_all):
     arrivals = [ranks.receive_note(_byte(), rank, number) for rank in others]
     here = [ranks.send_note(_byte(), rank, number) for rank in others]
     for rank, arrival in zip(others, arrivals):
-        try:
-            arrival.wait(max(0.0, end - time.monotonic()))
-        except TimeoutError:
+        if arrival.ends(max(0.0, end - time.monotonic())):
+            arrival.wait()
+        else:
             missing.append(rank)
     verdict = _late(missing if wait_all else missing[:1], limit) if missing else ""
     for rank in missing:

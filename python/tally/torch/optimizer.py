@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .. import _core
+from .. import _core, _where
 from .._core import GRADIENT, Call, Reduction
 from .._lib import ALLGATHER, PUSH_PULL
 from .calls import reduce, reduction as reduction_of
@@ -373,8 +373,9 @@ class _Distributed:
             try:
                 if handle is not None:
                     handle.wait()
-            except Exception:
-                pass
+            except Exception as error:
+                if _where.is_handlers(error):
+                    raise
         self._frozen = None
         self._order.begin_anew(self._observes())
         self._handles.clear()
@@ -404,6 +405,8 @@ class _Distributed:
                     if isinstance(handle, SparseReduction):
                         slot.p.grad = result
                 except Exception as error:  # also of a user's compression
+                    if _where.is_handlers(error):
+                        raise
                     failure = failure or error
         self._expect_all()
         failure = failure or frozen_failure
@@ -428,13 +431,16 @@ class _Distributed:
                 try:
                     self._handles[slot] = self._submit(slot)
                 except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
+                    if _where.is_handlers(error):
+                        raise
                     failure = failure or error
         return failure
 
     def _hear_frozen(self):
         """Learn whether ranks have frozen other parameters.  Returns the Error, or None."""
-        frozen, self._frozen = self._frozen, None
-        return None if frozen is None else self._compared(frozen[0])
+        error = None if self._frozen is None else self._compared(self._frozen[0])
+        self._frozen = None
+        return error
 
     def _compared(self, handle):
         """As _hear_frozen(), from this comparison's handle.

@@ -13,6 +13,8 @@ import operator
 
 from torch._C import Future
 
+from .. import _where
+
 _raise = ctypes.pythonapi["PyErr_SetObject"]  # ctypes raises what is set when it returns
 _raise.argtypes = [ctypes.py_object, ctypes.py_object]
 _raise.restype = None
@@ -34,8 +36,9 @@ class Begun(Future):
         try:
             self.outcome = [call()].pop
         except BaseException as error:  # an interrupt, too, must leave no future open
-            self.outcome = functools.partial(_raise, type(error), error.with_traceback(None))
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or _where.is_handlers(error):
+                self.outcome = call
                 self.set_result(None)
                 raise
+            self.outcome = functools.partial(_raise, type(error), error.with_traceback(None))
         self.set_result(None)

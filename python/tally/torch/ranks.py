@@ -148,12 +148,10 @@ class Ranks:
             Error: Time is up.  Ranks that come later get the same error.
         """
         meeting = _core.barrier_async(Call("meet", group=self._group))
-        try:
-            meeting.wait(limit)
-        except TimeoutError:
+        if not meeting.ends(limit):
             meeting.cancel("Timed out: the %s has not been made on all of them within %g s, the store's time-out: a rank is "
                            "late, or has not made it" % (what, limit))
-            meeting.wait()
+        meeting.wait()
 
     def refuse(self, reason):
         def submit(call, _):
@@ -223,7 +221,7 @@ class Ranks:
                     search.wait()
                     one.sender = search.source()
                 one.begin()
-            except Exception as error:  # the job has failed, or has ended
+            except Exception as error:  # the job has failed, or has ended; or a signal handler's: its wait() raises it
                 one.fail(error)
             search = None
             begun.append(waiting.popleft())
@@ -300,19 +298,24 @@ class Receiving:
     def done(self):
         return self._begun.is_set() and (self._failure is not None or self._operation.done())
 
-    def wait(self, timeout=None):
+    def ends(self, timeout=None):
         start = time.monotonic()
         if not self._begun.wait(timeout):
-            raise TimeoutError("no message has come within %g s" % timeout)
+            return False
+        return self._failure is not None or self._operation.ends(
+            None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
+
+    def wait(self):
+        self.ends()
         if self._failure is not None:
             raise _core.again(self._failure)
-        self._operation.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
+        self._operation.wait()
 
 
 class Gathering:
     def __init__(self, operation, like):
         self._operation, self._like = operation, like
-        self.done, self.wait, self.cancel = operation.done, operation.wait, operation.cancel
+        self.done, self.ends, self.wait, self.cancel = operation.done, operation.ends, operation.wait, operation.cancel
 
     def pieces(self):
         """After the end: the ranks' vectors, in memory that lives as long as this object; on a device, for the current

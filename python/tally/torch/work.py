@@ -29,6 +29,7 @@ import torch
 from torch._C import Future, _distributed_c10d
 from torch._C._distributed_c10d import Work
 
+from .. import _where
 from .._core import Error, again
 from . import device, outcome
 from .earlier import Earlier
@@ -225,6 +226,8 @@ class GroupWork(_Work):
         finally:
             self._filled_in()
             self.group.in_flight.discard(self)
+        if _where.is_handlers(error):
+            return
         if isinstance(error, Error):
             raise self._explained(error) from None
         if type(error) in (NotImplementedError, ValueError):  # what Gloo refuses is a RuntimeError
@@ -254,13 +257,16 @@ class GroupWork(_Work):
                                     touch()
                         if self._device:
                             self._event = self._device.mark()
-                except Error as error:
-                    taken_back = error.errno == errno.ECANCELED  # by us, or by another rank, whose group is no more
-                    self._failure = self._late if self._late and taken_back else self._explained(error)
+                except Exception as error:
+                    if _where.is_handlers(error):  # the next who waits finishes it: touches only copy results
+                        raise
+                    self._failure = error
+                if isinstance(self._failure, Error):
+                    # Taken back by us, or by another rank, whose group is no more.
+                    taken_back = self._failure.errno == errno.ECANCELED
+                    self._failure = self._late if self._late and taken_back else self._explained(self._failure)
                     if self._late or taken_back:
                         self.group.fail(self._failure, self)
-                except Exception as error:
-                    self._failure = error
                 self._close()
         self._complete()
 
@@ -339,31 +345,31 @@ class GroupWork(_Work):
         """Wait for the end.  Raises tally.Error with the reason if the call has failed, or has not ended in time.
 
         timeout: a timedelta; after it the call goes on.  The group's time-out ends call and group.
+        An exception of a signal handler comes out at once; the call goes on, and may be waited for again.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0
+        if not self.ends(seconds if seconds > 0 else None):
+            raise Error("Timed out: %s of %s has not ended within %g s" % (self.what, self.group, seconds), errno.ETIMEDOUT)
+        self.check()
+        self._join()
+        return True
+
+    def ends(self, timeout=None):
+        """As Operation's."""
         end = self.end
-        deadline = end if seconds <= 0 else min(end, time.monotonic() + seconds)
+        deadline = end if timeout is None else min(end, time.monotonic() + timeout)
         for operation in self._operations:
-            ended = False
-            while not ended and not self.has_ended:  # another thread may abort the group
+            while not self.has_ended:  # another thread may abort the group
                 left = deadline - time.monotonic() if self._late is None else math.inf  # it ends soon
-                try:
-                    operation.wait(max(0.0, min(left, _LOOK_S)))
-                    ended = True
-                except TimeoutError:
-                    if left > _LOOK_S:
-                        continue
+                if operation.ends(max(0.0, min(left, _LOOK_S))):
+                    break
+                if left <= _LOOK_S:
                     if deadline < end:
-                        raise Error("Timed out: %s of %s has not ended within %g s" % (self.what, self.group, seconds),
-                                    errno.ETIMEDOUT) from None
+                        return False
                     self.expire()
-                except Exception:
-                    ended = True  # _settle() will meet it again
         self._settle()
         if KEEPS_HALF:
             self.group.let_go(self)
-        self.check()
-        self._join()
         return True
 
     @property
@@ -411,8 +417,7 @@ class GroupWork(_Work):
             self.group.let_go(self)
         self.latest = self.group.begun
         if not self.ended() and self._waits:  # nobody else will see the end
-            with contextlib.suppress(RuntimeError):  # it is the future's too
-                self.wait()
+            self.ends()
         with self._lock:
             if self._future is not None:
                 return self._future
