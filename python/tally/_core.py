@@ -243,7 +243,7 @@ def _abort(reason):
     """Tell the other ranks why this one leaves.  Does nothing without a job, or in a forked child."""
     comm = _comm
     if comm is not None:
-        lib.tally_comm_abort(comm, reason.encode(errors="replace"))
+        blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
 
 
 def is_initialized():

@@ -96,7 +96,6 @@ _shared = {
     "tally_comm_status": (c_int, c_void_p, POINTER(c_char_p)),
     "tally_comm_watch_log": (c_int, c_void_p, c_int),
     "tally_name_calls": (None, c_uint32, POINTER(c_char_p)),
-    "tally_comm_abort": (c_int, c_void_p, c_char_p),
     "tally_group_create": (c_int, c_void_p, c_char_p, POINTER(c_int), c_size_t, POINTER(c_void_p)),
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
@@ -130,6 +129,7 @@ _shared = {
 _waiting = {
     "tally_comm_listen": (c_int, POINTER(c_char_p), POINTER(c_int)),
     "tally_comm_open": (c_int, POINTER(c_char_p), POINTER(c_void_p)),
+    "tally_comm_abort": (c_int, c_void_p, c_char_p),
     "tally_comm_close": (c_int, c_void_p),
     "tally_comm_next": (c_int, c_void_p, c_int, POINTER(Event)),
     "tally_comm_report": (c_int, c_void_p, c_int, POINTER(c_void_p)),

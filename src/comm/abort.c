@@ -1,18 +1,24 @@
 /* abort.c - tally_comm_abort(): a rank leaves because of an error of its own, and the others hear why.
  *
  * The reason goes to the coordinator, which ends the job with it on all ranks: the operations under way may need this
- * rank, in whatever way they travel.  Then the communicator fails here, too.  Any thread. */
+ * rank, in whatever way they travel.  Then the communicator fails here, too.  In the process of the coordinator it waits for
+ * that: the caller may end the process, and the coordinator tells the other ranks first.  Any thread. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/event.h"
 #include "base/loop.h"
 #include "comm/comm.h"
 #include "join/member.h"
 #include "tally/tally.h"
 
-enum { MOST_REASON = 400 }; /* bytes: a line, not a traceback */
+enum {
+    MOST_REASON = 400, /* bytes: a line, not a traceback */
+    TELL_MS = 1000,    /* for the coordinator of this process to tell the other ranks */
+};
 
 /* One line: what would end it or steer a terminal becomes a space, and it ends with a whole character. */
 static void clean(const char *reason, char out[MOST_REASON])
@@ -42,10 +48,14 @@ int tally_comm_abort(tally_comm *c, const char *reason)
     clean(reason, text);
     snprintf(sentence, sizeof sentence, "rank %d left: %s", c->rank, text);
     tly_loop_lock(&c->loop);
-    if (!atomic_load(&c->failed)) {
+    bool first = !atomic_load(&c->failed);
+    if (first)
         tly_member_abort(&c->member, text);
-        tly_comm_fail(c, ECONNRESET, sentence);
-    }
+    tly_loop_unlock(&c->loop);
+    if (first && c->coordinator)
+        tly_event_wait(&c->left, tly_now() + TELL_MS * TLY_MS);
+    tly_loop_lock(&c->loop);
+    tly_comm_fail(c, ECONNRESET, sentence);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     return 0;

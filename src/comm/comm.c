@@ -83,6 +83,8 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 /* The communicator fails (state.c).  Connections end first, so that nothing touches a buffer once its operation has ended. */
 static void fail(tally_comm *c, int err)
 {
+    if (c->member.state != TLY_MEMBER_OVER) /* else the coordinator has said it to all */
+        tly_member_complain(&c->member, err, c->sentence);
     for (int i = 0; i < c->services; i++) {
         tly_link_destroy(c->peers[i].link);
         c->peers[i].link = NULL;

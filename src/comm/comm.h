@@ -130,7 +130,7 @@ struct tally_comm {
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     /* failure; `failed` is set (release) after the sentence */
-    void (*failing)(tally_comm *c, int err); /* comm.c: end connections and operations */
+    void (*failing)(tally_comm *c, int err); /* comm.c: tell others, end connections and operations */
     atomic_int failed;
     char sentence[TLY_SENTENCE];
 

@@ -207,7 +207,6 @@ void tly_engine_tick(tally_comm *c)
     int err = c->broken_err;
     pthread_mutex_unlock(&c->inbox_lock);
     if (err) {
-        tly_member_complain(&c->member, err, c->broken);
         tly_comm_fail(c, err, c->broken);
         return;
     }

@@ -174,7 +174,6 @@ static void fail_job(tally_comm *c, const struct tally_op *op, int err)
 {
     char text[TLY_SENTENCE], title[TLY_TITLE];
     snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
-    tly_member_complain(&c->member, err, text);
     tly_comm_fail(c, err, text);
 }
 
@@ -199,7 +198,6 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
             char text[TLY_TITLE + 100], title[TLY_TITLE];
             snprintf(text, sizeof text, "rank %d cannot take the result of %s: %s", c->rank,
                      tly_op_title(op, title), strerror(-err));
-            tly_member_complain(&c->member, -err, text);
             tly_comm_fail(c, -err, text);
             return NULL;
         }

@@ -115,6 +115,7 @@ struct tly_coordinator {
     int64_t measuring_at, step_at, inviting_at; /* awake clock */
     struct tly_list members;
     enum state state;
+    bool telling;             /* FAILED: the rank of this process is told once the others have been */
     uint32_t size;            /* ranks; 0 until the first has joined */
     struct member **ranks;    /* owned array of size, of borrowed */
     struct tly_roster roster; /* from INVITING on */
@@ -193,9 +194,11 @@ void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void
 void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence);
 /* To all that have joined. */
 void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len);
-/* End the job with a sentence that all members get; the first one counts.  err: an errno. */
+/* End the job with a sentence that all members get; the first one counts.  err: an errno.  The loop's next prepare step
+ * sends it, by tly_coordinator_tell_last(). */
 void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+void tly_coordinator_tell_last(struct tly_coordinator *c);
 /* Its first rank is there: the others' time begins, however long a coordinator apart has stood idle. */
 void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */

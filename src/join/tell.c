@@ -1,7 +1,8 @@
 /* tell.c - what the coordinator says to members, and how messages call them.
  *
  * Frames wait in each member's outbox until its link asks for them.  The job's end is a sentence that all members get; the
- * first one counts. */
+ * first one counts.  The rank of this process gets it last, since its program may end the process at once: the kernel has
+ * the others' sentences by then. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,12 @@ void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *d
     }
 }
 
+/* The rank in whose process this is; NULL: there is none, or it has not joined. */
+static struct member *beside(const struct tly_coordinator *c)
+{
+    return c->standalone || !c->ranks ? NULL : c->ranks[c->identity.rank];
+}
+
 void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
 {
     va_list args;
@@ -45,8 +52,30 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     c->state = FAILED;
     c->over_at = c->loop.awake;
     c->verdict_err = err;
-    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        tly_coordinator_post_verdict(tly_list_entry(n, struct member, node), err, c->verdict);
+    c->telling = true;
+    for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        if (m != beside(c))
+            tly_coordinator_post_verdict(m, err, c->verdict);
+    }
+}
+
+void tly_coordinator_tell_last(struct tly_coordinator *c)
+{
+    if (!c->telling)
+        return;
+    c->telling = false;
+    for (struct tly_list *n = c->members.next, *next; n != &c->members; n = next) {
+        struct member *m = tly_list_entry(n, struct member, node);
+        next = n->next; /* a link that ends takes its member with it */
+        if (m->link)
+            tly_link_flush(m->link);
+    }
+    struct member *last = beside(c);
+    if (last) {
+        tly_coordinator_post_verdict(last, c->verdict_err, c->verdict);
+        tly_link_flush(last->link);
+    }
 }
 
 void tly_coordinator_name(const struct member *m, char *out, size_t len)

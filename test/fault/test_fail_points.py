@@ -239,6 +239,15 @@ def test_a_rank_dies_in_a_change(tmp_path, moment, seed):
         job.fail([0, 2], r"rank 1\b")
 
 
+def test_the_rank_with_the_coordinator_dies_of_what_it_hears(tmp_path):
+    """It dies once two others have been told; they hear what ended the job, not that they have lost the coordinator."""
+    with Job(tmp_path, ranks=4, services=0, failing={"rank-0": "coordinator has sent VERDICT:2:kill"}) as job:
+        job.await_steps(2)
+        job.kill(job.ranks[2])
+        await_death(job, job.ranks[0])
+        job.fail([1, 3], r"rank 2\b")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("moment", some(["sends HAVE", "sends DONE", "gets AGAIN", "sends FINAL", "has sent FINAL"],
                                         ["sends DONE"]))
