@@ -55,8 +55,33 @@ static void plan_by(const struct tly_traffic *t)
     tly_replan_destroy(replan);
 }
 
+/* Steps are finite figures, and the same when written and read. */
+static void read_steps(const uint8_t *data, size_t size)
+{
+    struct tly_steps s, again;
+    struct tly_own own = {0};
+    struct tly_reader r = {data, size, false};
+    struct tly_writer w = {0};
+    if (tly_steps_read(&r, &s) != 0)
+        return;
+    tly_steps_write(&w, &s);
+    require(!w.failed);
+    struct tly_reader back = {w.data, w.len, false};
+    require(tly_steps_read(&back, &again) == 0 && again.count == s.count && again.own_us == s.own_us &&
+            again.waited_us == s.waited_us && again.paged_us == s.paged_us && again.us == s.us);
+    free(w.data);
+    const struct tly_own *of[2] = {&own, &own};
+    struct tly_lateness late;
+    for (int i = 0; i < TLY_LATE_ENOUGH; i++)
+        tly_own_see(&own, &s);
+    for (int i = 0; i < TLY_OWN_FIGURES; i++)
+        is_finite(own.ring[i][0]);
+    require(tly_late_find(2, of, NULL, &late) == 0); /* both alike */
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    read_steps(data, size);
     struct tly_traffic t, again;
     struct tly_reader r = {data, size, false};
     if (tly_traffic_read(&r, &t) != 0)

@@ -4,16 +4,40 @@
 #include <errno.h>
 #include <fenv.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/error.h"
+
+/* The numbers of our threads; 0: free.  One for which there is no room counts as the application's. */
+static atomic_int ours[256];
 
 struct start {
     void *(*main)(void *);
     void *arg;
     char name[16];
 };
+
+/* Put `to` where `from` is. */
+static void replace(int from, int to)
+{
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        int expected = from;
+        if (atomic_compare_exchange_strong(&ours[i], &expected, to))
+            return;
+    }
+}
+
+bool tly_thread_is_ours(int id)
+{
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (atomic_load_explicit(&ours[i], memory_order_relaxed) == id)
+            return true;
+    return false;
+}
 
 static void *enter(void *arg)
 {
@@ -22,7 +46,11 @@ static void *enter(void *arg)
     pthread_setname_np(pthread_self(), s.name);
     /* MXCSR is inherited through clone: an application that flushes subnormals must not make us do so. */
     fesetenv(FE_DFL_ENV);
-    return s.main(s.arg);
+    int id = (int)syscall(SYS_gettid);
+    replace(0, id);
+    void *result = s.main(s.arg);
+    replace(id, 0);
+    return result;
 }
 
 int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg)

@@ -3,8 +3,11 @@
 #define TLY_THREAD_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
 int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg);
+/* Is the thread of this number (gettid) one of them?  Any thread may ask. */
+bool tly_thread_is_ours(int id);
 
 /* Tell the processor that this is a short spin. */
 static inline void tly_pause(void)

@@ -10,10 +10,11 @@
  * A rank that has taken no glance for five seconds says every 400 ms that it has no traffic, unless it has some just then.  A
  * sample that has begun before does not wait for it.
  *
- * Every 400 ms it also says for how long it has computed in its steps.  A step is a flight (pace.c) and the time before it.
- * The rank's own time is that from the end of the flight before to the last submission of this one.  All ranks' steps take
- * equally long, so own times compare without a common clock.  A slow network delays a rank's results and its next
- * submissions alike, and does not count as its own time.
+ * Every 400 ms it also says how much of its steps it has taken for itself.  A step is a flight (pace.c) and the time before
+ * it.  The rank's own time is that from the end of the flight before to the last submission of this one.  All ranks' steps
+ * take equally long, so own times compare without a common clock.  A slow network delays a rank's results and its next
+ * submissions alike, and does not count as its own time.  The kernel says how much of it the application did not compute but
+ * waited for a processor or for memory (base/stalls.c).
  *
  * All of it belongs to the rank's loop. */
 #include <stdlib.h>
@@ -229,6 +230,21 @@ static void look(tally_comm *c, int64_t now, uint64_t active)
         glance(&c->peers[i], (uint64_t)now / 1000);
 }
 
+static void tell_steps(tally_comm *c, int64_t now)
+{
+    struct traffic *t = &c->traffic;
+    struct tly_stalls before = t->stalls;
+    tly_stalls_read(&t->stalls);
+    if (t->told_at) {
+        struct tly_stalled part = tly_stalls_between(&before, &t->stalls, t->steps.own_us);
+        t->steps.waited_us = part.waited_us;
+        t->steps.paged_us = part.paged_us;
+        tly_member_tell_steps(&c->member, &t->steps);
+    }
+    t->steps = (struct tly_steps){0};
+    t->told_at = now;
+}
+
 void tly_traffic_tick(tally_comm *c)
 {
     struct traffic *t = &c->traffic;
@@ -236,11 +252,8 @@ void tly_traffic_tick(tally_comm *c)
     uint64_t active = t->active_us + (t->active_since ? (uint64_t)now / 1000 - t->active_since : 0);
     if (atomic_load_explicit(&c->failed, memory_order_relaxed))
         return;
-    if (t->steps.count && now - t->told_at >= EVERY_MS * TLY_MS) {
-        tly_member_tell_steps(&c->member, &t->steps);
-        t->steps = (struct tly_steps){0};
-        t->told_at = now;
-    }
+    if (t->steps.count && now - t->told_at >= EVERY_MS * TLY_MS)
+        tell_steps(c, now);
     if (c->machines < 2)
         return;
     if (!t->looked_at)

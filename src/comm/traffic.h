@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/stalls.h"
 #include "join/member.h"
 #include "tally/tally.h"
 #include "transport/transport.h"
@@ -31,6 +32,7 @@ struct traffic {
     bool patient; /* the flight has an operation whose rank minds no wait */
     struct tly_steps steps; /* since the coordinator was told last, */
     int64_t told_at;
+    struct tly_stalls stalls; /* and what was read then */
 };
 
 /* Another epoch holds: what is seen from now on is compared with nothing before. */

@@ -89,6 +89,8 @@ struct member {
 };
 
 /* All fields but the first three belong to the loop. */
+enum { TLY_SLOW_TURNS = 4 }; /* a holder, and three that have followed it */
+
 struct tly_coordinator {
     pthread_t thread;
     bool started;
@@ -158,12 +160,19 @@ struct tly_coordinator {
         bool fresh;             /* members have not been told yet */
     } changed;
     struct slow {
-        struct tly_slow told; /* to all members */
-        uint32_t who;         /* a service; of TLY_WHY_COMPUTES a rank */
-        double figure;        /* bit/s that it carried or added then; 0: it is not about that */
-        bool fresh;           /* there is a sample that has not been looked at */
-        bool is_logged;       /* what was told is in the log */
-        enum tly_why logged;  /* the last line there, */
+        struct tly_slow told;     /* to all members */
+        uint32_t who;             /* a service, or a rank that takes longer by itself */
+        struct tly_lateness late; /* of that rank */
+        struct turns {
+            uint64_t last;                /* the newest holder; 0: there was none yet */
+            uint32_t count;               /* of holders, each another one than the one before, */
+            int64_t at[TLY_SLOW_TURNS];   /* ring: since when, awake clock, */
+            char who[TLY_SLOW_TURNS][64]; /* and its name */
+        } turns;
+        double figure;       /* bit/s that it carried or added then; 0: it is not about that */
+        bool fresh;          /* there is a sample that has not been looked at */
+        bool is_logged;      /* what was told is in the log */
+        enum tly_why logged; /* the last line there, */
         uint32_t logged_who;
         int64_t logged_at; /* awake clock, */
         int64_t pause_s;   /* and for how long the same is not said again */

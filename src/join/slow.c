@@ -1,16 +1,21 @@
 /* slow.c - the one judgement of who holds the job up, and by what.
  *
  * It looks, in this order, for a network card or a service's sums that are busy all the time and slower than was said
- * (adapt.c, by the ranks' reports of their traffic), for a rank that computes longer than the others (src/plan/late.c, by
- * their reports of their steps), and for cards that all carry half.  All members are told when the judgement changes; the
- * log, `tally status`, /metrics and the job's last line have it from there.  A new epoch begins with no judgement, and
- * whoever still holds the job up is named again.  Ranks leave one after the other at a job's end: the rank that computes
- * longer stays named until the others have shown something else.
+ * (adapt.c, by the ranks' reports of their traffic), for a rank that takes longer than the others by itself
+ * (src/plan/late.c, by their reports of their steps), and for cards that all carry half.  All members are told when the
+ * judgement changes; the log, `tally status`, /metrics and the job's last line have it from there.  A new epoch begins with no
+ * judgement, and whoever still holds the job up is named again.  Ranks leave one after the other at a job's end: the rank that
+ * takes longer stays named until the others have shown something else.
+ *
+ * Where processors or networks are shared with others, the judgement moves from one holder to another within seconds.  After
+ * three such turns in a minute it is that nobody alone holds the job up, until there has been no turn for a minute.  Turns
+ * outlive epochs, for the split changes meanwhile.
  *
  * All of it belongs to the coordinator's loop. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -18,14 +23,25 @@
 #include "join/adapt.h"
 #include "join/internal.h"
 
-enum { REPEAT_S = 60, MOST_REPEAT_S = 1 << 20 };
+enum {
+    REPEAT_S = 60, /* until the same is said again; twice as long each time */
+    MOST_REPEAT_S = 1 << 20,
+    TURNS_S = 60,  /* in which there are TLY_SLOW_TURNS turns, or none any more */
+    SETTLED_S = 10 /* another holder than the one in the log has been named, before it is there, too */
+};
+
+/* Does a rank hold the job up, by itself? */
+static bool is_rank(enum tly_why why)
+{
+    return why == TLY_WHY_COMPUTES || why == TLY_WHY_WAITS || why == TLY_WHY_PAGES;
+}
 
 void tly_slow_heard(struct member *m, struct tly_reader *r)
 {
     struct tly_steps steps;
     if (tly_steps_read(r, &steps) != 0)
         return; /* one sample less */
-    tly_own_see(&m->own, steps.count, steps.own_us, steps.us);
+    tly_own_see(&m->own, &steps);
     m->c->slow.fresh = true;
 }
 
@@ -38,7 +54,7 @@ void tly_slow_left(struct tly_coordinator *c)
 
 bool tly_slow_is_past(const struct tly_coordinator *c)
 {
-    return c->slow.told.why == TLY_WHY_COMPUTES && c->roster.ranks[c->slow.who].left;
+    return is_rank(c->slow.told.why) && c->roster.ranks[c->slow.who].left;
 }
 
 /* --- who it is -------------------------------------------------------------------------------------- */
@@ -97,12 +113,19 @@ static bool has_slow_card(const struct tly_coordinator *c, uint32_t service)
 static int find_late(const struct tly_coordinator *c, struct tly_lateness *late)
 {
     const struct tly_own **of = calloc(c->size, sizeof *of);
-    int named = c->slow.told.why == TLY_WHY_COMPUTES ? (int)c->slow.who : -1;
+    const struct tly_lateness *named = is_rank(c->slow.told.why) ? &c->slow.late : NULL;
     for (uint32_t i = 0; of && i < c->size; i++)
         of[i] = c->ranks[i] && !c->ranks[i]->left && !c->roster.ranks[i].joined ? &c->ranks[i]->own : NULL;
     int found = of ? tly_late_find((int)c->size, of, named, late) : -1;
     free(of);
     return found;
+}
+
+static enum tly_why why_late(const struct tly_lateness *late)
+{
+    return late->why == TLY_LATE_WAITS   ? TLY_WHY_WAITS
+           : late->why == TLY_LATE_PAGES ? TLY_WHY_PAGES
+                                         : TLY_WHY_COMPUTES;
 }
 
 static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct tly_lateness *late)
@@ -119,17 +142,77 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
     int found = busy >= 0 && half ? 0 : find_late(c, late);
     if (found > 0) {
         *who = (uint32_t)late->rank;
-        return TLY_WHY_COMPUTES;
+        return why_late(late);
     }
     if (half)
         return TLY_WHY_ALL_CARDS;
     *who = c->slow.who;
-    if (found < 0 && c->slow.told.why == TLY_WHY_COMPUTES)
-        return TLY_WHY_COMPUTES; /* until the ranks that have not left show something else */
+    if (found < 0 && is_rank(c->slow.told.why))
+        return c->slow.told.why; /* until the ranks that have not left show something else */
     /* A slow card that nobody waits for now. */
     return cards && c->slow.told.why == TLY_WHY_CARD && has_slow_card(c, *who)
                ? TLY_WHY_CARD
                : TLY_WHY_NOBODY;
+}
+
+/* --- turns ------------------------------------------------------------------------------------------ */
+
+static void name_holder(const struct tly_coordinator *c, enum tly_why why, uint32_t who, char *out,
+                        size_t len)
+{
+    if (is_rank(why))
+        snprintf(out, len, "rank %u (%s)", who, c->roster.services[c->roster.ranks[who].machine].host);
+    else if (why == TLY_WHY_ALL_CARDS)
+        snprintf(out, len, "all network cards");
+    else if (why == TLY_WHY_TURNS)
+        snprintf(out, len, "nobody alone");
+    else
+        tly_adapt_name(&c->roster, who, out, len);
+}
+
+/* This one is judged to hold the job up. */
+static void note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
+{
+    struct turns *t = &c->slow.turns;
+    uint64_t kind = is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3, holder = kind << 32 | who;
+    if (why == TLY_WHY_NOBODY || holder == t->last)
+        return;
+    uint32_t at = t->count++ % TLY_SLOW_TURNS;
+    t->last = holder;
+    t->at[at] = c->loop.awake;
+    name_holder(c, why, who, t->who[at], sizeof t->who[at]);
+}
+
+/* For how long the newest holder has been named. */
+static int64_t since_turn(const struct tly_coordinator *c)
+{
+    const struct turns *t = &c->slow.turns;
+    return t->count ? c->loop.awake - t->at[(t->count - 1) % TLY_SLOW_TURNS] : INT64_MAX;
+}
+
+static bool goes_by_turns(const struct tly_coordinator *c)
+{
+    const struct turns *t = &c->slow.turns;
+    if (c->slow.told.why == TLY_WHY_TURNS)
+        return since_turn(c) < TURNS_S * TLY_SEC;
+    return t->count >= TLY_SLOW_TURNS && c->loop.awake - t->at[t->count % TLY_SLOW_TURNS] < TURNS_S * TLY_SEC;
+}
+
+/* "rank 5 (w5), tallyd 1 (c1) and rank 2 (w2)": each once. */
+static void list_turns(const struct turns *t, char *out, size_t len)
+{
+    const char *who[TLY_SLOW_TURNS];
+    int n = 0;
+    size_t at = 0;
+    for (int i = 0; i < TLY_SLOW_TURNS; i++) {
+        bool is_new = true;
+        for (int j = 0; j < n; j++)
+            is_new &= strcmp(who[j], t->who[i]) != 0;
+        if (is_new)
+            who[n++] = t->who[i];
+    }
+    for (int i = 0; i < n && at < len; i++)
+        at += (size_t)snprintf(out + at, len - at, "%s%s", i == 0 ? "" : i < n - 1 ? ", " : " and ", who[i]);
 }
 
 /* --- words ------------------------------------------------------------------------------------------ */
@@ -137,30 +220,38 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
 static void describe(const struct tly_coordinator *c, uint32_t who, const struct tly_lateness *late,
                      struct tly_slow *s)
 {
-    char at[16];
+    char at[16], turns[TLY_SLOW_TURNS * (sizeof c->slow.turns.who[0] + 5)];
     struct tly_roster_service seen;
     tly_adapt_time(time(NULL), at);
+    name_holder(c, s->why, who, s->who, sizeof s->who);
     switch (s->why) {
     case TLY_WHY_CARD:
     case TLY_WHY_SUMS:
         tly_adapt_see(c, who, &seen);
         if (s->why == TLY_WHY_CARD)
             seen.sum_found = 0; /* found before, and no limit now */
-        tly_adapt_name(&c->roster, who, s->who, sizeof s->who);
         tly_adapt_speed(c, who, &seen, false, s->what, sizeof s->what);
         break;
     case TLY_WHY_COMPUTES:
-        snprintf(s->who, sizeof s->who, "rank %u (%s)", who,
-                 c->roster.services[c->roster.ranks[who].machine].host);
-        snprintf(s->what, sizeof s->what,
-                 "computes longer than the others since %s: they wait for it for %.0f%% of a step of %.3g s",
-                 at, 100 * late->share, late->step_s);
+    case TLY_WHY_WAITS:
+    case TLY_WHY_PAGES:
+        snprintf(s->what, sizeof s->what, "%s since %s: they wait for it for %.0f%% of a step of %.3g s%s",
+                 s->why == TLY_WHY_COMPUTES ? "computes longer than the others"
+                 : s->why == TLY_WHY_WAITS  ? "waits for a processor longer than the others"
+                                            : "waits longer than the others for memory from a disk",
+                 at, 100 * late->share, late->step_s,
+                 s->why == TLY_WHY_COMPUTES ? ""
+                 : s->why == TLY_WHY_WAITS  ? " (what else runs there, and may it use enough cores?)"
+                                            : " (is its memory short?)");
         break;
     case TLY_WHY_ALL_CARDS:
-        snprintf(s->who, sizeof s->who, "all network cards");
         snprintf(s->what, sizeof s->what,
                  "carry about half of what was said or measured since %s (%.3g of %.3g Gbit/s)", at,
                  1e-9 * carries(c, 0), 1e-9 * (double)c->roster.services[c->roster.services[0].card].said);
+        break;
+    case TLY_WHY_TURNS:
+        list_turns(&c->slow.turns, turns, sizeof turns);
+        snprintf(s->what, sizeof s->what, "by turns %s since %s", turns, at);
         break;
     default:
         break;
@@ -169,14 +260,18 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
 
 /* --- telling ---------------------------------------------------------------------------------------- */
 
-/* The same is said again only after a pause; ranks that compute longer by turns are one matter. */
+/* The same is said again only after a pause; ranks that take longer by turns are one matter.  Soon after a line, another
+ * holder must last. */
 static void write_log(struct tly_coordinator *c)
 {
     struct slow *s = &c->slow;
     char text[TLY_SENTENCE];
-    bool again = s->logged == s->told.why && (s->logged == TLY_WHY_COMPUTES || s->logged_who == s->who);
+    int64_t since = s->logged == TLY_WHY_NOBODY ? INT64_MAX : c->loop.awake - s->logged_at;
+    bool again =
+        (is_rank(s->logged) && is_rank(s->told.why)) || (s->logged == s->told.why && s->logged_who == s->who);
+    bool lasts = s->told.why == TLY_WHY_TURNS || since_turn(c) >= SETTLED_S * TLY_SEC;
     if (s->told.why == TLY_WHY_NOBODY || s->is_logged ||
-        (again && c->loop.awake - s->logged_at < s->pause_s * TLY_SEC))
+        (again ? since < s->pause_s * TLY_SEC : since < REPEAT_S * TLY_SEC && !lasts))
         return;
     s->pause_s = !again ? REPEAT_S : s->pause_s < MOST_REPEAT_S ? 2 * s->pause_s : s->pause_s;
     s->logged = s->told.why;
@@ -190,7 +285,8 @@ static void write_log(struct tly_coordinator *c)
              : stays                                ? "; the split stays as it is (TALLY_REPLAN=0)"
              : s->logged == TLY_WHY_ALL_CARDS
                  ? "; is TALLY_BANDWIDTH right, and does anything else use the network?"
-                 : "");
+             : s->logged == TLY_WHY_TURNS ? "; does anything else use their processors or their network?"
+                                          : "");
 }
 
 static void tell(struct tly_coordinator *c)
@@ -219,7 +315,7 @@ static double figure(const struct tly_coordinator *c, enum tly_why why, uint32_t
 void tly_slow_tick(struct tly_coordinator *c)
 {
     struct slow *s = &c->slow;
-    struct tly_lateness late;
+    struct tly_lateness late = s->late;
     uint32_t who;
     bool news = c->changed.fresh;
     if (c->state != RUNNING || c->wanted || c->preparing)
@@ -228,11 +324,17 @@ void tly_slow_tick(struct tly_coordinator *c)
         s->fresh = false;
         news |= tly_adapt_moved(c);
         enum tly_why why = judge(c, &who, &late);
+        note_turn(c, why, who);
+        if (goes_by_turns(c)) {
+            why = TLY_WHY_TURNS;
+            who = 0;
+        }
         double is = figure(c, why, who);
         bool moved = s->figure > 0 && is > 0 && fabs(log(is / s->figure)) > TLY_ADAPT_NEWS;
         if (why != s->told.why || (why != TLY_WHY_NOBODY && who != s->who) || moved) {
             s->told = (struct tly_slow){.why = why};
             s->who = who;
+            s->late = late;
             s->figure = is;
             s->is_logged = false;
             describe(c, who, &late, &s->told);
@@ -246,8 +348,14 @@ void tly_slow_tick(struct tly_coordinator *c)
 
 void tly_slow_forget(struct tly_coordinator *c)
 {
-    bool told = c->slow.told.why != TLY_WHY_NOBODY;
-    c->slow = (struct slow){0};
+    struct slow was = c->slow;
+    bool told = was.told.why != TLY_WHY_NOBODY;
+    c->slow = (struct slow){.turns = was.turns};
+    if (was.logged == TLY_WHY_TURNS) {
+        c->slow.logged = was.logged;
+        c->slow.logged_at = was.logged_at;
+        c->slow.pause_s = was.pause_s;
+    }
     c->adapt.standout = -1;
     if (told)
         tell(c);

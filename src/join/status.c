@@ -38,12 +38,13 @@ void tly_slow_text(const struct tly_slow *s, char *out, size_t len)
 {
     out[0] = '\0';
     if (s->why != TLY_WHY_NOBODY)
-        snprintf(out, len, "%s, which %s", s->who, s->what);
+        snprintf(out, len, s->why == TLY_WHY_TURNS ? "%s: %s" : "%s, which %s", s->who, s->what);
 }
 
 const char *tly_slow_why(const struct tly_slow *s)
 {
-    static const char *const word[TLY_WHYS] = {"", "card", "processor", "computing", "all cards"};
+    static const char *const word[TLY_WHYS] = {"",          "card",           "processor", "computing",
+                                               "all cards", "processor wait", "paging",    "by turns"};
     return s->why < TLY_WHYS ? word[s->why] : "";
 }
 

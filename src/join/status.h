@@ -23,18 +23,28 @@ enum tly_job_state {
 enum tly_stand { TLY_STAND_JOINED, TLY_STAND_PROVED, TLY_STAND_CONNECTED, TLY_STAND_LEFT };
 
 /* The machine or rank that holds the job up, and how. */
-enum tly_why { TLY_WHY_NOBODY, TLY_WHY_CARD, TLY_WHY_SUMS, TLY_WHY_COMPUTES, TLY_WHY_ALL_CARDS, TLY_WHYS };
+enum tly_why {
+    TLY_WHY_NOBODY,
+    TLY_WHY_CARD,
+    TLY_WHY_SUMS,
+    TLY_WHY_COMPUTES, /* a rank, by itself */
+    TLY_WHY_ALL_CARDS,
+    TLY_WHY_WAITS, /* a rank, without a processor */
+    TLY_WHY_PAGES, /* a rank, with memory that comes from a disk */
+    TLY_WHY_TURNS, /* several by turns */
+    TLY_WHYS
+};
 struct tly_slow {
     uint32_t why;   /* enum tly_why */
     char who[120];  /* "tallyd 1 (c1)"; "" nobody */
-    char what[200]; /* "carries 0.1 of 0.48 Gbit/s since 12:03:11" */
+    char what[300]; /* "carries 0.1 of 0.48 Gbit/s since 12:03:11" */
 };
 
 void tly_slow_write(struct tly_writer *w, const struct tly_slow *s);
 int tly_slow_read(struct tly_reader *r, struct tly_slow *s); /* -EPROTO; *s untouched then */
-/* "tallyd 1 (c1), which carries ..."; "": nobody. */
+/* "tallyd 1 (c1), which carries ...", "nobody alone: by turns ..."; "": nobody. */
 void tly_slow_text(const struct tly_slow *s, char *out, size_t len);
-/* One word for programs: "card", "processor", "computing", "all cards"; "": nobody. */
+/* A word for programs: "card", "processor", "computing", "all cards", "processor wait", "paging", "by turns"; "": nobody. */
 const char *tly_slow_why(const struct tly_slow *s);
 
 /* The last change of the split. */

@@ -89,6 +89,12 @@ static void there_and_back(void **state)
     tly_slow_text(&t.slow, slow, sizeof slow);
     assert_string_equal(slow, "tallyd 0 (two), which carries 0.1 Gbit/s");
     assert_string_equal(tly_slow_why(&t.slow), "card");
+    const struct tly_slow turns = {TLY_WHY_TURNS, "nobody alone", "by turns rank 0 (one) and rank 1 (two)"};
+    char both[TLY_SENTENCE];
+    tly_slow_text(&turns, both, sizeof both);
+    assert_string_equal(both, "nobody alone: by turns rank 0 (one) and rank 1 (two)");
+    for (uint32_t why = TLY_WHY_NOBODY + 1; why < TLY_WHYS; why++)
+        assert_true(tly_slow_why(&(struct tly_slow){.why = why})[0]);
     assert_string_equal(t.changed.what, "its share is now 6%");
     assert_string_equal(t.changed.when, "12:03:11");
     assert_true(t.changed.at == 1700000000);

@@ -86,6 +86,8 @@ void tly_steps_write(struct tly_writer *w, const struct tly_steps *s)
 {
     tly_write32(w, s->count);
     tly_write64(w, s->own_us);
+    tly_write64(w, s->waited_us);
+    tly_write64(w, s->paged_us);
     tly_write64(w, s->us);
 }
 
@@ -93,8 +95,10 @@ int tly_steps_read(struct tly_reader *r, struct tly_steps *out)
 {
     struct tly_steps s = {.count = tly_read32(r)};
     s.own_us = tly_read64(r);
+    s.waited_us = tly_read64(r);
+    s.paged_us = tly_read64(r);
     s.us = tly_read64(r);
-    if (r->failed || !s.count || !s.us || s.own_us > s.us)
+    if (r->failed || tly_steps_check(&s) != 0)
         return -EPROTO;
     *out = s;
     return 0;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "join/roster.h"
+#include "plan/late.h"
 #include "plan/replan.h"
 #include "wire/pack.h"
 
@@ -44,13 +45,6 @@ struct tly_traffic {
 #define TLY_TRAFFIC_EVERY_US 400000u
 #define TLY_TRAFFIC_LEAST_US 100000u
 #define TLY_TRAFFIC_UNKNOWN UINT32_MAX
-
-/* A rank's steps in one period: from the end of a flight to that of the next one. */
-struct tly_steps {
-    uint32_t count;
-    uint64_t own_us; /* of them: from the end of a flight to the last submission of the next one */
-    uint64_t us;
-};
 
 void tly_traffic_write(struct tly_writer *w, const struct tly_traffic *t);
 /* -EPROTO: it cannot be read, claims more than a network carries or a period has, or covers less time than any rank reports;

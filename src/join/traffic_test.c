@@ -311,17 +311,22 @@ static void what_cannot_be_is_refused(void **state)
 
 static void impossible_steps_are_refused(void **state)
 {
-    static const struct tly_steps good = {3, 20, 100}, bad[] = {{0, 20, 100}, {3, 0, 0}, {3, 101, 100}};
-    for (int i = 0; i < 4; i++) {
+    static const struct tly_steps good = {3, 20, 12, 8, 100},
+                                  bad[] = {{0, 20, 0, 0, 100},  {3, 0, 0, 0, 0},
+                                           {3, 101, 0, 0, 100}, {3, 20, 21, 0, 100},
+                                           {3, 20, 12, 9, 100}, {3, 20, 0, UINT64_MAX, 100}};
+    enum { BAD = sizeof bad / sizeof *bad };
+    for (int i = 0; i <= BAD; i++) {
         struct tly_writer w = {0};
-        struct tly_steps found = {7, 7, 7};
-        tly_steps_write(&w, i < 3 ? &bad[i] : &good);
+        struct tly_steps found = {7, 7, 7, 7, 7};
+        tly_steps_write(&w, i < BAD ? &bad[i] : &good);
         assert_false(w.failed);
         for (size_t len = 0; len <= w.len; len++) { /* cut short, then whole */
             struct tly_reader r = {w.data, len, false};
-            bool fine = i == 3 && len == w.len;
+            bool fine = i == BAD && len == w.len;
             assert_int_equal(tly_steps_read(&r, &found), fine ? 0 : -EPROTO);
             assert_true(found.count == (fine ? 3 : 7) && found.own_us == (fine ? 20 : 7) &&
+                        found.waited_us == (fine ? 12 : 7) && found.paged_us == (fine ? 8 : 7) &&
                         found.us == (fine ? 100 : 7));
         }
         free(w.data);

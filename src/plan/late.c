@@ -1,64 +1,130 @@
-/* late.c - which rank computes longer than the others.
+/* late.c - which rank keeps the others waiting by itself, and why.
  *
  * Each rank has a sliding window of samples.  Its figure is the mean of the middle half of them: a pause now and then (a
  * checkpoint, a process that was stopped) does not count, and ranks that are late by turns have the same figure.  Figures
- * are compared with the lower median of all ranks, so one fast rank makes no late ones. */
+ * are compared with the lower median of all ranks, so one fast rank makes no late ones.
+ *
+ * What the late rank takes longer than the median is taken apart.  Waiting for a processor makes a rank's own time longer by
+ * some factor, and on busy processors it does so on all ranks.  Only what exceeds the median factor is this rank's waiting;
+ * the same holds for memory that comes from a disk.  The rest is computing. */
 #include "plan/late.h"
 #include "plan/sort.h"
 
+#include <errno.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
 #define LATE .1   /* of the step, and */
 #define STILL .07 /* for one that has been named */
 #define LEAST_S 1e-3
+#define MOST_OF_IT .5 /* of what it takes longer, and */
+#define STILL_MOST .35
+#define LONGEST_FACTOR 100 /* by which waiting makes a time longer */
 
-void tly_own_see(struct tly_own *o, uint32_t steps, uint64_t own_us, uint64_t us)
+int tly_steps_check(const struct tly_steps *s)
 {
-    if (!steps || !us || own_us > us)
-        return;
-    o->share[o->count % TLY_LATE_SAMPLES] = (double)own_us / (double)us;
-    o->step_s[o->count % TLY_LATE_SAMPLES] = (double)us * 1e-6 / steps;
-    o->count++;
+    bool sane = s->count && s->us && s->own_us <= s->us && s->waited_us <= s->own_us &&
+                s->paged_us <= s->own_us - s->waited_us;
+    return sane ? 0 : -EPROTO;
 }
 
-/* The mean of the middle half of a ring that has had `count` values. */
-static double usual(const double *ring, uint32_t count)
+void tly_own_see(struct tly_own *o, const struct tly_steps *s)
+{
+    if (tly_steps_check(s) != 0)
+        return;
+    uint32_t at = o->count++ % TLY_LATE_SAMPLES;
+    double us = (double)s->us;
+    o->ring[TLY_OWN_SHARE][at] = (double)s->own_us / us;
+    o->ring[TLY_OWN_WAITED][at] = (double)s->waited_us / us;
+    o->ring[TLY_OWN_PAGED][at] = (double)s->paged_us / us;
+    o->ring[TLY_OWN_STEP_S][at] = us * 1e-6 / s->count;
+}
+
+/* The mean of the middle half of its samples. */
+static double usual(const struct tly_own *o, enum tly_own_figure figure)
 {
     double sorted[TLY_LATE_SAMPLES], sum = 0;
-    uint32_t n = count < TLY_LATE_SAMPLES ? count : TLY_LATE_SAMPLES, cut = n / 4;
+    uint32_t n = o->count < TLY_LATE_SAMPLES ? o->count : TLY_LATE_SAMPLES, cut = n / 4;
     for (uint32_t i = 0; i < n; i++)
-        sorted[i] = ring[i];
+        sorted[i] = o->ring[figure][i];
     tly_sort(sorted, n);
     for (uint32_t i = cut; i < n - cut; i++)
         sum += sorted[i];
     return sum / (n - 2 * cut);
 }
 
-int tly_late_find(int count, const struct tly_own *const *of, int named, struct tly_lateness *out)
+static double share(const struct tly_own *o)
 {
-    double *sorted = calloc((size_t)count + 1, sizeof *sorted), most = 0;
+    return usual(o, TLY_OWN_SHARE);
+}
+static double paged(const struct tly_own *o)
+{
+    return usual(o, TLY_OWN_PAGED);
+}
+/* What it would take if it waited for no processor. */
+static double unwaited(const struct tly_own *o)
+{
+    return fmax(share(o) - usual(o, TLY_OWN_WAITED), share(o) / LONGEST_FACTOR);
+}
+/* How much longer waiting for processors makes that. */
+static double factor(const struct tly_own *o)
+{
+    return share(o) > 0 ? share(o) / unwaited(o) : 1;
+}
+
+/* The lower median of the ranks that have not left. */
+static double median(int count, const struct tly_own *const *of, double (*figure)(const struct tly_own *),
+                     double *room)
+{
+    int n = 0;
+    for (int i = 0; i < count; i++)
+        if (of[i])
+            room[n++] = figure(of[i]);
+    tly_sort(room, (size_t)n);
+    return room[(n - 1) / 2];
+}
+
+/* What is most of what this rank takes longer than the others. */
+static enum tly_late_why reason(int count, const struct tly_own *const *of, const struct tly_lateness *late,
+                                const struct tly_lateness *named, double *room)
+{
+    const struct tly_own *o = of[late->rank];
+    double waits = share(o) - unwaited(o) * median(count, of, factor, room);
+    double pages = paged(o) - median(count, of, paged, room);
+    enum tly_late_why why = waits > pages ? TLY_LATE_WAITS : TLY_LATE_PAGES;
+    bool again = named && named->rank == late->rank && named->why == why;
+    return fmax(waits, pages) > late->share * (again ? STILL_MOST : MOST_OF_IT) ? why : TLY_LATE_COMPUTES;
+}
+
+int tly_late_find(int count, const struct tly_own *const *of, const struct tly_lateness *named,
+                  struct tly_lateness *out)
+{
+    double *room = calloc((size_t)count + 1, sizeof *room), most = 0;
     int known = 0, latest = -1;
-    bool enough = sorted;
+    bool enough = room;
     for (int i = 0; enough && i < count; i++) {
         if (!of[i])
             continue;
+        known++;
         enough = of[i]->count >= TLY_LATE_ENOUGH;
-        double own = enough ? usual(of[i]->share, of[i]->count) : 0;
-        sorted[known++] = own;
-        if (latest < 0 || own > most) {
+        if (enough && (latest < 0 || share(of[i]) > most)) {
             latest = i;
-            most = own;
+            most = share(of[i]);
         }
     }
     int found = enough && known > 1 ? 0 : -1;
     if (found == 0) {
-        tly_sort(sorted, (size_t)known);
-        double share = most - sorted[(known - 1) / 2], step_s = usual(of[latest]->step_s, of[latest]->count);
-        found = share > (latest == named ? STILL : LATE) && share * step_s > LEAST_S;
-        if (found)
-            *out = (struct tly_lateness){latest, share, step_s};
+        struct tly_lateness late = {.rank = latest,
+                                    .share = most - median(count, of, share, room),
+                                    .step_s = usual(of[latest], TLY_OWN_STEP_S)};
+        found = late.share > (named && latest == named->rank ? STILL : LATE) &&
+                late.share * late.step_s > LEAST_S;
+        if (found) {
+            late.why = reason(count, of, &late, named, room);
+            *out = late;
+        }
     }
-    free(sorted);
+    free(room);
     return found;
 }

@@ -1,0 +1,29 @@
+/* stalls.h - what the application's threads wait for beside their own computing: processors, and memory on disk. */
+#ifndef TLY_STALLS_H
+#define TLY_STALLS_H
+
+#include <stdint.h>
+
+/* Counted since the process began.  0: the kernel does not tell. */
+struct tly_stalls {
+    uint64_t run_us, wait_us; /* of all threads that are not Tally's: on a processor; runnable, without one */
+    uint64_t faults;          /* pages of the process that came from a disk, */
+    uint64_t fault_us;        /* and how long one takes */
+    uint64_t disk_us;         /* in which some process of the machine waited for a disk, */
+    uint64_t disk_faults;     /* and `faults` when that last changed */
+};
+
+/* Read anew; all zeros before the first time.  Costs a few system calls for each thread, of MOST threads at most. */
+void tly_stalls_read(struct tly_stalls *s);
+/* Find from the machine's time, which the kernel counts every 2 s, how long a page takes. */
+void tly_stalls_weigh(struct tly_stalls *s, uint64_t disk_us);
+
+/* Of own_us that the application took between two readings: for how long no processor was free, and for how long memory
+ * came from a disk. */
+struct tly_stalled {
+    uint64_t waited_us, paged_us;
+};
+struct tly_stalled tly_stalls_between(const struct tly_stalls *before, const struct tly_stalls *now,
+                                      uint64_t own_us);
+
+#endif
