@@ -347,14 +347,16 @@ def read(one):
 def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",), patience_s=1000):
     """Devices of these names, for tensors of a test; yields the Devices.  At the end all pinned memory must be back."""
     from real_device import placed
-    from tally.torch import device
+    from tally.torch import device, dispatched
     world.seed(seed)
     world.wrong.clear()
     made = [device.Device(Fake(place), chunk_bytes, pool_bytes) for place in places]
     synchronize, torch.cuda.synchronize = torch.cuda.synchronize, None
+    plain, dispatched.PLAIN = dispatched.PLAIN, (*dispatched.PLAIN, Tensor)  # a real one is no subclass
     try:
         with placed(places, made, patience_s):
             yield made
         assert not world.wrong, world.wrong
     finally:
         torch.cuda.synchronize = synchronize
+        dispatched.PLAIN = plain

@@ -360,7 +360,7 @@ def mismatches(path):
         each("other call", lambda: dist.broadcast(torch.ones(4), 0) if odd else gather(4))
         each("lengths", lambda: gather(5))
         each("refused", lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND if odd else dist.ReduceOp.SUM))
-        each("device", lambda: dist.all_reduce(torch.ones(4, device="meta" if odd else "cpu")))
+        each("layout", lambda: dist.all_reduce(torch.eye(2).to_sparse_csr() if odd else torch.ones(4)))
         each("splits", lambda: dist.all_to_all_single(torch.ones(6), torch.ones(6), [2, 2, 2],
                                                       [1, 2, 3] if odd else [2, 2, 2]))
         each("coalesced", lambda: dist.group.WORLD.allreduce_coalesced(
@@ -385,7 +385,7 @@ def test_calls_that_differ(three, store):
             assert [ours != others for ours, others in zip(*lists, strict=True)] == differ, one[case]
     for one in (told[0], told[2]):
         assert "rank 1 refuses" in one["refused"] and "BAND" in one["refused"], one["refused"]
-        assert "rank 1 refuses" in one["device"] and "meta" in one["device"], one["device"]
+        assert "rank 1 refuses" in one["layout"] and "sparse_csr" in one["layout"], one["layout"]
         assert "rank 1 refuses" in one["coalesced"] and "float8" in one["coalesced"], one["coalesced"]
     for one in told:
         assert "rank 1 gives rank 0 1 elements, and 2 are expected" in one["splits"], one["splits"]
@@ -394,7 +394,7 @@ def test_calls_that_differ(three, store):
         assert re.fullmatch(r"\w*Error: all_gather no\. \d+: the ranks disagree: float32 \[4\] on ranks 0, 2, "
                             r"\[5\] on rank 1 \(\S*test_group\.py:\d+\)", one["lengths"]), one["lengths"]
     assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
-    assert told[1]["device"].startswith("NotImplementedError"), told[1]["device"]
+    assert told[1]["layout"].startswith("NotImplementedError"), told[1]["layout"]
 
 
 def unlike_shapes(path):

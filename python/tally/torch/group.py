@@ -35,9 +35,10 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, earlier, lists, monitored
+from . import device, dispatched, earlier, lists, monitored
 from .calls import DTYPES, PLAIN, check
 from .join import decline, job_members, join
+from .methods import takes_any_names
 from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks
 from .work import GroupWork, Together, UnderWay, just_ended
@@ -185,15 +186,6 @@ def _stay_untraced():
 # --- the group ---------------------------------------------------------------------------------------------------
 
 
-def _list(value):
-    return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
-def _lists(value):
-    value = list(value)
-    return [value] if value and isinstance(value[0], torch.Tensor) else [list(one) for one in value]
-
-
 def _operator(work, options):
     """The number of the reduction that options, or a reduction in their place, name; the argument itself if it names
     none.  PREMUL_SUM is a sum whose factor the work takes."""
@@ -205,48 +197,6 @@ def _operator(work, options):
         work.prescale = lists.factor(operator)
         return _SUM
     return number if number in _NAMES else operator
-
-
-def _first(values):
-    """The first tensor in lists of them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            return value
-        found = _first(value) if isinstance(value, (list, tuple)) else None
-        if found is not None:
-            return found
-    return None
-
-
-# What the same argument is called in c10d's methods, whose shorter forms have a field of the options in their place.
-_SAME = (("tensors", "tensor"), ("dst", "dstRank"), ("src", "srcRank"), ("opts", "root", "op", "timeout"),
-         ("output", "outputs", "output_tensor", "output_tensors", "outputTensor", "outputTensors", "output_lists"),
-         ("input", "inputs", "input_tensor", "input_tensors", "inputTensor", "inputTensors", "input_list"))
-
-
-def _renamed(name, parameters):
-    """The parameter that an argument of this name stands for."""
-    same = next((names for names in _SAME if name in names), ())
-    return name if name in parameters else next((one for one in parameters if one in same), name)
-
-
-def _method(method, *names):
-    """A method of Group that takes all names of its arguments.  It leaves tensors to another backend for their device:
-    to the first of that backend's methods of these names, which changed between releases of PyTorch."""
-    parameters = inspect.signature(method).parameters
-
-    @functools.wraps(method)
-    def call(self, *arguments, **named):
-        if self.mixed:
-            tensor = _first((*arguments, *named.values()))
-            other = None if tensor is None else self.other(tensor.device)
-            if other is not None:
-                name = next((name for name in names if hasattr(other, name)), names[0])
-                return getattr(other, name)(*arguments, **named)
-        if named:
-            named = {_renamed(name, parameters): value for name, value in named.items()}
-        return method(self, *arguments, **named)
-    return call
 
 
 def _make_beside(group, kind, backend):
@@ -288,6 +238,7 @@ class Group(dist.ProcessGroup):
         self._turn = threading.RLock()  # of who is submitting a call
         self.begun = 0  # calls that meet in their order
         self._monitored = 0  # calls of monitored_barrier()
+        self._front = None   # stands for it where c10d's operators are called
 
     def __str__(self):
         described = self._description not in ("", "undefined")  # torch's word for none
@@ -380,6 +331,10 @@ class Group(dist.ProcessGroup):
             _core.shutdown()
 
     # --- helpers
+
+    def front(self):
+        self._front = self._front or dispatched.Front(self)
+        return self._front
 
     def other(self, place):
         """The other backend's group over the same ranks, if one was asked for on the tensors' device; else None.
@@ -607,7 +562,7 @@ class Group(dist.ProcessGroup):
 
     def allreduce(self, tensors, opts=None, timeout=None):
         if type(tensors) is not list:  # most are, and a call costs a bucket's time
-            tensors = _list(tensors)
+            tensors = lists.of_tensors(tensors)
         with self._call("allreduce", tensors, timeout or opts) as work:
             if len(tensors) == 1:
                 self._reduce(work, tensors, _operator(work, opts))
@@ -616,13 +571,13 @@ class Group(dist.ProcessGroup):
         return work
 
     def allreduce_coalesced(self, tensors, opts=None):
-        tensors = _list(tensors)
+        tensors = lists.of_tensors(tensors)
         with self._call("allreduce_coalesced", tensors, opts) as work:
             self._reduce(work, tensors, _operator(work, opts))
         return work
 
     def reduce(self, tensors, opts=None, op=None, timeout=None):
-        tensors = _list(tensors)
+        tensors = lists.of_tensors(tensors)
         with self._call("reduce", tensors, timeout or opts) as work:
             root = self._root(opts)
             lists.root_tensor(opts, tensors)
@@ -630,7 +585,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
-        outputs, inputs = _list(output_tensors), _lists(input_tensors)
+        outputs, inputs = lists.of_tensors(output_tensors), lists.of_lists(input_tensors)
         with self._call("reduce_scatter", outputs, timeout or opts, inputs=inputs) as work:
             output, pieces = lists.one(outputs, "output "), lists.one(inputs, "input ")
             self._expect(len(pieces), self.size(), "number of input tensors")
@@ -678,7 +633,7 @@ class Group(dist.ProcessGroup):
 
     def broadcast(self, tensors, opts=None, timeout=None):
         """tensors: all are overwritten with one of the root's: the first, or the one that opts.rootTensor names."""
-        tensors = _list(tensors)
+        tensors = lists.of_tensors(tensors)
         with self._call("broadcast", tensors, timeout or opts) as work:
             root, tensor = self._root(opts), lists.root_tensor(opts, tensors)
             lists.alike(tensors)
@@ -690,10 +645,10 @@ class Group(dist.ProcessGroup):
         return work
 
     def scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
-        outputs = _list(output_tensors)
+        outputs = lists.of_tensors(output_tensors)
         with self._call("scatter", outputs, timeout or opts, inputs=input_tensors) as work:
             root, output, source, counts = self._root(opts), lists.one(outputs, "output "), None, None
-            pieces = lists.of_root(_lists(input_tensors), "input", self.size(), output, self.rank() == root)
+            pieces = lists.of_root(lists.of_lists(input_tensors), "input", self.size(), output, self.rank() == root)
             self._look_at(work, output, *(pieces or ()))
             if pieces is not None:
                 source = _together(pieces)
@@ -706,7 +661,7 @@ class Group(dist.ProcessGroup):
 
     def allgather(self, output_tensors, input_tensors, opts=None):
         """output_tensors: a list for each of the inputs, all with the same tensors, one for each input of each rank."""
-        outputs, inputs = _lists(output_tensors), _list(input_tensors)
+        outputs, inputs = lists.of_lists(output_tensors), lists.of_tensors(input_tensors)
         results = outputs[0] if len(outputs) == 1 else outputs  # so Gloo's future has it
         with self._call("allgather", results, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
@@ -749,7 +704,7 @@ class Group(dist.ProcessGroup):
         return work
 
     def gather(self, output_tensors, input_tensors, opts=None, timeout=None):
-        inputs, outputs = _list(input_tensors), _lists(output_tensors)
+        inputs, outputs = lists.of_tensors(input_tensors), lists.of_lists(output_tensors)
         results = outputs[0] if outputs else []
         with self._call("gather", results, timeout or opts, inputs=inputs) as work:
             root, tensor, target, counts = self._root(opts), lists.one(inputs, "input "), None, None
@@ -799,7 +754,7 @@ class Group(dist.ProcessGroup):
     # --- messages
 
     def send(self, tensors, dst, tag=0):
-        tensors = _list(tensors)
+        tensors = lists.of_tensors(tensors)
         with self._call("send", tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
@@ -813,7 +768,7 @@ class Group(dist.ProcessGroup):
         return self._receive("recv from any source", tensors, None, tag)
 
     def _receive(self, what, tensors, src, tag):
-        tensors = _list(tensors)
+        tensors = lists.of_tensors(tensors)
         with self._call(what, tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
@@ -860,10 +815,10 @@ class Group(dist.ProcessGroup):
                 ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
                 ("all_gather_single", "_allgather_base"),
                 ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
-                ("all_to_all_single", "alltoall_base"), ("barrier",)):
+                ("all_to_all_single", "alltoall_base"), ("barrier",), ("monitored_barrier",)):
         method = locals()[one[0]]
         for called in one:
-            locals()[called] = _method(method, called, *one)
+            locals()[called] = takes_any_names(method, called, *one)
     del one, called, method
 
     # --- calls that are waited for as one

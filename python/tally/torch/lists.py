@@ -23,6 +23,17 @@ _SIGNED = {getattr(torch, "u" + name): getattr(torch, name)
            for name in ("int16", "int32", "int64") if hasattr(torch, "u" + name)}
 
 
+def of_tensors(value):
+    """The list of a call's tensors, which may be one."""
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def of_lists(value):
+    """The list of a call's lists of tensors, which may be one of them."""
+    value = list(value)
+    return [value] if value and isinstance(value[0], torch.Tensor) else [list(one) for one in value]
+
+
 def root_rank(options, size):
     """The root that options, or a number in their place, name; c10d's default is 0."""
     root = options if isinstance(options, int) else getattr(options, "rootRank", 0)

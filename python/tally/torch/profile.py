@@ -14,6 +14,7 @@ import contextlib
 import torch
 from torch._C import _autograd
 
+from . import dispatched
 from .work import GroupWork
 
 is_profiled = _autograd._profiler_enabled
@@ -55,7 +56,8 @@ class Range:
     """One range.  It begins when it is made."""
 
     def __init__(self, name, inputs):
-        self._record = _autograd._record_function_with_args_enter(name, *_tensors(inputs))
+        """name: None for no range."""
+        self._record = name and _autograd._record_function_with_args_enter(name, *_tensors(inputs))
 
     def end(self, _=None):
         """End the range, in any thread; only the first call counts."""
@@ -68,7 +70,8 @@ def _both(what, inputs):
     """(the range of a whole call, that of its submission). If one thread ends both, the second lies within the first.
     """
     operator, title = _TITLES[what]
-    return Range("tally:" + title, inputs), Range("c10d::" + operator, inputs)
+    submission = None if dispatched.in_kernel() else "c10d::" + operator  # else the operator itself has the range
+    return Range("tally:" + title, inputs), Range(submission, inputs)
 
 
 @contextlib.contextmanager
