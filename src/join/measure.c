@@ -53,39 +53,57 @@ int tly_measure_read(struct tly_reader *r, struct tly_measure *m)
     return 0;
 }
 
-bool tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t round, uint32_t streams,
-                    uint64_t bytes, int64_t now, uint64_t *rate)
+static uint64_t since_seen(const struct tly_meter_flow *f, uint64_t bytes)
+{
+    return bytes > f->seen ? bytes - f->seen : 0; /* where the kernel ceases to say it, there may be less */
+}
+
+enum tly_meter_due tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t round,
+                                  uint32_t streams, uint64_t bytes, int64_t now)
 {
     if (round > m->round)
         *m = (struct tly_meter){.round = round, .began = now};
     if (round < m->round) /* what was under way when the next round began */
-        return false;
-    if (f->round != round)
-        *f = (struct tly_meter_flow){.round = round, .seen = bytes};
-    uint64_t more = bytes - f->seen;
+        return TLY_METER_NOTHING;
+    if (f->round != round) {
+        f->round = round;
+        f->told = false;
+        f->seen = m->since ? f->seen : bytes;
+    }
+    if (m->since) {
+        bool ends = !m->passed && now - m->since >= m->span;
+        m->passed = ends ? now - m->since : m->passed;
+        return ends ? TLY_METER_ENDS : TLY_METER_NOTHING;
+    }
     int64_t passed = now - m->began;
+    m->counted += since_seen(f, bytes);
     f->seen = bytes;
-    if (!m->since) {
-        m->counted += more;
-        if (passed < SKIP_MS * TLY_MS)
-            return false;
-        /* How long is settled before: to stop as soon as enough has come would prefer what came fast. */
-        double need = (double)passed * ENOUGH_BYTES / ((double)m->counted * streams + 1);
-        need = need < MOST_MS * TLY_MS ? need : MOST_MS * TLY_MS;
-        m->span = need > LEAST_MS * TLY_MS ? (int64_t)need : LEAST_MS * TLY_MS;
-        m->since = now;
-        return false;
-    }
-    if (!m->passed) {
-        f->counted += more;
-        m->passed = now - m->since >= m->span ? now - m->since : 0;
-    }
-    if (!m->passed || f->told)
-        return false;
-    f->told = true;
-    double found = (double)f->counted * 8 * (double)TLY_SEC / (double)m->passed;
-    *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
-    return true;
+    if (passed < SKIP_MS * TLY_MS)
+        return TLY_METER_NOTHING;
+    /* How long is settled before: to stop as soon as enough has come would prefer what came fast. */
+    double need = (double)passed * ENOUGH_BYTES / ((double)m->counted * streams + 1);
+    need = need < MOST_MS * TLY_MS ? need : MOST_MS * TLY_MS;
+    m->span = need > LEAST_MS * TLY_MS ? (int64_t)need : LEAST_MS * TLY_MS;
+    m->since = now;
+    return TLY_METER_BEGINS;
+}
+
+void tly_meter_begin(struct tly_meter_flow *f, uint64_t bytes)
+{
+    f->seen = bytes;
+}
+
+void tly_meter_end(const struct tly_meter *m, struct tly_meter_flow *f, uint64_t bytes)
+{
+    double found = (double)since_seen(f, bytes) * 8 * (double)TLY_SEC / (double)m->passed;
+    f->rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
+}
+
+bool tly_meter_tell(const struct tly_meter *m, struct tly_meter_flow *f)
+{
+    bool first = m->passed && f->round == m->round && !f->told;
+    f->told |= first;
+    return first;
 }
 
 /* --- who with whom --------------------------------------------------------------------------------- */

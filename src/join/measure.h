@@ -39,7 +39,8 @@ int tly_measure_read(struct tly_reader *r, struct tly_measure *m); /* -EPROTO */
 
 /* --- the service's side: counting -------------------------------------------------------------------- */
 
-/* All that comes in a round is counted over one stretch of time, so that rates of streams that meet here add up. */
+/* All that comes in a round is counted over one stretch of time, so that rates of streams that meet here add up.  The kernel
+ * counts: a process that gets no processor for a while reads at once what has come meanwhile. */
 struct tly_meter {
     uint32_t round;
     int64_t began, since; /* when the first of the round came, and from when it counts; 0: not yet */
@@ -49,14 +50,22 @@ struct tly_meter {
 /* One stream. */
 struct tly_meter_flow {
     uint32_t round;
-    uint64_t seen, counted; /* bytes */
+    uint64_t seen; /* bytes, when it last came or counting began */
+    uint64_t rate; /* bit/s, when counting has ended */
     bool told;
 };
 
-/* `bytes` have come so far in this stream, the last of them in this round, at monotonic time `now`; who sends it has so
- * many streams at once.  True once a round, when *rate is known (bit/s). */
-bool tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t round, uint32_t streams,
-                    uint64_t bytes, int64_t now, uint64_t *rate);
+/* What is to be done with all streams: nothing; note what each has (tly_meter_begin); find each one's rate (tly_meter_end). */
+enum tly_meter_due { TLY_METER_NOTHING, TLY_METER_BEGINS, TLY_METER_ENDS };
+
+/* Some of this round has come in this stream, in which `bytes` have arrived until now (monotonic).  The sender has so many
+ * streams at once. */
+enum tly_meter_due tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f, uint32_t round,
+                                  uint32_t streams, uint64_t bytes, int64_t now);
+void tly_meter_begin(struct tly_meter_flow *f, uint64_t bytes);
+void tly_meter_end(const struct tly_meter *m, struct tly_meter_flow *f, uint64_t bytes);
+/* True once a round, when the rate of a stream that came in it is known. */
+bool tly_meter_tell(const struct tly_meter *m, struct tly_meter_flow *f);
 
 /* --- the member's side: streaming --------------------------------------------------------------------- */
 

@@ -217,20 +217,41 @@ static void tell_load(struct session *p)
     free(w.data);
 }
 
-/* More of a stream has come, by which network cards are measured. */
-static void gauge(struct session *p, const struct tly_frame *f)
+static uint64_t arrived(const struct session *p)
 {
-    struct tly_measure m = {.step = TLY_MEASURE_COUNTED, .round = f->round, .count = 1};
+    struct tly_link_load load;
+    return tly_link_load(p->link, &load) == 0 ? load.arrived : tly_link_bytes(p->link, false);
+}
+
+static void tell_rate(struct session *p)
+{
+    struct tly_measure m = {
+        .step = TLY_MEASURE_COUNTED, .round = p->flow.round, .count = 1, .rate = {p->flow.rate}};
     struct tly_writer w = {0};
     struct tly_frame answer = {.type = TLY_MEASURE};
-    uint32_t streams = f->count <= TLY_MEASURE_MOST ? (uint32_t)f->count : TLY_MEASURE_MOST;
-    uint64_t bytes = tly_link_bytes(p->link, false);
-    if (!tly_meter_take(&p->job->meter, &p->flow, f->round, streams, bytes, tly_now(), &m.rate[0]))
-        return;
     tly_measure_write(&w, &m);
     if (!w.failed)
         tly_session_post(p, &answer, w.data, w.len, NULL);
     free(w.data);
+}
+
+/* More of a stream has come, by which network cards are measured. */
+static void gauge(struct session *p, const struct tly_frame *f)
+{
+    struct tly_job *job = p->job;
+    uint32_t streams = f->count <= TLY_MEASURE_MOST ? (uint32_t)f->count : TLY_MEASURE_MOST;
+    enum tly_meter_due due = tly_meter_take(&job->meter, &p->flow, f->round, streams, arrived(p), tly_now());
+    for (struct tly_list *n = job->sessions.next; due && n != &job->sessions; n = n->next) {
+        struct session *x = tly_list_entry(n, struct session, node);
+        if (x->watcher && due == TLY_METER_BEGINS)
+            tly_meter_begin(&x->flow, arrived(x));
+        else if (x->watcher)
+            tly_meter_end(&job->meter, &x->flow, arrived(x));
+        if (x->watcher && tly_meter_tell(&job->meter, &x->flow))
+            tell_rate(x);
+    }
+    if (tly_meter_tell(&job->meter, &p->flow))
+        tell_rate(p);
 }
 
 /* A part is summed as far as it has come from all. */

@@ -17,6 +17,7 @@ int tly_tcp_load(int fd, struct tly_link_load *out)
     if (len < offsetof(struct tcp_info, tcpi_sndbuf_limited))
         return -ENOTSUP; /* before Linux 4.10 */
     out->bytes = info.tcpi_bytes_acked;
+    out->arrived = info.tcpi_bytes_received;
     uint64_t busy = info.tcpi_busy_time, shut = info.tcpi_rwnd_limited;
     out->busy_us = busy > shut ? busy - shut : 0;
     return 0;
