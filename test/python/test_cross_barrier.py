@@ -838,7 +838,7 @@ def forked():
 
 
 def made_again():
-    """An optimizer that nobody uses any more is kept by its updates alone; another one of its parameters makes them."""
+    """An optimizer that nobody uses any more makes its updates when it ends; another one can have its parameters."""
     import torch
     t = hvd()
     with late():
@@ -850,8 +850,105 @@ def made_again():
         optimizer.step()
         assert due() == 2
         del optimizer
-        t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
         assert due() == 0 and not torch.equal(before, held[0])
+        t.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), cross_barrier=True)
+
+
+@contextlib.contextmanager
+def uncollected():
+    """The garbage collector runs when it is called alone: what goes, goes with its last reference."""
+    import gc
+    gc.collect()
+    gc.disable()
+    try:
+        yield gc
+    finally:
+        gc.enable()
+
+
+def released():
+    """Updates that are due keep no model, and are made for whoever reads its parameters yet."""
+    import time
+    import weakref
+    import torch
+    import tally
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    def step(cross=True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1))
+        optimizer = distributed(model, cross, lambda p: torch.optim.Adam(p, lr=0.1))
+        model(torch.full((1, WIDTH), 1.0 + tally.rank())).sum().backward()
+        optimizer.step()
+        assert not cross or due() == 4
+        return model, optimizer
+
+    def watched(*things):
+        return [weakref.ref(thing) for thing in things]
+
+    before, _ = step(False)
+    wanted = values(before)
+    with uncollected() as gc:
+        for first in range(2):
+            with late():
+                pair = list(step())
+                weight = torch.nn.Module.parameters(pair[0])
+                refs = watched(*pair, next(weight))
+                weight.close()
+                assert due() >= 3
+                del pair[first], pair[0]
+                assert [ref() for ref in refs] == [None] * 3 and due() == 0
+        for kept in (lambda model: model, lambda model: list(model.parameters()), lambda model: model.state_dict().values(),
+                     lambda model: [p.detach() for p in model.parameters()]):
+            with late():
+                torch.manual_seed(0)
+                model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1))
+                reader = kept(model)
+                optimizer = distributed(model, True, lambda p: torch.optim.Adam(p, lr=0.1))
+                model(torch.full((1, WIDTH), 1.0 + tally.rank())).sum().backward()
+                optimizer.step()
+                assert due() == 4
+                del model, optimizer
+            mine = values(reader) if isinstance(reader, torch.nn.Module) else [p.detach().clone().numpy() for p in reader]
+            assert same(mine, wanted) and due() == 0, "who reads yet reads what is updated"
+        for read in (False, True):  # the collector waits for nothing
+            with late():
+                model, optimizer = step()
+            model.optimizer, optimizer.model = optimizer, model
+            held = [dict.get(layer._parameters, name) for layer in model for name in ("weight", "bias")]
+            memory = StorageWeakRef(held[0].untyped_storage())
+            reader = held if read else None
+            del held
+            del model, optimizer
+            gc.collect()
+            end = time.monotonic() + 60
+            while (due() or memory.expired() == read) and time.monotonic() < end:
+                time.sleep(0.01)
+                gc.collect()
+            assert due() == 0 and memory.expired() != read
+            assert not read or same([p.detach().clone().numpy() for p in reader], wanted)
+
+
+def lost():
+    """An optimizer has ended, and its update fails: the next reader hears why, and nothing is kept."""
+    import weakref
+    import torch
+    with late(), uncollected():
+        for read in (True, False):
+            model = torch.nn.Linear(WIDTH, 1)
+            optimizer = distributed(model)
+            model(torch.ones(1, WIDTH)).sum().backward()
+            gradient = model.weight.grad
+            optimizer.step()
+            gradient.add_(1)
+            del optimizer, gradient
+            assert due() == 2
+            if read:
+                fails(RuntimeError, lambda: model.weight, "the gradient of weight was changed")
+                assert due() == 0
+            gone = weakref.ref(dict.get(model._parameters, "bias"))
+            del model
+            assert due() == 0 and gone() is None
 
 
 def leaving():
@@ -942,7 +1039,7 @@ def losing(service):
 
 @pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
                                   adversaries, checkpointed, references, landed, joining, failing, raising, made_again, leaving,
-                                  taken_out, deleted, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
+                                  released, lost, taken_out, deleted, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):
     two(case)
 

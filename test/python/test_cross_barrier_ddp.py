@@ -164,6 +164,38 @@ def ddp_recurrent(path):
             assert torch.equal(gradient, t.allreduce(gradient.clone(), name="own %d" % i, op=t.Max)), "the same on all ranks"
 
 
+def ddp_released(path):
+    """Of a model and an optimizer that are deleted nothing is kept: behind step() or behind backward, in any order."""
+    import gc
+    import weakref
+    import torch
+    from tally.torch import gates
+    from torch.nn.parallel import DistributedDataParallel
+    t = hvd()
+    with group("gloo", path), late():
+        gc.collect()
+        for first, ends in ((0, "step"), (1, "step"), (0, "backward"), (1, "backward")):
+            model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH), gradient_as_bucket_view=True)
+            optimizer = t.cross_barrier(model, torch.optim.Adam(model.parameters(), lr=0.01))
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(1, WIDTH)).sum().backward()
+                if step < 3 or ends == "step":
+                    optimizer.step()
+            assert len(gates.due if ends == "step" else gates.flying) == 2
+            pair = [model, optimizer]
+            gone = [weakref.ref(one) for one in (model, optimizer, dict.get(model.module._parameters, "weight"))]
+            del model, optimizer
+            gc.disable()
+            try:
+                del pair[first], pair[0]
+                assert gone[1]() is None and not gates.due and not gates.flying
+            finally:
+                gc.enable()
+            gc.collect()  # DistributedDataParallel is in a cycle of its own
+            assert [one() for one in gone] == [None] * 3
+
+
 def ddp_clip_value(path):
     """clip_value= clips what a closure computes, too, for optimizers that call it themselves."""
     import torch
@@ -238,6 +270,10 @@ def test_ddp_gradients_of_a_recurrent_module(two, store):
 def test_ddp_join(three, store):
     mine, theirs = three(ddp_join, store, True), three(ddp_join, store, False)
     assert all(same(a, b) for a, b in zip(mine, theirs))
+
+
+def test_ddp_released(two, store):
+    two(ddp_released, store)
 
 
 def test_ddp_clip_value(two, store):

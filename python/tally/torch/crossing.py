@@ -22,16 +22,16 @@ from .optimizer import _Distributed
 class _Frozen:
     """The comparison of frozen parameters, which the ranks' updates wait for."""
 
-    def __init__(self, optimizer, handle):
-        self._optimizer, self._handle, self._failure = optimizer, handle, None
+    def __init__(self, barrier, handle):
+        self._barrier, self.handle, self._failure = barrier, handle, None
 
     def done(self):
-        return self._handle is None or self._handle.done()
+        return self.handle is None or self.handle.done()
 
     def wait(self):
-        if self._handle is not None:
-            self._failure = self._optimizer._compared(self._handle)
-            self._handle = None
+        if self.handle is not None:
+            self._failure = self._barrier.optimizer()._compared(self.handle)
+            self.handle = None
         if self._failure is not None:
             raise self._failure
 
@@ -155,7 +155,7 @@ class CrossBarrier(Deferring, _Distributed):
         if there:
             reductions.insert(0, Reduction(None, there))
         frozen, self._frozen = self._frozen, None
-        first = None if frozen is None else _Frozen(self, frozen[0])
+        first = None if frozen is None else _Frozen(self._barrier, frozen[0])
         self._handles.clear()
         self._sent.clear()
         self._expect_all()

@@ -27,7 +27,8 @@ from .deferred import Barrier, Deferring, Reduction
 from .compression import Compression
 
 _DTYPES = {Compression.none: None, Compression.fp16: torch.float16, Compression.bf16: torch.bfloat16}
-_crossed = weakref.WeakKeyDictionary()  # DistributedDataParallel -> weak reference to its optimizer
+_crossed = weakref.WeakKeyDictionary()  # DistributedDataParallel -> (weak reference to its optimizer, its flights)
+_NOT_CROSSED = (lambda: None), ()
 
 
 class _Flight:
@@ -87,7 +88,8 @@ class CrossBarrier(Deferring):
 
     def _cross(self, kind, name_of, clip_value):
         self._kind = kind
-        self._flights = []          # since the last step()
+        self._flights = []          # since the last step(); always this list
+        self._reference = weakref.ref(self)  # stands in gates.flying
         self._waited = False        # somebody has waited for them, perhaps to look at gradients
         self._clip_value = clip_value
         self._barrier = Barrier(self, kind, name_of, clip_value)
@@ -115,7 +117,16 @@ class CrossBarrier(Deferring):
         self._flights.append(flight)
         self._waited = False
         for p in flight.parameters:
-            gates.flying[id(p)] = self
+            gates.flying[id(p)] = self._reference, flight.operation
+
+    def __del__(self):
+        flights = self.__dict__.get("_flights")
+        if flights and self._reference() in (None, self):
+            for number in (id(p) for flight in flights for p in flight.parameters):
+                gates.flying.pop(number, None)
+            if not gates.is_collecting():
+                _await(flights)
+        super().__del__()
 
     def land(self):
         """Somebody is about to look at gradients: have them reduced.  The step keeps the barrier."""
@@ -210,7 +221,7 @@ class CrossBarrier(Deferring):
             self._barrier.finish()
             for flight in self._flights:
                 self._check(flight)
-            flights, self._flights = self._flights, []
+            flights = _take(self._flights)
             of = {id(p): flight for flight in flights for p in flight.parameters}
             pairs, landed = {flight: [] for flight in flights}, []
             for group in self.__dict__["param_groups"]:
@@ -225,6 +236,21 @@ class CrossBarrier(Deferring):
             reductions = [Reduction(flight.operation, pairs[flight], flight.buffer, flight.version)
                           for flight in reversed(flights)]
             self._barrier.defer(self, [Reduction(None, landed)] * bool(landed) + reductions)
+
+
+def _take(flights):
+    taken = flights[:]
+    flights.clear()
+    return taken
+
+
+def _await(flights):
+    """Have the buckets of an optimizer that has ended reduced, before somebody else writes to them."""
+    for flight in _take(flights):
+        try:
+            flight.operation.wait()
+        except Exception:  # nobody is left who asked for it
+            pass
 
 
 def _shares(a, b):
@@ -245,9 +271,12 @@ def _prepare():
     @functools.wraps(post)
     def _post_forward(self, output):
         if torch.is_grad_enabled() and not gates._is_compiling():
-            optimizer = _crossed.get(self, lambda: None)()
+            reference, flights = _crossed.get(self, _NOT_CROSSED)
+            optimizer = reference()
             if optimizer is not None:
                 optimizer.before_backward()
+            elif flights:
+                _await(flights)
         return post(self, output)
 
     DistributedDataParallel._post_forward = _post_forward
@@ -264,7 +293,7 @@ def _check_model(model, optimizer):
                          "copies gradients out of the buckets at the end of backward, when they are not reduced yet")
     if getattr(model, "mixed_precision", None) is not None:
         raise ValueError("cross_barrier() does not go with DistributedDataParallel(mixed_precision=...)")
-    if _crossed.get(model, lambda: None)() is not None or isinstance(optimizer, CrossBarrier):
+    if _crossed.get(model, _NOT_CROSSED)[0]() is not None or isinstance(optimizer, CrossBarrier):
         raise ValueError("the model or the optimizer has been given to cross_barrier() already")
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in own]
@@ -310,5 +339,5 @@ def cross_barrier(model, optimizer, compression=Compression.none, clip_value=Non
     for name, p in model.module.named_parameters():
         names[p] = name
     optimizer._cross(kind, lambda p: names.get(p, "a parameter of shape %s" % (tuple(p.shape),)), clip_value)
-    _crossed[model] = weakref.ref(optimizer)
+    _crossed[model] = weakref.ref(optimizer), optimizer._flights
     return optimizer

@@ -8,6 +8,10 @@ How: a gate (gates.py) calls finish() with what is about to be read.  It waits f
 landed before them, and calls the optimizer's own step once, with `param_groups` swapped for the snapshot's groups of
 just these parameters.  Until then the reduction owns the gradient: zero_grad() lets go of `p.grad` alone.
 
+Life: a pending update lives as long as its optimizer; no global table keeps it.  An optimizer that ends makes its updates
+first, for those who still read its parameters, and waits as step() with the barrier does.  The garbage collector may not wait:
+a thread does, and holds the optimizer's contents until then.  An update that fails there leaves its reason for the next reader.
+
 Lock: the Barrier's own, for all of this.  It is held while a reduction is waited for: that needs nothing of this rank any more.
 
 A gradient has one owner: backward until its hook; the reduction until it has landed; after step() the pending update,
@@ -20,12 +24,15 @@ Rejected: a copy for each reduction (memory, and the copy's time); a lock on `p.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import _thread
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 import warnings
+import weakref
 
 import torch
 from torch.optim import optimizer as _optimizer
@@ -81,6 +88,30 @@ def _await(reduction, end):
         time.sleep(0.001)
 
 
+class _Lost:
+    """The owner of parameters whose updates have failed behind the end of their optimizer.  The next reader hears why."""
+
+    def __init__(self, failure, numbers):
+        """numbers: the parameters' ids."""
+        self._failure, self.numbers = failure, numbers
+
+    def name_of(self, p):
+        return "a parameter of shape %s" % (tuple(p.shape),)
+
+    def finish(self, wanted=None, timeout=None):
+        for number in self.numbers:
+            gates.due.pop(number, None)
+        numbers, self.numbers = self.numbers, ()
+        if numbers:
+            raise _core.again(self._failure)
+
+    def waiting(self):
+        return ()
+
+    def zero_later(self, p):
+        return False
+
+
 class Barrier:
     """Puts off the updates of one optimizer."""
 
@@ -96,7 +127,8 @@ class Barrier:
         self._groups = []      # of the last step(): options; all but their parameters
         self._place = {}       # id(parameter) -> its group's place in that
         self._first = None     # what has to be heard before any update
-        self._optimizer = None  # while updates are due; the gates keep it that long
+        self.optimizer = weakref.ref(optimizer)  # the owner of this; of one that has ended with updates due, what stands in for it
+        self._reference = weakref.ref(self)  # stands in gates.due
         self._stream = None    # (device, its kind, its stream that step() was called on)
         self._updating = False  # the thread that has the lock makes updates
         self._pid = os.getpid()
@@ -148,18 +180,19 @@ class Barrier:
 
     def defer(self, optimizer, reductions, first=None):
         """Have the updates of these reductions, in the order in which they are needed, made later, with the options as
-        they are now.  first: a handle to wait for before any update; its wait() raises the failure."""
+        they are now.  first: what to wait for before any update, by its `handle`; its wait() raises the failure."""
         with self.lock:
             groups = optimizer.__dict__["param_groups"]
             self._groups = [{key: value.clone() if isinstance(value, torch.Tensor) else value
                              for key, value in group.items() if key != "params"} for group in groups]
             self._place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-            self._optimizer, self._pid = optimizer, os.getpid()
+            self._pid = os.getpid()
             self._first, self._waiting = first, dict.fromkeys(reductions)
             for reduction in reductions:
+                entry = self._reference, (first and first.handle, reduction.handle)
                 for p, _ in reduction.pairs:
                     self._of[id(p)] = reduction
-                    gates.due[id(p)] = self
+                    gates.due[id(p)] = entry
                     if not p.is_cpu and self._stream is None:
                         self._stream = _stream_of(p)
             steps._stepped(optimizer, (), {})
@@ -178,6 +211,7 @@ class Barrier:
                 raise _core.Error("this process was forked while updates were due; call synchronize() before",
                                   errno.EINVAL)
             return
+        optimizer = self.optimizer()  # it may not end in here
         with self.lock:
             if not self._waiting and self._first is None:
                 return
@@ -187,16 +221,18 @@ class Barrier:
             end, first = None if timeout is None else time.monotonic() + timeout, self._first
             ready, failure = self._gather(needed, end)
             if failure is not None:
-                more, _ = self._gather({one: None for one in self._waiting if one not in ready}, end)
-                ready += more
+                ready += self._gather({one: None for one in self._waiting if one not in ready}, end)[0]
             try:
                 if ready:
-                    self._update(ready)
+                    self._update(ready, optimizer.__dict__)
             finally:
                 self._forget(ready if failure is None or timeout is not None else list(self._waiting))
             if failure is not None:
                 self._first = first if timeout is not None else None
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure, optimizer  # an exception keeps this frame: no cycle, and no optimizer
 
     def hear(self, end=None):
         """Hear what has to be heard before any update, if there is something.  end: as Reduction.wait()'s."""
@@ -239,7 +275,10 @@ class Barrier:
                 if _where.is_handlers(error):
                     raise
                 failure = failure or error
-        return ready, failure
+        try:
+            return ready, failure
+        finally:
+            del failure  # an exception keeps this frame: no cycle
 
     def _written(self, reduction):
         return _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
@@ -253,14 +292,46 @@ class Barrier:
                 if self._of.pop(id(p), None) is not None:
                     gates.due.pop(id(p), None)
         if not self._waiting:
-            self._optimizer = self._stream = None
+            self._stream = None
             self._zero.clear()
 
-    def _update(self, reductions):
-        """Step with these alone, as step() would have."""
+    def outlive(self, optimizer):
+        """The optimizer ends: make its updates, for those who still read its parameters."""
+        if (self.optimizer() not in (None, optimizer) or not self._waiting or self._pid != os.getpid()
+                or sys.is_finalizing()):
+            return
+        with self.lock:  # weak references may be dead in the garbage collector
+            rest = object.__new__(type(optimizer))
+            object.__setattr__(rest, "__dict__", dict(optimizer.__dict__))
+            self.optimizer = lambda: rest
+            gates.due.update({id(p): ((lambda: self), reduction.handle) for reduction in self._waiting for p, _ in reduction.pairs})
+        if gates.is_collecting():
+            _thread.start_new_thread(self._end_later, ())
+        else:
+            self._end()
+
+    def _end_later(self):
+        # Without the lock, so that whoever waits with a time-out gets it.
+        for handle in filter(None, (self._first, *self._waiting)):
+            while not handle.done():
+                time.sleep(0.001)
+        self._end()
+
+    def _end(self):
+        numbers = set(self._of)
+        try:
+            self.finish()
+        except Exception as failure:
+            if _where.is_handlers(failure):
+                raise
+            lost = _Lost(_core.again(failure), gates.living(numbers))
+            gates.due.update(dict.fromkeys(lost.numbers, ((lambda: lost), None)))
+        self.optimizer = lambda: None  # till here it has kept the parameters, so that no other gets the number of one
+
+    def _update(self, reductions, own):
+        """Step with these alone, as step() would have.  own: the optimizer's attributes."""
         pairs = [pair for reduction in reductions for pair in reduction.pairs]
         optimizer = object.__new__(self._kind)  # the same one, past what Deferring puts in front of its methods and state
-        own = self._optimizer.__dict__
         object.__setattr__(optimizer, "__dict__", own)
         subsets = [[] for _ in self._groups]
         for p, _ in pairs:
@@ -350,6 +421,12 @@ class Deferring:
     """Mixin before the class of an optimizer that has a Barrier, `_barrier`.  Each method but step() first makes the updates that
     are due, or leaves them what they need."""
 
+    def __del__(self):
+        barrier = self.__dict__.get("_barrier")
+        if barrier is not None:
+            barrier.outlive(self)
+        getattr(super(), "__del__", lambda: None)()
+
     @property
     def state(self):
         """The optimizer's, once all updates are made."""
@@ -435,8 +512,7 @@ class find_stale_reads(TorchFunctionMode):
 
     @staticmethod
     def _look(function, values):
-        places = {p.untyped_storage().data_ptr(): (p, owner) for owner in set(gates.due.values())
-                  for p in owner.waiting()}
+        places = {p.untyped_storage().data_ptr(): (p, owner) for owner in gates.all_owners() for p in owner.waiting()}
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))

@@ -1,7 +1,8 @@
 """Gates: a parameter that is read through its module has the update that step() has put off.
 
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
-owner that reduces its gradient behind backward's end.  `observed` maps one that this forward has not used yet to the
+owner that reduces its gradient behind backward's end.  Both refer to owners weakly, so these tables keep no model.  They keep
+the operations: the garbage collector would end those of an optimizer in a cycle before it asks the optimizer.  `observed` maps one that this forward has not used yet to the
 Order (order.py) to tell on its first use.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
 place of the module's `_parameters`, for parameters that are read without a call of their module.  A FlatWeights is the
 attribute of torch's recurrent modules that holds a list of their parameters, for C++.
@@ -42,14 +43,14 @@ import torch
 from .. import _core, _where
 
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
-due = {}       # id(parameter) -> its owner; changed under the owner's lock
-flying = {}    # id(parameter) -> the owner that reduces its gradient, whose reader waits; changed under the owner's lock
+due = {}       # id(parameter) -> (reference to its owner, operations); changed under the owner's lock
+flying = {}    # id(parameter) -> (reference to the owner that reduces its gradient, operation); under the owner's lock
 observed = {}  # id(parameter) -> (Order, the parameter's number in that), until forward uses it
 wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
 
 _guarded = {}  # id(parameter) -> weak reference to it
 _bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
-_calling = threading.local()  # .through: how many contexts of through() this thread is in
+_calling = threading.local()  # .through: how many contexts of through() this thread is in; .collecting: it collects garbage
 _Module = torch.nn.Module
 _is_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
 _in_backward = torch._C._current_graph_task_id
@@ -61,7 +62,7 @@ def settle(parameters):
         return
     owners = {}
     for p in parameters:
-        owner = due.get(id(p))
+        owner = owner_of(due, p)
         if owner is not None:
             owners.setdefault(owner, []).append(p)
     for owner, wanted in owners.items():
@@ -93,20 +94,45 @@ def _tell(parameters):
 
 def land(p):
     """Have the gradient of p reduced: somebody reads p, perhaps to look at that.  Backward itself does not."""
-    owner = flying.get(id(p))
+    owner = owner_of(flying, p)
     if owner is not None and not getattr(_calling, "through", 0) and _in_backward() == -1:
         owner.land()
+
+
+def owner_of(table, p):
+    """The owner of p in `due` or `flying`, or None."""
+    entry = table.get(id(p))
+    return None if entry is None else entry[0]()
+
+
+def all_owners():
+    """The owners of all updates that are due."""
+    return {reference() for reference, _ in list(due.values())} - {None}
 
 
 def drain(quietly=False, timeout=None):
     """Make all updates that are due.  quietly: give up those that fail, without a word; with a timeout, in seconds, they
     stay due, and whoever reads their parameters hears why they fail."""
-    for owner in set(due.values()):
+    for owner in all_owners():
         try:
             owner.finish(timeout=timeout)
         except Exception as error:
             if not quietly or _where.is_handlers(error):
                 raise
+
+
+def living(numbers):
+    """Those of the parameters with these ids that somebody else than their optimizer may have."""
+    return _guarded.keys() & numbers
+
+
+def is_collecting():
+    """Whether this thread collects garbage, so that it may wait for nothing."""
+    return getattr(_calling, "collecting", False)
+
+
+def _note_collection(phase, _):
+    _calling.collecting = phase == "start"
 
 
 @contextmanager
@@ -415,6 +441,7 @@ def _lose(number, reference):
     if _guarded.get(number) is reference:
         del _guarded[number]
         observed.pop(number, None)
+        due.pop(number, None)
 
 
 @functools.lru_cache(None)
@@ -437,10 +464,10 @@ def _prepare():
             if set_to_none:
                 return zero_grad(self, set_to_none)
             for p in self.parameters():
-                owner = due.get(id(p))
+                owner = owner_of(due, p)
                 if owner is not None and owner.zero_later(p):
                     continue
-                owner = flying.get(id(p))
+                owner = owner_of(flying, p)
                 if owner is not None:
                     owner.land()
                 if p.grad is not None:
@@ -448,4 +475,5 @@ def _prepare():
                     p.grad.zero_()
 
     _Module.zero_grad = zero
+    gc.callbacks.append(_note_collection)
     _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
