@@ -53,7 +53,8 @@ def test_one_wheel_for_every_python(wheel):
     assert "-py3-none-linux_" in wheel.name
     names = [name.split("/", 2)[-1] for name in zipfile.ZipFile(wheel).namelist()]
     for wanted in ("tally/libtally.so", "tally/libtally_mpi.so", "tally/_core.py", "tally/torch/group.py",
-                   "tally/jax/__init__.py", "tally", "tallyd"):
+                   "tally/jax/__init__.py", "tally", "tallyd", "man1/tally.1", "man7/tally-params.7",
+                   "man8/tallyd.8", "man3/tally_push_pull.3"):
         assert any(name == wanted or name.endswith("/" + wanted) for name in names), (wanted, names)
     assert not any("test" in name or name.endswith(".h") for name in names)
     metadata = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
@@ -64,6 +65,12 @@ def test_one_wheel_for_every_python(wheel):
 def test_programs_need_no_libtally(installed, program):
     assert "libtally" not in run("ldd", installed / program)
     assert run(installed / program, "--version")
+
+
+def test_manual_pages(installed):
+    """Where `man` looks for a folder of the PATH."""
+    for page in ("man1/tally.1", "man3/tally_push_pull.3", "man7/tally-params.7", "man8/tallyd.8"):
+        assert (installed.parent / "share" / "man" / page).read_text(encoding="utf-8").startswith(".")
 
 
 SCRIPT = """
