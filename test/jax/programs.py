@@ -160,6 +160,42 @@ def collectives():
     np.testing.assert_allclose(own_piece(total), expected, rtol=1e-12)
 
 
+def moved():
+    """multihost_utils on trees with types that jaxlib gives to no MPI, every bit as it was."""
+    jax, rank, n = begin()
+    import ml_dtypes
+    from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+    bits = {"half": np.uint16, "bfloat16": np.uint16, "e4m3": np.uint8, "e5m2": np.uint8}
+    types = {"half": np.float16, "bfloat16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn,
+             "e5m2": ml_dtypes.float8_e5m2}
+    narrow = ("half", "e4m3", "e5m2")  # JAX adds zeros to a bfloat16
+
+    def tree_of(rank):
+        made = {name: np.arange(rank, 64 + rank, dtype=kind).reshape(8, 8) * 3 for name, kind in bits.items()}
+        for name in narrow:
+            made[name][0, 0] = made[name][0, 0] * 0 + (0x8000 if name == "half" else 0x80)  # a zero with a sign
+        return {name: array.view(types[name]) for name, array in made.items()} | {
+            "one": np.float16(rank + 0.5), "number": 7 * rank, "single": np.full(3, rank, np.float32)}
+
+    trees = [tree_of(r) for r in range(n)]
+    for name, got in broadcast_one_to_all(trees[rank]).items():
+        same(name, np.atleast_1d(got), np.atleast_1d(trees[0][name]).astype(got.dtype))
+    for name, got in broadcast_one_to_all(trees[rank], is_source=rank == n - 1).items():
+        same(name, np.atleast_1d(got), np.atleast_1d(trees[n - 1][name]).astype(got.dtype))
+    for tiled in (False, True):
+        for name, got in process_allgather(trees[rank], tiled=tiled).items():
+            pieces = [np.asarray(one[name]).astype(got.dtype) for one in trees]
+            whole = np.concatenate(pieces) if tiled and pieces[0].ndim else np.stack(pieces)
+            same((name, tiled), got, whole)
+    # What is spread over the processes, and what jax has.
+    mesh = mesh_of(jax, n)
+    for name in ("half", "e4m3"):
+        array = spread(jax, mesh, trees[rank][name], n)
+        same(name, process_allgather(array, tiled=True), np.concatenate([one[name] for one in trees]))
+        own = process_allgather(jax.numpy.asarray(trees[rank][name]))
+        same(name, own, np.stack([one[name] for one in trees]))
+
+
 def groups(jax, rank):
     """Sums along each axis of a mesh of 2 by 2, and of a mesh in another order than the ranks'."""
     P = jax.sharding.PartitionSpec
@@ -333,5 +369,5 @@ def missing():
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    {f.__name__: f for f in (collectives, scatter, train, dispatch, die, missing)}[name](*arguments)
+    {f.__name__: f for f in (collectives, moved, scatter, train, dispatch, die, missing)}[name](*arguments)
     print("rank %s: %s ended" % (os.environ["RANK"], name), flush=True)

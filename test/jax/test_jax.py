@@ -54,6 +54,10 @@ def test_collectives(ranks, tallyd, machines):
     assert len(halves) == 10, output[-8000:]
 
 
+def test_data_that_only_move():
+    all_ended(job(2, "moved"), 2, "moved")
+
+
 @pytest.mark.parametrize("ranks", (2, in_turn(4)))
 def test_reduce_scatter_of_large_chunks(ranks):
     """150 times 4 MiB for each rank, which Gloo gets wrong."""

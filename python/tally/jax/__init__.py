@@ -4,7 +4,7 @@
     tally.jax.initialize()          # before the first import of jax; takes jax.distributed.initialize()'s arguments
 
 From then on `jax.lax.psum` and the like, sharded arrays and `jax.jit` go through Tally.  jaxlib loads libtally_mpi.so
-as its MPI.  JAX itself is not changed.
+as its MPI.  Of JAX itself initialize() changes two functions, which move what jaxlib gives to no MPI (_narrow.py).
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -110,7 +110,8 @@ def _export(process_id, num_processes, coordinator_address):
 
 
 def initialize(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, **more):
-    """setup(), then jax.distributed.initialize() with the same arguments.
+    """setup(), then jax.distributed.initialize() with the same arguments.  From then on process_allgather() and
+    broadcast_one_to_all() of jax.experimental.multihost_utils move float16 and float8, too.
 
     Arguments that are None come from `tally run` or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or from where
     JAX finds them (Slurm, Open MPI, JAX_COORDINATOR_ADDRESS).  If no launcher gives Tally the rank and the number of
@@ -125,4 +126,7 @@ def initialize(coordinator_address=None, num_processes=None, process_id=None, lo
         coordinator_address=coordinator_address, num_processes=num_processes, process_id=process_id,
         local_device_ids=local_device_ids, **more)))
     from jax._src.distributed import global_state
+
+    from . import _narrow
     _export(global_state.process_id, global_state.num_processes, global_state.coordinator_address)
+    _narrow.replace()
