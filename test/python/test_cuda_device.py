@@ -552,7 +552,7 @@ def late(path):
 
 def test_a_late_rank(three, store):
     told = three(late, store, timeout=PATIENCE)
-    assert all("not ended within 1 s" in said_ for one in told for said_ in one)
+    assert all("Timed out after 1 s" in said_ for one in told for said_ in one)
     first, second = ([("has cancelled it" in said_) for said_ in call] for call in zip(*told))
     assert first[1] and not (first[0] and first[2]), told  # of two that wait, one may be the first to give up
     assert second == [False, True, True], told

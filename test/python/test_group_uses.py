@@ -178,12 +178,12 @@ def test_calls_that_only_cpp_keeps(three, store):
 
 
 def ranges_of(profiled, calls):
-    """{call: the ranges that a profile has of it: (name, shapes)}; calls are marked by ranges of their own."""
+    """{call: the ranges that a profile has of it: (name, shapes, whether it is asynchronous)}; calls are marked by ranges of their own."""
     events = sorted(profiled.events(), key=lambda event: event.time_range.start)
     found = {}
     for mark in events:
         if mark.name in calls:
-            found[mark.name] = [(one.name, one.input_shapes) for one in events
+            found[mark.name] = [(one.name, one.input_shapes, one.is_async) for one in events
                                 if one.name.startswith(("c10d::", "gloo:", "tally:"))
                                 and mark.time_range.start <= one.time_range.start <= mark.time_range.end]
     return found
@@ -274,16 +274,17 @@ def test_ranges_of_a_profile(three, store):
         assert len(ranges["gloo"]) == len(ranges["tally"]) == 16
         for call, with_gloo in ranges["gloo"].items():
             ours = ranges["tally"][call]
-            operators = {name for name, _ in with_gloo if name.startswith("c10d::")}
-            assert {name for name, _ in ours if name.startswith("c10d::")} == operators, (call, ours)
-            for name, shapes in ours:
+            operators = {name for name, *_ in with_gloo if name.startswith("c10d::")}
+            assert {name for name, *_ in ours if name.startswith("c10d::")} == operators, (call, ours)
+            assert all(is_async for name, _, is_async in ours if name.startswith("tally:")), (call, ours)
+            for name, *rest in ours:
                 if name.startswith("tally:") and name != "tally:reduce_scatter":
-                    assert ("gloo" + name[5:], shapes) in with_gloo, (call, ours, with_gloo)
-            whole = [shapes for name, shapes in ours if name.startswith("tally:")]
-            assert whole == [shapes for name, shapes in ours if name.startswith("c10d::")], call
+                    assert ("gloo" + name[5:], *rest) in with_gloo, (call, ours, with_gloo)
+            whole = [shapes for name, shapes, _ in ours if name.startswith("tally:")]
+            assert whole == [shapes for name, shapes, _ in ours if name.startswith("c10d::")], call
             assert whole and (all(whole) or call in ("barrier", "scatter")), call
         assert ranges["tally"]["backward"][-1][1] == [[16]]
-        assert ("tally:reduce_scatter", [[2, 2]] * 3) in ranges["tally"]["reduce_scatter"]
+        assert ("tally:reduce_scatter", [[2, 2]] * 3, True) in ranges["tally"]["reduce_scatter"]
 
 
 def shards(path):

@@ -29,7 +29,7 @@ from . import device, gates, outcome
 from .calls import reduce
 from .join import join_default
 from .ops import Average
-from .profile import Range, is_profiled
+from .profile import AsyncRange, is_profiled
 from .sparse import SparseReduction
 from .work import deadlines
 
@@ -271,8 +271,8 @@ class _Late:
     def expire(self):
         operation, self.deadline = self._operation, None
         if operation is not None:
-            operation.cancel("Timed out: it has not ended within %g s, the group's time-out: a rank is late, or has "
-                             "not run this backward" % self._limit)
+            operation.cancel("Timed out after %g s, the group's time-out: a rank is late, or has not run this "
+                             "backward" % self._limit)
 
 
 def _nothing(_):
@@ -296,7 +296,7 @@ def _ended(tensor, limit):
     # device it runs on a stream of its own, which waits for the result; and who waits for the future waits for that.
     future = begun.then_outcome() if on is None else begun.then(lambda _: ended.pop().wait())  # what is left keeps itself
     if is_profiled():
-        future.add_done_callback(Range("tally:all_reduce", tensor).end)
+        future.add_done_callback(AsyncRange("tally:all_reduce", tensor).end)
     if limit is None:
         return future, then, _nothing
     late = _Late(limit, then)

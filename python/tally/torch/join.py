@@ -90,8 +90,8 @@ def _place(store, key, first, rank):
             if time.monotonic() < until - 0.1 or _where.is_handlers(error):
                 raise  # it is not the time
         if until == end:
-            raise _core.Error("Timed out: rank %d has not joined the job within %g s: has its model the hook of "
-                              "tally.torch, or its process group the backend tally?" % (first, limit), errno.ETIMEDOUT)
+            raise _core.Error("joining the job: Timed out after %g s: rank %d has not joined: has its model the hook of "
+                              "tally.torch, or its process group the backend tally?" % (limit, first), errno.ETIMEDOUT)
         _events.log(logging.WARNING, "rank %d join: waiting for rank %d, which says where to meet" % (rank, first))
 
 

@@ -49,8 +49,8 @@ def _comes(message, limit):
 
 
 def _late(missing, limit):
-    return "Timed out: Rank%s %s failed to pass monitoredBarrier in %d ms" % (
-        "s" if len(missing) > 1 else "", ", ".join(map(str, missing)), round(limit * 1000))
+    return "monitored_barrier: Timed out after %g s: Rank%s %s failed to pass monitoredBarrier in %d ms" % (
+        limit, "s" if len(missing) > 1 else "", ", ".join(map(str, missing)), round(limit * 1000))
 
 
 def _watch(ranks, number, limit, wait_all):

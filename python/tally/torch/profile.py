@@ -3,6 +3,9 @@
     c10d::allreduce_     while the call is submitted, in the thread that makes it
     tally:all_reduce     from then to the end, whichever thread sees that; a bucket of the hook has this one
 
+The second is asynchronous (is_async), as Gloo's.  Python cannot say so to the profiler, which takes an event for
+asynchronous if another thread ends it than has begun it.  So a thread of its own ends it where that one would.
+
 Both have the shapes of the tensors that the call reads.  A call has ranges if its thread has a profiler on when it begins
 (backward's threads have the caller's); no other call makes any.
 
@@ -10,6 +13,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import contextlib
+import threading
 
 import torch
 from torch._C import _autograd
@@ -63,15 +67,32 @@ class Range:
         """End the range, in any thread; only the first call counts."""
         record, self._record = self._record, None
         if record is not None:
-            _autograd._record_function_with_args_exit(record)
+            self._exit(record)
+
+    _exit = staticmethod(_autograd._record_function_with_args_exit)
+
+
+class AsyncRange(Range):
+    """A range that the profiler shows as asynchronous."""
+
+    def __init__(self, name, inputs):
+        self._thread = threading.get_ident()
+        Range.__init__(self, name, inputs)
+
+    def _exit(self, record):
+        if threading.get_ident() != self._thread:
+            Range._exit(record)
+            return
+        other = threading.Thread(target=Range._exit, args=(record,), name="tally-profile", daemon=True)
+        other.start()
+        other.join()
 
 
 def _both(what, inputs):
-    """(the range of a whole call, that of its submission). If one thread ends both, the second lies within the first.
-    """
+    """(the range of a whole call, that of its submission)."""
     operator, title = _TITLES[what]
     submission = None if dispatched.in_kernel() else "c10d::" + operator  # else the operator itself has the range
-    return Range("tally:" + title, inputs), Range(submission, inputs)
+    return AsyncRange("tally:" + title, inputs), Range(submission, inputs)
 
 
 @contextlib.contextmanager

@@ -149,8 +149,8 @@ class Ranks:
         """
         meeting = _core.barrier_async(Call("meet", group=self._group))
         if not meeting.ends(limit):
-            meeting.cancel("Timed out: the %s has not been made on all of them within %g s, the store's time-out: a rank is "
-                           "late, or has not made it" % (what, limit))
+            meeting.cancel("%s: Timed out after %g s, the store's time-out: a rank is late, or has not made this group"
+                           % (what, limit))
         meeting.wait()
 
     def refuse(self, reason):

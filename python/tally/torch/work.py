@@ -335,7 +335,7 @@ class GroupWork(_Work):
 
     def expire(self):
         """End the call by the group's time-out, and with it the group: its ranks are out of step."""
-        self.fail(Error("Timed out: %s of %s has not ended within %g s, %s time-out: a rank is late, or has not called it"
+        self.fail(Error("%s of %s: Timed out after %g s, %s time-out: a rank is late, or has not called it"
                         % (self.what, self.group, self._limit,
                            "the group's" if self._limit == self._patience else "its own"), errno.ETIMEDOUT))
 
@@ -349,7 +349,7 @@ class GroupWork(_Work):
         """
         seconds = timeout.total_seconds() if timeout is not None else 0
         if not self.ends(seconds if seconds > 0 else None):
-            raise Error("Timed out: %s of %s has not ended within %g s" % (self.what, self.group, seconds), errno.ETIMEDOUT)
+            raise Error("%s of %s: Timed out after %g s; the call goes on" % (self.what, self.group, seconds), errno.ETIMEDOUT)
         self.check()
         self._join()
         return True
