@@ -27,10 +27,13 @@ PAYLOAD = 1448 / 1514  # of what a card carries
 WITHIN = 0.05
 
 
-def measured(output):
-    """{host: (bit/s, once)} of the coordinator's line; once: nothing confirms the figure."""
+def judge(output, hosts, carries):
+    """What the coordinator's line says: the rates of all cards, the wrong ones (0: not there), and those measured once."""
     line = next((x for x in output.splitlines() if "network cards were measured: " in x), "")
-    return {h: (float(r) * 1e9, bool(once)) for h, r, once in re.findall(r"(\w+) ([0-9.e+-]+) Gbit/s( \(once\))?", line)}
+    figures = re.findall(r"(\w+) ([0-9.e+-]+) Gbit/s( \(once\))?", line)
+    found = {host: float(rate) * 1e9 for host, rate, _ in figures}
+    wrong = {h: found.get(h, 0.0) for h in hosts if abs(found.get(h, 0.0) / carries - 1) > WITHIN}
+    return {"found": found, "wrong": wrong, "once": [host for host, _, once in figures if once]}
 
 
 def start(arguments):
@@ -45,10 +48,7 @@ def start(arguments):
         carries = lab.rate("w0") * PAYLOAD
     if not job.ok:
         raise LabError(str(job))
-    found = measured(job.ranks[0].output)
-    wrong = {h: r for h, (r, _) in found.items() if abs(r / carries - 1) > WITHIN}
-    wrong |= dict.fromkeys(set(workers + services) - set(found), 0.0)
-    return {"found": {h: r for h, (r, _) in found.items()}, "wrong": wrong, "once": [h for h, (_, o) in found.items() if o]}
+    return judge(job.ranks[0].output, workers + services, carries)
 
 
 def commit():
