@@ -424,13 +424,17 @@ int MPIABI_Comm_split(struct tly_mpi_comm *comm, int color, int key, struct tly_
 {
     int length, error = tly_mpi_check_comm(comm, "MPI_Comm_split");
     *made = NULL;
+    bool waited = !error && color >= 0; /* for ranks that may not come */
     if (!error)
         error = split(comm, color, key, made);
     if (error) {
         char text[TLY_MPI_MAX_ERROR_STRING];
         MPIABI_Error_string(error, text, &length);
         pthread_mutex_lock(&errors_lock);
-        snprintf(lost, sizeof lost, "%s", text);
+        snprintf(lost, sizeof lost, "%.700s%s", text,
+                 waited ? "; every rank takes part in making a communicator: run a collective over these "
+                          "devices on all ranks before a program that only some run"
+                        : "");
         pthread_mutex_unlock(&errors_lock);
     }
     return error;

@@ -91,6 +91,7 @@ def test_a_communicator_that_one_rank_does_not_make():
     output = job(3, "missing", status=None, TALLY_TIMEOUT="4")
     told = dict(re.findall(r"rank (\d): told (.*)", output))
     assert set(told) == {"0", "2"} and all("rank 1" in sentence for sentence in told.values()), output[-8000:]
+    assert all("on all ranks before a program that only some run" in sentence for sentence in told.values()), told
 
 
 # --- the names -------------------------------------------------------------------------------------------------------
