@@ -219,6 +219,62 @@ def state():
     assert same(mine, train(False))
 
 
+def originals():
+    """Who holds the optimizer that a DistributedOptimizer was made of reads what the barrier would have left there."""
+    import torch
+
+    def readers():
+        """{name: original -> list of tensors}"""
+        held = {}
+        return {
+            "state_dict": lambda o: [v for entry in o.state_dict()["state"].values() for v in entry.values()],
+            "state": lambda o: [v for entry in o.state.values() for v in entry.values()],
+            "a copy": lambda o: [v for entry in copy.deepcopy(o).state.values() for v in entry.values()],
+            "a pickle": lambda o: [v for entry in pickle.loads(pickle.dumps(o)).state.values() for v in entry.values()],
+            "parameters": lambda o: [p for group in o.param_groups for p in group["params"]],
+            "items": lambda o: [p for group in o.param_groups for p in dict(group)["params"]],
+            "average": lambda o: [held.setdefault(id(p), p.detach().clone()).lerp_(p.detach(), 0.5)
+                                  for p in o.param_groups[0]["params"]]}
+
+    def train(cross, read):
+        model = make_model()
+        plain = torch.optim.Adam(model.parameters(), lr=0.01)
+        groups = plain.param_groups[0]
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.9)
+        optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross)
+        seen = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            scheduler.step()
+            assert not cross or due() > 0, "a scheduler waits for nothing"
+            assert groups["lr"] == plain.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 0.01
+            seen += [value.detach().clone().numpy() for value in read(plain)]
+            assert seen and due() == 0
+        assert isinstance(plain, torch.optim.Adam) and isinstance(plain.param_groups[0], dict)
+        again = pickle.loads(pickle.dumps(plain))
+        assert type(again) is torch.optim.Adam and type(again.param_groups[0]) is dict
+        plain.load_state_dict(plain.state_dict())
+        assert not cross or optimizer.state is plain.state and optimizer.param_groups is plain.param_groups
+        del optimizer
+        assert isinstance(distributed_of(plain, model), torch.optim.Adam)
+        return seen
+
+    def distributed_of(plain, model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=True)
+            loss_of(model, 0).backward()
+            optimizer.step()
+        return optimizer
+
+    for name in readers():
+        with late():
+            mine = train(True, readers()[name])
+        assert same(mine, train(False, readers()[name])), name
+
+
 def zeroing():
     """zero_grad() of any kind between step() and the update: the update has its gradient, and then it is gone."""
     import torch
@@ -720,12 +776,13 @@ def raising():
         backward()
         broken.append("no such scale")
         fails(KeyError, lambda: (optimizer.synchronize(), optimizer.step()), "no such scale")
+        saved = optimizer.state_dict()
         for _ in range(2):
             backward()
             optimizer.step()
         assert due() == 2
         broken.append("no such scale")
-        optimizer.load_state_dict(optimizer._original.state_dict())
+        optimizer.load_state_dict(saved)
         assert due() == 0
 
 
@@ -944,7 +1001,7 @@ def lost():
             del optimizer, gradient
             assert due() == 2
             if read:
-                fails(RuntimeError, lambda: model.weight, "the gradient of weight was changed")
+                fails(RuntimeError, lambda model=model: model.weight, "the gradient of weight was changed")
                 assert due() == 0
             gone = weakref.ref(dict.get(model._parameters, "bias"))
             del model
@@ -1037,7 +1094,7 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, state, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
+@pytest.mark.parametrize("case", (each_gate, recurrent, state, originals, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
                                   adversaries, checkpointed, references, landed, joining, failing, raising, made_again, leaving,
                                   released, lost, taken_out, deleted, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):

@@ -15,7 +15,7 @@ import torch
 
 from .. import _core
 from . import gates
-from .deferred import Barrier, Deferring, Reduction
+from .deferred import Barrier, Deferring, Reduction, let_read
 from .optimizer import _Distributed
 
 
@@ -47,9 +47,11 @@ class CrossBarrier(Deferring, _Distributed):
 
     def cross(self, kind, clip_value):
         """Put a Barrier in: the last part of making one.  kind: the optimizer's own class."""
-        self._clip_value = clip_value
+        self._kind, self._clip_value = kind, clip_value
         self._deferred = False  # the last step() has made its updates, or put them off, without synchronize()
         self._barrier = Barrier(self, kind, functools.partial(_name_of, self._slots), clip_value, gated=not self._alone)
+        if not self._alone:
+            let_read(self._original, kind, self._barrier)
         weakref.finalize(self, gates.ignore, self._order).atexit = False
 
     def _agree(self):

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core, _where
-from . import device, gates, hooks
+from . import device, gates, groups, hooks
 from .deferred import Barrier, Deferring, Reduction
 from .compression import Compression
 
@@ -97,20 +97,11 @@ class CrossBarrier(Deferring):
     def fixed_reason(self):
         return self._barrier.fixed_reason()
 
-    @property
-    def param_groups(self):
-        """The optimizer's; who asks between backward and step() may look at gradients, and finds them reduced."""
-        if self.__dict__.get("_flights"):
+    def zero_grad(self, set_to_none=True):
+        """As Deferring's, once the gradients that are on their way are reduced."""
+        if self._flights:
             self.land()
-        return self.__dict__["param_groups"]
-
-    @param_groups.setter
-    def param_groups(self, groups):
-        self.__dict__["param_groups"] = groups
-
-    def __reduce_ex__(self, protocol):
-        self._barrier.finish()
-        return _remake, (self._kind, {key: value for key, value in self.__getstate__().items()})
+        super().zero_grad(set_to_none)
 
     def fly(self, flight):
         """A bucket is on its way.  What was looked at before is not the gradient of this step."""
@@ -224,7 +215,7 @@ class CrossBarrier(Deferring):
             flights = _take(self._flights)
             of = {id(p): flight for flight in flights for p in flight.parameters}
             pairs, landed = {flight: [] for flight in flights}, []
-            for group in self.__dict__["param_groups"]:
+            for group in groups.plain(self):
                 for p in group["params"]:
                     if p.grad is not None:
                         flight = of.get(id(p))
@@ -255,12 +246,6 @@ def _await(flights):
 
 def _shares(a, b):
     return a.layout is torch.strided and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _remake(kind, state):
-    optimizer = kind.__new__(kind)
-    optimizer.__setstate__(state)
-    return optimizer
 
 
 @functools.lru_cache(None)

@@ -40,7 +40,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from .. import _core, _where
-from . import device, gates, steps
+from . import device, gates, groups, steps
 
 # Optimizers of torch.optim that update each parameter by its own gradient, state and options alone.
 ALLOWED = frozenset(
@@ -134,14 +134,15 @@ class Barrier:
         self._pid = os.getpid()
         self.lock = threading.RLock()
         self._warned = set()
-        self._ungated, self._compiled, self._gated = [], False, gated
+        self._ungated, self._compiled, self.gated = [], False, gated
         self.guard(optimizer)
 
     def guard(self, optimizer):
         """Gate the optimizer's parameters as they lie in modules now."""
-        if not self._gated:
+        if not self.gated:
             return
-        parameters = [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
+        groups.gate(optimizer)
+        parameters = [p for group in groups.plain(optimizer) for p in group["params"]]
         self._ungated, self._compiled = gates.guard(parameters)
         if self._ungated:
             self.warn("%d parameters, such as %s, are in no module, so that nobody can see when they are read: step() "
@@ -182,10 +183,10 @@ class Barrier:
         """Have the updates of these reductions, in the order in which they are needed, made later, with the options as
         they are now.  first: what to wait for before any update, by its `handle`; its wait() raises the failure."""
         with self.lock:
-            groups = optimizer.__dict__["param_groups"]
+            plain = groups.plain(optimizer)
             self._groups = [{key: value.clone() if isinstance(value, torch.Tensor) else value
-                             for key, value in group.items() if key != "params"} for group in groups]
-            self._place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+                             for key, value in group.items() if key != "params"} for group in plain]
+            self._place = {id(p): i for i, group in enumerate(plain) for p in group["params"]}
             self._pid = os.getpid()
             self._first, self._waiting = first, dict.fromkeys(reductions)
             for reduction in reductions:
@@ -417,15 +418,9 @@ def _modes_of_step(stream):
         yield
 
 
-class Deferring:
-    """Mixin before the class of an optimizer that has a Barrier, `_barrier`.  Each method but step() first makes the updates that
-    are due, or leaves them what they need."""
-
-    def __del__(self):
-        barrier = self.__dict__.get("_barrier")
-        if barrier is not None:
-            barrier.outlive(self)
-        getattr(super(), "__del__", lambda: None)()
+class Reading:
+    """Mixin before the class of an optimizer, `_kind`, that reads what a Barrier, `_barrier`, updates.  Each method but step()
+    first makes the updates that are due, or leaves them what they need."""
 
     @property
     def state(self):
@@ -448,16 +443,16 @@ class Deferring:
 
     def zero_grad(self, set_to_none=True):
         """As the optimizer's own.  A gradient that waits for its update stays with that, and is zeroed behind it."""
-        with self._barrier.lock:
+        with self._barrier.lock, gates.through():
             if set_to_none or not self._barrier._waiting:
                 return super().zero_grad(set_to_none)
-            groups = self.__dict__["param_groups"]
-            rest = [{**group, "params": [p for p in group["params"] if not self._barrier.is_due(p)]} for group in groups]
-            self.__dict__["param_groups"] = rest
+            before = self.__dict__["param_groups"]
+            self.__dict__["param_groups"] = [{**group, "params": [p for p in group["params"] if not self._barrier.is_due(p)]}
+                                             for group in groups.plain(self)]
             try:
                 super().zero_grad(set_to_none)
             finally:
-                self.__dict__["param_groups"] = groups
+                self.__dict__["param_groups"] = before
             for p in self._barrier.waiting():
                 if not self._barrier.zero_later(p) and p.grad is not None:
                     p.grad.zero_()
@@ -475,6 +470,8 @@ class Deferring:
             if _where.is_handlers(error):
                 raise
         super().load_state_dict(state_dict)
+        if self._barrier.gated:
+            groups.gate(self)
 
     def add_param_group(self, param_group):
         """As the optimizer's own, once all updates are made."""
@@ -488,6 +485,40 @@ class Deferring:
     def __getstate__(self):
         self._barrier.finish()
         return super().__getstate__()
+
+    def __reduce_ex__(self, protocol):
+        return _remake, (self._kind, dict(self.__getstate__()))
+
+
+def _remake(kind, state):
+    optimizer = kind.__new__(kind)
+    optimizer.__setstate__(state)
+    return optimizer
+
+
+class Original(Reading, groups.Shared):
+    """The same of the optimizer that a DistributedOptimizer was made of."""
+
+
+class Deferring(Reading):
+    """The same of the optimizer that owns the Barrier."""
+
+    def __del__(self):
+        barrier = self.__dict__.get("_barrier")
+        if barrier is not None:
+            barrier.outlive(self)
+        getattr(super(), "__del__", lambda: None)()
+
+
+def let_read(optimizer, kind, barrier):
+    """Have another optimizer of this kind, which shares its groups and its state with the Barrier's, read what is updated."""
+    optimizer.__class__ = type(kind.__name__, (Original, kind), {})
+    optimizer._kind, optimizer._barrier = kind, barrier
+
+
+def kind_of(optimizer):
+    """The class that the user gave an optimizer."""
+    return optimizer._kind if isinstance(optimizer, Original) else type(optimizer)
 
 
 class find_stale_reads(TorchFunctionMode):

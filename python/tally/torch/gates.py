@@ -99,6 +99,15 @@ def land(p):
         owner.land()
 
 
+def read(parameters):
+    """Have these parameters updated, and their gradients reduced."""
+    if due:
+        settle(parameters)
+    if flying:
+        for p in parameters:
+            land(p)
+
+
 def owner_of(table, p):
     """The owner of p in `due` or `flying`, or None."""
     entry = table.get(id(p))

@@ -22,7 +22,9 @@ from .._core import GRADIENT, Call, Reduction
 from .._lib import ALLGATHER, PUSH_PULL
 from .calls import reduce, reduction as reduction_of
 from .compression import Compression
+from .deferred import kind_of
 from .functions import compare
+from .groups import Shared
 from .order import Order
 from .ops import Average
 from .pool import Places
@@ -90,7 +92,7 @@ _STEP = re.compile(r"'(?:(\d+):)?/frozen'")
 _core.explainers.append(_explain)
 
 
-class _Distributed:
+class _Distributed(Shared):
     """The class that DistributedOptimizer() puts before the optimizer's own class."""
 
     def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
@@ -243,22 +245,6 @@ class _Distributed:
         self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(state_dict)
-
-    def __setstate__(self, state):
-        """Like the optimizer's own, into the existing groups and state: a scheduler made before the
-        DistributedOptimizer holds the original, which shares them."""
-        groups, kept = self.__dict__.get("param_groups"), self.__dict__.get("state")
-        super().__setstate__(state)
-        if groups is None:
-            return
-        new = [dict(group) for group in self.param_groups]
-        for group, options in zip(groups, new):
-            group.clear()
-            group.update(options)
-        if kept is not self.state:
-            kept.clear()
-            kept.update(self.state)
-        self.param_groups, self.state = groups, kept
 
     def set_backward_passes_per_step(self, passes):
         """Set the number of backward passes that add to a gradient before it is reduced."""
@@ -620,15 +606,17 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         from .crossing import CrossBarrier as base
     else:
         base = _Distributed
-    kind = type(type(optimizer).__name__, (base, type(optimizer)), {})
+    own = kind_of(optimizer)
+    kind = type(own.__name__, (base, own), {})
     wrapped = kind.__new__(kind)
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items()
+                             if key not in ("step", "_barrier", "_kind")})
     wrapped._original = optimizer
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set)
     if cross_barrier:
-        wrapped.cross(type(optimizer), clip_value)
+        wrapped.cross(own, clip_value)
     return wrapped
