@@ -148,6 +148,9 @@ static void say_overridden(const struct tly_run_options *o, const struct tly_par
     if (p->coord)
         tly_cli_say("run", "TALLY_COORD=%s does not count: rank 0 of this job listens at 127.0.0.1",
                     p->coord);
+    if (getenv("TALLY_PORT") && p->port != o->port)
+        tly_cli_say("run", "TALLY_PORT=%d does not count: --port says where rank 0 of this job listens",
+                    (int)p->port);
     if (p->servers && p->servers != o->servers)
         tly_cli_say("run", "TALLY_SERVERS=%d does not count: -k says how many tallyd this job has, %d",
                     (int)p->servers, o->servers);

@@ -501,17 +501,19 @@ def test_wrong_settings_are_refused_before_anything_starts():
 
 
 def test_settings_that_do_not_count_are_named():
-    env = {"TALLY_COORD": "10.0.0.9", "TALLY_SERVERS": "2", "TALLY_HOST_ID": "here"}
+    env = {"TALLY_COORD": "10.0.0.9", "TALLY_PORT": "1234", "TALLY_SERVERS": "2", "TALLY_HOST_ID": "here"}
     done = run("-n", 2, "--machines", 2, script="echo $TALLY_SERVERS", env=env)
     assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 0"]
     assert done.stderr.splitlines() == [
         "tally run: TALLY_COORD=10.0.0.9 does not count: rank 0 of this job listens at 127.0.0.1",
+        "tally run: TALLY_PORT=1234 does not count: --port says where rank 0 of this job listens",
         "tally run: TALLY_SERVERS=2 does not count: -k says how many tallyd this job has, 0",
         "tally run: TALLY_HOST_ID=here does not count: the ranks appear as 2 machines"]
 
 
 def test_settings_that_agree_are_not_named(fake_tallyd):
-    done = run("-n", 1, "-k", 2, "--tallyd", fake_tallyd("exit 0"), script="true", env={"TALLY_SERVERS": "2"})
+    done = run("-n", 1, "-k", 2, "--port", 12345, "--tallyd", fake_tallyd("exit 0"), script="true",
+               env={"TALLY_SERVERS": "2", "TALLY_PORT": "12345"})
     assert done.returncode == 0 and done.stderr == ""
 
 
