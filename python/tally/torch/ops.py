@@ -255,5 +255,5 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
 
 
 def barrier(process_set=global_process_set):
-    """Wait until all ranks have called it."""
+    """Wait until all ranks have called it.  Operations in flight may still go on: synchronize() waits for those."""
     _core.barrier(group=process_set.group())
