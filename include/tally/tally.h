@@ -171,7 +171,8 @@ TALLY_API int tally_comm_status(const tally_comm *comm, const char **sentence);
 /* Fail the job because of an error on this rank, such as an uncaught exception.  All ranks fail at once with "rank R
  * left: REASON", instead of when they next need this rank.  `reason` is cut to one line of 399 bytes; a caller that
  * counts its steps puts the step there.  Returns at once; on the rank that holds the coordinator once the others have
- * been told, within a second.  tally_comm_close() is still needed.
+ * been told, within a second.  tally_comm_close() is still needed.  With TALLY_ABORT=0
+ * the call does nothing.
  *   -EINVAL            no reason
  *   others             the job has failed before: as tally_comm_status() */
 TALLY_API int tally_comm_abort(tally_comm *comm, const char *reason);

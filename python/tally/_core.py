@@ -479,6 +479,9 @@ def reducing(name, reduction, group, priority, prescale, postscale, space=HOROVO
     return call
 
 
+_calling = _leaving.calling
+
+
 class Operation:
     """An operation in flight.  Poll it with done(), end it with wait().
 
@@ -489,6 +492,7 @@ class Operation:
     __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_group", "__weakref__")
 
     def __init__(self, op, call, keep=None, result=None):
+        _calling.here = True
         self._ended = False
         self._keep = keep      # memory in use until the end, beside the result
         self._op = op          # address; owned

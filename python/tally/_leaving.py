@@ -1,9 +1,14 @@
 """Tell the other ranks when an exception ends this process: "rank 1 left: ValueError: bad data (step 3)".
 
-sys.excepthook runs in the main thread for an uncaught exception, and then the interpreter ends.  This module installs a
-hook there; an earlier hook runs after it.  An exception that ends another thread does not end the process, so
-threading.excepthook stays as it is.  A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its
-exceptions itself, and runs its finalizers while it handles one.
+Exceptions are seen in four places, because a program may have hooks of its own:
+- sys.excepthook, for one that nobody has caught in the main thread; an earlier hook runs after ours;
+- the end of the main thread, which comes before Python waits for other threads: sys.last_value has that exception, also
+  where the program has set another hook;
+- threading.excepthook, for a thread that has called Tally; other threads' exceptions end nothing that ranks wait for;
+- sys.exit("reason").  Its SystemExit is one of ours, and is deleted where no Python function runs if nobody has caught it.
+  sys.exit() and an exit status are an orderly end.
+A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its exceptions itself, and runs its finalizers
+while it handles one.  TALLY_ABORT=0 turns all this off.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -11,11 +16,13 @@ SPDX-License-Identifier: Apache-2.0
 import multiprocessing.process
 import multiprocessing.util
 import sys
+import threading
 
 MOST_TEXT = 300  # characters of an exception's text
 
 steps = lambda: None  # how many steps this process has made; None: nobody counts  # noqa: E731
-_before = None        # the hook that ours calls; None: ours is not there
+calling = threading.local()  # here: this thread has called Tally
+_before = _before_in_threads = None  # the hooks that ours call; None: ours are not there
 _abort = None
 
 
@@ -33,6 +40,8 @@ def reason(kind, value):
 
 
 def _tell(kind, value):
+    if hasattr(sys, "ps1") or sys.flags.interactive:  # at a prompt the process goes on
+        return
     try:
         _abort(reason(kind, value))
     except Exception:  # the traceback matters more
@@ -40,26 +49,53 @@ def _tell(kind, value):
 
 
 def _hook(kind, value, trace):
-    # At a prompt the process goes on after an exception.
-    if not hasattr(sys, "ps1") and not sys.flags.interactive:
-        _tell(kind, value)
+    _tell(kind, value)
     _before(kind, value, trace)
+
+
+def _hook_in_threads(args):
+    if hasattr(calling, "here") and not issubclass(args.exc_type, SystemExit):
+        _tell(args.exc_type, args.exc_value)
+    _before_in_threads(args)
+
+
+def _main_ends():
+    value = getattr(sys, "last_value", None)
+    trace = getattr(value, "__traceback__", None)
+    if trace is not None and trace.tb_frame.f_back is None:  # it has left the program, and no test runner has noted it
+        _tell(type(value), value)
+
+
+class _Exit(SystemExit):
+    """sys.exit() with a reason."""
+
+    def __del__(self):
+        if sys._getframe().f_back is None:
+            _tell(SystemExit, self)
+
+
+def _exit(status=None, /):
+    raise SystemExit(status) if status is None or isinstance(status, int) else _Exit(status)
 
 
 def _finalize():
     value = sys.exc_info()[1]
     if isinstance(value, SystemExit):  # spawn() ends the process so while it handles the exception
+        if value.__context__ is None and not isinstance(value.code, (int, type(None))):
+            _tell(SystemExit, value)
         value = value.__context__ if value.code else None
     if isinstance(value, Exception):
         _tell(type(value), value)
 
 
 def watch(abort):
-    """Call abort(reason) when an exception ends the process."""
-    global _before, _abort
+    """Call abort(reason) when an exception ends the process, or a thread that calls Tally."""
+    global _before, _before_in_threads, _abort
     _abort = abort
     if _before is None:
         if multiprocessing.process.parent_process() is not None:
             multiprocessing.util.Finalize(None, _finalize, exitpriority=100)
-        _before = sys.excepthook
-        sys.excepthook = _hook
+        _before, sys.excepthook = sys.excepthook, _hook
+        _before_in_threads, threading.excepthook = threading.excepthook, _hook_in_threads
+        threading._register_atexit(_main_ends)  # atexit's are called when all threads have ended
+        sys.exit = _exit

@@ -29,6 +29,7 @@
     X(TALLY_JOIN_TIMEOUT, SECS, join_timeout, 600, 1, 86400, 0, "time for which the start waits for missing ranks") \
     X(TALLY_DEAD_TIMEOUT, SECS, dead_timeout, 30, 1, 86400, 0, "time after which a silent rank counts as dead") \
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "time after which a waiting operation fails the job; 0: never") \
+    X(TALLY_ABORT, INT, abort, 1, 0, 1, 0, "1: an exception that ends a Python program, or a thread of it that has called Tally, ends the job, and all ranks hear it; 0: tally_comm_abort() does nothing") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "time until the first warning about a late rank; repeated at each doubling") \
     X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the network cards send in 0.5 ms on average, weighted by their traffic, 32K to 512K") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "bytes of a part that must have come from all ranks before they are summed and sent on; default half a part, 64K to 128K") \

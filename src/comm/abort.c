@@ -44,6 +44,8 @@ int tally_comm_abort(tally_comm *c, const char *reason)
         return err;
     if (!reason || !*reason)
         return tly_fail(EINVAL, "tally_comm_abort: a reason is needed");
+    if (!c->params.abort)
+        return 0;
     char text[MOST_REASON], sentence[MOST_REASON + 64];
     clean(reason, text);
     snprintf(sentence, sizeof sentence, "rank %d left: %s", c->rank, text);

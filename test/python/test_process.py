@@ -203,6 +203,70 @@ def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, t
     assert "rank 1 left: ValueError: bad data (step 3)" in heard.read_text(encoding="utf-8"), done.stdout
 
 
+ENDS = """
+import os, sys, threading, time, numpy, tally
+way, heard = sys.argv[1:]
+
+
+def sums(count):
+    for _ in range(count):
+        tally.push_pull(numpy.ones(4), name="x")
+
+
+def fails():
+    sums(1)
+    raise ValueError("bad data")
+
+
+def stays():
+    while not os.path.exists(heard):
+        time.sleep(0.01)
+
+
+tally.init()
+if tally.rank() == 0:
+    try:
+        sums(6)
+        print("good")
+    except tally.Error as error:
+        print("heard", error)
+    open(heard, "w").close()
+    sys.exit(0)
+sums(1)
+other = threading.Thread(target={"thread": fails, "off": fails, "trains": lambda: sums(5)}.get(way, stays))
+other.start()
+if way in ("thread", "off"):
+    other.join()
+    if way == "thread":
+        stays()
+    sums(4)
+elif way == "hook":
+    sys.excepthook = lambda *_: None
+    raise ValueError("bad data")
+elif way == "exit":
+    sys.exit("bad data")
+elif way == "trains":
+    try:
+        sys.exit("not meant")
+    except SystemExit:
+        pass
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("way", ["hook", "exit", "thread", "trains", "off"])
+def test_how_an_exception_ends_a_process(way, tmp_path):
+    """With a hook of the program's own, by sys.exit("reason"), in another thread, and while another thread keeps the process.
+    A main thread that ends in order, while another one trains, ends nothing; nor does any exception if that is turned off."""
+    status, output = jobs.run(2, 0, ["-c", ENDS, way, tmp_path / "heard"], timeout=60,
+                              env={"TALLY_ABORT": "0"} if way == "off" else None)
+    if way in ("trains", "off"):
+        assert status == 0 and "good" in output and "heard" not in output, output
+    else:
+        kind = "SystemExit" if way == "exit" else "ValueError"
+        assert status is not None and re.search(r"heard .*rank 1 left: %s: bad data" % kind, output), output
+
+
 def test_no_exception_leaves_as_ever():
     """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
     status, output = jobs.run(2, 0, ["-c", """

@@ -19,6 +19,7 @@ _counts = weakref.WeakKeyDictionary()
 def _stepped(optimizer, args, kwargs):
     if not _compiling():
         _counts[optimizer] = _counts.get(optimizer, 0) + 1
+        _leaving.calling.here = True  # backward may have called Tally from threads of its own
 
 
 _leaving.steps = lambda: max(_counts.values(), default=None)
