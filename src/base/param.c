@@ -50,7 +50,7 @@ static const struct rule {
     uint32_t multiple;          /* of this many bytes */
     uint32_t shortest;          /* bytes */
     bool secret;
-    bool hidden; /* for tests alone: in no list */
+    bool hidden; /* for tests and for our own launchers: in no list */
 } rules[] = {
     {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
     {"TALLY_PART_BYTES", .multiple = 64},
@@ -58,6 +58,7 @@ static const struct rule {
     {"TALLY_LOCAL", .choices = (const char *const[]){"on", "off", NULL}},
     {"TALLY_MEASURE", .choices = (const char *const[]){"unknown", "all", "off", NULL}},
     {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
+    {"TALLY_COORD_FROM", .hidden = true},
     {"TALLY_MEASURED", .hidden = true},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };

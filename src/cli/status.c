@@ -395,7 +395,7 @@ static void print_job(const struct job *j, const struct asker *a)
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
-        snprintf(where, sizeof where, strchr(x->address, ':') ? "[%s]:%u" : "%s:%u", x->address, x->port);
+        tly_address_join(x->address, (uint16_t)x->port, where, sizeof where);
         printf("%-12s %-16s %-30s ", x->name, x->host, where);
         if (j->answers[i].err)
             printf("%12s: %s\n", "no answer", j->answers[i].why);

@@ -231,55 +231,29 @@ int tly_place_first_host(const char *list, char *out, size_t len)
     return 0;
 }
 
-/* HOST, HOST:PORT, [V6], [V6]:PORT or a bare V6. */
-static int split_address(const char *text, char *host, size_t len, uint16_t *port)
-{
-    const char *begin = text, *end, *colon = NULL;
-    if (*text == '[') {
-        begin++;
-        end = strchr(begin, ']');
-        if (!end || (end[1] && end[1] != ':'))
-            return -EINVAL;
-        colon = end[1] ? end + 1 : NULL;
-    } else {
-        colon = strchr(text, ':');
-        if (colon && strchr(colon + 1, ':'))
-            colon = NULL; /* IPv6 without brackets has no port */
-        end = colon ? colon : text + strlen(text);
-    }
-    if (end == begin || (size_t)(end - begin) >= len)
-        return -EINVAL;
-    if (colon) {
-        const char *stop = colon + 1;
-        double v;
-        if (!tly_digits(&stop, false, &v) || *stop || v < 1 || v > 65535)
-            return -EINVAL;
-        *port = (uint16_t)v;
-    }
-    memcpy(host, begin, (size_t)(end - begin));
-    host[end - begin] = '\0';
-    return 0;
-}
-
 static int find_coordinator(struct tly_place *p, const struct tly_params *params)
 {
     const char *master = getenv("MASTER_ADDR"), *nodes = getenv("SLURM_STEP_NODELIST");
     p->coord_port = (uint16_t)params->port;
-    p->coord_from = "TALLY_COORD";
+    snprintf(p->coord_from, sizeof p->coord_from, "%s",
+             params->coord_from ? params->coord_from : "TALLY_COORD");
     if (params->coord) {
-        if (split_address(params->coord, p->coord_host, sizeof p->coord_host, &p->coord_port) != 0)
-            return tly_fail(EINVAL, "TALLY_COORD=%s is no HOST or HOST:PORT", params->coord);
+        if (tly_address_split(params->coord, p->coord_host, sizeof p->coord_host, &p->coord_port) != 0)
+            return tly_fail(EINVAL,
+                            "%s%s%s is no HOST or HOST:PORT; IPv6 is written [ADDRESS] or [ADDRESS]:PORT",
+                            p->coord_from, params->coord_from ? ": " : "=", params->coord);
+        p->coord_given = !params->coord_from;
         return 0;
     }
     if (master && *master) {
         uint16_t ignored;
-        p->coord_from = "MASTER_ADDR";
-        if (split_address(master, p->coord_host, sizeof p->coord_host, &ignored) != 0)
+        snprintf(p->coord_from, sizeof p->coord_from, "MASTER_ADDR");
+        if (tly_address_split(master, p->coord_host, sizeof p->coord_host, &ignored) != 0)
             return tly_fail(EINVAL, "MASTER_ADDR=%s is no host", master);
         return 0;
     }
     if (p->in_step && nodes && *nodes) {
-        p->coord_from = "SLURM_STEP_NODELIST";
+        snprintf(p->coord_from, sizeof p->coord_from, "SLURM_STEP_NODELIST");
         if (tly_place_first_host(nodes, p->coord_host, sizeof p->coord_host) != 0)
             return tly_fail(EINVAL, "SLURM_STEP_NODELIST=%s cannot be read: set TALLY_COORD=HOST", nodes);
         return 0;
@@ -359,7 +333,7 @@ int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out)
     struct sockaddr_storage first = {0};
     memcpy(&first, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
-    if (!found.count && !p->has_secret && p->together && strcmp(p->coord_from, "TALLY_COORD") != 0) {
+    if (!found.count && !p->has_secret && p->together && !p->coord_given) {
         /* What the launcher calls this machine's name or address is of no use to anybody outside. */
         tly_address_parse("127.0.0.1", 0, &found.at[0]);
         found.count = 1;

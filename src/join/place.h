@@ -21,8 +21,9 @@ struct tly_place {
     uint64_t netns;   /* inode of the network name space */
     bool has_secret;
     uint8_t secret[TLY_SECRET_BYTES];
-    char coord_host[256];   /* "": none given, and none needed (one rank) */
-    const char *coord_from; /* the variable that gave it */
+    char coord_host[256]; /* "": none given, and none needed (one rank) */
+    char coord_from[64];  /* the setting that gave it, for errors */
+    bool coord_given;     /* the user's TALLY_COORD gave it, and not a launcher */
     uint16_t coord_port;
 };
 

@@ -267,7 +267,8 @@ static void coordinator_addresses(void **state)
                  {"TALLY_COORD=a:70000", "", 0},    {"TALLY_COORD=a:", "", 0},
                  {"TALLY_COORD=[::1", "", 0},       {"TALLY_COORD=:5", "", 0},
                  {"TALLY_COORD=[::1]5", "", 0},     {"TALLY_COORD=a:5x", "", 0},
-                 {"TALLY_COORD=a:+5", "", 0},       {"TALLY_COORD=a: 5", "", 0}};
+                 {"TALLY_COORD=a:+5", "", 0},       {"TALLY_COORD=a: 5", "", 0},
+                 {"TALLY_COORD=::1:29777", "", 0},  {"TALLY_COORD=fe80::1%lo", "fe80::1%lo", 29777}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_place p;
         const char *const settings[] = {cases[i].text, NULL};
@@ -281,6 +282,11 @@ static void coordinator_addresses(void **state)
         assert_int_equal(p.coord_port, cases[i].port);
     }
     struct tly_place p;
+    struct tly_addresses to;
+    const char *const from[] = {"TALLY_COORD=no-such-host.invalid", "TALLY_COORD_FROM=the store", NULL};
+    assert_int_equal(find(&p, from, false), 0);
+    assert_int_equal(tly_place_resolve(&p, &to), -EAGAIN);
+    assert_non_null(strstr(tly_error(), "(the store)"));
     assert_int_equal(find(&p, NULL, false), -EINVAL); /* a tallyd must be told */
     setenv("SLURM_STEP_ID", "1", 1);                  /* its step need not be the ranks' */
     setenv("SLURM_STEP_NODELIST", "c[1-2]", 1);

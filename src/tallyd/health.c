@@ -290,17 +290,11 @@ static void tick(struct tly_hook *hook)
 
 int tly_health_parse(const char *where, struct sockaddr_storage *out)
 {
-    char host[64] = "127.0.0.1", *end;
-    const char *port = strrchr(where, ':');
-    size_t len = port ? (size_t)(port - where) : 0;
-    if (port && len < sizeof host) {
-        bool brackets = len > 2 && where[0] == '[' && where[len - 1] == ']';
-        snprintf(host, sizeof host, "%.*s", (int)(brackets ? len - 2 : len), where + brackets);
-    }
-    port = port ? port + 1 : where;
-    long number = strtol(port, &end, 10);
-    if (*port < '0' || *port > '9' || *end || number < 1 || number > 65535 || len >= sizeof host ||
-        tly_address_parse(host, (uint16_t)number, out) != 0)
+    char local[32];
+    bool port_alone = strspn(where, "0123456789") == strlen(where);
+    if (port_alone)
+        snprintf(local, sizeof local, "127.0.0.1:%.16s", where);
+    if (tly_address_read(port_alone ? local : where, out) != 0)
         return tly_fail(EINVAL, "'%s' is no PORT or ADDRESS:PORT", where);
     return 0;
 }

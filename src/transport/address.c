@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/fork.h"
+#include "base/param.h"
 #include "transport/socket.h"
 
 socklen_t tly_address_len(const struct sockaddr_storage *a)
@@ -39,11 +40,16 @@ void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len)
         snprintf(out, len, "?");
 }
 
+void tly_address_join(const char *host, uint16_t port, char *out, size_t len)
+{
+    snprintf(out, len, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host, port);
+}
+
 void tly_address_text(const struct sockaddr_storage *a, char *out, size_t len)
 {
     char host[INET6_ADDRSTRLEN];
     tly_address_host(a, host, sizeof host);
-    snprintf(out, len, a->ss_family == AF_INET6 ? "[%s]:%u" : "%s:%u", host, tly_address_port(a));
+    tly_address_join(host, tly_address_port(a), out, len);
 }
 
 bool tly_address_is_loopback(const struct sockaddr_storage *a)
@@ -118,18 +124,58 @@ int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *
     return 0;
 }
 
+/* A name or an IPv4 address; or IPv6, perhaps with a scope ("fe80::1%eth0"). */
+static bool is_host(const char *host)
+{
+    char address[INET6_ADDRSTRLEN];
+    struct in6_addr ignored;
+    size_t n = strcspn(host, "%");
+    if (!strchr(host, ':'))
+        return true;
+    if (n >= sizeof address)
+        return false;
+    memcpy(address, host, n);
+    address[n] = '\0';
+    return inet_pton(AF_INET6, address, &ignored) == 1;
+}
+
+int tly_address_split(const char *text, char *host, size_t len, uint16_t *port)
+{
+    const char *begin = text, *end, *colon = NULL;
+    if (*text == '[') {
+        begin++;
+        end = strchr(begin, ']');
+        if (!end || (end[1] && end[1] != ':'))
+            return -EINVAL;
+        colon = end[1] ? end + 1 : NULL;
+    } else {
+        colon = strchr(text, ':');
+        if (colon && strchr(colon + 1, ':'))
+            colon = NULL; /* IPv6 without brackets has no port */
+        end = colon ? colon : text + strlen(text);
+    }
+    if (end == begin || (size_t)(end - begin) >= len)
+        return -EINVAL;
+    double v = 0;
+    if (colon) {
+        const char *stop = colon + 1;
+        if (!tly_digits(&stop, false, &v) || *stop || v < 1 || v > 65535)
+            return -EINVAL;
+    }
+    memcpy(host, begin, (size_t)(end - begin));
+    host[end - begin] = '\0';
+    if (!is_host(host))
+        return -EINVAL;
+    if (colon)
+        *port = (uint16_t)v;
+    return 0;
+}
+
 int tly_address_read(const char *text, struct sockaddr_storage *out)
 {
-    char host[INET6_ADDRSTRLEN + 2], *end;
-    const char *colon = strrchr(text, ':');
-    size_t len = colon ? (size_t)(colon - text) : 0;
-    if (!len || len >= sizeof host || colon[1] < '0' || colon[1] > '9')
+    char host[INET6_ADDRSTRLEN];
+    uint16_t port = 0;
+    if (tly_address_split(text, host, sizeof host, &port) != 0 || !port)
         return -EINVAL;
-    unsigned long port = strtoul(colon + 1, &end, 10);
-    bool brackets = text[0] == '[' && text[len - 1] == ']';
-    if (*end || port > 65535 || (!brackets && memchr(text, ':', len)))
-        return -EINVAL;
-    memcpy(host, text + brackets, len - 2 * brackets);
-    host[len - 2 * brackets] = '\0';
-    return tly_address_parse(host, (uint16_t)port, out);
+    return tly_address_parse(host, port, out);
 }

@@ -14,6 +14,8 @@ import os
 import re
 import sys
 
+from .. import _address
+
 __all__ = ["setup", "initialize"]
 
 _LIBRARY = "libtally_mpi.so"
@@ -93,7 +95,7 @@ def _from_launcher(given):
             raise ValueError("torchrun listens at MASTER_PORT itself; give coordinator_address, or set "
                              "JAX_COORDINATOR_ADDRESS, to a free port of the host of rank 0")
         if host and port:
-            merged["coordinator_address"] = "[%s]:%s" % (host, port) if ":" in host else "%s:%s" % (host, port)
+            merged["coordinator_address"] = _address.join(host, port)
     return merged
 
 
@@ -106,7 +108,7 @@ def _export(process_id, num_processes, coordinator_address):
     else:
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(process_id), str(num_processes)
     if "TALLY_COORD" not in os.environ and "MASTER_ADDR" not in os.environ:
-        os.environ["TALLY_COORD"] = coordinator_address.rsplit(":", 1)[0].strip("[]")
+        os.environ["TALLY_COORD"] = _address.split(coordinator_address)[0]
 
 
 def initialize(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, **more):
