@@ -541,6 +541,9 @@ static int64_t prepare(struct tly_hook *h)
 
 static void tick(struct tly_hook *h)
 {
+    static const char alone[] =
+        "; without a secret only processes of this machine can join: a job over several "
+        "machines needs a secret (`tally secret`)";
     struct tly_coordinator *c = tly_list_entry(h, struct tly_coordinator, hook);
     int64_t now = c->loop.awake;
     char missing[512], name[200];
@@ -578,11 +581,11 @@ static void tick(struct tly_hook *h)
         missing_text(c, missing, sizeof missing);
         if (now - c->waiting_since >= c->join_ns) {
             tly_coordinator_fail(
-                c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look at its output",
-                missing, (double)c->join_ns / TLY_SEC);
+                c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look at its output%s",
+                missing, (double)c->join_ns / TLY_SEC, c->local_only ? alone : "");
         } else if (tell) {
             c->asked_missing = now;
-            tly_warn("join", "waiting for rank %s", missing);
+            tly_warn("join", "waiting for rank %s%s", missing, c->local_only ? alone : "");
         }
     }
     /* Not from the beginning: the last rank may have come just in time, and tallyd been waited for after that. */
@@ -621,6 +624,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
         randombytes_buf(&c->identity.incarnation, sizeof c->identity.incarnation);
     while (!c->identity.incarnation);
     c->standalone = standalone;
+    c->local_only = !place->has_secret && !place->together;
     c->servers = (uint32_t)params->servers;
     c->servers_ns = (int64_t)(params->servers_timeout * (double)TLY_SEC);
     c->join_ns = (int64_t)(params->join_timeout * (double)TLY_SEC);

@@ -181,7 +181,8 @@ struct tly_coordinator {
     struct setback *setbacks; /* owned: machines whose tallyd a rank could not reach; src/join/setback.c */
     uint32_t setback_count;
     bool standalone;
-    bool resuming;             /* GATHERING: the members of a job that runs */
+    bool local_only; /* no secret, so only this machine's processes can join, and the job may have others */
+    bool resuming;   /* GATHERING: the members of a job that runs */
     uint32_t committed;        /* ... the newest epoch that one of them is in, */
     struct tly_roster settled; /* ... and its roster: others may be in the one before */
     int64_t resumed_at; /* awake clock; tallyd that do not come back soon are gone; 0: none is missed */

@@ -94,6 +94,7 @@ static int find_rank(struct tly_place *p)
         long count = 0;
         int has_count = read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
         p->together = has_count > 0 && count == (local ? size : 1);
+        p->apart = has_count > 0 && !p->together;
         return has_count < 0 ? has_count : 0;
     }
     return refuse_one_of_many();
@@ -300,8 +301,10 @@ static bool is_localhost(const char *name)
            (n > tail && strcasecmp(name + n - tail, ".localhost") == 0);
 }
 
-/* Those of `list` with this family that are of use. */
-static void collect(const struct addrinfo *list, int family, bool has_secret, struct tly_addresses *out)
+/* Those of `list` with this family that are of use.  0.0.0.0 means this machine.  Without a secret only this machine's
+ * processes get in, so loopback stands for each of its addresses, unless the launcher speaks of several machines. */
+static void collect(const struct tly_place *p, const struct addrinfo *list, int family,
+                    struct tly_addresses *out)
 {
     for (const struct addrinfo *i = list; i && out->count < TLY_MOST_ADDRESSES; i = i->ai_next) {
         struct sockaddr_storage *a = &out->at[out->count];
@@ -310,9 +313,13 @@ static void collect(const struct addrinfo *list, int family, bool has_secret, st
             continue;
         memset(a, 0, sizeof *a);
         memcpy(a, i->ai_addr, i->ai_addrlen);
+        bool any = tly_address_is_any(a);
+        out->named |= any;
+        if (p->has_secret ? any : !p->apart && !tly_address_is_loopback(a) && (any || tly_place_is_own(a)))
+            tly_address_parse(family == AF_INET6 ? "::1" : "127.0.0.1", 0, a);
         for (int j = 0; j < out->count; j++)
             known |= tly_address_same_host(a, &out->at[j]);
-        if (!known && !tly_address_is_link_local(a) && (has_secret || tly_address_is_loopback(a)))
+        if (!known && !tly_address_is_link_local(a) && (p->has_secret || tly_address_is_loopback(a)))
             out->count++;
     }
 }
@@ -328,8 +335,8 @@ int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out)
         return tly_fail(EAGAIN, "cannot find the coordinator's host %s (%s): %s", host, p->coord_from,
                         r == EAI_SYSTEM ? strerror(errno) : gai_strerror(r));
     found.named = tly_address_parse(host, 0, &numeric) != 0 && !is_localhost(host);
-    collect(list, AF_INET, p->has_secret, &found);
-    collect(list, AF_INET6, p->has_secret, &found);
+    collect(p, list, AF_INET, &found);
+    collect(p, list, AF_INET6, &found);
     struct sockaddr_storage first = {0};
     memcpy(&first, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
@@ -345,9 +352,12 @@ int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out)
                         "machine: name a global or unique local one",
                         host, p->coord_from);
     if (!found.count)
-        return tly_fail(EACCES, "a job over several machines needs a secret, the same on all: run "
-                                "`tally secret ~/.config/tally/secret` and copy that file to each, or set "
-                                "TALLY_SECRET_FILE or TALLY_SECRET");
+        return tly_fail(
+            EACCES,
+            "a job over several machines needs a secret, the same on all (%s is %s): run `tally "
+            "secret ~/.config/tally/secret` and copy that file to each, or set TALLY_SECRET_FILE or "
+            "TALLY_SECRET",
+            p->coord_from, host);
     for (int i = 0; i < found.count; i++)
         tly_address_set_port(&found.at[i], p->coord_port);
     *out = found;

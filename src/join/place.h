@@ -12,7 +12,8 @@
 
 struct tly_place {
     uint32_t rank, size; /* of a tallyd: TLY_NO_RANK, 0 */
-    bool together;       /* the launcher says that all ranks are on this machine */
+    bool together;       /* the launcher says that all ranks are on this machine, */
+    bool apart;          /* or that they are not */
     bool in_step;        /* a Slurm step holds the ranks: rank 0 is on its first node */
     int restart;         /* TORCHELASTIC_RESTART_COUNT, or -1 */
     char job[TLY_JOB_BYTES];

@@ -1,5 +1,8 @@
 /* place_test.c - launchers' variables, addresses, secrets, lists of hosts and ports. */
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,6 +167,26 @@ static void resolving(void **state)
     assert_true(tly_address_is_loopback(&to.at[0]));
     assert_int_equal(resolve("192.0.2.1", false, &to), -EACCES);
     assert_non_null(strstr(tly_error(), "tally secret"));
+    /* Without a secret any address of this machine is as good as loopback, which alone listens. */
+    char own[64] = "";
+    struct ifaddrs *all;
+    struct sockaddr_storage a;
+    assert_int_equal(getifaddrs(&all), 0);
+    for (const struct ifaddrs *i = all; i && !own[0]; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || (i->ifa_flags & IFF_LOOPBACK))
+            continue;
+        memcpy(&a, i->ifa_addr, sizeof(struct sockaddr_in));
+        tly_address_host(&a, own, sizeof own);
+    }
+    freeifaddrs(all);
+    const char *const here[] = {"0.0.0.0", "[::]", own};
+    for (size_t i = 0; i < 3 - !own[0]; i++) {
+        assert_int_equal(resolve(here[i], false, &to), 0);
+        assert_true(tly_address_is_loopback(&to.at[0]));
+        assert_int_equal(resolve(here[i], true, &to), 0);
+        assert_int_equal(tly_address_is_loopback(&to.at[0]), i < 2); /* 0.0.0.0 is no address to connect to */
+        assert_int_equal(to.named, i < 2);
+    }
     assert_int_equal(resolve("fe80::1%lo", true, &to), -EINVAL);
     assert_non_null(strstr(tly_error(), "link-local"));
     assert_int_equal(resolve("fe80::1", true, &to), -EINVAL);
