@@ -142,10 +142,12 @@ TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
 
 /* Listen for the job on rank 0, before tally_comm_open().  A launcher whose ranks can already exchange messages uses
- * this: rank 0 tells the others its port, and no other process can take the port in between. *port: the wanted port, or
- * 0 for any free one; set to the port that was taken.  The next tally_comm_open() of this process that leads to this
- * port takes the socket over.  A second call closes the first call's socket; so does NULL for `port`.  `settings` and
- * the environment are as for tally_comm_open(), but the port in them does not count.
+ * this: rank 0 tells the others its port, and no other process can take the port in between.  *port: the wanted port, 0
+ * for any free one, or -1 for that of the settings; set to the port that was taken.  With -1 a port that a coordinator
+ * may hold already is no error: tally_comm_open() joins that one, or waits for its end.  The next tally_comm_open() of
+ * this process that leads to this port takes the socket over.  A second call closes the first call's socket; so does
+ * NULL for `port`.  `settings` and the environment are as for tally_comm_open(), but the port in them counts only with
+ * -1.
  *   -EADDRINUSE        tally_error() names the process that holds the port
  *   -EINVAL            this process is not rank 0
  *   -EADDRNOTAVAIL     the coordinator's host is another machine

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 
 _OWN = os.path.dirname(__file__) + os.sep
+_AUTOLOAD = os.path.join(os.path.dirname(_OWN[:-1]), "tally_autoload.py")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
@@ -26,7 +27,7 @@ def of_caller():
         torch = getattr(sys.modules.get("torch"), "__file__", None)
         folder = os.path.dirname(torch) if torch else _OWN[:-1]
         beside = os.path.dirname(folder) + os.sep if torch else _OWN  # also packages, as after `pip install --target`
-        inside = (_OWN, folder + os.sep, "<frozen ", "<eval_with_key>")  # the last is what torch.fx has made
+        inside = (_OWN, _AUTOLOAD, folder + os.sep, "<frozen ", "<eval_with_key>")  # the last is what torch.fx has made
         frame, script, program = sys._getframe(1), None, None
         while frame is not None and script is None:
             path = frame.f_code.co_filename

@@ -51,7 +51,7 @@
 #include "transport/transport.h"
 #include "wire/frame.h"
 
-enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
+enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HELD_S = 2, HOLDER_S = 15 };
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
@@ -414,7 +414,7 @@ static int enter(tally_comm *c)
     struct tly_endpoints service;
     int64_t start = tly_now(), patience = start + HOLDER_S * TLY_SEC;
     int64_t deadline = start + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
-    for (;;) {
+    for (bool told = false;;) {
         bool own;
         tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
         int err = tly_member_find(&c->member, seconds_until(deadline));
@@ -423,14 +423,27 @@ static int enter(tally_comm *c)
         if (err)
             return err;
         bool held = own && !c->coordinator;
+        char holder[TLY_HOLDER] = "", at[80];
+        if (held) {
+            tly_address_text(&c->member.to.at[0], at, sizeof at);
+            if (!tly_address_holder(&c->member.to.at[0], holder))
+                return tly_fail(EADDRINUSE,
+                                "rank 0 cannot have the coordinator's port, %s%s: end what holds it, or set "
+                                "TALLY_PORT",
+                                at, holder);
+        }
         if (c->place.rank == 0 && !own)
             tly_warn("join",
                      "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
                      c->place.coord_host, c->place.coord_from);
-        err = tly_member_connect(&c->member, held ? 2 : seconds_until(deadline));
-        char holder[TLY_HOLDER] = "";
-        if (err && held)
-            tly_address_holder(tly_address_port(&c->member.at), holder);
+        err = tly_member_connect(&c->member, held ? HELD_S : seconds_until(deadline));
+        if (err == -ETIMEDOUT && held && !told) {
+            told = true;
+            tly_warn("join",
+                     "rank 0 cannot have the coordinator's port, %s%s; trying for %d s more, as it may be an "
+                     "earlier start's that ends",
+                     at, holder, HOLDER_S - HELD_S);
+        }
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,
                             "%s is in use, and not by a coordinator of this job (%s)%s: end what holds it, "

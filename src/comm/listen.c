@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sodium.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "base/fork.h"
@@ -13,6 +14,7 @@
 #include "comm/listen.h"
 #include "join/place.h"
 #include "tally/tally.h"
+#include "transport/address.h"
 #include "transport/transport.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,14 +57,24 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
         return err;
     if (place.rank != 0)
         return tly_fail(EINVAL, "rank %u does not listen for the job: rank 0 does", place.rank);
-    place.coord_port = (uint16_t)wanted;
+    if (wanted >= 0)
+        place.coord_port = (uint16_t)wanted;
     err = tly_place_resolve(&place, &to);
     if (err)
         return err;
     if (!tly_place_take_own(&place, &to, &listen.address))
         return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place.coord_host,
                         place.coord_from);
-    return tly_listener_reserve(&listen, fd, port);
+    err = tly_listener_reserve(&listen, fd, port);
+    if (err != -EADDRINUSE || wanted >= 0)
+        return err;
+    char holder[TLY_HOLDER], sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "%s", tly_error());
+    *fd = -1;
+    *port = place.coord_port;
+    return tly_address_holder(&to.at[0], holder)
+               ? 0
+               : tly_fail(EADDRINUSE, "%s: end it, or set TALLY_PORT", sentence);
 }
 
 int tally_comm_listen(const char *const settings[], int *port)
@@ -74,7 +86,7 @@ int tally_comm_listen(const char *const settings[], int *port)
     put(-1, 0);
     if (!port)
         return 0;
-    if (*port < 0 || *port > 65535)
+    if (*port < -1 || *port > 65535)
         return tly_fail(EINVAL, "tally_comm_listen: %d is no port", *port);
     if (sodium_init() < 0)
         return tly_fail(ENOSYS, "libsodium cannot be initialised");

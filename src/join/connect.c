@@ -13,7 +13,7 @@
 #include "join/member.h"
 #include "transport/address.h"
 
-enum { TELL_S = 10, REACH_MS = 1000 };
+enum { TELL_S = 10, REACH_MS = 1000, ADVICE = TLY_HOLDER + 120 };
 
 static void pause_for(struct tly_member *m, int ms)
 {
@@ -36,8 +36,16 @@ static bool worth_trying_again(int err)
 }
 
 /* What may be wrong where no coordinator answers at m->at, and what to do; asks that machine. */
-static const char *advice(const struct tly_member *m)
+static const char *advice(const struct tly_member *m, char room[ADVICE])
 {
+    char holder[TLY_HOLDER] = "";
+    bool may = !tly_place_is_own(&m->at) || tly_address_holder(&m->at, holder);
+    if (holder[0]) {
+        snprintf(room, ADVICE, "the port is%s%s", holder + 1,
+                 may ? ", which has not answered as rank 0's coordinator"
+                     : ", which is no coordinator of Tally: end it, or set TALLY_PORT for all ranks");
+        return room;
+    }
     switch (tly_address_reach(&m->at, REACH_MS)) {
     case TLY_REACH_NO_LISTENER:
         return "that machine answers, but nothing listens at the port: is rank 0 started, and "
@@ -49,7 +57,8 @@ static const char *advice(const struct tly_member *m)
         return "nothing at that address answers: is it rank 0's, and is a firewall between? TALLY_COORD, "
                "TALLY_PORT";
     default:
-        return "is rank 0 started? TALLY_COORD";
+        return "something listens there, but does not answer as Tally's coordinator: is it another program? "
+               "See rank 0's output; TALLY_PORT";
     }
 }
 
@@ -72,12 +81,13 @@ static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *
 {
     int64_t now = tly_now();
     double tell_s = refused && m->params->late_warning > TELL_S ? m->params->late_warning : TELL_S;
+    char room[ADVICE];
     if (p->deadline >= 0 && now > p->deadline)
         return false;
     if (now - p->told > (int64_t)(tell_s * (double)TLY_SEC)) {
         p->told = now;
         if (connects)
-            tly_warn("join", "still trying: %s (%s)", why, advice(m));
+            tly_warn("join", "still trying: %s (%s)", why, advice(m, room));
         else
             tly_warn("join", "still trying: %s", why);
     }
@@ -158,7 +168,7 @@ static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool 
 int tly_member_connect(struct tly_member *m, double timeout_s)
 {
     struct patience p = patience_of(timeout_s);
-    char why[TLY_SENTENCE];
+    char why[TLY_SENTENCE], room[ADVICE];
     bool refused, sure = false;
     for (unsigned sweep = 0;; sweep++) {
         if (sweep && m->to.named && !m->to.settled)
@@ -180,7 +190,7 @@ int tly_member_connect(struct tly_member *m, double timeout_s)
         snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
         if (!wait_to_retry(m, &p, why, true, refused))
             return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %.400s (%s)", m->coordinator,
-                            timeout_s, m->sentence, advice(m));
+                            timeout_s, m->sentence, advice(m, room));
     }
 }
 

@@ -16,10 +16,11 @@ enum tly_reach {
 };
 enum tly_reach tly_address_reach(const struct sockaddr_storage *to, int timeout_ms);
 
-/* ", held by process 12 of alice, job night: python train.py" of the process that listens at a port of this network
- * namespace, as far as the system tells; "" if it tells nothing, or for port 0. */
+/* ", held by process 12 of alice, job night: python train.py" of the process that listens at an address of this network
+ * namespace, as far as the system tells; "" if it tells nothing, or for port 0.  False if that process
+ * certainly has no coordinator for us: it runs nothing of Tally, or is this one. */
 enum { TLY_HOLDER = 256 };
-void tly_address_holder(uint16_t port, char out[TLY_HOLDER]);
+bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER]);
 
 /* HOST and port as "HOST:PORT", with IPv6 in brackets. */
 void tly_address_join(const char *host, uint16_t port, char *out, size_t len);

@@ -1,10 +1,13 @@
-/* holder.c - which process listens at a port: for the sentence of one that wanted it.
+/* holder.c - which process listens at an address: for the sentence of one that wanted it.
  *
  * /proc/net/tcp and tcp6 give the socket's inode and its user; the process is the one with a descriptor of that inode.
- * Other users' descriptors cannot be read, and then the user is all there is to say. */
+ * Other users' descriptors cannot be read, and then the user is all there is to say.  A process that has mapped no file of
+ * Tally's runs nothing of Tally. */
 #include <ctype.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <inttypes.h>
+#include <netinet/in.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,16 +18,34 @@
 
 enum { LISTENS = 10 }; /* TCP_LISTEN in /proc/net/tcp */
 
-static bool find_socket(const char *table, uint16_t port, unsigned *uid, unsigned long *inode)
+/* Whether a table's hexadecimal address is `at`'s, or one that stands for all addresses of a machine. */
+static bool is_at(const char *hex, const struct sockaddr_storage *at)
 {
-    char line[512];
+    struct sockaddr_storage a = {.ss_family = strlen(hex) > 8 ? AF_INET6 : AF_INET};
+    uint32_t words[4] = {0}; /* each as it lies in memory */
+    for (int i = 0; i < 4 && strlen(hex) >= 8; i++, hex += 8)
+        sscanf(hex, "%8" SCNx32, &words[i]);
+    if (a.ss_family == AF_INET6)
+        memcpy(&((struct sockaddr_in6 *)&a)->sin6_addr, words, sizeof words);
+    else
+        memcpy(&((struct sockaddr_in *)&a)->sin_addr, words, sizeof words[0]);
+    if (tly_address_is_any(&a) || tly_address_is_any(at))
+        return true;
+    tly_address_unmap(&a);
+    return tly_address_same_host(&a, at);
+}
+
+static bool find_socket(const char *table, const struct sockaddr_storage *wanted, unsigned *uid,
+                        unsigned long *inode)
+{
+    char line[512], host[33];
     bool found = false;
     FILE *f = fopen(table, "re");
     while (f && !found && fgets(line, sizeof line, f)) {
-        unsigned at, state;
-        found = sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x %*x:%*x %*x %u %*d %lu",
-                       &at, &state, uid, inode) == 4 &&
-                at == port && state == LISTENS;
+        unsigned port, state;
+        found = sscanf(line, " %*d: %32[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x %*x:%*x %*x %u %*d %lu",
+                       host, &port, &state, uid, inode) == 5 &&
+                port == tly_address_port(wanted) && state == LISTENS && is_at(host, wanted);
     }
     if (f)
         fclose(f);
@@ -91,6 +112,27 @@ static void find_job(const char *pid, char *out, size_t len)
     free(all);
 }
 
+/* False if it is certain that the process has no coordinator for us: it runs nothing of Tally, or is this one. */
+static bool may_coordinate(const char *pid)
+{
+    char path[300], line[600];
+    Dl_info own;
+    bool readable = false, ours = false;
+    const char *self =
+        dladdr((const void *)&may_coordinate, &own) && own.dli_fname ? strrchr(own.dli_fname, '/') : NULL;
+    if (atol(pid) == getpid())
+        return false;
+    snprintf(path, sizeof path, "/proc/%s/maps", pid);
+    FILE *f = fopen(path, "re");
+    while (f && !ours && fgets(line, sizeof line, f)) {
+        readable = true;
+        ours = strstr(line, "/libtally") || strstr(line, "/tallyd") || (self && strstr(line, self));
+    }
+    if (f)
+        fclose(f);
+    return ours || !readable;
+}
+
 static void make_printable(char *text, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -98,23 +140,23 @@ static void make_printable(char *text, size_t n)
             text[i] = ' ';
 }
 
-void tly_address_holder(uint16_t port, char out[TLY_HOLDER])
+bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER])
 {
     unsigned uid;
     unsigned long inode;
     char pid[300], command[100], job[64] = "", room[1024], user[64];
     struct passwd entry, *known = NULL;
     out[0] = '\0';
-    if (!port || (!find_socket("/proc/net/tcp", port, &uid, &inode) &&
-                  !find_socket("/proc/net/tcp6", port, &uid, &inode)))
-        return;
+    if (!tly_address_port(at) ||
+        (!find_socket("/proc/net/tcp", at, &uid, &inode) && !find_socket("/proc/net/tcp6", at, &uid, &inode)))
+        return true;
     if (getpwuid_r(uid, &entry, room, sizeof room, &known) == 0 && known)
         snprintf(user, sizeof user, "%s", known->pw_name);
     else
         snprintf(user, sizeof user, "user %u", uid);
     if (!find_process(inode, pid, sizeof pid)) {
         snprintf(out, TLY_HOLDER, ", held by a process of %.40s", user);
-        return;
+        return true;
     }
     size_t n = read_texts(pid, "cmdline", command, sizeof command);
     make_printable(command, n);
@@ -122,4 +164,5 @@ void tly_address_holder(uint16_t port, char out[TLY_HOLDER])
     make_printable(job, strlen(job));
     snprintf(out, TLY_HOLDER, ", held by process %.20s of %.40s%s%.40s: %.100s", pid, user,
              *job ? ", job " : "", job, command);
+    return may_coordinate(pid);
 }

@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import collections
 import datetime
 import errno
+import functools
 import logging
 import os
 import socket
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from .. import _core, _events, _where
+from .. import _address, _core, _events, _where
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -25,42 +26,64 @@ _job = (0, ())                  # generation of the job that join() has joined, 
 _USUAL_PORT = 29777  # TALLY_PORT's default
 _JOIN_TIMEOUT = 600  # TALLY_JOIN_TIMEOUT's
 _WARN_EVERY_S = 10   # who does not come is named as often as by the coordinator
+_HEARD_S = 2         # for which rank 0 keeps the store for the others to hear why there will be no job
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
 def _variables(values):
-    """Environment variables, set for a while: the C library reads the launcher's."""
+    """Environment variables, set for a while, or unset by None: the C library reads the launcher's."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+
+    def put(all):
+        for name, value in all.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    put(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        put(before)
 
 
-def _take_port(host, usual):
-    """The port at which this process listens for the job from now on: `usual` if it is free, else any.  The C library
-    takes the socket over when it opens the communicator, so no other job takes the port in between.
+def _as_rank(rank, size, of_all):
+    """Variables of a rank of the job, without those that the launcher means for a job of other ranks."""
+    others = {} if of_all else dict.fromkeys(("LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), **others}
 
-    If it cannot listen yet, init() says why or waits, and the ranks need a port to look for it: 0 stands for none.
+
+def _listen(host, *wanted):
+    """The port at which this process listens for the job from now on: the first of the wanted ones that is free, 0 for any,
+    -1 for the settings'.  The C library takes the socket over when it opens the communicator, so no other job takes the
+    port in between.
+
+    If it cannot listen yet, init() says why or waits, and the ranks need a port to look for it.  Raises _core.Error if
+    another program holds the port, or there can be no job.
     """
-    for wanted in (usual, 0):
+    for port in wanted:
         try:
-            return _core.listen(wanted, {"TALLY_COORD": host} if host else {})
+            return _core.listen(port, {"TALLY_COORD": host} if host else {})
         except _core.Error as error:
-            if error.errno != errno.EADDRINUSE:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAGAIN):
                 break
-    return usual or _USUAL_PORT
+            if error.errno != errno.EADDRINUSE or port == wanted[-1]:
+                raise
+    return wanted[0] if wanted[0] > 0 else _USUAL_PORT
+
+
+def _host_of(store):
+    """The host of torch.distributed's store; None if it has none."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", None)
 
 
 def _choose_place(store, of_all):
     """Rank 0's word for the meeting place, HOST:PORT or :PORT; "" if the settings name it."""
     if of_all and any(name in os.environ for name in _SAID):
+        _listen("", -1)
         return ""
     master = os.environ.get("MASTER_ADDR")
     if not of_all and dist.get_rank() != 0:
@@ -69,10 +92,9 @@ def _choose_place(store, of_all):
     elif master is not None:
         host = "" if of_all else master
     else:
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        host = getattr(store, "host", "127.0.0.1")
-    return "%s:%d" % (host, _take_port(host, _USUAL_PORT if of_all else 0))
+        host = _host_of(store) or "127.0.0.1"
+    port = _listen(host, *((_USUAL_PORT, 0) if of_all else (0,)))
+    return _address.join(host, port) if host else ":%d" % port
 
 
 def _place(store, key, first, rank):
@@ -87,12 +109,64 @@ def _place(store, key, first, rank):
             store.wait([key], datetime.timedelta(seconds=max(until - begun, 0.001)))
             return store.get(key).decode()
         except RuntimeError as error:
-            if time.monotonic() < until - 0.1 or _where.is_handlers(error):
-                raise  # it is not the time
+            if _where.is_handlers(error):
+                raise
+            if time.monotonic() < until - 0.1:  # it is not the time
+                raise _core.Error("rank %d has not said where to meet, and torch.distributed's store has gone, perhaps with "
+                                  "rank 0: look at its output (%s)" % (first, str(error).partition("\n")[0]),
+                                  errno.ECONNRESET) from None
         if until == end:
             raise _core.Error("joining the job: Timed out after %g s: rank %d has not joined: has its model the hook of "
                               "tally.torch, or its process group the backend tally?" % (limit, first), errno.ETIMEDOUT)
         _events.log(logging.WARNING, "rank %d join: waiting for rank %d, which says where to meet" % (rank, first))
+
+
+def _origin(store, host):
+    """What a host in rank 0's word comes from, for errors."""
+    if host == os.environ.get("MASTER_ADDR"):
+        return "MASTER_ADDR"
+    return "the host of init_method, or of the store" if host == _host_of(store) else "rank 0's address"
+
+
+def _meet(store, key, numbers, rank, choose, of_all):
+    """Settings that lead this process, as `rank`, to the job whose ranks meet at `key` of `store`.
+
+    numbers: torch's, of its ranks.  choose(): rank 0's word for the place.
+    """
+    if rank == 0:
+        try:
+            with _variables(_as_rank(0, len(numbers), of_all)):
+                store.set(key, choose())
+        except _core.Error as error:
+            _events.log(logging.ERROR, "rank %d join: %s" % (numbers[0], error))
+            _refuse(store, key, len(numbers), error.errno, str(error))
+            raise
+    place = _place(store, key, numbers[0], numbers[rank])
+    if place.startswith("!"):
+        store.set("%s/heard/%d" % (key, rank), "")
+        number, _, reason = place[1:].partition(" ")
+        reason = "rank %d cannot open the job: %s" % (numbers[0], reason)
+        raise _core.Error(reason, int(number)) if int(number) else ValueError(reason)
+    settings = {} if of_all else {"TALLY_SERVERS": "0"}  # tallyd look for the job of all ranks
+    if place.startswith(":"):
+        settings["TALLY_PORT"] = place[1:]
+    elif place:
+        settings["TALLY_COORD"] = place
+        settings["TALLY_COORD_FROM"] = _origin(store, _address.split(place)[0])
+    limit = store.timeout.total_seconds()
+    if limit < _JOIN_TIMEOUT and not _is_set("TALLY_JOIN_TIMEOUT"):
+        settings["TALLY_JOIN_TIMEOUT"] = "%g" % max(limit, 1)  # those who do not come have given up by then
+    return settings
+
+
+def _refuse(store, key, size, number, reason):
+    """As rank 0, tell the others why there will be no job, and wait until they have heard: the store may end with this
+    process."""
+    store.set(key, "!%d %s" % (number, reason))
+    try:
+        store.wait(["%s/heard/%d" % (key, rank) for rank in range(1, size)], datetime.timedelta(seconds=_HEARD_S))
+    except RuntimeError:
+        pass
 
 
 def _is_set(name):
@@ -123,28 +197,15 @@ def join(store, members, rank, patience=None):
     has not come within the time-out of `store`, or TALLY_JOIN_TIMEOUT.
     """
     global _job
-    key, size = "tally/%d" % _turns[members], len(members)
+    size = len(members)
     world = dist.get_world_size() if dist.is_initialized() else size
     if not _core.is_initialized():
         of_all = world == size
-        if rank == 0:
-            with _variables({"RANK": "0", "WORLD_SIZE": str(size)}):
-                store.set(key, _choose_place(store, of_all))
-        place = _place(store, key, members[0], members[rank])
-        if place.startswith("!"):
-            raise ValueError("rank 0 cannot open the job: " + place[1:])
-        host, _, port = place.rpartition(":")
-        settings = {} if of_all else {"TALLY_SERVERS": "0"}  # tallyd look for the job of all ranks
-        if host:
-            settings["TALLY_COORD"] = "%s:%s" % (host, port)
-        elif port:
-            settings["TALLY_PORT"] = port
+        settings = _meet(store, "tally/%d" % _turns[members], members, rank,
+                         functools.partial(_choose_place, store, of_all), of_all)
         if patience is not None and not 0 < patience <= 1800 and not _is_set("TALLY_TIMEOUT"):
             settings["TALLY_TIMEOUT"] = "%d" % patience
-        limit = store.timeout.total_seconds()
-        if limit < _JOIN_TIMEOUT and not _is_set("TALLY_JOIN_TIMEOUT"):
-            settings["TALLY_JOIN_TIMEOUT"] = "%g" % max(limit, 1)  # those who do not come have given up by then
-        with _variables({"RANK": str(rank), "WORLD_SIZE": str(size)}):
+        with _variables(_as_rank(rank, size, of_all)):
             _core.init(settings)
         _turns[members] += 1
         _job = (_core.generation(), members)
@@ -163,7 +224,7 @@ def join(store, members, rank, patience=None):
 
 def decline(store, members, reason):
     """As rank 0, tell the ranks that may wait for the meeting place why there will be none."""
-    store.set("tally/%d" % _turns[members], "!" + reason)
+    store.set("tally/%d" % _turns[members], "!0 " + reason)
 
 
 def time_out(group):

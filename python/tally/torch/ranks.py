@@ -147,7 +147,7 @@ class Ranks:
         Raises:
             Error: Time is up.  Ranks that come later get the same error.
         """
-        meeting = _core.barrier_async(Call("meet", group=self._group))
+        meeting = _core.barrier_async(Call("making of the " + what, group=self._group))
         if not meeting.ends(limit):
             meeting.cancel("%s: Timed out after %g s, the store's time-out: a rank is late, or has not made this group"
                            % (what, limit))

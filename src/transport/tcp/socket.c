@@ -138,7 +138,9 @@ int tly_tcp_bind(const struct tly_door_config *c, int *out)
     if (why == EADDRINUSE && c->first_port && !tly_address_port(c->address))
         return tly_fail(why, "no port from %u to %u is free on %s (TALLY_PORTS); each process here needs one",
                         c->first_port, c->last_port, text);
-    tly_address_holder(why == EADDRINUSE ? tly_address_port(c->address) : 0, holder);
+    holder[0] = '\0';
+    if (why == EADDRINUSE)
+        tly_address_holder(c->address, holder);
     return tly_fail(why, "cannot listen on %s port %u: %s%s", text, tly_address_port(c->address),
                     strerror(why), holder);
 }

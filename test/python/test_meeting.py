@@ -1,0 +1,164 @@
+"""How processes that are started by hand find each other: addresses, and a port that is held."""
+
+import socket
+import subprocess
+import sys
+
+import jobs
+import pytest
+import warm
+
+FOREIGN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); input()"
+
+
+def free_port(host="127.0.0.1"):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def own_address():
+    """One by which other machines see this one; None without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 1))
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+def by_hand(tmp_path, script, *processes, env=None, timeout=120):
+    """Run a script once for each list of arguments, without a secret.  Returns [(status, output)]."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    environment = jobs.environment({"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), **(env or {})})
+    running = [subprocess.Popen([*warm.python(), str(path), *map(str, arguments)], env=environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+               for arguments in processes]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in running]
+        return [(process.returncode, output) for process, output in zip(running, outputs)]
+    finally:
+        for process in running:
+            jobs.end(process)
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+SUM = """
+import datetime, os, sys, torch, torch.distributed as dist, tally.torch
+rank, way, host, port = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+limit = datetime.timedelta(seconds=60)
+if way == "store":
+    dist.init_process_group("tally", store=dist.TCPStore(host, port, 2, rank == 0), rank=rank, world_size=2, timeout=limit)
+elif way == "method":
+    dist.init_process_group("tally", init_method="tcp://%s:%d" % ("[%s]" % host if ":" in host else host, port), rank=rank,
+                            world_size=2, timeout=limit)
+else:
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("tally", timeout=limit)
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x.tolist() == [2] * 3
+dist.destroy_process_group()
+print("good")
+"""
+
+
+@pytest.mark.parametrize("way", ["store", "method", "variables"])
+@pytest.mark.parametrize("host", ["::1", "0.0.0.0", "own"])
+def test_addresses_of_one_machine(tmp_path, way, host):
+    host = own_address() if host == "own" else host
+    if host is None or (host == "::1" and not socket.has_ipv6):
+        pytest.skip("this machine has no such address")
+    port = free_port("::1" if ":" in host else "127.0.0.1")
+    env = {} if way != "variables" else {"TALLY_PORT": str(free_port())}
+    for status, output in by_hand(tmp_path, SUM, (0, way, host, port), (1, way, host, port), env=env):
+        assert status == 0 and "good" in output, output
+
+
+def test_errors_name_where_the_address_came_from(tmp_path):
+    script = """
+import datetime, sys, torch.distributed as dist, tally.torch
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+sys.modules["tally.torch.join"]._host_of = lambda store: "no-such-host.invalid"
+store.set_timeout(datetime.timedelta(seconds=3))
+try:
+    dist.init_process_group("tally", store=store, rank=rank, world_size=2)
+except RuntimeError as error:
+    assert "no-such-host.invalid" in str(error) and "init_method" in str(error), error
+    assert "TALLY_COORD" not in str(error), error
+    print("good")
+"""
+    for status, output in by_hand(tmp_path, script, *[(rank, tmp_path / "store") for rank in range(2)]):
+        assert status == 0 and "good" in output, output
+
+
+# --- a port that another program holds ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held():
+    """(port, process) of a program that is not Tally's."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", FOREIGN, "127.0.0.1"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    yield int(process.stdout.readline()), process
+    process.communicate("\n", timeout=20)
+
+
+def test_a_held_port_is_heard_of_through_the_store(tmp_path, held):
+    """Its holder is never accepted as an earlier coordinator, for whose end rank 0 would wait."""
+    port, holder = held
+    script = """
+import os, sys, torch.distributed as dist, tally.torch
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.argv[1], WORLD_SIZE="2", TALLY_PORT=sys.argv[3])
+try:
+    dist.init_process_group("tally")
+except tally.Error as error:
+    print(error, error.errno)
+"""
+    arguments = free_port(), port
+    results = by_hand(tmp_path, script, (0, *arguments), (1, *arguments))
+    for status, output in results:
+        assert status == 0 and "held by process %d of " % holder.pid in output, output
+        assert "is rank 0 started" not in output and "trying for" not in output, output
+    assert "rank 0 cannot open the job" in results[1][1], results
+
+
+def test_a_held_port_without_a_store(tmp_path, held):
+    port, holder = held
+    script = """
+import os, sys, tally
+os.environ.update(MASTER_ADDR="127.0.0.1", RANK=sys.argv[1], WORLD_SIZE="2", TALLY_PORT=sys.argv[2], TALLY_JOIN_TIMEOUT="3")
+try:
+    tally.init()
+except tally.Error as error:
+    print(error, error.errno)
+"""
+    for status, output in by_hand(tmp_path, script, (0, port), (1, port)):
+        assert status == 0 and "held by process %d of " % holder.pid in output, output
+        assert "is rank 0 started" not in output and "firewall" not in output and "trying for" not in output, output
+
+
+# --- the making of a group ------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_making_of_a_group(tmp_path):
+    """It has the script's line, and no name that only Tally knows."""
+    script = """
+import os, sys, tally_autoload, torch.distributed as dist
+tally_autoload.register()  # as PyTorch does with an installed package
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.argv[1], WORLD_SIZE="2")
+dist.init_process_group("tally")
+if sys.argv[1] == "1":
+    os._exit(3)
+try:
+    dist.new_group([0, 1])  # the line
+except RuntimeError as error:
+    print(error)
+"""
+    line = 1 + script[:script.index("# the line")].count("\n")
+    port = free_port()
+    output = by_hand(tmp_path, script, (0, port), (1, port))[0][1]
+    assert "script.py:%d)" % line in output and "'meet'" not in output and "tally_autoload" not in output, output
