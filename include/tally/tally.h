@@ -1,7 +1,7 @@
 /* tally.h - Tally's C interface.
  *
- * Tally sums tensors over the ranks of a data-parallel job.  A process opens one communicator.  Operations are
- * asynchronous.  Tally matches them over ranks by name, and they give the same bits on every rank and in every run.
+ * Tally sums tensors over the ranks of a data-parallel job.  A process opens a communicator for each job that it is in,
+ * of which most processes have one.  Operations are asynchronous.  Tally matches them over ranks by name, and they give the same bits on every rank and in every run.
  *
  * Functions return -errno on failure, else 0 or the non-negative value that their comment names.  Output parameters
  * come last and keep their values on failure.  tally_error() explains the calling thread's last failed call,

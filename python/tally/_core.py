@@ -1,4 +1,4 @@
-"""The process's one communicator and its operations, on addresses.  `_array` and `tally.torch` build on it.
+"""The process's communicator, jobs beside it, and their operations, on addresses.  `_array` and `tally.torch` build on it.
 
 Flow: a caller describes memory by address, count and dtype, and the rest by a Call -> push_pull() or another hands them
 to the C library -> an Operation keeps the memory alive and waits, or `_events` calls Call.then at its end.  Any thread may
@@ -77,6 +77,7 @@ class NotInitializedError(RuntimeError, ValueError):
 
 
 _lock = threading.RLock()  # guards opening and closing
+_beside = set()            # open jobs beside the one below, each a Job
 _comm = None               # address of the open tally_comm, or None
 _facts = None              # (rank, size, local rank, local size, machine, machine count, service count)
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
@@ -164,6 +165,22 @@ def _aside(function, *arguments, abandoned=None):
     return outcome[0]
 
 
+def _open(settings):
+    """The address of a new communicator."""
+    lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
+    array = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
+    comm = ctypes.c_void_p()
+
+    def close_late(status):
+        if status == 0:
+            blocking.tally_comm_close(comm)
+
+    status, sentence = _aside(blocking.tally_comm_open, array, ctypes.byref(comm), abandoned=close_late)
+    if status < 0:
+        raise Error(sentence or "init: %s" % os.strerror(-status), -status)
+    return comm.value
+
+
 def init(settings=None):
     """Join the job, and wait until all ranks and summation services have joined.  Does nothing if this process has joined.
 
@@ -178,25 +195,42 @@ def init(settings=None):
             raise _unusable()
         if _comm is not None:
             return
-        lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
-        array = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
-        comm = ctypes.c_void_p()
-
-        def close_late(status):
-            if status == 0:
-                blocking.tally_comm_close(comm)
-
-        status, sentence = _aside(blocking.tally_comm_open, array, ctypes.byref(comm), abandoned=close_late)
-        if status < 0:
-            raise Error(sentence or "init: %s" % os.strerror(-status), -status)
+        comm = _open(settings)
         _facts = tuple(getattr(lib, "tally_comm_" + name)(comm) for name in (
             "rank", "size", "local_rank", "local_size", "machine", "machine_count", "service_count"))
         _opener = os.getpid()
         _generation += 1
         _joins = 0
-        _events = Events(comm.value, explain)
-        _comm = comm.value
+        _events = Events(comm, explain)
+        _comm = comm
         _leaving.watch(_abort)
+
+
+class Job:
+    """A job beside the one that init() joins, for calls that name it (Call.job).  It has ranks and a communicator of its own."""
+
+    __slots__ = ("comm", "events", "rank")
+
+    def __init__(self, settings):
+        """Join it.  settings, exceptions: as init()."""
+        with _lock:
+            if _forked:
+                raise _unusable()
+            comm = _open(settings)
+            self.rank = lib.tally_comm_rank(comm)
+            self.events, self.comm = Events(comm, explain), comm
+            _beside.add(self)
+            _leaving.watch(_abort)
+
+    def close(self):
+        """As shutdown()."""
+        with _lock:
+            comm, self.comm = self.comm, None
+            _beside.discard(self)
+        if comm is not None:
+            self.events.stop()
+            blocking.tally_comm_close(comm)
+            self.events.finish()
 
 
 def listen(port, settings=None):
@@ -241,9 +275,9 @@ def before_shutdown(settle):
 
 def _abort(reason):
     """Tell the other ranks why this one leaves.  Does nothing without a job, or in a forked child."""
-    comm = _comm
-    if comm is not None:
-        blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
+    for comm in (_comm, *[job.comm for job in list(_beside)]):
+        if comm is not None:
+            blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
 
 
 def is_initialized():
@@ -256,12 +290,20 @@ def _forget():
     global _comm, _facts, _events, _forked, _lock, _finish_lock
     _lock = threading.RLock()
     _finish_lock = threading.Lock()
-    if _comm is not None:
-        _comm = _facts = _events = None
-        _forked = True
+    _forked = _forked or _comm is not None or bool(_beside)
+    _comm = _facts = _events = None
+    for job in _beside:
+        job.comm = None
+    _beside.clear()
 
 
-atexit.register(shutdown)
+def _leave_all():
+    for job in list(_beside):
+        job.close()
+    shutdown()
+
+
+atexit.register(_leave_all)
 os.register_at_fork(after_in_child=_forget)
 
 
@@ -314,9 +356,9 @@ def service_count():
     return _fact(6)
 
 
-def generation():
-    """How often init() has succeeded in this process."""
-    return _generation
+def generation(job=None):
+    """How often init() has succeeded in this process.  A job beside is joined once."""
+    return _generation if job is None else 1
 
 
 def period():
@@ -374,13 +416,14 @@ def plan(names, sizes, space):
         raise kind(sentence) if kind else Error(sentence, -status)
 
 
-def make_group(name, ranks):
+def make_group(name, ranks, job=None):
     """Return the handle of the group `name` of these ranks, for `group=`.  It lives as long as the communicator.  Raises
     ValueError for invalid ranks, or if the name has another list."""
-    if _comm is None:
+    comm = _comm if job is None else job.comm
+    if comm is None:
         raise _unusable()
     group = ctypes.c_void_p()
-    status = lib.tally_group_create(_comm, name.encode(), (ctypes.c_int * len(ranks))(*ranks), len(ranks),
+    status = lib.tally_group_create(comm, name.encode(), (ctypes.c_int * len(ranks))(*ranks), len(ranks),
                                     ctypes.byref(group))
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
@@ -434,15 +477,16 @@ class Call:
     then: called with the operation at its end, in another thread or before the submission returns.
     finish: result -> what wait() returns; the first waiter calls it, once, after success.
     line: in an ordered name space, the calls before this one; see tally.torch.device.
+    job: the Job that it is made in; None: the one that init() has joined.
     """
 
     _TERMS = ("name", "reduction", "group", "priority", "prescale", "postscale", "space", "note", "partial", "then", "finish",
-              "line")
+              "line", "job")
     # Made once for all submissions.  options: (shape, the library's options) of the last one; encoded: the name as bytes.
     __slots__ = (*_TERMS, "options", "encoded")
 
     def __init__(self, name=None, reduction=0, group=None, priority=0, prescale=1.0, postscale=1.0, space=HOROVOD, note=None,
-                 partial=False, then=None, finish=None, line=None):
+                 partial=False, then=None, finish=None, line=None, job=None):
         self.name = name
         self.reduction = reduction
         self.group = group
@@ -455,6 +499,7 @@ class Call:
         self.then = then
         self.finish = finish
         self.line = line
+        self.job = job
         self.options = self.encoded = None
 
     def but(self, **changes):
@@ -489,7 +534,7 @@ class Operation:
     memory until the operation has ended.
     """
 
-    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_group", "__weakref__")
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_group", "_job", "__weakref__")
 
     def __init__(self, op, call, keep=None, result=None):
         _calling.here = True
@@ -499,6 +544,7 @@ class Operation:
         self._result = result  # what wait() returns, or passes to finish
         self._finish = call.finish
         self._group = call.group
+        self._job = call.job
         self._failure = None
 
     def done(self):
@@ -560,13 +606,13 @@ class Operation:
 
     def cancel(self, reason):
         """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""
-        if not self._ended and _comm is not None:
+        if not self._ended and (_comm if self._job is None else self._job.comm) is not None:
             lib.tally_op_cancel(self._op, reason.encode())  # with the GIL: shutdown() does not begin meanwhile
 
     def watch(self, then):
         """Call then(self) once the operation has ended: in a thread of the completion queue, or at once if it has ended.
         Only once, and only for an operation that was submitted without `then`."""
-        events = _events  # still there, while operations may be under way
+        events = _events if self._job is None else self._job.events  # still there, while operations may be under way
         status = lib.tally_op_watch(self._op)
         if status == 0:
             events.expect(self._op, then, self)
@@ -668,7 +714,7 @@ def _rejected(status, kind, call):
 
 def meeting(kind, call):
     """Where the ranks' calls meet, as a key."""
-    return period(), kind, call.name, call.space, call.group
+    return period(), kind, call.name, call.space, call.group, call.job
 
 
 _refusals = collections.Counter()
@@ -682,13 +728,14 @@ def refusals(kind, call):
 def refuse(kind, call, reason):
     """Tell the ranks that submit this call (without a name: the next one) why this rank cannot.  Their calls fail with the
     reason.  Nobody is told about a message (kind None)."""
-    if _comm is None or kind is None:
+    comm = _comm if call.job is None else call.job.comm
+    if comm is None or kind is None:
         return
     if call.name is not None:
         _refusals[meeting(kind, call)] += 1
     options, where = _options_of(Call(space=call.space, group=call.group), ()), _where.of_caller()
     text = str(reason)
-    lib.tally_refuse(_comm, _encode(call.name), kind, options[0], (text if text.endswith(where) else text + where).encode())
+    lib.tally_refuse(comm, _encode(call.name), kind, options[0], (text if text.endswith(where) else text + where).encode())
 
 
 def _broken_off(error, op, kind, call, keep, result):
@@ -710,12 +757,14 @@ def _broken_off(error, op, kind, call, keep, result):
 
 def _submit(kind, function, call, shape, keep, result, *arguments):
     """Call the library's function(comm, *arguments, options, op).  kind: None for a message.  Returns the Operation."""
-    if _comm is None:
+    job = call.job
+    comm, events = (_comm, _events) if job is None else (job.comm, job.events)
+    if comm is None:
         raise _unusable()
-    events, op = _events, ctypes.c_void_p()
+    op = ctypes.c_void_p()
     try:
         options = _options_of(call, shape)
-        status = function(_comm, *arguments, options[0], ctypes.byref(op))
+        status = function(comm, *arguments, options[0], ctypes.byref(op))
     except BaseException as error:
         _broken_off(error, op, kind, call, keep, result)
         raise
@@ -732,14 +781,16 @@ def _submit(kind, function, call, shape, keep, result, *arguments):
 def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, _function=lib.tally_push_pull,
               _pointer=ctypes.c_void_p, _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
-    if _comm is None:
+    job = call.job
+    comm, events = (_comm, _events) if job is None else (job.comm, job.events)
+    if comm is None:
         raise _unusable()
-    events, op, encoded, then, known = _events, _pointer(), call.encoded, call.then, call.options
+    op, encoded, then, known = _pointer(), call.encoded, call.then, call.options
     if encoded is None and call.name is not None:
         encoded = call.encoded = _encode(call.name)
     try:
         options = known[1] if known is not None and known[0] == shape else _options_of(call, shape)
-        status = _function(_comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
+        status = _function(comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
     except BaseException as error:
         _broken_off(error, op, PUSH_PULL, call, keep, result)
         raise

@@ -1,4 +1,4 @@
-"""How processes that are started by hand find each other: addresses, and a port that is held."""
+"""How processes that are started by hand find each other: addresses, a port that is held, and groups with stores of their own."""
 
 import socket
 import subprocess
@@ -162,3 +162,123 @@ except RuntimeError as error:
     port = free_port()
     output = by_hand(tmp_path, script, (0, port), (1, port))[0][1]
     assert "script.py:%d)" % line in output and "'meet'" not in output and "tally_autoload" not in output, output
+
+
+# --- a group with a store of its own -----------------------------------------------------------------------------
+
+BESIDE = """
+import datetime, inspect, os, sys, time, torch, torch.distributed as dist, tally.torch
+from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
+
+role, rank, world_port, port = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+limit = datetime.timedelta(seconds=60)
+options = next(name for name in ("backend_options", "pg_options")
+               if name in inspect.signature(_new_process_group_helper).parameters)
+
+
+def make(store, name, rank, size=2):
+    '''As frameworks for reinforcement learning do.'''
+    group, _ = _new_process_group_helper(size, rank, [], "tally", PrefixStore(name, store), group_name=name, timeout=limit,
+                                         **{options: None})
+    _world.pg_group_ranks[group] = {one: one for one in range(size)}
+    return group
+
+
+def world_sum(expected):
+    x = torch.ones(1000) * (rank + 1)
+    dist.all_reduce(x)
+    assert x.eq(expected).all(), x
+
+
+if role == "trainer":
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="run",
+                      TORCHELASTIC_RESTART_COUNT="1")
+    dist.init_process_group("tally", init_method="tcp://127.0.0.1:" + world_port, rank=rank, world_size=2, timeout=limit)
+elif role == "engine of a world":
+    dist.init_process_group("tally", init_method="tcp://127.0.0.1:%d" % (int(world_port) + 1), rank=0, world_size=1)
+if role == "trainer" and rank == 1:
+    world_sum(3)
+    world_sum(3)
+    dist.destroy_process_group()
+    print("good")
+    raise SystemExit
+
+mine = 0 if role == "trainer" else 1
+store = dist.TCPStore("127.0.0.1", port, 2, mine == 0, limit)
+groups = [make(store, name, mine) for name in ("weights", "again")]
+for group in groups:
+    assert (group.rank(), group.size()) == (mine, 2)
+    weights = torch.arange(300_000.) if mine == 0 else torch.zeros(300_000)
+    dist.broadcast(weights, 0, group=group)
+    assert weights.equal(torch.arange(300_000.))
+works = []
+for step in range(5):
+    if mine == 0 and step == 2:
+        world_sum(3)  # the world's calls and those of the groups do not disturb each other
+    tensors = [torch.ones(70_000) * (step + mine) for _ in groups]
+    works.append((tensors, [dist.all_reduce(one, group=group, async_op=True) for one, group in zip(tensors, groups)]))
+for step, (tensors, pending) in enumerate(works):
+    for one, work in zip(tensors, pending):
+        work.wait()
+        assert one.eq(2 * step + 1).all()
+lists = [torch.zeros(2), torch.zeros(2)]
+dist.all_gather(lists, torch.ones(2) * mine, group=groups[0])
+assert [one.tolist() for one in lists] == [[0, 0], [1, 1]]
+dist.barrier(group=groups[1])
+dist.destroy_process_group(groups[0])
+try:
+    groups[0].allreduce([torch.ones(1)])
+except RuntimeError as error:
+    assert "destroyed" in str(error), error
+else:
+    raise AssertionError("it still works")
+x = torch.ones(3)
+dist.all_reduce(x, group=groups[1])
+assert x.tolist() == [2, 2, 2]
+once_more = make(store, "weights", mine)  # the name is free again
+dist.all_reduce(x, group=once_more)
+assert x.tolist() == [4, 4, 4]
+if role == "trainer":
+    world_sum(3)
+    dist.destroy_process_group()
+elif role == "engine of a world":
+    world_sum(rank + 1)
+    dist.destroy_process_group()
+else:
+    assert not tally.is_initialized()
+    for group in (groups[1], once_more):
+        group.shutdown()
+print("good")
+"""
+
+
+@pytest.mark.parametrize("engine", ["engine", "engine of a world"])
+def test_groups_between_a_trainer_and_an_engine(tmp_path, engine):
+    ports = free_port(), free_port()
+    for status, output in by_hand(tmp_path, BESIDE, ("trainer", 0, *ports), ("trainer", 1, *ports), (engine, 0, *ports)):
+        assert status == 0 and "good" in output, output
+
+
+def test_a_group_beside_fails_alone(tmp_path):
+    """The engine ends by an exception: the trainer's calls with it raise its reason, and the trainer's world goes on."""
+    script = BESIDE.partition("mine = 0")[0] + """
+mine = 0 if role == "trainer" else 1
+group = make(dist.TCPStore("127.0.0.1", port, 2, mine == 0, limit), "weights", mine)
+x = torch.ones(3)
+dist.all_reduce(x, group=group)
+if role != "trainer":
+    raise ValueError("no more prompts")
+try:
+    while True:
+        dist.all_reduce(x, group=group)
+except tally.Error as error:
+    assert "no more prompts" in str(error), error
+world_sum(3)
+world_sum(3)
+dist.destroy_process_group()
+print("good")
+"""
+    ports = free_port(), free_port()
+    results = by_hand(tmp_path, script, ("trainer", 0, *ports), ("trainer", 1, *ports), ("engine", 0, *ports))
+    for status, output in results[:2]:
+        assert status == 0 and "good" in output, output

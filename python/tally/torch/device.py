@@ -220,7 +220,7 @@ class _Load:
                  "_piece", "_hosts", "_copied", "_failure")
 
     def __init__(self, transfer, first, device, ready, call, kind, spans, submit):
-        self._generation = _core.generation()
+        self._generation = _core.generation(call.job)
         self._transfer, self._first, self._device, self._ready = transfer, first, device, ready
         self._call, self._kind, self._spans, self._submit = call, kind, spans, submit
         self._piece = self._copied = self._failure = None
@@ -288,7 +288,7 @@ class _Load:
         except Exception as error:
             self._failure = error
         try:
-            if self._generation != _core.generation():  # nothing of it shall meet the next job's
+            if self._generation != _core.generation(self._call.job):  # nothing of it shall meet the next job's
                 raise _core.Error("this rank has left the job", errno.ESHUTDOWN)
             if self._failure is None and self._kind is not None:
                 self._failure = self._transfer.broken()  # submitted and then cancelled, it might end before that

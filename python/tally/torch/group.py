@@ -37,7 +37,7 @@ from .. import _core
 from .._core import Error, Reduction
 from . import device, dispatched, earlier, lists, monitored
 from .calls import DTYPES, PLAIN, check
-from .join import decline, job_members, join
+from .join import decline, job_members, join, join_beside
 from .methods import takes_any_names
 from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks
@@ -326,7 +326,10 @@ class Group(dist.ProcessGroup):
     def _leave(self):
         global _joined
         _groups.discard(self)
-        if not _groups and _joined == _core.generation():
+        if self._ranks.job is not None:
+            # Not waited for: the others may keep theirs, as with other backends.
+            threading.Thread(target=self._ranks.job.close, name="tally-close").start()
+        elif not any(one._ranks.job is None for one in _groups) and _joined == _core.generation():
             _joined = 0
             _core.shutdown()
 
@@ -358,13 +361,13 @@ class Group(dist.ProcessGroup):
                     other = self._others[place.type] = _make_beside(self, place.type, other)
         return other
 
-    def meet(self, ranks):
-        """Wait until all ranks, which have these numbers, have made the group.
+    def meet(self, what):
+        """Wait until all ranks have made the group, which an error calls `what`.
 
         For "cpu:gloo,cuda:tally" torch makes Gloo's group first, and drops it for this one.  Gloo's of a slower rank may
         still be connecting to it.
         """
-        self._ranks.meet(self._store.timeout.total_seconds(), "group of ranks %s" % ranks)
+        self._ranks.meet(self._store.timeout.total_seconds(), what)
 
     def refuse(self, reason):
         """Tell the ranks that wait for this one's next operation why it will not come."""
@@ -838,13 +841,32 @@ class Group(dist.ProcessGroup):
         return Together(together)
 
 
+def _is_beside(options):
+    """Whether a group has a store and ranks of its own, as frameworks make one between a trainer and another program's
+    processes (_new_process_group_helper() without torch's ranks).  Torch names the default group, which is made in the same
+    way, by a number."""
+    return not options.global_ranks_in_group and (dist.is_initialized() or not options.group_id.isdigit())
+
+
+def _create_beside(options):
+    """A group whose ranks are a job of their own, beside the one that this process may be in."""
+    rank, size, name = options.group_rank, options.group_size, options.group_id
+    job = join_beside(options.store, name, rank, size)
+    group = Group(options.store, rank, size, options.timeout.total_seconds(), name,
+                  Ranks("c10d %s" % name, range(size), job))
+    group.meet("group %s of %d processes" % (name, size))
+    _groups.add(group)
+    return group
+
+
 def create(options, _=None):
     """The function that torch.distributed calls to make a group.
 
     options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
-        tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks: a process has one
-        job.
+        tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks of it.
     """
+    if _is_beside(options):
+        return _create_beside(options)
     global _joined
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
     world = size if not dist.is_initialized() else dist.get_world_size()
@@ -868,7 +890,7 @@ def create(options, _=None):
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
                   Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places))
-    group.meet(list(ranks))
+    group.meet("group of ranks %s" % list(ranks))
     _groups.add(group)
     return group
 

@@ -80,6 +80,20 @@ def _host_of(store):
     return getattr(store, "host", None)
 
 
+def _own_address(store):
+    """The address of this machine by which the store's host sees it."""
+    host = _host_of(store)
+    if host is None:
+        return "127.0.0.1"
+    try:
+        family, kind, _, _, to = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(to)  # sends nothing
+            return probe.getsockname()[0]
+    except OSError:
+        return host
+
+
 def _choose_place(store, of_all):
     """Rank 0's word for the meeting place, HOST:PORT or :PORT; "" if the settings name it."""
     if of_all and any(name in os.environ for name in _SAID):
@@ -220,6 +234,27 @@ def join(store, members, rank, patience=None):
         if rank == 0:
             decline(store, members, reason)
         raise ValueError(reason)
+
+
+def join_beside(store, name, rank, size):
+    """Become rank `rank` of `size` in a job beside this process's, whose ranks meet through `store`: torch's numbers of
+    them mean nothing.  Returns the _core.Job.  Exceptions: as of join().
+
+    name: of the job.  The ranks' launchers need not be the same, so nothing that these say counts.
+    """
+    # The n-th time that each of them does so, in whatever process.
+    key = "tally/%d" % store.add("tally/joined/%d" % rank, 1)
+
+    def choose():
+        host = _own_address(store)
+        return _address.join(host, _listen(host, 0))
+
+    settings = _meet(store, key, range(size), rank, choose, False)
+    settings["TALLY_JOB"] = name
+    if not _is_set("TALLY_TIMEOUT"):
+        settings["TALLY_TIMEOUT"] = "0"  # each call has its group's
+    with _variables(_as_rank(rank, size, False)):
+        return _core.Job(settings)
 
 
 def decline(store, members, reason):

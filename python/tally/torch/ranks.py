@@ -28,13 +28,13 @@ _NOTES = _SPACE + 1  # that of messages which are the backend's own
 class Ranks:
     """Ranks of the job that operate among themselves; all vectors have types of the library.
 
-    name: identifies these ranks on all of them.  ranks: their numbers in the job, in order.
+    name: identifies these ranks on all of them.  ranks: their numbers in the job, in order.  job: as Call.job.
     """
 
-    def __init__(self, name, ranks):
-        self.size, self.rank = len(ranks), ranks.index(_core.rank())
-        self.name = name
-        self._group = _core.make_group(name, ranks)
+    def __init__(self, name, ranks, job=None):
+        self.size, self.rank = len(ranks), ranks.index(_core.rank() if job is None else job.rank)
+        self.name, self.job = name, job
+        self._group = _core.make_group(name, ranks, job)
         self._line = device.Line()
         self._lock = threading.RLock()  # guards the next
         self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
@@ -43,7 +43,8 @@ class Ranks:
 
     def call(self, reduction=0, note=None, then=None, prescale=1.0, space=_SPACE):
         """The Call of one of these ranks' operations."""
-        return Call(None, reduction, self._group, 0, prescale, space=space, note=note, then=then, line=self._line)
+        return Call(None, reduction, self._group, 0, prescale, space=space, note=note, then=then, line=self._line,
+                    job=self.job)
 
     def _start(self, call, submit, *spans, numbered=True, ready=None):
         """Call submit(call, vectors) -> operation with vectors in host memory.  For vectors on a device, and after
@@ -147,7 +148,7 @@ class Ranks:
         Raises:
             Error: Time is up.  Ranks that come later get the same error.
         """
-        meeting = _core.barrier_async(Call("making of the " + what, group=self._group))
+        meeting = _core.barrier_async(Call("making of the " + what, group=self._group, job=self.job))
         if not meeting.ends(limit):
             meeting.cancel("%s: Timed out after %g s, the store's time-out: a rank is late, or has not made this group"
                            % (what, limit))
