@@ -401,18 +401,27 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
     return moved;
 }
 
+/* Has the card carried more by far in this job? */
+static bool has_lost(const struct place *p)
+{
+    return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
+}
+
+/* Has a card that carried more become clearly less busy than the busiest, for long?  Without a share it has its machine's own
+ * gradient alone, and by its value the job waits for that: nothing is found to gain elsewhere.  Then a small loss will do. */
+static bool has_recovered(const struct place *p, double long_busiest)
+{
+    double busy = tly_gauge_long_busy(&p->card);
+    bool lost = p->dealt ? has_lost(p) : p->known.peak > p->card.value * (1 + TLY_REPLAN_NEAR);
+    return lost && busy > 0 && busy < long_busiest - 2 * TLY_REPLAN_LESS_BUSY;
+}
+
 /* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
  * guess need only be less busy than the busiest. */
 static bool has_spare(const struct tly_gauge *g, double busiest)
 {
     double busy = tly_gauge_busy(g);
     return tly_gauge_has_slack(g) || (g->guess && busy > 0 && busy < busiest - TLY_REPLAN_LESS_BUSY);
-}
-
-/* Has the card carried more by far in this job? */
-static bool has_lost(const struct place *p)
-{
-    return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none.  carried: of what
@@ -495,13 +504,15 @@ static bool holds_up(const struct tly_gauge *g)
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s, true), planned = usual(r, count, s, false), busiest = 0, most = 0;
+    double others = usual(r, count, s, true), planned = usual(r, count, s, false), busiest = 0, most = 0,
+           long_busiest = 0;
     int busy = 0;
     bool some = false;
     look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+            long_busiest = fmax(long_busiest, tly_gauge_long_busy(&r->place[i].card));
             most = fmax(most, r->place[i].known.peak);
             busy += holds_up(&r->place[i].card);
         }
@@ -515,10 +526,13 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
         bool allowed =
             (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
         p->doubtful = far && p->dealt && is_doubtful(r, p, others);
-        bool spare = has_spare(&p->card, busiest), hides = far && !spare && may_hide(p);
-        if (tly_candidates_is_card(r, s, i) && allowed && (spare || hides) && p->card.value > 0 &&
+        bool spare = has_spare(&p->card, busiest);
+        bool recovers = !spare && has_recovered(p, long_busiest), hides = far && !spare && may_hide(p);
+        if (tly_candidates_is_card(r, s, i) && allowed && (spare || recovers || hides) && p->card.value > 0 &&
             !p->slowed) {
             double value = value_to_try(p, others, most, far, hides);
+            if (recovers)
+                value = fmin(value, p->known.peak); /* more would make it slow, and seem to be in vain */
             p->next = fmax(p->card.value, snap(r, count, s, i, value, SAME_AT_FIRST));
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {

@@ -115,6 +115,11 @@ void tly_replan_begin(struct tly_replan *r, bool alone)
     clear(r);
     if (!r->expected || !alone)
         r->trying = NULL;
+    if (!alone) { /* tries in vain were of other services */
+        r->more.pause = FIRST_PAUSE;
+        if (r->more.at > r->samples + FIRST_PAUSE)
+            r->more.at = r->samples + FIRST_PAUSE;
+    }
     r->expected = false;
 }
 

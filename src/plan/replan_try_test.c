@@ -611,6 +611,41 @@ static void a_workers_card_that_returns_has_its_share_again(void **state)
     }
 }
 
+/* A tallyd's card drops, and the tallyd is out and comes again.  While it is tried, a worker's card is slow for a while.  Once
+ * nothing changes any more, both have their shares again within 300 samples, 2 minutes of traffic. */
+static void a_card_returns_while_another_change_settles(void **state)
+{
+    for (int n = 0; n < 60; n++) {
+        struct cluster c;
+        cluster_start(&c, 4, 2, NULL, 0);
+        c.noise = .02;
+        c.random = (unsigned)n;
+        cluster_run(&c, 30 + n % 7);
+        c.real[5] = 20;
+        cluster_run(&c, 40);
+        double last = tly_replan_bandwidth(c.r, 5);
+        c.s[5].active = false;
+        cluster_split(&c);
+        tly_replan_begin(c.r, false);
+        cluster_run(&c, 1 + n % 20);
+        assert_int_equal(tly_replan_place(c.r, 5, last, 0, 0, false), 0);
+        c.s[5].active = true;
+        cluster_split(&c);
+        tly_replan_begin(c.r, false);
+        cluster_run(&c, 1 + n % 30);
+        c.real[5] = 100;
+        c.real[1] = 55 + 5 * (n % 6);
+        c.noise = .06;
+        cluster_run(&c, 20 + n);
+        c.real[1] = 100;
+        c.noise = .02;
+        cluster_run(&c, 300);
+        assert_true(tly_replan_bandwidth(c.r, 1) > 90 && tly_replan_bandwidth(c.r, 5) > 75);
+        assert_true(cluster_fraction(&c) >= .9);
+        cluster_finish(&c);
+    }
+}
+
 static void a_declared_card_is_not_tried_beyond_that(void **state)
 {
     struct cluster c;
@@ -782,6 +817,7 @@ int main(void)
         cmocka_unit_test(a_guess_that_is_not_seen_is_not_tried),
         cmocka_unit_test(a_card_is_never_tried_with_less),
         cmocka_unit_test(a_workers_card_that_returns_has_its_share_again),
+        cmocka_unit_test(a_card_returns_while_another_change_settles),
         cmocka_unit_test(a_declared_card_is_not_tried_beyond_that),
         cmocka_unit_test(a_try_in_vain_is_taken_back_whatever_happens_beside_it),
         cmocka_unit_test(a_try_in_vain_wakes_a_tallyd_that_it_has_put_to_rest),
