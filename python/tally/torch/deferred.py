@@ -145,8 +145,11 @@ class Barrier:
         parameters = [p for group in groups.plain(optimizer) for p in group["params"]]
         self._ungated, self._compiled = gates.guard(parameters)
         if self._ungated:
-            self.warn("%d parameters, such as %s, are in no module, so that nobody can see when they are read: step() "
-                      "waits for their updates" % (len(self._ungated), self.name_of(self._ungated[0])))
+            exposed = gates.is_exposed(self._ungated[0])
+            self.warn("%d parameters, such as %s, are in %s: step() waits for their updates"
+                      % (len(self._ungated), self.name_of(self._ungated[0]),
+                         "a ScriptModule, whose C++ code reads them unseen; to export a model, script or trace a copy of it "
+                         "(copy.deepcopy)" if exposed else "no module, so that nobody can see when they are read"))
 
     def warn(self, reason):
         """Say once why updates are waited for."""

@@ -49,6 +49,7 @@ observed = {}  # id(parameter) -> (Order, the parameter's number in that), until
 wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
 
 _guarded = {}  # id(parameter) -> weak reference to it
+_exposed = set()  # ids of guarded parameters that a ScriptModule has, whose C++ code passes no gate
 _bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
 _calling = threading.local()  # .through: how many contexts of through() this thread is in; .collecting: it collects garbage
 _Module = torch.nn.Module
@@ -414,6 +415,8 @@ def guard(parameters):
         own = {id(p) for p in _parameters_of(module)} & wanted
         if own:
             (gated if _attach(module) else bare).update(own)
+            if isinstance(module, torch.jit.ScriptModule):
+                _exposed.update(own)
             around.append(module)
     seen = {id(module) for module in around}
     for module in around:  # grows
@@ -423,7 +426,52 @@ def guard(parameters):
                 _attach(parent)
                 around.append(parent)
     compiled = _cover_compiled(around, parents, wanted)
-    return [p for p in parameters if id(p) in bare or id(p) not in gated], compiled
+    return [p for p in parameters if id(p) in bare or id(p) not in gated or id(p) in _exposed], compiled
+
+
+def is_exposed(p):
+    """Whether a ScriptModule has p."""
+    return id(p) in _exposed
+
+
+def _is_gate(hook):
+    """Also what a copied Gate is."""
+    return type(hook) is Gate or getattr(hook, "__self__", None) == {}
+
+
+@contextmanager
+def _without_gates(module):
+    """Within it the module and those inside have no Gates: torch.jit.script would compile them."""
+    taken = []
+    for one in module.modules():
+        hooks = one._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if _is_gate(hook)]:
+            taken.append((hooks, key, hooks.pop(key)))
+    try:
+        yield
+    finally:
+        for hooks, key, hook in reversed(taken):
+            hooks[key] = hook
+            hooks.move_to_end(key, last=False)
+
+
+def _have_script_tell():
+    """Have torch.jit.script() and trace() tell which parameters their C++ code reads, and leave out the Gates."""
+    recursive = torch.jit._recursive
+    create = recursive.create_script_module
+
+    @functools.wraps(create)
+    def create_script_module(nn_module, *arguments, **named):
+        global wrong
+        with _without_gates(nn_module):
+            result = create(nn_module, *arguments, **named)
+        own = {id(p) for p in nn_module.parameters()} & _guarded.keys()
+        if own - _exposed:
+            _exposed.update(own)
+            wrong = True
+        return result
+
+    recursive.create_script_module = create_script_module
 
 
 def _parameters_of(module):
@@ -451,6 +499,7 @@ def _lose(number, reference):
         del _guarded[number]
         observed.pop(number, None)
         due.pop(number, None)
+        _exposed.discard(number)
 
 
 @functools.lru_cache(None)
@@ -484,5 +533,6 @@ def _prepare():
                     p.grad.zero_()
 
     _Module.zero_grad = zero
+    _have_script_tell()
     gc.callbacks.append(_note_collection)
     _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
