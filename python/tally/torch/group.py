@@ -23,7 +23,6 @@ import datetime
 import errno
 import functools
 import hashlib
-import inspect
 import itertools
 import sys
 import threading
@@ -35,9 +34,9 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, dispatched, earlier, lists, monitored
+from . import device, dispatched, earlier, ending, lists, monitored
 from .calls import DTYPES, PLAIN, check
-from .join import decline, job_members, join, join_beside
+from .join import decline, job_members, is_beside, join, join_beside
 from .methods import takes_any_names
 from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks
@@ -841,13 +840,6 @@ class Group(dist.ProcessGroup):
         return Together(together)
 
 
-def _is_beside(options):
-    """Whether a group has a store and ranks of its own, as frameworks make one between a trainer and another program's
-    processes (_new_process_group_helper() without torch's ranks).  Torch names the default group, which is made in the same
-    way, by a number."""
-    return not options.global_ranks_in_group and (dist.is_initialized() or not options.group_id.isdigit())
-
-
 def _create_beside(options):
     """A group whose ranks are a job of their own, beside the one that this process may be in."""
     rank, size, name = options.group_rank, options.group_size, options.group_id
@@ -865,7 +857,7 @@ def create(options, _=None):
     options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
         tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks of it.
     """
-    if _is_beside(options):
+    if is_beside(options):
         return _create_beside(options)
     global _joined
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
@@ -898,23 +890,4 @@ def create(options, _=None):
 if not hasattr(dist.Backend, "TALLY"):
     dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu"])
 
-
-def _have_destroy_tell():
-    """Have destroy_process_group() tell our groups.  A PyTorch that shuts no group down only forgets them."""
-    destroy = dist.destroy_process_group
-    code = getattr(inspect.unwrap(destroy), "__code__", None)
-    if code is None or "shutdown" in code.co_names:
-        return
-
-    @functools.wraps(destroy)
-    def destroy_process_group(group=None):
-        groups = list(_groups)  # torch may hold the only reference
-        destroy(group)
-        for one in groups:
-            if one not in dist.distributed_c10d._world.pg_map:
-                one.shutdown()
-
-    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
-
-
-_have_destroy_tell()
+ending.have_destroy_tell(_groups)

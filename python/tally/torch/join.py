@@ -236,6 +236,13 @@ def join(store, members, rank, patience=None):
         raise ValueError(reason)
 
 
+def is_beside(options):
+    """Whether a group has a store and ranks of its own, as frameworks make one between a trainer and another program's
+    processes (_new_process_group_helper() without torch's ranks).  Torch names the default group, which is made in the same
+    way, by a number."""
+    return not options.global_ranks_in_group and (dist.is_initialized() or not options.group_id.isdigit())
+
+
 def join_beside(store, name, rank, size):
     """Become rank `rank` of `size` in a job beside this process's, whose ranks meet through `store`: torch's numbers of
     them mean nothing.  Returns the _core.Job.  Exceptions: as of join().
