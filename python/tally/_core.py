@@ -525,6 +525,7 @@ def reducing(name, reduction, group, priority, prescale, postscale, space=HOROVO
 
 
 _calling = _leaving.calling
+moved = False  # whether an operation other than a barrier has begun; steps.py asks for those since the first step
 
 
 class Operation:
@@ -761,6 +762,8 @@ def _submit(kind, function, call, shape, keep, result, *arguments):
     comm, events = (_comm, _events) if job is None else (job.comm, job.events)
     if comm is None:
         raise _unusable()
+    global moved
+    moved = moved or kind != BARRIER
     op = ctypes.c_void_p()
     try:
         options = _options_of(call, shape)
@@ -785,6 +788,8 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     comm, events = (_comm, _events) if job is None else (job.comm, job.events)
     if comm is None:
         raise _unusable()
+    global moved
+    moved = True
     op, encoded, then, known = _pointer(), call.encoded, call.then, call.options
     if encoded is None and call.name is not None:
         encoded = call.encoded = _encode(call.name)

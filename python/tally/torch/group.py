@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from .. import _core
 from .._core import Error, Reduction
-from . import device, dispatched, earlier, ending, lists, monitored
+from . import device, dispatched, earlier, ending, lists, monitored, steps
 from .calls import DTYPES, PLAIN, check
 from .join import decline, job_members, is_beside, join, join_beside
 from .methods import takes_any_names
@@ -325,6 +325,8 @@ class Group(dist.ProcessGroup):
     def _leave(self):
         global _joined
         _groups.discard(self)
+        if not _groups and self.size() > 1:
+            steps.warn_alone(self.rank())
         if self._ranks.job is not None:
             # Not waited for: the others may keep theirs, as with other backends.
             threading.Thread(target=self._ranks.job.close, name="tally-close").start()
