@@ -274,6 +274,8 @@ static void make_groups(struct tly_survey *s)
 
 uint32_t tly_survey_next(struct tly_survey *s)
 {
+    if (s->second_look && s->at >= s->groups)
+        return 0;
     take_stock(s);
     s->back = s->at >= 0 && !s->back;
     if (!s->back) {

@@ -223,7 +223,9 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
     char at[16], turns[TLY_SLOW_TURNS * (sizeof c->slow.turns.who[0] + 5)];
     struct tly_roster_service seen;
     tly_adapt_time(time(NULL), at);
-    name_holder(c, s->why, who, s->who, sizeof s->who);
+    s->who[0] = '\0';
+    if (s->why != TLY_WHY_NOBODY) /* else `who` is the last holder's number, of whatever kind that was */
+        name_holder(c, s->why, who, s->who, sizeof s->who);
     switch (s->why) {
     case TLY_WHY_CARD:
     case TLY_WHY_SUMS:

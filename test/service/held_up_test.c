@@ -44,6 +44,7 @@ static void test_why_a_rank_is_late(void **state)
     say_steps(1, .1, 0);
     turn_until(&a->judged, 3);
     assert_int_equal(a->slow.why, TLY_WHY_NOBODY);
+    assert_string_equal(a->slow.who, "");
 }
 
 /* One rank after the other, until that is what is said. */
