@@ -3,6 +3,7 @@
 #   make            build into build/; everything runs from there (build/bin/tally, PYTHONPATH=build/python)
 #   make demo       train a network with 4 workers and 2 tallyd on this machine
 #   make test       the tests; ends with "N passed, N failed".  SUITES="unit cli" runs only those
+#                   ONE=FILE[::NAME] runs one file or test: ONE=test/python/test_ops.py::test_sum, ONE=src/base/heap_test.c
 #   make test-all   also the long ones: more of each kind, more steps, a minute for each fuzzer
 #   make bench      measure; ARGS="--quick --json FILE" goes to the benchmarks
 #   make install    into PREFIX (/usr/local), below DESTDIR
@@ -42,7 +43,7 @@ demo:
 test:
 	@$(setup) test
 	@$(build)
-	@$(venv) scripts/run_tests --long=$(LONG) $(SUITES)
+	@$(venv) scripts/run_tests --long=$(LONG) $(if $(ONE),--one '$(ONE)',$(SUITES))
 
 test-all:
 	@$(MAKE) test LONG=all

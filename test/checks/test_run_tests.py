@@ -217,3 +217,27 @@ def test_idle_is_that_of_our_cores(runner, tmp_path):
     idle = runner.Idle(stat)
     stat.write_text(text % (ours, 40, 20))
     assert idle.look() == 0.25
+
+
+def test_one_python_test_runs(runner, capfd):
+    (runner.ROOT / "test" / "suite" / "test_it.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
+    assert runner.run_one("test/suite/test_it.py::test_a", ()) == 0
+    assert runner.run_one("test/suite/test_it.py::test_b", ()) == 1
+    assert runner.run_one("test/suite/test_it.py::test_c", ()) != 0
+    assert "-m pytest" in capfd.readouterr().out
+
+
+def test_one_c_test_runs(runner, capfd):
+    runner.ROOT = ROOT
+    assert runner.run_one("src/base/heap_test.c::test_reserve", ()) == 0
+    said = capfd.readouterr().out
+    assert "ok 1 - test_reserve" in said and said.endswith("1 passed, 0 failed\n")
+    assert runner.run_one("src/base/heap_test.c::test_nothing", ()) == 1
+    assert "no test has this name" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("what, why", (("src/none_test.c", "there is no file"), ("src/base/heap.c", "is no test")))
+def test_one_refuses_what_is_no_test(runner, what, why):
+    runner.ROOT = ROOT
+    with pytest.raises(ValueError, match=why):
+        runner.run_one(what, ())
