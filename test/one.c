@@ -1,7 +1,7 @@
 /* one.c - lets one test of a C test program run: TEST_ONE is its name, with * and ? as in a shell. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "base/heap.h"
+#include "ops/rule.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -24,7 +24,7 @@ enum { VERDICT_S = 8 };
 
 uint32_t tly_answers_length(const struct round *r, uint32_t rank)
 {
-    return r->slots[rank].quiet ? 0 : r->kind->length(&r->head, r->who, rank);
+    return r->slots[rank].quiet ? 0 : r->rule->length(&r->head, r->who, rank);
 }
 
 static bool answer_ready(const struct tly_job *job, const struct round *r, uint32_t rank)

@@ -5,7 +5,6 @@
 #include "base/list.h"
 #include "sum/internal.h"
 #include "sum/job.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/service.h"

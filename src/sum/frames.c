@@ -1,7 +1,7 @@
 /* frames.c - the frames that come over a session: which may come, what is wrong with them, and which file they concern.
  *
  * A header is judged before its payload is read: by session (a watcher, a rank of the job), by type, and a push by all
- * that it says of its part (bad_push, and kind.h for its size).  A frame that makes no sense ends the connection with a
+ * that it says of its part (bad_push, and ops/rule.h for its size).  A frame that makes no sense ends the connection with a
  * sentence.  Nothing is remembered here. */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,10 +9,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "join/measure.h"
+#include "ops/rule.h"
 #include "reduce/reduce.h"
 #include "sum/internal.h"
 #include "sum/job.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/service.h"
@@ -24,29 +24,29 @@
 #include "transport/transport.h"
 
 /* May ranks of this group do what the frame says? */
-static bool fits_group(const struct tly_kind *k, const struct tly_frame *f, const struct members *who)
+static bool fits_group(const struct tly_rule *rule, const struct tly_frame *f, const struct members *who)
 {
     bool pair = f->group & TLY_PAIR;
     if (!pair)
-        return k->groups != TLY_PAIRS;
-    if (k->groups == TLY_LISTS || f->root != tly_pair_from(f->group))
+        return rule->groups != TLY_PAIRS;
+    if (rule->groups == TLY_LISTS || f->root != tly_pair_from(f->group))
         return false;
-    return k->givers != TLY_NONE_GIVE || who->count == 1;
+    return rule->givers != TLY_NONE_GIVE || who->count == 1;
 }
 
 static const char *bad_push(const struct tly_job *job, const struct session *p, const struct tly_frame *f,
                             const struct members *who)
 {
-    const struct tly_kind *k = tly_kind_of(f);
+    const struct tly_rule *rule = tly_rule_of(f);
     size_t element = tly_reduce_element_size(f->dtype);
     bool request = f->flags & TLY_REQUEST, offer = f->flags & TLY_OFFER;
     if (f->rank != p->rank || !job->by_rank[p->rank])
         return "a push in another's name";
-    if (!k)
+    if (!rule)
         return "unknown kind, type or size";
-    if (!who || !fits_group(k, f, who))
+    if (!who || !fits_group(rule, f, who))
         return "unknown group";
-    if (k->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
+    if (rule->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
         return "no such root";
     if (f->flags & TLY_MARK)
         return f->part == 0 && f->offset == 0 && f->length == 0 ? NULL : "a malformed error mark";
@@ -54,12 +54,12 @@ static const char *bad_push(const struct tly_job *job, const struct session *p, 
         return "unknown kind, type or size";
     if (f->length > job->part_most)
         return "a part larger than agreed";
-    const char *why = k->check ? k->check(f, who) : NULL;
+    const char *why = rule->check ? rule->check(f, who) : NULL;
     if (why)
         return why;
     if (f->type == TLY_HAVE)
         return f->offset > f->length ? "more than there is of a part" : NULL;
-    if (request == tly_kind_gives(k, f, f->rank) || (offer && (request || !k->offers)))
+    if (request == tly_rule_gives(rule, f, f->rank) || (offer && (request || !rule->offers)))
         return "a request out of place";
     if ((request || offer) && f->payload)
         return "a request with data";
@@ -132,7 +132,7 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
         tly_verdict_arrived(p, r);
     }
     tly_round_push(p, r, f, who, land);
-    if (begins && r->kind->offers && f->part == 0)
+    if (begins && r->rule->offers && f->part == 0)
         tly_progress_offered(job);
     if (begins && r->said)
         tly_redo_look(job, r);

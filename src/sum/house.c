@@ -24,7 +24,6 @@
 #include "join/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/session.h"

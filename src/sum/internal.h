@@ -16,7 +16,6 @@
  *   joined.c    ranks that have joined, in rounds
  *   verdict.c   ranks that disagree, refuse, leave or are late
  *   answers.c   results on their way to the ranks
- *   kinds/      what a part's pushes become
  *   round.c     arrivals and release
  *   progress.c  from all pushes to the result
  *   redo.c      what ranks say after a loss
@@ -28,7 +27,7 @@
  *   job.c       a job from the first connection to the end
  *   service.c   a house of one job, for a rank and tallyd
  *
- * crew.c, kind.c, pool.c, quota.c and words.c use none of them. */
+ * crew.c, pool.c, quota.c and words.c use none of them. */
 #ifndef TLY_SUM_INTERNAL_H
 #define TLY_SUM_INTERNAL_H
 

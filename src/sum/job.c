@@ -26,7 +26,6 @@
 #include "join/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/round.h"

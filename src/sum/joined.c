@@ -13,8 +13,8 @@
 #include <sys/mman.h>
 
 #include "base/map.h"
+#include "ops/rule.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -31,7 +31,7 @@ static bool sits_out(const struct tly_job *job, const struct round *r, uint32_t 
 static bool is_teams(const struct tly_job *job, const struct round *r)
 {
     const struct tly_frame *f = &r->head;
-    if (!job->teams || !r->kind->carried)
+    if (!job->teams || !r->rule->carried)
         return false;
     bool meets = f->part == 0 && f->group == 0 && f->length == 0 && (f->count || (f->flags & TLY_MARK));
     return f->root || meets;
@@ -52,7 +52,7 @@ static bool goes_on(const struct tly_job *job, const struct round *r)
 {
     if (is_teams(job, r))
         return true;
-    return r->head.group == 0 && r->kind->spares && r->kind->spares(&r->head);
+    return r->head.group == 0 && r->rule->spares && r->rule->spares(&r->head);
 }
 
 bool tly_joined_may_miss(const struct round *r)
@@ -72,7 +72,7 @@ static bool mark(struct tly_job *job, struct round *r, uint32_t rank)
     struct answer *a = &r->answers[rank];
     if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !takes_no_part(job, r, rank))
         return false;
-    if (r->kind->givers == TLY_ROOT_GIVES && rank == r->head.root)
+    if (r->rule->givers == TLY_ROOT_GIVES && rank == r->head.root)
         return false; /* nothing can be given to the others: they cancel it once they hear from home */
     tly_slot_change(job, r, rank, SLOT_JOINED);
     slot->filled = r->head.length;

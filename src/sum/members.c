@@ -10,7 +10,6 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/session.h"
 #include "sum/slot.h"

@@ -10,7 +10,6 @@
 #include "base/list.h"
 #include "base/slot.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/round.h"

@@ -3,13 +3,13 @@
  * A round begins its result once all contributors have come, with data, a request or zeros (SLOT_JOINED).  It goes as far
  * as all inputs have come, in steps of at least a fragment, so that results flow while inputs still arrive.  A step is made
  * in the loop, or by the crew in pieces; while the crew has pieces of a round nobody else touches its data.  What a step
- * does is the kind's business (kind.h): here are the conditions, the memory and the order.
+ * does is its rule's business (ops/rule.h): here are the conditions, the memory and the order.
  *
  * A step leads to answers (answers.c); the last one ends the round's need for its inputs. */
 #include "base/list.h"
+#include "ops/rule.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -27,13 +27,13 @@ enum {
 static uint32_t reach(const struct round *r)
 {
     uint32_t least = r->head.length;
-    bool all = r->kind->givers == TLY_ALL_GIVE;
+    bool all = r->rule->givers == TLY_ALL_GIVE;
     for (uint32_t i = 0; i < r->who->count; i++) {
         uint32_t rank = r->who->rank[i];
-        if (r->slots[rank].filled < least && (all || tly_kind_gives(r->kind, &r->head, rank)))
+        if (r->slots[rank].filled < least && (all || tly_rule_gives(r->rule, &r->head, rank)))
             least = r->slots[rank].filled;
     }
-    if (!r->kind->streams)
+    if (!r->rule->streams)
         return least == r->head.length ? r->length : 0;
     return least == r->length ? least : least - least % TLY_ALIGN;
 }
@@ -44,9 +44,9 @@ static bool place_result(struct tly_job *job, struct round *r)
 {
     if (r->result || r->length == 0)
         return true;
-    r->result = r->kind->place ? r->kind->place(r) : NULL;
+    r->result = r->rule->place ? r->rule->place(r) : NULL;
     r->result_room = r->result ? r->head.length : r->length;
-    if (!r->result && r->kind->givers != TLY_ROOT_GIVES)
+    if (!r->result && r->rule->givers != TLY_ROOT_GIVES)
         r->result = tly_memory_take_always(job, r->length);
     return r->result != NULL;
 }
@@ -73,10 +73,10 @@ void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to)
         tly_memory_ask_again(job);
 }
 
-/* Its kind may have the round wait for an offer; such rounds are counted. */
+/* Its rule may have the round wait for an offer; such rounds are counted. */
 static bool must_wait(struct tly_job *job, struct round *r)
 {
-    bool waits = r->kind->may_start && !r->kind->may_start(job, r);
+    bool waits = r->rule->may_start && !r->rule->may_start(job, r);
     job->waiting += (uint32_t)waits - r->waits;
     r->waits = waits;
     return waits;
@@ -97,7 +97,7 @@ static void forget_withdrawn(struct tly_job *job, struct round *r)
 static void sum_piece(struct tly_task *t)
 {
     struct piece *p = tly_list_entry(t, struct piece, task);
-    p->round->kind->advance(p->job, p->round, p->from, p->to);
+    p->round->rule->advance(p->job, p->round, p->from, p->to);
 }
 
 static void piece_done(struct tly_task *t)
@@ -121,7 +121,7 @@ static void piece_done(struct tly_task *t)
 static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
 {
     uint32_t length = to - r->summed, count = (uint32_t)job->house->crew.threads;
-    if (!count || !r->kind->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
+    if (!count || !r->rule->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
         return false;
     if (count > length / LEAST_PIECE)
         count = length / LEAST_PIECE;
@@ -159,8 +159,8 @@ void tly_progress(struct tly_job *job, struct round *r)
     /* Less than a fragment is not worth a frame. */
     if (!whole && to - r->summed < job->fragment_bytes)
         return;
-    if (whole && r->kind->tell && !r->had)
-        r->kind->tell(job, r);
+    if (whole && r->rule->tell && !r->had)
+        r->rule->tell(job, r);
     if (r->complete)
         return;
     if (!place_result(job, r)) {
@@ -169,11 +169,11 @@ void tly_progress(struct tly_job *job, struct round *r)
     }
     if (r->summed == 0)
         r->order = job->next_order++;
-    if (to > r->summed && r->kind->advance) {
-        if ((r->kind->borrows && !tly_memory_hold_loans(job, r)) || hand_to_crew(job, r, to))
+    if (to > r->summed && r->rule->advance) {
+        if ((r->rule->borrows && !tly_memory_hold_loans(job, r)) || hand_to_crew(job, r, to))
             return;
-        r->kind->advance(job, r, r->summed, to);
-        if (r->kind->borrows)
+        r->rule->advance(job, r, r->summed, to);
+        if (r->rule->borrows)
             tly_memory_drop_loans(job, r);
     }
     tly_progress_reached(job, r, to);

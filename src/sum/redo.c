@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "ops/rule.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -56,7 +56,7 @@ static bool pushes(const struct round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
-    return r->head.length && wanted && tly_kind_gives(r->kind, &r->head, rank);
+    return r->head.length && wanted && tly_rule_gives(r->rule, &r->head, rank);
 }
 
 /* All ranks have pushed or said what they have: find out who has most, and ask for the rest. */

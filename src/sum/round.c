@@ -8,8 +8,8 @@
 #include "sum/round.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "ops/rule.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/session.h"
 #include "sum/slot.h"
@@ -75,7 +75,7 @@ static void make_room(struct session *p, struct round *r)
     struct slot *slot = &r->slots[p->rank];
     if (slot->data)
         return;
-    slot->loan = r->kind->borrows ? tly_link_loan(p->link) : NULL;
+    slot->loan = r->rule->borrows ? tly_link_loan(p->link) : NULL;
     if (slot->loan)
         tly_loan_keep(slot->loan);
     else

@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 #include "base/list.h"
+#include "ops/rule.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/slot.h"
 #include "trace/timeline.h"
@@ -45,14 +45,14 @@ struct round {
     struct tly_list node;  /* in job->incomplete, by age, until it is complete */
     uint64_t id;           /* key of the store */
     struct tly_frame head; /* of the first push; all ranks must agree on it */
-    const struct tly_kind *kind;
+    const struct tly_rule *rule;
     const struct members *who;  /* contributors; where ranks disagree about them, all that anybody names */
     uint32_t opener;            /* the rank whose burden it is; TLY_NO_PEER once all have come */
     uint32_t arrived;           /* slots of contributors that are not SLOT_ABSENT, */
     uint32_t joined;            /* and those of them that are SLOT_JOINED */
     uint32_t summed, length;    /* bytes of the result: ready, in all */
     bool complete;              /* the result is whole, or there is a verdict */
-    bool waits;                 /* its kind has said that it may not start yet */
+    bool waits;                 /* its rule says that it may not start yet */
     bool refused;               /* a push of it is not kept: a verdict is on the way */
     struct piece piece[PIECES]; /* the crew's share of the work */
     uint32_t

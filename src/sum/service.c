@@ -8,7 +8,6 @@
 #include "sum/house.h"
 #include "sum/internal.h"
 #include "sum/job.h"
-#include "sum/kind.h"
 #include "sum/session.h"
 
 struct tly_service {

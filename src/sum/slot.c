@@ -14,7 +14,6 @@
 #include "sum/slot.h"
 #include "base/check.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"

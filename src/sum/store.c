@@ -9,8 +9,8 @@
 #include "base/heap.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "ops/rule.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/round.h"
@@ -54,11 +54,11 @@ struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, cons
     }
     r->id = id;
     r->head = *f;
-    r->kind = tly_kind_of(f);
+    r->rule = tly_rule_of(f);
     r->who = who;
     r->opener = f->rank;
     job->burden[f->rank].opened++;
-    r->length = r->kind->length(f, who, TLY_NO_PEER);
+    r->length = r->rule->length(f, who, TLY_NO_PEER);
     r->references = 1;
     r->born = job->loop->awake;
     r->age = job->next_age++;

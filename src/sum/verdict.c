@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"

@@ -11,7 +11,6 @@
  * burdens its rank until it is confirmed.  Past most_owed the window stays shut; past most_opened the rank may open no
  * round. */
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"

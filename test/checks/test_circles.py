@@ -2,22 +2,21 @@
 tested and replaced with only what is below it.
 
 A file uses another if it calls, or takes the address of, a function or a table that the other one defines.  What a file
-gets as a callback, or finds in a list, it does not use: kind.c lists the kinds of operations, media.c the media.
+gets as a callback, or finds in a list, it does not use: rule.c lists the rules of operations, media.c the media.
 """
 
-import pathlib
 import re
 
 import pytest
 from tree import ROOT, files
 
 # How many files a folder has at least, and the circles that it has still: this list may only shrink.
-FOLDERS = {"base": 10, "comm": 25, "join": 15, "local": 15, "plan": 10, "reduce": 3, "sched": 1, "sum": 20, "topo": 5}
+FOLDERS = {"base": 10, "comm": 25, "join": 15, "local": 15, "ops": 7, "plan": 10, "reduce": 3, "sched": 1, "sum": 20, "topo": 5}
 FOLDERS |= {"tallyd": 2, "trace": 3, "transport": 15, "wire": 3, "cli": 10, "mpi": 4}
 CIRCLES = {"mpi": ["message.c", "world.c"]}
-LISTS = ("kind.c", "media.c", "stages.c")
+LISTS = ("rule.c", "media.c", "stages.c")
 
-# Shared names are defined at the beginning of a line: "int tly_x(", "const struct tly_kind tly_kind_sum = {".
+# Shared names are defined at the beginning of a line: "int tly_x(", "const struct tly_rule tly_rule_sum = {".
 DEFINED = re.compile(r"^(?!static|extern|typedef|#)[A-Za-z_][\w \*]*?\b(tly_\w+)\s*(\([^;]*?\)\s*\{|=)", re.MULTILINE)
 COMMENT = re.compile(r'/\*.*?\*/|"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -69,25 +68,18 @@ def test_uses_are_found():
 )
 def test_files_use_those_above_them_in_the_list(folder, header, least):
     comment = (ROOT / "src" / folder / header).read_text(encoding="utf-8").split("*/")[0]
-    order = re.findall(r"^ \*   (\w+\.c|kinds/)", comment, re.MULTILINE)
+    order = re.findall(r"^ \*   (\w+\.c)", comment, re.MULTILINE)
     place = {name: i for i, name in enumerate(order)}
     assert len(place) >= least
-
-    def at(name):
-        return place.get(re.sub(r"^kinds/.*", "kinds/", name), -1)
-
     for name, used in uses(sources_of(folder)).items():
-        assert [other for other in used if at(other) > at(name)] == [], name
+        assert [other for other in used if place.get(other, -1) > place.get(name, -1)] == [], name
 
 
-def test_only_the_table_of_kinds_names_a_kind():
-    kinds = {pathlib.Path(name).name for name in sources_of("sum") if name.startswith("kinds/")}
-    assert {"sum.c", "list.c", "table.c", "root.c", "probe.c"} <= kinds
+def test_the_service_names_no_operation():
     for name, text in sources_of("sum").items():
-        if name != "kind.c" and not name.startswith("kinds/"):
-            code = COMMENT.sub("", text)
-            assert re.findall(r"\bTALLY_(?:PUSH_PULL|BROADCAST|ALLGATHER|BARRIER|REDUCE|REDUCE_SCATTER)\b", code) == [], name
-            assert re.findall(r"\b(?:TALLY_(?:ALLTOALL|GATHER|SCATTER|MESSAGE)|TLY_PROBE)\b", code) == [], name
+        code = COMMENT.sub("", text)
+        assert re.findall(r"\bTALLY_(?:PUSH_PULL|BROADCAST|ALLGATHER|BARRIER|REDUCE|REDUCE_SCATTER)\b", code) == [], name
+        assert re.findall(r"\b(?:TALLY_(?:ALLTOALL|GATHER|SCATTER|MESSAGE)|TLY_PROBE)\b", code) == [], name
 
 
 def test_the_check_itself():
@@ -96,11 +88,11 @@ def test_the_check_itself():
         "b.c": "void tly_b(int x,\n           int y)\n{\n    tly_c();\n}\n",
         "c.c": "int tly_c(void)\n{\n    return tly_a(0);\n}\n/* tly_d() */\n",
         "d.c": "const struct t tly_d = {0};\nint tly_e(void)\n{\n    return tly_a(1);\n}\n",
-        "kind.c": "const struct t *tly_f(void)\n{\n    tly_e();\n    return &tly_d;\n}\n",
+        "rule.c": "const struct t *tly_f(void)\n{\n    tly_e();\n    return &tly_d;\n}\n",
         "media.c": "const struct t *tly_g(void)\n{\n    return &tly_d;\n}\n",
     }
     graph = uses(sources)
-    expected = {"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": {"a.c"}, "d.c": {"a.c"}, "kind.c": {"d.c"}, "media.c": set()}
+    expected = {"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": {"a.c"}, "d.c": {"a.c"}, "rule.c": {"d.c"}, "media.c": set()}
     assert graph == expected
     assert circles(graph) == ["a.c", "b.c", "c.c"]
     assert circles({"a": {"b"}, "b": set()}) == []

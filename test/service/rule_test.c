@@ -1,19 +1,19 @@
-/* kind_test.c - a kind of operation of the test's own: what it takes to add one, without a line elsewhere in src/sum/. */
+/* rule_test.c - a rule of the test's own: what it takes to add an operation, without a line elsewhere in src/. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 
 #include "job.h"
+#include "ops/rule.h"
 #include "raw.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/round.h"
 #include "sum/verdict.h"
 
 #include <cmocka.h>
 
-/* --- the kind: exclusive or of all ranks' bytes, and a verdict where they cancel out --------------- */
+/* --- the rule: exclusive or of all ranks' bytes, and a verdict where they cancel out --------------- */
 
 enum { XOR = TLY_KINDS - 1, LENGTH = RAW_PART };
 
@@ -41,10 +41,10 @@ static void tell_xor(struct tly_job *job, struct round *r)
         tly_verdict_decide(job, r, EINVAL, "nothing is left");
 }
 
-static const struct tly_kind xor
+static const struct tly_rule xor
     = {.name = "xor",
        .check = check_xor,
-       .length = tly_kind_part_length,
+       .length = tly_rule_part_length,
        .advance = advance_xor,
        .tell = tell_xor};
 
@@ -113,10 +113,10 @@ static void test_unknown(void **state)
 
 static void test_register(void **state)
 {
-    assert_int_equal(tly_kind_register(XOR, &xor, &xor), -EEXIST);
-    assert_int_equal(tly_kind_register(TALLY_PUSH_PULL, &xor, &xor), -EEXIST);
-    assert_int_equal(tly_kind_register(0, &xor, &xor), -EINVAL);
-    assert_int_equal(tly_kind_register(TLY_KINDS, &xor, &xor), -EINVAL);
+    assert_int_equal(tly_rule_register(XOR, &xor, &xor), -EEXIST);
+    assert_int_equal(tly_rule_register(TALLY_PUSH_PULL, &xor, &xor), -EEXIST);
+    assert_int_equal(tly_rule_register(0, &xor, &xor), -EINVAL);
+    assert_int_equal(tly_rule_register(TLY_KINDS, &xor, &xor), -EINVAL);
 }
 
 int main(void)
@@ -128,7 +128,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_unknown, begin, end),
         cmocka_unit_test(test_register),
     };
-    if (tly_kind_register(XOR, &xor, &xor) != 0)
+    if (tly_rule_register(XOR, &xor, &xor) != 0)
         return 1;
     return cmocka_run_group_tests_name("kind", tests, NULL, NULL);
 }

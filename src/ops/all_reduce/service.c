@@ -1,19 +1,20 @@
-/* sum.c - the kind whose result is the reduction of all ranks' data, along the tree of the ranks that take part.
+/* service.c - the rules of sums: the result is the reduction of all ranks' data, along the tree of the ranks that take part.
  *
  * The result grows as far as all inputs have come, and takes the memory of one of them.  Inputs that lie in their ranks'
  * memory are read there; if all do, the result has memory of its own.  Ranges are independent of each other, so the
- * crew may share them. */
+ * crew may share them.  An all-reduce goes on with zeros for ranks that have joined; a reduce and the parts of a
+ * reduce-scatter follow `sum`, which does not. */
 #include <stddef.h>
 
+#include "ops/rule.h"
 #include "reduce/reduce.h"
 #include "sum/internal.h"
-#include "sum/kind.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
 #include "sum/slot.h"
 
-static const char *check(const struct tly_frame *f, const struct members *who)
+static const char *sum_check(const struct tly_frame *f, const struct members *who)
 {
     struct tly_reduction how = {f->dtype, f->op, who->count, f->prescale, f->postscale};
     const char *why = "unknown reduction";
@@ -21,12 +22,12 @@ static const char *check(const struct tly_frame *f, const struct members *who)
 }
 
 /* An all-reduce goes on with zeros for ranks that have joined. */
-static bool spares(const struct tly_frame *f)
+static bool sum_spares(const struct tly_frame *f)
 {
     return true;
 }
 
-static uint8_t *place(const struct round *r)
+static uint8_t *sum_place(const struct round *r)
 {
     for (uint32_t i = 0; i < r->who->count; i++) {
         const struct slot *slot = &r->slots[r->who->rank[i]];
@@ -37,12 +38,12 @@ static uint8_t *place(const struct round *r)
 }
 
 /* Ranks in the sum.  Where carriers push for their machines, the frame says how many ranks those are, less one. */
-static uint32_t divisor(const struct round *r)
+static uint32_t sum_divisor(const struct round *r)
 {
-    return r->kind->carried && r->head.root ? r->head.root + 1 : r->who->count;
+    return r->rule->carried && r->head.root ? r->head.root + 1 : r->who->count;
 }
 
-static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+static void sum_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
     size_t element = tly_reduce_element_size(h->dtype);
@@ -50,7 +51,7 @@ static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_
     const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
     struct tly_reduction how = {.dtype = h->dtype,
                                 .op = h->op,
-                                .divisor = divisor(r),
+                                .divisor = sum_divisor(r),
                                 .prescale = h->prescale,
                                 .postscale = h->postscale};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
@@ -66,26 +67,26 @@ static void advance(struct tly_job *job, struct round *r, uint32_t from, uint32_
         tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
 }
 
-const struct tly_kind tly_kind_all_reduce = {
+const struct tly_rule tly_rule_all_reduce = {
     .name = "all-reduce",
     .streams = true,
     .divides = true,
     .borrows = true,
     .carried = true,
-    .check = check,
-    .length = tly_kind_part_length,
-    .spares = spares,
-    .place = place,
-    .advance = advance,
+    .check = sum_check,
+    .length = tly_rule_part_length,
+    .spares = sum_spares,
+    .place = sum_place,
+    .advance = sum_advance,
 };
 
-const struct tly_kind tly_kind_sum = {
+const struct tly_rule tly_rule_sum = {
     .name = "sum",
     .streams = true,
     .divides = true,
     .borrows = true,
-    .check = check,
-    .length = tly_kind_part_length,
-    .place = place,
-    .advance = advance,
+    .check = sum_check,
+    .length = tly_rule_part_length,
+    .place = sum_place,
+    .advance = sum_advance,
 };
