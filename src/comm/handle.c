@@ -12,7 +12,6 @@
 #include "base/fork.h"
 #include "base/map.h"
 #include "comm/comm.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -26,7 +25,7 @@ static void free_own(struct tally_op *op)
     if (op->kind == TALLY_ALLGATHER) {
         free(op->gather.first_dims);
         free(op->gather.data);
-    } else if (tly_kind_is_message(op->kind) && op->message.copy) {
+    } else if (op->call->message && op->message.copy) {
         atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
         free(op->message.copy);
     }

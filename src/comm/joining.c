@@ -19,7 +19,6 @@
 #include "comm/comm.h"
 #include "comm/group.h"
 #include "comm/joining.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/peer.h"
 #include "comm/submit.h"
@@ -203,7 +202,7 @@ static bool is_drained(tally_comm *c)
 {
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
         const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
-        if (!tly_kind_is_message(op->kind))
+        if (!op->call->message)
             return false;
     }
     for (int i = 0; i < c->services; i++)

@@ -21,7 +21,6 @@
 #include "comm/epoch.h"
 #include "comm/group.h"
 #include "comm/keep.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/pace.h"
 #include "comm/part.h"
@@ -108,7 +107,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->status = -err;
     free(op->sentence);
     op->sentence = strdup(text);
-    bool alone = tly_kind_is_message(op->kind) && op->message.copy; /* nobody waits for it */
+    bool alone = op->call->message && op->message.copy; /* nobody waits for it */
     if (alone && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
         tly_warn("comm", "%s", text);
     forget_keeps(op);

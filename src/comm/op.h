@@ -13,9 +13,9 @@
 #include "base/event.h"
 #include "base/list.h"
 #include "comm/chain.h"
-#include "comm/kind.h"
 #include "comm/tensor.h"
 #include "local/local.h"
+#include "ops/call.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -37,6 +37,7 @@ struct tally_op {
     atomic_bool queued, announced; /* its end is wanted on the completion queue; and is there */
     void *tag;
 
+    const struct tly_call *call; /* of `kind` */
     uint8_t kind, dtype, reduction, space;
     uint32_t root, round;
     int32_t priority;  /* the caller's */
@@ -94,14 +95,14 @@ struct tally_op {
             uint64_t bytes;      /* of the result */
             bool listed;         /* the list has come, or is not needed */
         } gather;
-        struct { /* tly_kind_is_message */
+        struct { /* a message, a probe */
             uint32_t from, to;
             uint64_t mailbox; /* hash of group and tag */
             uint8_t *copy;    /* owned: of what is sent, so that the sender need not wait */
             int64_t found;    /* a probe's answer: a rank */
         } message;
         int64_t *
-            table; /* tly_kind_is_exchange; owned: elements for each of the group, then from each (tly_op_table) */
+            table; /* pieces between two ranks; owned: elements for each of the group, then from each (tly_op_table) */
     };
 };
 
@@ -135,12 +136,7 @@ void tly_op_set_done(struct tally_op *op);
 /* Elements for each rank and from each; NULL: the operation has none, or is nothing but an error mark. */
 static inline int64_t *tly_op_table(const struct tally_op *op)
 {
-    return tly_kind_is_exchange(op->kind) ? op->table : NULL;
-}
-
-static inline bool tly_op_is_sum(const struct tally_op *op)
-{
-    return op->kind == TALLY_PUSH_PULL || op->kind == TALLY_REDUCE || op->kind == TALLY_REDUCE_SCATTER;
+    return op->call->paired ? op->table : NULL;
 }
 
 #endif

@@ -10,7 +10,6 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/team.h"
@@ -22,7 +21,7 @@
 /* What only part 0 is cut of here, so that its home is all that is asked for: the other parts are pieces, or there are none. */
 static bool meets(const struct tally_op *op)
 {
-    return op->kind == TALLY_ALLGATHER || op->mark || !tly_kind_takes_shape(op->kind);
+    return op->mark || op->call->pieces;
 }
 
 static int simple_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
@@ -392,7 +391,7 @@ int tly_parts_make(tally_comm *c, struct tally_op *op)
     bool meet = meets(op);
     int err = 0;
     pthread_mutex_lock(&c->names_lock);
-    if (tly_kind_is_message(op->kind)) {
+    if (op->call->message) {
         err = message_parts(c, op);
     } else {
         const struct cut *cut = tly_tensor_cut(c, op, meet ? 0 : op->bytes);

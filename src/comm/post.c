@@ -3,7 +3,6 @@
 
 #include "comm/comm.h"
 #include "comm/epoch.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/peer.h"
@@ -24,7 +23,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .epoch = op->epoch->number,
         .key = op->key,
         .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
-        .count = tly_kind_is_message(op->kind) ? op->message.mailbox : op->count,
+        .count = op->call->message ? op->message.mailbox : op->count,
         .kind = op->kind,
         .dtype = p->dtype,
         .op = op->reduction,

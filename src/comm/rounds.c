@@ -10,7 +10,6 @@
 #include "comm/comm.h"
 #include "comm/joining.h"
 #include "comm/keep.h"
-#include "comm/kind.h"
 #include "comm/peer.h"
 #include "comm/tensor.h"
 #include "join/roster.h"
@@ -44,7 +43,7 @@ int tly_rounds_list(tally_comm *c)
     if (!j->rounds)
         return -ENOMEM;
     j->count = count_keeps(c, j->rounds);
-    tly_map_each(&c->names, t) if (t->round && !tly_kind_is_message(t->kind)) j->rounds[j->count++] =
+    tly_map_each(&c->names, t) if (t->round && !tly_tensor_is_message(t)) j->rounds[j->count++] =
         (struct tly_begun){t->key, t->round, 0};
     return 0;
 }

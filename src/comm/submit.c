@@ -22,13 +22,13 @@
 #include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/group.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "local/local.h"
+#include "ops/call.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 #include "trace/timeline.h"
@@ -42,11 +42,6 @@ enum { MOST_REASON = 600 }; /* bytes of a refusal's */
 static char *copy_reason(const char *reason)
 {
     return strndup(reason ? reason : "no reason given", MOST_REASON);
-}
-
-static bool has_root(uint8_t kind)
-{
-    return kind == TALLY_BROADCAST || kind == TALLY_REDUCE || kind == TALLY_GATHER || kind == TALLY_SCATTER;
 }
 
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o)
@@ -66,6 +61,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
     if (r->dtype >= TLY_DTYPE_COUNT)
         return tly_fail(EINVAL, "%d is no dtype: pass TALLY_FLOAT32 or another of enum tally_dtype",
                         (int)r->dtype);
+    const struct tly_call *call = tly_call_of(r->kind);
     size_t element = tly_reduce_element_size((int)r->dtype);
     uint64_t bytes; /* nothing is divided by what the compiler does not know: that takes as long as a lock */
     if (__builtin_mul_overflow(r->count, element, &bytes) || bytes > UINT64_MAX / 16)
@@ -76,7 +72,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
         r->kind == TALLY_ALLGATHER ? r->even : r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank;
     if (r->kind == TALLY_MESSAGE)
         gets = !(gives = r->from == (uint32_t)c->rank);
-    if (r->count && !tly_kind_is_exchange(r->kind) && ((gives && !r->input) || (gets && !r->output)))
+    if (r->count && !call->paired && ((gives && !r->input) || (gets && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements: pass the address of their memory",
                         (unsigned long long)r->count);
     if (r->group->comm != c)
@@ -85,9 +81,9 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
         return tly_fail(EINVAL,
                         "%llu elements of each of %d ranks are too many: a result has less than 2^60 bytes",
                         (unsigned long long)r->count, r->group->size);
-    if (has_root(r->kind) && r->root >= (uint32_t)r->group->size)
+    if (call->root && r->root >= (uint32_t)r->group->size)
         return tly_submit_no_rank(r->group, "root ", (int)r->root);
-    if (tly_kind_is_exchange(r->kind) && 16ull * (unsigned)r->group->size > c->part_least)
+    if (call->paired && 16ull * (unsigned)r->group->size > c->part_least)
         return tly_fail(EINVAL,
                         "%d ranks are too many for parts of %u bytes: set TALLY_PART_BYTES to %u or more",
                         r->group->size, c->part_least, (16u * (unsigned)r->group->size + 63) / 64 * 64);
@@ -104,7 +100,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
         return tly_fail(EINVAL, "shape is NULL and ndim is %u: pass the lengths of the dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
-    if (o->shape && tly_kind_takes_shape(r->kind) && r->kind != TALLY_BARRIER) {
+    if (o->shape && call->shaped && r->kind != TALLY_BARRIER) {
         uint64_t product = 1;
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
@@ -129,7 +125,7 @@ static int check_reduction(const struct tally_op *op)
     struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size, op->prescale,
                               op->postscale};
     char title[TLY_TITLE];
-    if (tly_op_is_sum(op) && tly_reduce_check(&r, &why) != 0)
+    if (op->call->reduces && tly_reduce_check(&r, &why) != 0)
         return tly_fail(EINVAL, "%s: %s", op->tensor ? tly_op_title(op, title) : "?", why);
     return 0;
 }
@@ -149,8 +145,8 @@ static int64_t *make_table(const struct tly_request *r)
 static void take_shape(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)
 {
     bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
-    bool shaped = !pieces && tly_kind_takes_shape(r->kind) && o && o->shape;
-    op->ndim = pieces ? (uint32_t)r->group->size : tly_kind_is_exchange(r->kind) ? 0 : shaped ? o->ndim : 1;
+    bool shaped = op->call->shaped && o && o->shape;
+    op->ndim = pieces ? (uint32_t)r->group->size : op->call->paired ? 0 : shaped ? o->ndim : 1;
     op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
     for (uint32_t i = 0; op->shape && i < op->ndim; i++)
         op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
@@ -167,7 +163,7 @@ static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request
         op->reason = copy_reason(r->reason);
         if (!op->reason)
             return false;
-    } else if (tly_kind_is_exchange(r->kind) && !(op->table = make_table(r))) {
+    } else if (op->call->paired && !(op->table = make_table(r))) {
         return false;
     }
     if (r->kind == TALLY_ALLGATHER) {
@@ -206,14 +202,15 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->comm = c;
     op->group = r->group;
     op->kind = r->kind;
+    op->call = tly_call_of(r->kind);
     op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
-    op->root = has_root(r->kind) ? r->group->ranks[r->root] : r->root;
+    op->root = op->call->root ? r->group->ranks[r->root] : r->root;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
     op->digest = r->digest;
     op->even = r->even;
-    if (tly_kind_is_message(r->kind)) {
+    if (op->call->message) {
         op->message.from = r->from;
         op->message.to = r->to;
     }
@@ -224,9 +221,8 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     atomic_init(&op->queued, o && o->queued);
     tly_list_init(&op->node);
     tly_list_init(&op->event);
-    op->priority = o && !tly_kind_is_message(r->kind)
-                       ? o->priority
-                       : 0; /* a probe comes behind what was asked for before */
+    op->priority =
+        o && !op->call->message ? o->priority : 0; /* a probe comes behind what was asked for before */
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
     op->tag = o ? o->tag : NULL;
@@ -298,7 +294,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
 {
     char made[96];
     const char *name = r->name;
-    bool message = tly_kind_is_message(r->kind);
+    bool message = op->call->message;
     if (c->closing)
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
@@ -314,7 +310,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         name = made;
     } else if (!name) {
         number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-        name = make_name(made + sizeof made, ordered ? NULL : tly_tensor_kind(r->kind), *number + 1);
+        name = make_name(made + sizeof made, ordered ? NULL : op->call->function + strlen("tally_"),
+                         *number + 1);
     }
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)

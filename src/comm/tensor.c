@@ -1,5 +1,4 @@
 /* tensor.c - names and what follows from them: key, home, parts and the services that sum them, spec. */
-#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,19 +13,25 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
+#include "ops/call.h"
 #include "plan/plan.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
+
+/* 0 is the kind of all collectives in an ordered space. */
+static bool is_message(unsigned kind)
+{
+    return kind && tly_call_of(kind)->message;
+}
 
 uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name)
 {
     /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
      * one kind would be "t11" of another. */
     uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
-    if (!tly_kind_is_message((uint8_t)kind))
+    if (!is_message(kind))
         seed ^= joins * 0xd6e8feb86659fd93ull;
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
@@ -57,6 +62,11 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
     return t;
 }
 
+bool tly_tensor_is_message(const struct tensor *t)
+{
+    return is_message(t->kind);
+}
+
 static void leave_plan(struct tensor *t)
 {
     if (t->plan_list && --t->plan_list->users == 0)
@@ -71,7 +81,7 @@ int tly_tensor_rekey(tally_comm *c)
     int err = 0;
     tly_map_each(&c->names, t)
     {
-        bool stays = t->unnamed || tly_kind_is_message(t->kind);
+        bool stays = t->unnamed || tly_tensor_is_message(t);
         if (c->trace && !stays && tly_map_put(&c->joining.former, t->key, t) != 0)
             err = -ENOMEM;
         if (!stays) {
@@ -312,24 +322,6 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
     return 0;
 }
 
-static const char *const functions[] = {
-    "?",
-    "tally_push_pull",
-    "tally_broadcast",
-    "tally_allgather",
-    "tally_barrier",
-    "tally_reduce",
-    "tally_reduce_scatter",
-    "tally_alltoall",
-    "tally_gather",
-    "tally_scatter",
-    "message"};
-static const char *function_of(uint32_t kind)
-{
-    assert(kind < sizeof functions / sizeof *functions);
-    return functions[kind];
-}
-
 /* Of operations, for each name space, by the interface over us; NULL: none. */
 static _Atomic(const char *const *) given_names[UINT8_MAX + 1];
 static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
@@ -410,23 +402,15 @@ void tally_name_calls(uint32_t space, const char *const *names)
         atomic_store_explicit(&given_names[space], names, memory_order_release);
 }
 
-const char *tly_tensor_kind(uint8_t kind)
-{
-    return function_of(kind) + strlen("tally_");
-}
-
 /* What the caller calls an operation.  even: all ranks of an allgather give as much. */
 static const char *call_of(uint8_t space, uint32_t kind, bool even)
 {
     const char *const *names = atomic_load_explicit(&given_names[space], memory_order_acquire);
-    if (names && kind <= TALLY_SCATTER)
+    const struct tly_call *call = tly_call_of(kind);
+    if (names && call->collective)
         return names[kind];
-    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : function_of(kind);
+    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : call->function;
 }
-
-/* torch's words, and nearly MPI's: their calls are those of ordered spaces. */
-static const char *const collectives[] = {"?",      "all_reduce",     "broadcast",  "all_gather", "barrier",
-                                          "reduce", "reduce_scatter", "all_to_all", "gather",     "scatter"};
 
 void tly_tensor_title(const struct tensor *t, char *out, size_t len)
 {
@@ -435,17 +419,17 @@ void tly_tensor_title(const struct tensor *t, char *out, size_t len)
     else if (!t->called)
         snprintf(out, len, "'%.100s'", t->name);
     else if (t->kind == 0)
-        snprintf(out, len, "%s %.80s", collectives[t->called], t->name);
-    else if (t->kind > TALLY_SCATTER)
-        snprintf(out, len, "%.100s", t->name); /* a message */
-    else                                       /* "push_pull no. 7" */
+        snprintf(out, len, "%s %.80s", tly_call_of(t->called)->collective, t->name);
+    else if (tly_tensor_is_message(t))
+        snprintf(out, len, "%.100s", t->name);
+    else /* "push_pull no. 7" */
         snprintf(out, len, "%.60s no. %.20s", call_of(t->space, t->kind, t->even), strrchr(t->name, ' ') + 1);
 }
 
 const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
 {
     tly_tensor_title(op->tensor, out, TLY_TITLE);
-    if (op->tensor->called && op->group->size < op->comm->size && !tly_kind_is_message(op->kind)) {
+    if (op->tensor->called && op->group->size < op->comm->size && !op->call->message) {
         char ranks[100];
         size_t at = strlen(out);
         tly_group_text(op->group, ranks, sizeof ranks);
@@ -467,12 +451,10 @@ static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t
     }
     if (at < len && !tly_op_table(op))
         at += (size_t)snprintf(out + at, len - at, "]");
-    if (tly_op_is_sum(op) && at < len)
+    if (op->call->reduces && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
-    if ((op->kind == TALLY_BROADCAST || op->kind == TALLY_SCATTER) && at < len)
-        at += (size_t)snprintf(out + at, len - at, " from rank %u", op->root);
-    if ((op->kind == TALLY_REDUCE || op->kind == TALLY_GATHER) && at < len)
-        at += (size_t)snprintf(out + at, len - at, " to rank %u", op->root);
+    if (op->call->root && at < len)
+        at += (size_t)snprintf(out + at, len - at, " %s rank %u", op->call->root, op->root);
     if (op->prescale != 1 && at < len)
         at += (size_t)snprintf(out + at, len - at, " prescale %g", op->prescale);
     if (op->postscale != 1 && at < len)

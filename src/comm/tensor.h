@@ -78,8 +78,8 @@ void tly_tensor_destroy(struct tensor *t);
  * memory. */
 struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op);
 uint64_t tly_spec_hash(const struct tally_op *op);
-/* "push_pull": the first word of the name of a tensor without one.  For the kinds up to TALLY_SCATTER. */
-const char *tly_tensor_kind(uint8_t kind);
+/* Does it number the messages from one rank to another? */
+bool tly_tensor_is_message(const struct tensor *t);
 /* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names_lock held or its
  * operation in flight. */
 void tly_tensor_title(const struct tensor *t, char *out, size_t len);

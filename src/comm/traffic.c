@@ -24,7 +24,6 @@
 #include "base/log.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
-#include "comm/kind.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/peer.h"
@@ -50,7 +49,7 @@ void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
     uint64_t submitted = (uint64_t)op->submitted / 1000;
-    if (tly_kind_is_planned(op->kind) && t->open++ == 0)
+    if (op->call->moves && t->open++ == 0)
         t->active_since = us_now();
     if (submitted > t->submitted)
         t->submitted = submitted;
@@ -73,7 +72,7 @@ void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
     uint64_t now = us_now();
-    if (tly_kind_is_planned(op->kind) && --t->open == 0) {
+    if (op->call->moves && --t->open == 0) {
         t->active_us += now - t->active_since;
         t->active_since = 0;
     }
