@@ -24,6 +24,7 @@
 #include "comm/op.h"
 #include "comm/pace.h"
 #include "comm/part.h"
+#include "comm/parts.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
 #include "comm/tensor.h"
@@ -189,10 +190,11 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     op->missing -= p->bytes;
     if (op->chain)
         go_in(c, p);
-    if (op->kind == TALLY_ALLGATHER && !op->gather.listed) {
-        op->gather.listed = true;
-        int err = tly_parts_gather(c, op);
-        err = err ? err : queue_parts(c, op);
+    if (p->index == 0 && op->call->answered) {
+        int err = op->call->answered(c, op);
+        p = &op->parts[0];
+        if (err > 0)
+            err = queue_parts(c, op);
         if (err) {
             char text[TLY_TITLE + 100], title[TLY_TITLE];
             snprintf(text, sizeof text, "rank %d cannot take the result of %s: %s", c->rank,
@@ -200,11 +202,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
             tly_comm_fail(c, -err, text);
             return NULL;
         }
-        p = &op->parts[0]; /* they have moved */
     }
-    for (int i = 0; op->kind == TLY_PROBE && i < op->group->size; i++)
-        if (op->group->ranks[i] == (uint32_t)op->message.found)
-            op->source = i;
     return p;
 }
 

@@ -63,15 +63,8 @@ struct part {
 /* Each change of a part's state. */
 void tly_part_change(struct part *p, enum part_state to);
 
-/* parts.c */
 /* A message of so many bytes goes with its offer. */
 enum { TLY_KEPT_BYTES = 64 << 10 };
-/* Cut an operation whose epoch is known: what is known of it by now.  -errno. */
-int tly_parts_make(tally_comm *c, struct tally_op *op);
-/* All first dimensions of a gathered tensor are known: cut each rank's piece, each part a broadcast from its owner.
- * -EOVERFLOW, -ENOMEM. */
-int tly_parts_gather(tally_comm *c, struct tally_op *op);
-
 /* The part has come to a stage of the timeline. */
 static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)
 {

@@ -1,14 +1,17 @@
-/* call.h - what a rank does with an operation: a table of facts for each call of tally.h.
+/* call.h - what a rank does with an operation: a table of functions and facts for each call of tally.h.
  *
  * Each operation's room, src/ops/NAME/, has a rank.c that defines the calls of the operation.  call.c lists them by the number
  * that frames carry (enum tally_kind, TLY_PROBE, TLY_JOIN).  A service needs none of this: tallyd links rule.c alone.
  *
- * Constant, so any thread reads it. */
+ * The tables are constant, so any thread reads them.  Functions run in the loop. */
 #ifndef TLY_OPS_CALL_H
 #define TLY_OPS_CALL_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+struct tally_comm;
+struct tally_op;
 
 struct tly_call {
     const char *function; /* as C calls it: "tally_push_pull" */
@@ -22,6 +25,12 @@ struct tly_call {
     bool paired;  /* pieces between two ranks, whose lengths only these know */
     bool message; /* between two ranks, and outside the order of collectives */
     bool moves;   /* data crosses the network cards as soon as all ranks have submitted it */
+
+    /* Its epoch is known: cut it into parts, the same on all ranks (comm/parts.h).  -errno. */
+    int (*cut)(struct tally_comm *c, struct tally_op *op);
+    /* The answer to part 0 is in place.  1: this cut more parts, which may have moved all of them; 0; -errno.  NULL: nothing
+     * follows from it. */
+    int (*answered)(struct tally_comm *c, struct tally_op *op);
 };
 
 /* The call with this number; NULL: there is none. */

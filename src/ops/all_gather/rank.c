@@ -1,5 +1,189 @@
-/* rank.c - an all-gather, at a rank. */
+/* rank.c - an all-gather, at a rank.
+ *
+ * If ranks may give pieces of unlike length, part 0 carries the first dimension of each, and the pieces are cut when its answer
+ * has come.  Else part 0 is empty, and all is cut at once. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/comm.h"
+#include "comm/epoch.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/parts.h"
+#include "comm/tensor.h"
 #include "ops/call.h"
+#include "plan/plan.h"
+#include "reduce/reduce.h"
+
+/* Plan the services that relay the parts of these pieces.  -ENOMEM. */
+static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
+                       struct tly_relay *r)
+{
+    const struct tally_group *g = op->group;
+    struct tly_plan_machine *machine = tly_tensor_machines(c, op);
+    uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
+    for (int i = 0; bytes && i < g->size; i++)
+        bytes[tly_service_of(c, g->ranks[i])] += piece[i];
+    int err = machine && bytes ? tly_relay_init(r, op->epoch->services, machine, bytes) : -ENOMEM;
+    free(machine);
+    free(bytes);
+    return err;
+}
+
+/* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
+ * machines' cards send and receive all the time. */
+static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint32_t part,
+                    struct tly_relay *r, uint8_t *to)
+{
+    const struct tally_group *g = op->group;
+    struct part *p = op->parts + 1;
+    uint64_t most = 0;
+    for (int i = 0; i < g->size; i++)
+        most = piece[i] > most ? piece[i] : most;
+    for (uint64_t at = 0; at < most; at += part) {
+        uint8_t *start = to;
+        for (int i = 0; i < g->size; start += piece[i++]) {
+            if (at >= piece[i])
+                continue;
+            uint32_t length = tly_parts_length(at, piece[i], part);
+            uint32_t index = (uint32_t)(p - op->parts);
+            int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
+            bool mine = i == g->rank;
+            *p++ = (struct part){
+                .op = op,
+                .landing = start + at,
+                .input = mine ? op->input + at : NULL,
+                .place = at,
+                .index = index,
+                .order = index,
+                .number = index,
+                .group = g->number,
+                .length = length,
+                .result_length = mine ? 0 : length,
+                .owner = tly_epoch_owner(c, op->epoch, op->key, index, (uint16_t)service),
+                .dtype = op->dtype,
+                .root = g->ranks[i]};
+        }
+    }
+}
+
+/* So many parts of each piece may be asked for that have not landed.  With less, services run dry for a round trip.  With more
+ * they have more to send to each rank than its card takes; then each connection goes at its own speed, some end early, and the
+ * cards behind them idle at the end.  What waits there takes memory besides. */
+enum { ROWS_AHEAD = 6 }; /* bench/goodput/cards.c has it, too */
+
+/* Cut all ranks' pieces, which belong at `to` one behind the other. */
+static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint8_t *to)
+{
+    const struct tally_group *g = op->group;
+    uint64_t bytes = 0, total = 0, before = 0;
+    for (int i = 0; i < g->size; i++) {
+        before = i == g->rank ? bytes : before;
+        bytes += piece[i];
+    }
+    uint32_t part = tly_parts_largest(op, bytes, g->size);
+    for (int i = 0; i < g->size; i++)
+        total += tly_parts_count(piece[i], part);
+    struct tly_relay *r = malloc(sizeof *r);
+    int err = r ? plan_pieces(c, op, piece, r) : -ENOMEM;
+    if (!err)
+        err = tly_parts_more(op, total);
+    if (!err)
+        lay_out(c, op, piece, part, r, to);
+    op->ahead = ROWS_AHEAD * (uint32_t)g->size;
+    free(r);
+    if (!err && piece[g->rank] && to + before != op->input)
+        memcpy(to + before, op->input, piece[g->rank]);
+    return err;
+}
+
+/* Equal pieces of up to so many bytes go to each rank unasked, as in an alltoall: each card sends as much as it receives,
+ * and the round trip of the requests would show.  Of larger pieces it does not, and a part that is asked for lands where it
+ * belongs, while one that comes unasked is copied there from the service. */
+enum { UNASKED_BYTES = 1 << 20 }; /* bench/goodput/cards.c has it, too */
+
+static int even_parts(tally_comm *c, struct tally_op *op)
+{
+    uint8_t *own = op->output + (size_t)op->group->rank * op->bytes;
+    if (op->bytes <= UNASKED_BYTES) {
+        if (op->bytes && own != op->input)
+            memcpy(own, op->input, op->bytes);
+        return tly_parts_exchange(c, op, NULL);
+    }
+    uint64_t *piece = malloc((size_t)op->group->size * sizeof *piece);
+    if (!piece)
+        return -ENOMEM;
+    for (int i = 0; i < op->group->size; i++)
+        piece[i] = op->bytes;
+    int err = gather_parts(c, op, piece, op->output);
+    free(piece);
+    return err;
+}
+
+/* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW: they are too many for memory, or for a number
+ * of parts.  -ENOMEM. */
+static int measure_pieces(struct tally_op *op, uint64_t **out)
+{
+    const struct tally_group *g = op->group;
+    uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
+    for (uint32_t i = 1; i < op->ndim; i++)
+        row *= (uint64_t)op->shape[i];
+    uint64_t *piece = calloc((size_t)g->size, sizeof *piece);
+    if (!piece)
+        return -ENOMEM;
+    for (int i = 0; i < g->size; i++)
+        if (op->gather.first_dims[i] < 0 ||
+            __builtin_mul_overflow((uint64_t)op->gather.first_dims[i], row, &piece[i]) ||
+            __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2 ||
+            total / op->epoch->part_bytes > UINT32_MAX / 2) {
+            free(piece);
+            return -EOVERFLOW;
+        }
+    op->gather.bytes = total;
+    *out = piece;
+    return 0;
+}
+
+/* All first dimensions are known: cut each rank's piece.  -EOVERFLOW, -ENOMEM. */
+static int gather_listed(tally_comm *c, struct tally_op *op)
+{
+    if (op->gather.listed)
+        return 0;
+    op->gather.listed = true;
+    uint64_t *piece;
+    int err = measure_pieces(op, &piece);
+    if (err)
+        return err;
+    op->gather.data = malloc(op->gather.bytes ? op->gather.bytes : 1);
+    err = op->gather.data ? gather_parts(c, op, piece, op->gather.data) : -ENOMEM;
+    for (uint32_t i = 1; i < op->part_count && !err; i++)
+        op->missing += op->parts[i].bytes = op->parts[i].length;
+    free(piece);
+    return err ? err : 1;
+}
+
+static int gather_cut(tally_comm *c, struct tally_op *op)
+{
+    int err = tly_parts_roll_call(c, op);
+    if (err || op->even)
+        return err ? err : even_parts(c, op);
+    struct part *p = &op->parts[0];
+    op->gather.first_dim = op->ndim ? op->shape[0] : 1;
+    p->input = (const uint8_t *)&op->gather.first_dim;
+    p->landing = (uint8_t *)op->gather.first_dims;
+    p->length = sizeof op->gather.first_dim;
+    p->result_length = p->length * (uint32_t)op->group->size;
+    p->dtype = TALLY_INT64;
+    return 0;
+}
 
 const struct tly_call tly_call_allgather = {
-    .function = "tally_allgather", .collective = "all_gather", .shaped = true, .pieces = true, .moves = true};
+    .cut = gather_cut,
+    .answered = gather_listed,
+    .function = "tally_allgather",
+    .collective = "all_gather",
+    .shaped = true,
+    .pieces = true,
+    .moves = true};

@@ -1,14 +1,37 @@
 /* rank.c - sums, at a rank: all-reduce, reduce, reduce-scatter. */
+#include <stddef.h>
+
+#include "comm/comm.h"
+#include "comm/group.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/parts.h"
 #include "ops/call.h"
+#include "reduce/reduce.h"
 
 const struct tly_call tly_call_push_pull = {
+    .cut = tly_parts_whole,
     .function = "tally_push_pull",
     .collective = "all_reduce",
     .reduces = true,
     .shaped = true,
     .moves = true};
 
+/* Only the root wants the result. */
+static int reduce_cut(tally_comm *c, struct tally_op *op)
+{
+    int err = tly_parts_whole(c, op);
+    for (uint32_t i = 0; i < op->part_count && !err && op->root != (uint32_t)c->rank; i++) {
+        struct part *p = &op->parts[i];
+        p->quiet = true;
+        p->result_length = 0;
+        p->landing = NULL;
+    }
+    return err;
+}
+
 const struct tly_call tly_call_reduce = {
+    .cut = reduce_cut,
     .function = "tally_reduce",
     .collective = "reduce",
     .root = "to",
@@ -16,7 +39,60 @@ const struct tly_call tly_call_reduce = {
     .shaped = true,
     .moves = true};
 
+/* Pieces are cut alike on all ranks.  The n-th parts of all pieces go before any piece's next, so that all machines'
+ * cards receive all the time. */
+static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
+{
+    const struct tally_group *g = op->group;
+    size_t element = tly_reduce_element_size(op->dtype);
+    uint32_t part = tly_parts_largest(op, op->bytes, g->size);
+    uint64_t total = 0, most = 0;
+    for (int i = 0; i < g->size; i++) {
+        uint64_t n = tly_parts_count((uint64_t)op->shape[i] * element, part);
+        total += n;
+        most = n > most ? n : most;
+    }
+    int err = tly_parts_more(op, total);
+    if (err)
+        return err;
+    struct part *p = op->parts + 1;
+    for (uint64_t n = 0, at = 0; n < most; n++, at += part) {
+        uint64_t start = 0;
+        for (int i = 0; i < g->size; i++) {
+            uint64_t bytes = (uint64_t)op->shape[i] * element;
+            bool mine = i == g->rank;
+            if (at < bytes) {
+                uint32_t length = tly_parts_length(at, bytes, part);
+                uint32_t index = (uint32_t)(p - op->parts);
+                *p++ = (struct part){
+                    .op = op,
+                    .landing = mine ? op->output + at : NULL,
+                    .input = op->input + start + at,
+                    .place = at,
+                    .index = index,
+                    .order = index,
+                    .number = index,
+                    .group = g->number,
+                    .length = length,
+                    .result_length = mine ? length : 0,
+                    .owner = tly_service_of(c, g->ranks[i]),
+                    .dtype = op->dtype,
+                    .quiet = !mine};
+            }
+            start += bytes;
+        }
+    }
+    return 0;
+}
+
+static int reduce_scatter_cut(tally_comm *c, struct tally_op *op)
+{
+    int err = tly_parts_roll_call(c, op);
+    return err ? err : reduce_scatter_pieces(c, op);
+}
+
 const struct tly_call tly_call_reduce_scatter = {
+    .cut = reduce_scatter_cut,
     .function = "tally_reduce_scatter",
     .collective = "reduce_scatter",
     .reduces = true,

@@ -1,5 +1,6 @@
 /* rank.c - a barrier, at a rank. */
+#include "comm/parts.h"
 #include "ops/call.h"
 
 const struct tly_call tly_call_barrier = {
-    .function = "tally_barrier", .collective = "barrier", .shaped = true};
+    .cut = tly_parts_roll_call, .function = "tally_barrier", .collective = "barrier", .shaped = true};

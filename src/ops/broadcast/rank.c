@@ -1,5 +1,29 @@
 /* rank.c - a broadcast, at a rank. */
+#include <stddef.h>
+
+#include "comm/comm.h"
+#include "comm/op.h"
+#include "comm/part.h"
+#include "comm/parts.h"
 #include "ops/call.h"
 
+/* The root pushes and wants nothing back; the others ask. */
+static int broadcast_cut(tally_comm *c, struct tally_op *op)
+{
+    int err = tly_parts_whole(c, op);
+    for (uint32_t i = 0; i < op->part_count && !err; i++) {
+        if (op->root == (uint32_t)c->rank)
+            op->parts[i].result_length = 0;
+        else
+            op->parts[i].input = NULL;
+    }
+    return err;
+}
+
 const struct tly_call tly_call_broadcast = {
-    .function = "tally_broadcast", .collective = "broadcast", .root = "from", .shaped = true, .moves = true};
+    .cut = broadcast_cut,
+    .function = "tally_broadcast",
+    .collective = "broadcast",
+    .root = "from",
+    .shaped = true,
+    .moves = true};
