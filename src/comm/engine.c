@@ -58,20 +58,7 @@ static void divert(void *user, struct tly_local_op *local)
 static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
                     const uint64_t bytes[])
 {
-    tally_comm *c = user;
-    struct tally_op *op = op_of(local);
-    uint64_t total = 0;
-    for (int i = 0; i < c->size; i++) {
-        if (__builtin_add_overflow(total, bytes[i], &total) || total > SIZE_MAX / 2)
-            return NULL;
-        op->gather.first_dims[i] = first_dims[i];
-    }
-    op->gather.bytes = total;
-    static uint8_t nothing; /* of empty pieces the caller may have no memory */
-    if (op->even)
-        return op->output ? op->output : &nothing;
-    op->gather.data = malloc(total ? total : 1);
-    return op->gather.data;
+    return op_of(local)->call->gathered(op_of(local), first_dims, bytes);
 }
 
 /* The loop fails us: the engine's lock is held here, and it would be taken again. */

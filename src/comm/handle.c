@@ -19,19 +19,6 @@
 #include "tally/tally.h"
 #include "wire/frame.h"
 
-/* What only operations of its kind have. */
-static void free_own(struct tally_op *op)
-{
-    if (op->kind == TALLY_ALLGATHER) {
-        free(op->gather.first_dims);
-        free(op->gather.data);
-    } else if (op->call->message && op->message.copy) {
-        atomic_fetch_sub_explicit(&op->comm->copied, op->bytes, memory_order_relaxed);
-        free(op->message.copy);
-    }
-    free(tly_op_table(op));
-}
-
 void tly_op_unref(struct tally_op *op)
 {
     /* acq_rel: who frees sees all that the others have written.  The only one left need not subtract. */
@@ -47,7 +34,8 @@ void tly_op_unref(struct tally_op *op)
     if (op->zeros)
         tly_pool_free(op->zeros);
     free(op->pairs);
-    free_own(op);
+    if (!op->mark && op->call->release)
+        op->call->release(op);
     tly_local_unref(op->engine);
     free(op);
 }
@@ -83,21 +71,9 @@ const char *tally_op_error(const tally_op *op)
     return tly_event_is_set(&op->done) && op->status && op->sentence ? op->sentence : "";
 }
 
-int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, const int64_t **first_dims)
-{
-    if (op->kind != TALLY_ALLGATHER)
-        return tly_fail(EINVAL, "the operation is no allgather: only an allgather has a gathered result");
-    if (!tly_event_is_set(&op->done) || op->status)
-        return tly_fail(EAGAIN, "the allgather has no result: wait for it first");
-    *data = op->even ? op->output : op->gather.data;
-    *bytes = op->gather.bytes;
-    *first_dims = op->gather.first_dims;
-    return 0;
-}
-
 int tally_op_source(const tally_op *op)
 {
-    if (op->kind != TLY_PROBE && op->kind != TLY_JOIN)
+    if (!op->call->finds)
         return tly_fail(EINVAL, "the operation is neither a probe nor a join: only those have a source");
     if (!tly_event_is_set(&op->done) || op->status)
         return tly_fail(EAGAIN, "the operation has found nothing: wait for it first");

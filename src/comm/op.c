@@ -108,8 +108,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->status = -err;
     free(op->sentence);
     op->sentence = strdup(text);
-    bool alone = op->call->message && op->message.copy; /* nobody waits for it */
-    if (alone && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (op->alone && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
         tly_warn("comm", "%s", text);
     forget_keeps(op);
     complete(c, op, true);

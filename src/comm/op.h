@@ -82,28 +82,14 @@ struct tally_op {
     bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
     bool patient;      /* its rank stood by when it was submitted */
 
-    bool even;   /* of an allgather: all ranks give as much, and the output is the caller's */
-    int source;  /* a probe's answer, or a join's: a rank's place in the group */
-    void *zeros; /* owned, from the pool: input and output of a rank that stands in */
+    bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */
+    bool uneven;      /* ranks may differ in their first dimension */
+    bool alone;       /* its caller has no handle, and waits for nothing */
+    uint64_t mailbox; /* of a message: hash of group and tag, which stands for the count in frames; else 0 */
+    int source;       /* a probe's answer, or a join's: a rank's place in the group */
+    void *zeros;      /* owned, from the pool: input and output of a rank that stands in */
     uint32_t *
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
-    union {    /* what only some kinds have */
-        struct {                 /* TALLY_ALLGATHER */
-            int64_t first_dim;   /* ours, as it goes out */
-            int64_t *first_dims; /* owned: all ranks' */
-            uint8_t *data;       /* owned: the result; NULL: the caller has the memory */
-            uint64_t bytes;      /* of the result */
-            bool listed;         /* the list has come, or is not needed */
-        } gather;
-        struct { /* a message, a probe */
-            uint32_t from, to;
-            uint64_t mailbox; /* hash of group and tag */
-            uint8_t *copy;    /* owned: of what is sent, so that the sender need not wait */
-            int64_t found;    /* a probe's answer: a rank */
-        } message;
-        int64_t *
-            table; /* pieces between two ranks; owned: elements for each of the group, then from each (tly_op_table) */
-    };
 };
 
 /* handle.c */
@@ -133,10 +119,10 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);
 /* The operation has ended: wake who waits for it, and announce it if that is wanted. */
 void tly_op_set_done(struct tally_op *op);
 
-/* Elements for each rank and from each; NULL: the operation has none, or is nothing but an error mark. */
-static inline int64_t *tly_op_table(const struct tally_op *op)
+/* What only this operation's call knows of it: own_bytes of its call, behind the operation. */
+static inline void *tly_op_own(const struct tally_op *op)
 {
-    return op->call->paired ? op->table : NULL;
+    return (void *)(op + 1);
 }
 
 #endif

@@ -23,7 +23,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .epoch = op->epoch->number,
         .key = op->key,
         .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
-        .count = op->call->message ? op->message.mailbox : op->count,
+        .count = op->mailbox ? op->mailbox : op->count,
         .kind = op->kind,
         .dtype = p->dtype,
         .op = op->reduction,

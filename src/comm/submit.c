@@ -67,27 +67,19 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
     if (__builtin_mul_overflow(r->count, element, &bytes) || bytes > UINT64_MAX / 16)
         return tly_fail(EINVAL, "%llu elements are too many: a tensor has less than 2^60 bytes",
                         (unsigned long long)r->count);
-    bool gives = r->kind != TALLY_BROADCAST;
-    bool gets =
-        r->kind == TALLY_ALLGATHER ? r->even : r->kind != TALLY_REDUCE || r->root == (uint32_t)r->group->rank;
-    if (r->kind == TALLY_MESSAGE)
-        gets = !(gives = r->from == (uint32_t)c->rank);
-    if (r->count && !call->paired && ((gives && !r->input) || (gets && !r->output)))
+    unsigned needs = call->needs ? call->needs(c, r) : TLY_CALL_INPUT | TLY_CALL_OUTPUT;
+    if (r->count && ((needs & TLY_CALL_INPUT && !r->input) || (needs & TLY_CALL_OUTPUT && !r->output)))
         return tly_fail(EINVAL, "a NULL pointer for %llu elements: pass the address of their memory",
                         (unsigned long long)r->count);
     if (r->group->comm != c)
         return tly_fail(EINVAL, "the group is another communicator's: make one of this communicator's ranks");
-    if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
-        return tly_fail(EINVAL,
-                        "%llu elements of each of %d ranks are too many: a result has less than 2^60 bytes",
-                        (unsigned long long)r->count, r->group->size);
     if (call->root && r->root >= (uint32_t)r->group->size)
         return tly_submit_no_rank(r->group, "root ", (int)r->root);
-    if (call->paired && 16ull * (unsigned)r->group->size > c->part_least)
-        return tly_fail(EINVAL,
-                        "%d ranks are too many for parts of %u bytes: set TALLY_PART_BYTES to %u or more",
-                        r->group->size, c->part_least, (16u * (unsigned)r->group->size + 63) / 64 * 64);
-    if (r->kind != TALLY_ALLGATHER && bytes / (UINT32_MAX / 64 + 1u) >= c->part_least)
+    int err = call->check ? call->check(c, r) : 0;
+    if (err)
+        return err;
+    /* The parts of some are counted once the answer to part 0 is here. */
+    if (!call->answered && bytes / (UINT32_MAX / 64 + 1u) >= c->part_least)
         return tly_fail(EINVAL, "%llu elements are too many for parts of %u bytes: raise TALLY_PART_BYTES",
                         (unsigned long long)r->count, c->part_least);
     if (!o)
@@ -100,7 +92,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
         return tly_fail(EINVAL, "shape is NULL and ndim is %u: pass the lengths of the dimensions", o->ndim);
     if (o->space > 255)
         return tly_fail(EINVAL, "space %u is not from 0 to 255", o->space);
-    if (o->shape && call->shaped && r->kind != TALLY_BARRIER) {
+    if (o->shape && call->shaped) {
         uint64_t product = 1;
         bool overflow = false, empty = false;
         for (uint32_t i = 0; i < o->ndim; i++) {
@@ -130,21 +122,10 @@ static int check_reduction(const struct tally_op *op)
     return 0;
 }
 
-static int64_t *make_table(const struct tly_request *r)
-{
-    size_t n = (size_t)r->group->size;
-    int64_t *table = calloc(2 * n, sizeof *table);
-    for (size_t i = 0; table && i < n; i++) {
-        table[i] = r->give ? (int64_t)r->give[i] : 0;
-        table[n + i] = r->take ? (int64_t)r->take[i] : 0;
-    }
-    return table;
-}
-
 /* Ranks compare the caller's shape, or the lengths of all pieces.  Where only two ranks know a length, they compare none. */
 static void take_shape(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)
 {
-    bool pieces = r->kind == TALLY_REDUCE_SCATTER && r->give;
+    bool pieces = r->give && !op->call->paired;
     bool shaped = op->call->shaped && o && o->shape;
     op->ndim = pieces ? (uint32_t)r->group->size : op->call->paired ? 0 : shaped ? o->ndim : 1;
     op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
@@ -161,40 +142,20 @@ static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request
     if (r->reason) {
         op->mark = true;
         op->reason = copy_reason(r->reason);
-        if (!op->reason)
-            return false;
-    } else if (op->call->paired && !(op->table = make_table(r))) {
-        return false;
+        return op->reason != NULL;
     }
-    if (r->kind == TALLY_ALLGATHER) {
-        op->gather.listed = r->even;
-        op->gather.bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
-        op->gather.first_dims = calloc((size_t)r->group->size, sizeof *op->gather.first_dims);
-        if (!op->gather.first_dims)
-            return false;
-        for (int i = 0; r->even && i < r->group->size; i++)
-            op->gather.first_dims[i] = op->ndim ? op->shape[0] : 1;
-    }
-    if (!r->copy)
-        return true;
-    op->message.copy = malloc(op->bytes + 1);
-    if (!op->message.copy)
-        return false;
-    if (op->bytes)
-        memcpy(op->message.copy, r->input, op->bytes);
-    op->input = op->message.copy;
-    atomic_fetch_add_explicit(&c->copied, op->bytes, memory_order_relaxed);
-    return true;
+    return !op->call->furnish || op->call->furnish(c, op, r) == 0;
 }
 
 static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, const struct tally_options *o)
 {
-    struct tally_op *op = malloc(sizeof *op);
+    const struct tly_call *call = tly_call_of(r->kind);
+    size_t size = sizeof(struct tally_op) + call->own_bytes;
+    struct tally_op *op = malloc(size);
     if (!op)
         return NULL;
     /* Not calloc(), which passes by the thread's cache of what was freed, in many a libc; and the compiler must not make it
      * one, nor a slow string instruction. */
-    size_t size = sizeof *op;
     __asm__("" : "+r"(size));
     memset(op, 0, size);
     atomic_init(&op->references, 2);
@@ -202,18 +163,15 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->comm = c;
     op->group = r->group;
     op->kind = r->kind;
-    op->call = tly_call_of(r->kind);
+    op->call = call;
     op->dtype = (uint8_t)r->dtype;
     op->reduction = r->reduction;
-    op->root = op->call->root ? r->group->ranks[r->root] : r->root;
+    op->root = call->root ? r->group->ranks[r->root] : r->root;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
     op->digest = r->digest;
     op->even = r->even;
-    if (op->call->message) {
-        op->message.from = r->from;
-        op->message.to = r->to;
-    }
+    op->uneven = call->gathered && !r->even;
     op->input = r->input;
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
@@ -236,39 +194,6 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
         return NULL;
     }
     return op;
-}
-
-/* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names_lock held. */
-static int number_message(const struct tly_request *r, struct tally_op *op, char *name, size_t len)
-{
-    struct tally_group *g = op->group;
-    const uint32_t mailbox[] = {op->space, r->tag};
-    const uint32_t box[] = {op->space, r->tag, op->kind, r->from, r->to};
-    uint64_t key = XXH3_64bits_withSeed(box, sizeof box, 5);
-    uintptr_t n = (uintptr_t)tly_map_get(&g->messages, key);
-    op->message.mailbox = XXH3_64bits_withSeed(mailbox, sizeof mailbox, g->id) | 1;
-    if (r->kind == TLY_PROBE)
-        snprintf(name, len, "probe no. %llu of rank %u, tag %u", (unsigned long long)n + 1, r->to, r->tag);
-    else
-        snprintf(name, len, "message no. %llu from rank %u to rank %u, tag %u", (unsigned long long)n + 1,
-                 r->from, r->to, r->tag);
-    return tly_map_put(&g->messages, key, (void *)(n + 1)) ? tly_fail(ENOMEM, "out of memory") : 0;
-}
-
-/* What the rank gives itself. */
-static void keep_own_piece(const struct tally_op *op)
-{
-    const struct tally_group *g = op->group;
-    uint64_t element = tly_reduce_element_size(op->dtype);
-    const uint8_t *input = op->input;
-    uint8_t *output = op->output;
-    for (int i = 0; i < g->rank; i++) {
-        input += (uint64_t)op->table[i] * element;
-        output += (uint64_t)op->table[g->size + i] * element;
-    }
-    uint64_t given = (uint64_t)op->table[g->rank] * element;
-    if (op->table[g->rank] == op->table[g->size + g->rank] && given && output != input)
-        memmove(output, input, given);
 }
 
 static char *prepend(char *to, const char *text)
@@ -303,8 +228,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
     struct tally_group *g = op->group;
     uint64_t *number = NULL;
-    if (message) {
-        int err = number_message(r, op, made, sizeof made);
+    if (op->call->name) {
+        int err = op->call->name(op, r, made, sizeof made);
         if (err)
             return err;
         name = made;
@@ -325,8 +250,6 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     int err = check_reduction(op);
     if (err)
         return err;
-    if (tly_op_table(op))
-        keep_own_piece(op);
     if (tly_comm_is_local(op, ordered)) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
         c->engine_ops++;

@@ -329,21 +329,15 @@ static const char *const dtypes[] = {"float32",   "float64",    "float16", "bflo
                                      "complex64", "complex128", "uint16",  "uint32",   "uint64"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
-/* May the ranks of this allgather differ in their first dimension? */
-static bool is_uneven(const struct tally_op *op)
-{
-    return op->kind == TALLY_ALLGATHER && !op->even;
-}
-
 /* What is hashed of an operation's lengths, which may all differ between the ranks of a table. */
 static uint64_t compared_count(const struct tally_op *op)
 {
-    return is_uneven(op) || tly_op_table(op) ? 0 : op->count;
+    return op->uneven || op->call->paired ? 0 : op->count;
 }
 
 static uint32_t skipped_dims(const struct tally_op *op)
 {
-    return is_uneven(op) && op->ndim ? 1 : 0;
+    return op->uneven && op->ndim ? 1 : 0;
 }
 
 /* Is it what the tensor's last operation was, whose hash is kept? */
@@ -441,15 +435,16 @@ const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
 /* Of its data; where the text ends, or would. */
 static size_t data_text(const struct tally_op *op, char *out, size_t len, size_t at)
 {
+    bool listed = op->mark || !op->call->paired;
     if (at < len)
-        at += (size_t)snprintf(out + at, len - at, tly_op_table(op) ? " %s" : " %s [", dtypes[op->dtype]);
+        at += (size_t)snprintf(out + at, len - at, listed ? " %s [" : " %s", dtypes[op->dtype]);
     for (uint32_t i = 0; i < op->ndim && at + 40 < len && i < 16; i++) {
-        if (i == 0 && is_uneven(op))
+        if (i == 0 && op->uneven)
             at += (size_t)snprintf(out + at, len - at, "*");
         else
             at += (size_t)snprintf(out + at, len - at, "%s%lld", i ? ", " : "", (long long)op->shape[i]);
     }
-    if (at < len && !tly_op_table(op))
+    if (at < len && listed)
         at += (size_t)snprintf(out + at, len - at, "]");
     if (op->call->reduces && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);

@@ -1,36 +1,63 @@
 /* call.h - what a rank does with an operation: a table of functions and facts for each call of tally.h.
  *
  * Each operation's room, src/ops/NAME/, has a rank.c that defines the calls of the operation.  call.c lists them by the number
- * that frames carry (enum tally_kind, TLY_PROBE, TLY_JOIN).  A service needs none of this: tallyd links rule.c alone.
+ * that frames carry (enum tally_kind, TLY_PROBE, TLY_JOIN).  A service needs none of this: it has rules (rule.h).
  *
- * The tables are constant, so any thread reads them.  Functions run in the loop. */
+ * The tables are constant, so any thread reads them. */
 #ifndef TLY_OPS_CALL_H
 #define TLY_OPS_CALL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct tally_comm;
 struct tally_op;
+struct tly_request;
+
+/* The caller's memory that a call must have, if it has elements. */
+enum { TLY_CALL_INPUT = 1, TLY_CALL_OUTPUT = 2 };
 
 struct tly_call {
-    const char *function; /* as C calls it: "tally_push_pull" */
-    const char *
-        collective; /* where all collectives of a group share one sequence of numbers: "all_reduce"; NULL: never there */
-    const char *root; /* "from" or "to", before the root in texts; NULL: it has no root */
-    bool reduces;     /* its result is a reduction */
-    bool shaped;      /* ranks compare the caller's shape */
-    bool
-        pieces; /* parts behind part 0 are pieces of one rank, or there are none; part 0 is the ranks' roll call */
+    /* As C calls it: "tally_push_pull". */
+    const char *function;
+    /* Where all collectives of a group share one sequence of numbers: "all_reduce".  NULL: never there. */
+    const char *collective;
+    /* "from" or "to", before the root in texts.  NULL: it has no root. */
+    const char *root;
+    bool reduces; /* its result is a reduction */
+    bool shaped;  /* ranks compare the caller's shape */
+    bool pieces;  /* part 0 is the ranks' roll call, and each other part is of one rank's piece */
     bool paired;  /* pieces between two ranks, whose lengths only these know */
     bool message; /* between two ranks, and outside the order of collectives */
     bool moves;   /* data crosses the network cards as soon as all ranks have submitted it */
+    bool finds;   /* its result is a rank: tally_op_source() */
+    /* Size of the operation's own state (tly_op_own), clear at first. */
+    uint16_t own_bytes;
 
-    /* Its epoch is known: cut it into parts, the same on all ranks (comm/parts.h).  -errno. */
+    /* In the submitting thread, as the next four.  What is wrong with the request beside what is wrong with any: -EINVAL with
+     * a sentence.  NULL: nothing. */
+    int (*check)(const struct tally_comm *c, const struct tly_request *r);
+    /* Which of the caller's memory this rank needs.  NULL: input and output. */
+    unsigned (*needs)(const struct tally_comm *c, const struct tly_request *r);
+    /* Make the own state of an operation that is no error mark.  -ENOMEM.  NULL: it is clear. */
+    int (*furnish)(struct tally_comm *c, struct tally_op *op, const struct tly_request *r);
+    /* Write the name of an operation to which its caller gives none; names_lock held.  -ENOMEM, with a sentence.  NULL: its
+     * number among the group's calls of this kind is its name. */
+    int (*name)(struct tally_op *op, const struct tly_request *r, char *name, size_t len);
+
+    /* In the loop, as the next.  The epoch is known: cut the operation into parts, the same on all ranks (comm/parts.h).
+     * -errno. */
     int (*cut)(struct tally_comm *c, struct tally_op *op);
     /* The answer to part 0 is in place.  1: this cut more parts, which may have moved all of them; 0; -errno.  NULL: nothing
      * follows from it. */
     int (*answered)(struct tally_comm *c, struct tally_op *op);
+
+    /* From any thread, as the next.  Where ranks share memory: each one's first dimension, and the bytes of its piece.
+     * Returns where the result goes; NULL: out of memory.  No function: it has no pieces there. */
+    void *(*gathered)(struct tally_op *op, const int64_t first_dims[], const uint64_t bytes[]);
+    /* The last reference is gone: free what the own state owns.  NULL: nothing. */
+    void (*release)(struct tally_op *op);
 };
 
 /* The call with this number; NULL: there is none. */

@@ -6,16 +6,60 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/event.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
+#include "comm/submit.h"
 #include "comm/tensor.h"
 #include "ops/call.h"
 #include "plan/plan.h"
 #include "reduce/reduce.h"
+
+struct gather {
+    int64_t first_dim;   /* ours, as it goes out */
+    int64_t *first_dims; /* owned: all ranks' */
+    uint8_t *data;       /* owned: the result; NULL: the caller has the memory */
+    uint64_t bytes;      /* of the result */
+    bool listed;         /* the list has come, or is not needed */
+};
+
+static int gather_check(const tally_comm *c, const struct tly_request *r)
+{
+    uint64_t bytes = r->count * tly_reduce_element_size((int)r->dtype);
+    if (r->even && bytes > SIZE_MAX / 16 / (unsigned)r->group->size)
+        return tly_fail(EINVAL,
+                        "%llu elements of each of %d ranks are too many: a result has less than 2^60 bytes",
+                        (unsigned long long)r->count, r->group->size);
+    return 0;
+}
+
+static unsigned gather_needs(const tally_comm *c, const struct tly_request *r)
+{
+    return TLY_CALL_INPUT | (r->even ? TLY_CALL_OUTPUT : 0);
+}
+
+static int gather_furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r)
+{
+    struct gather *own = tly_op_own(op);
+    own->listed = r->even;
+    own->bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
+    own->first_dims = calloc((size_t)r->group->size, sizeof *own->first_dims);
+    for (int i = 0; own->first_dims && r->even && i < r->group->size; i++)
+        own->first_dims[i] = op->ndim ? op->shape[0] : 1;
+    return own->first_dims ? 0 : -ENOMEM;
+}
+
+static void gather_release(struct tally_op *op)
+{
+    struct gather *own = tly_op_own(op);
+    free(own->first_dims);
+    free(own->data);
+}
 
 /* Plan the services that relay the parts of these pieces.  -ENOMEM. */
 static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
@@ -126,6 +170,7 @@ static int even_parts(tally_comm *c, struct tally_op *op)
  * of parts.  -ENOMEM. */
 static int measure_pieces(struct tally_op *op, uint64_t **out)
 {
+    struct gather *own = tly_op_own(op);
     const struct tally_group *g = op->group;
     uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
     for (uint32_t i = 1; i < op->ndim; i++)
@@ -134,14 +179,13 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
     if (!piece)
         return -ENOMEM;
     for (int i = 0; i < g->size; i++)
-        if (op->gather.first_dims[i] < 0 ||
-            __builtin_mul_overflow((uint64_t)op->gather.first_dims[i], row, &piece[i]) ||
+        if (own->first_dims[i] < 0 || __builtin_mul_overflow((uint64_t)own->first_dims[i], row, &piece[i]) ||
             __builtin_add_overflow(total, piece[i], &total) || total > SIZE_MAX / 2 ||
             total / op->epoch->part_bytes > UINT32_MAX / 2) {
             free(piece);
             return -EOVERFLOW;
         }
-    op->gather.bytes = total;
+    own->bytes = total;
     *out = piece;
     return 0;
 }
@@ -149,15 +193,16 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
 /* All first dimensions are known: cut each rank's piece.  -EOVERFLOW, -ENOMEM. */
 static int gather_listed(tally_comm *c, struct tally_op *op)
 {
-    if (op->gather.listed)
+    struct gather *own = tly_op_own(op);
+    if (own->listed)
         return 0;
-    op->gather.listed = true;
+    own->listed = true;
     uint64_t *piece;
     int err = measure_pieces(op, &piece);
     if (err)
         return err;
-    op->gather.data = malloc(op->gather.bytes ? op->gather.bytes : 1);
-    err = op->gather.data ? gather_parts(c, op, piece, op->gather.data) : -ENOMEM;
+    own->data = malloc(own->bytes ? own->bytes : 1);
+    err = own->data ? gather_parts(c, op, piece, own->data) : -ENOMEM;
     for (uint32_t i = 1; i < op->part_count && !err; i++)
         op->missing += op->parts[i].bytes = op->parts[i].length;
     free(piece);
@@ -166,24 +211,61 @@ static int gather_listed(tally_comm *c, struct tally_op *op)
 
 static int gather_cut(tally_comm *c, struct tally_op *op)
 {
+    struct gather *own = tly_op_own(op);
     int err = tly_parts_roll_call(c, op);
     if (err || op->even)
         return err ? err : even_parts(c, op);
     struct part *p = &op->parts[0];
-    op->gather.first_dim = op->ndim ? op->shape[0] : 1;
-    p->input = (const uint8_t *)&op->gather.first_dim;
-    p->landing = (uint8_t *)op->gather.first_dims;
-    p->length = sizeof op->gather.first_dim;
+    own->first_dim = op->ndim ? op->shape[0] : 1;
+    p->input = (const uint8_t *)&own->first_dim;
+    p->landing = (uint8_t *)own->first_dims;
+    p->length = sizeof own->first_dim;
     p->result_length = p->length * (uint32_t)op->group->size;
     p->dtype = TALLY_INT64;
     return 0;
 }
 
+static void *gather_place(struct tally_op *op, const int64_t first_dims[], const uint64_t bytes[])
+{
+    struct gather *own = tly_op_own(op);
+    uint64_t total = 0;
+    for (int i = 0; i < op->group->size; i++) {
+        if (__builtin_add_overflow(total, bytes[i], &total) || total > SIZE_MAX / 2)
+            return NULL;
+        own->first_dims[i] = first_dims[i];
+    }
+    own->bytes = total;
+    static uint8_t nothing; /* the caller may have no memory for empty pieces */
+    if (op->even)
+        return op->output ? op->output : &nothing;
+    own->data = malloc(total ? total : 1);
+    return own->data;
+}
+
 const struct tly_call tly_call_allgather = {
+    .own_bytes = sizeof(struct gather),
+    .check = gather_check,
+    .needs = gather_needs,
+    .furnish = gather_furnish,
     .cut = gather_cut,
+    .gathered = gather_place,
+    .release = gather_release,
     .answered = gather_listed,
     .function = "tally_allgather",
     .collective = "all_gather",
     .shaped = true,
     .pieces = true,
     .moves = true};
+
+int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, const int64_t **first_dims)
+{
+    const struct gather *own = tly_op_own(op);
+    if (op->call != &tly_call_allgather)
+        return tly_fail(EINVAL, "the operation is no allgather: only an allgather has a gathered result");
+    if (!tly_event_is_set(&op->done) || op->status)
+        return tly_fail(EAGAIN, "the allgather has no result: wait for it first");
+    *data = op->even ? op->output : own->data;
+    *bytes = own->bytes;
+    *first_dims = own->first_dims;
+    return 0;
+}

@@ -6,6 +6,7 @@
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
+#include "comm/submit.h"
 #include "ops/call.h"
 #include "reduce/reduce.h"
 
@@ -18,6 +19,11 @@ const struct tly_call tly_call_push_pull = {
     .moves = true};
 
 /* Only the root wants the result. */
+static unsigned reduce_needs(const tally_comm *c, const struct tly_request *r)
+{
+    return TLY_CALL_INPUT | (r->root == (uint32_t)r->group->rank ? TLY_CALL_OUTPUT : 0);
+}
+
 static int reduce_cut(tally_comm *c, struct tally_op *op)
 {
     int err = tly_parts_whole(c, op);
@@ -31,6 +37,7 @@ static int reduce_cut(tally_comm *c, struct tally_op *op)
 }
 
 const struct tly_call tly_call_reduce = {
+    .needs = reduce_needs,
     .cut = reduce_cut,
     .function = "tally_reduce",
     .collective = "reduce",

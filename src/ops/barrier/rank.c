@@ -3,4 +3,4 @@
 #include "ops/call.h"
 
 const struct tly_call tly_call_barrier = {
-    .cut = tly_parts_roll_call, .function = "tally_barrier", .collective = "barrier", .shaped = true};
+    .cut = tly_parts_roll_call, .function = "tally_barrier", .collective = "barrier"};

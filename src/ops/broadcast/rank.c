@@ -7,6 +7,12 @@
 #include "comm/parts.h"
 #include "ops/call.h"
 
+/* Its one buffer is the output. */
+static unsigned broadcast_needs(const tally_comm *c, const struct tly_request *r)
+{
+    return TLY_CALL_OUTPUT;
+}
+
 /* The root pushes and wants nothing back; the others ask. */
 static int broadcast_cut(tally_comm *c, struct tally_op *op)
 {
@@ -21,6 +27,7 @@ static int broadcast_cut(tally_comm *c, struct tally_op *op)
 }
 
 const struct tly_call tly_call_broadcast = {
+    .needs = broadcast_needs,
     .cut = broadcast_cut,
     .function = "tally_broadcast",
     .collective = "broadcast",
