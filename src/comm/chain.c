@@ -21,7 +21,7 @@ static bool has(const struct tally_op *op, int place)
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->kind != TALLY_ALLGATHER; at++) {
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->answered; at++) {
         const struct stage *s = tly_stage_at(at);
         if (s && s->suits(c, op))
             op->chain |= (uint8_t)(1u << at);

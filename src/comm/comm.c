@@ -1,11 +1,12 @@
 /* comm.c - opening and closing a communicator, its thread, and its failure. */
 #include <errno.h>
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <sodium.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -631,53 +632,3 @@ int tally_comm_close(tally_comm *c)
 }
 
 /* --- plan ---------------------------------------------------------------------------------------- */
-
-static uint64_t list_digest(uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
-{
-    crypto_generichash_state s;
-    uint64_t digest;
-    crypto_generichash_init(&s, NULL, 0, 16);
-    crypto_generichash_update(&s, (const uint8_t *)&space, sizeof space);
-    for (size_t i = 0; i < count; i++) {
-        crypto_generichash_update(&s, (const uint8_t *)names[i], strlen(names[i]) + 1);
-        crypto_generichash_update(&s, (const uint8_t *)&bytes[i], sizeof bytes[i]);
-    }
-    uint8_t hash[16];
-    crypto_generichash_final(&s, hash, sizeof hash);
-    memcpy(&digest, hash, sizeof digest);
-    return digest ? digest : 1;
-}
-
-int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
-{
-    int err = tly_comm_check(c);
-    if (err)
-        return err;
-    char name[64], busy[120] = "";
-    pthread_mutex_lock(&c->names_lock);
-    snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)c->plans++);
-    for (size_t i = 0; i < count && !busy[0]; i++) {
-        struct tensor *t =
-            tly_map_get(&c->names,
-                        tly_tensor_key(c->joining.joins, c->all.id, TALLY_PUSH_PULL, space, names[i]));
-        if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
-            snprintf(busy, sizeof busy, "'%.80s' is in flight: wait for it first", names[i]);
-    }
-    pthread_mutex_unlock(&c->names_lock);
-    if (busy[0]) {
-        tally_refuse(c, name, TALLY_BARRIER, NULL, busy);
-        return tly_fail(EBUSY, "cannot plan: %s", busy);
-    }
-    tally_op *op;
-    err = tly_op_submit_barrier(c, name, list_digest(space, count, names, bytes), &op);
-    if (err)
-        return err;
-    err = tally_op_wait(op, -1);
-    tally_op_free(op);
-    if (err)
-        return err;
-    pthread_mutex_lock(&c->names_lock);
-    err = tly_tensor_plan(c, space, count, names, bytes);
-    pthread_mutex_unlock(&c->names_lock);
-    return err;
-}

@@ -52,7 +52,7 @@ static void doubt_parts(struct peer *p, struct tally_op *op, const struct part *
         case PART_SAID:
             if (part->known && !part->mark) {
                 tly_part_change(part, PART_DOUBTED);
-                if (op->kind == TALLY_ALLGATHER && part->index == 0)
+                if (op->call->answered && part->index == 0)
                     part->landed = 0; /* it does not land over its input: from the beginning */
             } else if (part->state != PART_QUEUED) {
                 tly_part_change(part, PART_DOUBTED);

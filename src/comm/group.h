@@ -9,20 +9,20 @@
 
 #include "base/map.h"
 #include "tally/tally.h"
+#include "wire/frame.h"
 
 struct peer;
 
 /* Ranks that operate among themselves, and their numbers for calls without a name. */
 struct tally_group {
-    tally_comm *comm; /* borrowed */
-    char *name;       /* owned; NULL: all ranks */
-    uint64_t id;      /* hash of the name; 0: all ranks */
-    uint64_t list;    /* hash of the list */
-    uint32_t number;  /* of the list, on the wire; 0: all ranks in their order */
-    int rank, size;   /* our place in it */
-    uint32_t *ranks;  /* owned */
-    uint64_t
-        unnamed[TALLY_SCATTER + 1]; /* calls without a name of each kind; under names_lock, as those below */
+    tally_comm *comm;            /* borrowed */
+    char *name;                  /* owned; NULL: all ranks */
+    uint64_t id;                 /* hash of the name; 0: all ranks */
+    uint64_t list;               /* hash of the list */
+    uint32_t number;             /* of the list, on the wire; 0: all ranks in their order */
+    int rank, size;              /* our place in it */
+    uint32_t *ranks;             /* owned */
+    uint64_t unnamed[TLY_KINDS]; /* calls without a name of each kind; under names_lock, as those below */
     uint64_t ordered[256 - TALLY_SPACE_ORDERED];
     struct tly_map
         messages; /* how many there were: hash of sender, receiver and tag -> number, as a pointer */

@@ -82,7 +82,7 @@ static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like
             return NULL;
         }
         t->key = like->key;
-        t->kind = TALLY_PUSH_PULL;
+        t->kind = like->kind;
         t->unnamed = true;
     }
     t->round = like->round + 1;
@@ -114,7 +114,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
 /* 0: it has begun, or need not; -EBUSY: not yet; -ENOMEM. */
 static int stand_in(tally_comm *c, const struct tly_local_op *like)
 {
-    struct tally_op *op = tly_op_make(c, TALLY_PUSH_PULL, NULL);
+    struct tally_op *op = tly_op_make(c, like->kind, NULL);
     int err = 0;
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;

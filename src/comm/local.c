@@ -30,8 +30,8 @@ static void finish(tally_comm *c, struct tally_op *op)
 bool tly_comm_is_local(const struct tally_op *op, bool ordered)
 {
     /* What may meet another kind must at least be told of. */
-    return op->comm->local && op->comm->machines == 1 && op->group->number == 0 && op->kind < TALLY_MESSAGE &&
-           (op->kind <= TALLY_BARRIER || ordered);
+    return op->comm->local && op->comm->machines == 1 && op->group->number == 0 && op->call->collective &&
+           (op->call->shared || ordered);
 }
 
 void tly_comm_describe_local(struct tally_op *op)
@@ -43,7 +43,7 @@ void tly_comm_describe_local(struct tally_op *op)
     l->kind = op->kind;
     l->dtype = op->dtype;
     l->reduction = op->reduction;
-    l->mark = op->mark || op->kind > TALLY_BARRIER;
+    l->mark = op->mark || !op->call->shared;
     l->patient = op->patient;
     l->root = op->root;
     l->priority = op->priority;

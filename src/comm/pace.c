@@ -89,7 +89,7 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
         p->counts = true;
     }
     p->flight += op->bytes;
-    p->counts &= op->kind == TALLY_PUSH_PULL && op->group->size == c->size && !op->mark;
+    p->counts &= tly_call_is_sum_for_all(op->call) && op->group->size == c->size && !op->mark;
 }
 
 /* Did some process stand still in this flight, ours or another (SIGSTOP, swapped out, suspended)?  Then it took several times

@@ -51,7 +51,7 @@ static void test_where_it_is_much(void **state)
 /* A flight of 50 MB, which the plan gives 50 ms, took so long. */
 static void fly(tally_comm *c, int ms)
 {
-    struct tally_op op = {0};
+    struct tally_op op = {.call = &tly_call_push_pull};
     c->pace.since = tly_now() - ms * TLY_MS;
     c->pace.flight = 50000000;
     c->pace.counts = true;
@@ -122,8 +122,11 @@ static void test_the_last_word_counts(void **state)
 /* A flight ends now; the one before ended so long ago, and the newest operation was submitted so long ago. */
 static void end_flight(tally_comm *c, int before_ms, int submitted_ms, bool patient)
 {
-    struct tally_op op = {.submitted = tly_now() - submitted_ms * TLY_MS, .patient = patient};
-    struct tally_op first = {.submitted = tly_now() - (before_ms + submitted_ms) / 2 * TLY_MS};
+    struct tally_op op = {.call = &tly_call_push_pull,
+                          .submitted = tly_now() - submitted_ms * TLY_MS,
+                          .patient = patient};
+    struct tally_op first = {.call = &tly_call_push_pull,
+                             .submitted = tly_now() - (before_ms + submitted_ms) / 2 * TLY_MS};
     c->traffic.over = (uint64_t)(tly_now() - before_ms * TLY_MS) / 1000;
     tly_traffic_enters(c, &first);
     tly_traffic_enters(c, &op);
@@ -144,7 +147,7 @@ static void test_what_a_rank_computes_of_a_step(void **state)
                true); /* it minded no wait: the flight, and the time before the next, are no step */
     assert_true(s->count == 1 && s->us == before.us);
     assert_int_equal(c->traffic.over, 0);
-    struct tally_op op = {.submitted = tly_now()};
+    struct tally_op op = {.call = &tly_call_push_pull, .submitted = tly_now()};
     tly_traffic_enters(c, &op);
     tly_traffic_leaves(c, &op);
     assert_int_equal(s->count, 1);

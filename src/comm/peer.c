@@ -181,7 +181,7 @@ static void count_received(struct peer *peer, uint32_t bytes)
 /* The ranks that only give keep their input until this root has the result, and their operations wait for that news. */
 static bool givers_wait(struct peer *peer, const struct part *p)
 {
-    return p && p->op->kind == TALLY_REDUCE && peer->mortal && !tly_sched_waits(&peer->queue);
+    return p && p->op->call->reduces && p->op->call->root && peer->mortal && !tly_sched_waits(&peer->queue);
 }
 
 static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)

@@ -113,7 +113,7 @@ int tly_team_agree(tally_comm *c)
 
 static bool suits(tally_comm *c, struct tally_op *op)
 {
-    if (!c->teams || op->kind != TALLY_PUSH_PULL || op->group->number != 0 || op->mark ||
+    if (!c->teams || !tly_call_is_sum_for_all(op->call) || op->group->number != 0 || op->mark ||
         op->bytes < LEAST_BYTES)
         return false;
     op->engine = c->local;

@@ -187,8 +187,8 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
 /* Is there a plan of its own for it?  TALLY_SPLIT says for comparison who sums, whatever is summed. */
 static bool root_decides(const tally_comm *c, const struct tally_op *op)
 {
-    return op->kind == TALLY_BROADCAST ||
-           (op->kind == TALLY_REDUCE && strcmp(c->params.split, "optimal") == 0);
+    const struct tly_call *call = op->call;
+    return call->root && !call->paired && (!call->reduces || strcmp(c->params.split, "optimal") == 0);
 }
 
 struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op)
@@ -212,7 +212,7 @@ static int plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt 
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
     uint32_t *weight = calloc((size_t)e->services, sizeof *weight);
     int root = tly_service_of(c, op->root), err = machine && weight ? 0 : -ENOMEM;
-    if (!err && op->kind == TALLY_BROADCAST)
+    if (!err && !op->call->reduces)
         err = tly_plan_broadcast(e->services, machine, root, weight);
     else if (!err)
         err = tly_plan_reduce(e->services, machine, root, e->weight, weight);
@@ -284,7 +284,7 @@ bool tly_tensor_line_up(struct tally_op *op)
     return backwards;
 }
 
-int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
+int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[])
 {
     struct plan *plan = calloc(1, sizeof *plan + count * sizeof *plan->item);
@@ -293,7 +293,7 @@ int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *con
     for (; plan->count < count; plan->count++) {
         struct planned *p = &plan->item[plan->count];
         p->bytes = bytes[plan->count];
-        p->tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, space, names[plan->count]);
+        p->tensor = tly_tensor_get(c, &c->all, kind, space, names[plan->count]);
         if (!p->tensor) {
             free(plan);
             return -ENOMEM;
@@ -403,7 +403,7 @@ static const char *call_of(uint8_t space, uint32_t kind, bool even)
     const struct tly_call *call = tly_call_of(kind);
     if (names && call->collective)
         return names[kind];
-    return kind == TALLY_ALLGATHER && even ? "tally_allgather_into" : call->function;
+    return even ? call->even_function : call->function;
 }
 
 void tly_tensor_title(const struct tensor *t, char *out, size_t len)
@@ -470,7 +470,7 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
     size_t end = at;
     if (named && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", call_of(op->space, op->kind, op->even));
-    if (op->kind != TALLY_BARRIER)
+    if (!op->call->empty)
         at = data_text(op, out, len, at);
     else if (op->digest && at < len)
         at += (size_t)snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->digest);

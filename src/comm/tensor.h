@@ -71,7 +71,7 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
 /* Set op->urgency.  True: the tensor is of a list that goes from its end.  In the loop; names_lock held. */
 bool tly_tensor_line_up(struct tally_op *op);
 /* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
-int tly_tensor_plan(tally_comm *c, uint32_t space, size_t count, const char *const names[],
+int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
 void tly_tensor_destroy(struct tensor *t);
 /* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of

@@ -54,7 +54,7 @@ static int32_t submit(int i, int32_t priority)
 
 static void plan(int count, const uint64_t bytes[])
 {
-    assert_int_equal(tly_tensor_plan(c, 0, (size_t)count, names, bytes), 0);
+    assert_int_equal(tly_tensor_plan(c, TALLY_PUSH_PULL, 0, (size_t)count, names, bytes), 0);
 }
 
 /* From the second step on all priorities are known. */

@@ -68,9 +68,9 @@ static int begin(void **state)
     tly_peer_init(&f.peer, f.c, 0);
     f.peer.link = &f.link;
     f.peer.open = true;
-    f.sum.kind = TALLY_PUSH_PULL;
-    f.receive.kind = TALLY_MESSAGE;
-    f.barrier.kind = TALLY_BARRIER;
+    f.sum.call = &tly_call_push_pull;
+    f.receive.call = &tly_call_message;
+    f.barrier.call = &tly_call_barrier;
     tally_log_redirect(hear, NULL);
     return 0;
 }

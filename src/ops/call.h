@@ -3,7 +3,7 @@
  * Each operation's room, src/ops/NAME/, has a rank.c that defines the calls of the operation.  call.c lists them by the number
  * that frames carry (enum tally_kind, TLY_PROBE, TLY_JOIN).  A service needs none of this: it has rules (rule.h).
  *
- * The tables are constant, so any thread reads them. */
+ * The tables do not change while there is a communicator, so any thread reads them. */
 #ifndef TLY_OPS_CALL_H
 #define TLY_OPS_CALL_H
 
@@ -21,6 +21,8 @@ enum { TLY_CALL_INPUT = 1, TLY_CALL_OUTPUT = 2 };
 struct tly_call {
     /* As C calls it: "tally_push_pull". */
     const char *function;
+    /* The same where all ranks give as much (tly_request.even). */
+    const char *even_function;
     /* Where all collectives of a group share one sequence of numbers: "all_reduce".  NULL: never there. */
     const char *collective;
     /* "from" or "to", before the root in texts.  NULL: it has no root. */
@@ -32,6 +34,8 @@ struct tly_call {
     bool message; /* between two ranks, and outside the order of collectives */
     bool moves;   /* data crosses the network cards as soon as all ranks have submitted it */
     bool finds;   /* its result is a rank: tally_op_source() */
+    bool empty;   /* it has no data */
+    bool shared;  /* ranks that share memory can do it there */
     /* Size of the operation's own state (tly_op_own), clear at first. */
     uint16_t own_bytes;
 
@@ -60,8 +64,17 @@ struct tly_call {
     void (*release)(struct tally_op *op);
 };
 
+/* Does each rank give a whole tensor, and want the whole sum? */
+static inline bool tly_call_is_sum_for_all(const struct tly_call *call)
+{
+    return call->reduces && !call->root && !call->pieces;
+}
+
 /* The call with this number; NULL: there is none. */
 const struct tly_call *tly_call_of(unsigned kind);
+
+/* One more, with the number `number` (1 to TLY_KINDS - 1), before any communicator is opened.  -EEXIST, -EINVAL. */
+int tly_call_register(unsigned number, const struct tly_call *call);
 
 /* NAME/rank.c */
 extern const struct tly_call tly_call_push_pull, tly_call_reduce, tly_call_reduce_scatter;

@@ -79,7 +79,6 @@ const struct tly_rule *tly_rule_of(const struct tly_frame *f);
 
 /* One more, for the operation `number` (1 to TLY_KINDS - 1): of its part 0, and of its other parts.  Before any
  * service begins.  -EEXIST, -EINVAL. */
-enum { TLY_KINDS = 32 };
 int tly_rule_register(uint8_t number, const struct tly_rule *first, const struct tly_rule *others);
 
 /* NAME/service.c */

@@ -101,6 +101,7 @@ static inline uint32_t tly_pair_to(uint32_t pair)
     return pair & (TLY_MAX_RANKS - 1);
 }
 
+enum { TLY_KINDS = 32 }; /* numbers of operations are below */
 /* A kind of operation beyond those of tally.h: who has a message for me? */
 enum { TLY_PROBE = 11 };
 /* A handle's kind, of no frame: this rank waits until all have joined. */

@@ -13,6 +13,7 @@
 const struct tly_call tly_call_push_pull = {
     .cut = tly_parts_whole,
     .function = "tally_push_pull",
+    .shared = true,
     .collective = "all_reduce",
     .reduces = true,
     .shaped = true,

@@ -30,6 +30,7 @@ const struct tly_call tly_call_broadcast = {
     .needs = broadcast_needs,
     .cut = broadcast_cut,
     .function = "tally_broadcast",
+    .shared = true,
     .collective = "broadcast",
     .root = "from",
     .shaped = true,
