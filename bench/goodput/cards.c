@@ -24,7 +24,7 @@ enum {
     SERVICE_NS =
         30000, /* from the last push to the first result; and through memory to the service beside a rank */
     REQUEST = 256,           /* bytes of a rank's credit */
-    ROWS_AHEAD = 6,          /* parts of each piece: src/comm/parts.c */
+    ROWS_AHEAD = 6,          /* parts of each piece: src/ops/all_gather/rank.c */
     UNASKED_BYTES = 1 << 20, /* a piece: there, too */
     EDGE_NS = 40000000,
     MOST = 1024,
