@@ -19,7 +19,7 @@
 
 enum {
     MOST = 64,             /* threads */
-    FAULT_US = 100,        /* a page from a disk, before that is known, */
+    FAULT_US = 100,        /* a page from a disk, until that is found, */
     SLOW_FAULT_US = 10000, /* and from a slow disk */
 };
 
@@ -68,8 +68,10 @@ void tly_stalls_weigh(struct tly_stalls *s, uint64_t disk_us)
     uint64_t faults = grown(s->disk_faults, s->faults);
     if (disk_us == s->disk_us)
         return;
-    if (faults && s->disk_us)
+    if (faults && s->disk_us) {
         s->fault_us = least(grown(s->disk_us, disk_us) / faults, SLOW_FAULT_US);
+        s->fault_found = true;
+    }
     s->disk_us = disk_us;
     s->disk_faults = s->faults;
 }
@@ -80,7 +82,8 @@ void tly_stalls_read(struct tly_stalls *s)
     char text[256];
     s->run_us = s->wait_us = 0;
     read_threads(s);
-    s->fault_us = s->fault_us ? s->fault_us : FAULT_US;
+    if (!s->fault_found)
+        s->fault_us = FAULT_US;
     if (getrusage(RUSAGE_SELF, &u) == 0)
         s->faults = (uint64_t)u.ru_majflt;
     if (read_text(AT_FDCWD, "/proc/pressure/io", text, sizeof text)) {

@@ -2,15 +2,17 @@
 #ifndef TLY_STALLS_H
 #define TLY_STALLS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Counted since the process began.  0: the kernel does not tell. */
 struct tly_stalls {
     uint64_t run_us, wait_us; /* of all threads that are not Tally's: on a processor; runnable, without one */
     uint64_t faults;          /* pages of the process that came from a disk, */
-    uint64_t fault_us;        /* and how long one takes */
-    uint64_t disk_us;         /* in which some process of the machine waited for a disk, */
-    uint64_t disk_faults;     /* and `faults` when that last changed */
+    uint64_t fault_us;        /* how long one takes: as found, which may be 0, or a guess until then */
+    bool fault_found;
+    uint64_t disk_us;     /* in which some process of the machine waited for a disk, */
+    uint64_t disk_faults; /* and `faults` when that last changed */
 };
 
 /* Read anew; all zeros before the first time.  Costs a few system calls for each thread, of MOST threads at most. */

@@ -106,6 +106,21 @@ static void test_of_a_time(void **state)
     assert_int_equal(tly_stalls_between(&paged, &paged, 90000).paged_us, 0);
 }
 
+/* Pages from compressed memory take no time that the kernel counts: a later reading must not guess again. */
+static void test_pages_that_take_no_time(void **state)
+{
+    struct tly_stalls s = {0};
+    tly_stalls_read(&s);
+    assert_int_equal(s.fault_us, 100); /* a guess */
+    s.disk_us = 1;
+    s.disk_faults = 0;
+    s.faults = UINT32_MAX; /* more than this process has, so the next reading has nothing to compare with */
+    tly_stalls_weigh(&s, 2);
+    assert_int_equal(s.fault_us, 0);
+    tly_stalls_read(&s);
+    assert_int_equal(s.fault_us, 0);
+}
+
 /* The machine's time is counted every 2 s; other processes' is in it. */
 static void test_how_long_a_page_takes(void **state)
 {
@@ -134,6 +149,7 @@ int main(void)
         cmocka_unit_test(test_a_busy_processor),
         cmocka_unit_test(test_of_a_time),
         cmocka_unit_test(test_how_long_a_page_takes),
+        cmocka_unit_test(test_pages_that_take_no_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
