@@ -52,7 +52,6 @@ static void read_threads(struct tly_stalls *out)
         closedir(d);
 }
 
-/* Threads come and go, so a sum may fall. */
 static uint64_t grown(uint64_t before, uint64_t now)
 {
     return now > before ? now - before : 0;
@@ -95,7 +94,11 @@ void tly_stalls_read(struct tly_stalls *s)
 struct tly_stalled tly_stalls_between(const struct tly_stalls *before, const struct tly_stalls *now,
                                       uint64_t own_us)
 {
-    uint64_t run = grown(before->run_us, now->run_us), wait = grown(before->wait_us, now->wait_us);
+    /* A thread that ends takes its past out of both sums.  A sum that falls shows it; then neither says anything of
+     * this time. */
+    bool ended = now->run_us < before->run_us || now->wait_us < before->wait_us;
+    uint64_t run = ended ? 0 : now->run_us - before->run_us,
+             wait = ended ? 0 : now->wait_us - before->wait_us;
     /* Threads side by side wait side by side: then the same part of the time counts as of their demand. */
     double part = wait ? (double)wait / (double)(run + wait) : 0;
     uint64_t waited = least(wait, (uint64_t)(part * (double)own_us));

@@ -101,6 +101,11 @@ static void test_of_a_time(void **state)
     assert_int_equal(tly_stalls_between(&none, &half, 1000).waited_us, 500);  /* threads side by side */
     assert_int_equal(tly_stalls_between(&none, &half, 9000).waited_us, 1000); /* the rest waited for a GPU */
     assert_int_equal(tly_stalls_between(&half, &none, 9000).waited_us, 0);    /* a thread has ended */
+    const struct tly_stalls ended = {.run_us = 500, .wait_us = 3000},
+                            rested = {.run_us = 9000, .wait_us = 500};
+    assert_int_equal(tly_stalls_between(&half, &ended, 9000).waited_us,
+                     0); /* the others have waited meanwhile */
+    assert_int_equal(tly_stalls_between(&half, &rested, 9000).waited_us, 0);
     assert_int_equal(tly_stalls_between(&none, &paged, 90000).paged_us, 1400);
     assert_int_equal(tly_stalls_between(&none, &paged, 900).paged_us, 900);
     assert_int_equal(tly_stalls_between(&paged, &paged, 90000).paged_us, 0);
