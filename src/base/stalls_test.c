@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -71,6 +72,32 @@ static void test_a_thread_of_ours_does_not_count(void **state)
     assert_true(now.wait_us - before.wait_us > 20000); /* and the application has waited for it */
 }
 
+static void *say_number(void *number)
+{
+    atomic_store((atomic_int *)number, gettid());
+    return spin(NULL);
+}
+
+/* A forked child has none of its parent's threads, so their numbers may be those of the application's threads there. */
+static void test_a_forked_child_has_no_threads_of_ours(void **state)
+{
+    atomic_int number = 0;
+    pthread_t thread;
+    int status;
+    atomic_store(&stop, 0);
+    assert_int_equal(tly_thread_start(&thread, "tally-test", say_number, &number), 0);
+    while (!atomic_load(&number))
+        tly_pause();
+    assert_true(tly_thread_is_ours(number));
+    pid_t child = fork();
+    if (child == 0)
+        _exit(tly_thread_is_ours(number));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(status, 0);
+}
+
 /* A job that computes nothing else, beside three others. */
 static void test_a_busy_processor(void **state)
 {
@@ -78,9 +105,12 @@ static void test_a_busy_processor(void **state)
     pid_t others[3];
     share_a_processor();
     for (int i = 0; i < 3; i++)
-        if ((others[i] = fork()) == 0)
+        if ((others[i] = fork()) == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test dies */
+            alarm(60);
             for (;;)
                 ;
+        }
     tly_stalls_read(&before);
     compute(100000);
     tly_stalls_read(&now);
@@ -151,6 +181,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_thread_of_ours_does_not_count),
+        cmocka_unit_test(test_a_forked_child_has_no_threads_of_ours),
         cmocka_unit_test(test_a_busy_processor),
         cmocka_unit_test(test_of_a_time),
         cmocka_unit_test(test_how_long_a_page_takes),

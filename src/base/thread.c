@@ -21,6 +21,18 @@ struct start {
     char name[16];
 };
 
+/* In a forked child, which has one thread: the application's. */
+static void forget_threads(void)
+{
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        atomic_store_explicit(&ours[i], 0, memory_order_relaxed);
+}
+
+static void install(void)
+{
+    pthread_atfork(NULL, NULL, forget_threads);
+}
+
 /* Put `to` where `from` is. */
 static void replace(int from, int to)
 {
@@ -55,6 +67,8 @@ static void *enter(void *arg)
 
 int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install);
     struct start *s = calloc(1, sizeof *s);
     if (!s)
         return tly_fail(ENOMEM, "out of memory");
