@@ -1,8 +1,9 @@
 /* tell.c - what the coordinator says to members, and how messages call them.
  *
  * Frames wait in each member's outbox until its link asks for them.  The job's end is a sentence that all members get; the
- * first one counts.  The rank of this process gets it last, since its program may end the process at once: the kernel has
- * the others' sentences by then. */
+ * first one counts.  The rank of this process gets it last, since its program may end the process at once.  By then the
+ * kernel has the others' sentences, except for a link that has no room just now: it sends its own when its peer reads, and
+ * if this process ends before, that member learns only that the coordinator is gone. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
