@@ -52,7 +52,7 @@
 #include "transport/transport.h"
 #include "wire/frame.h"
 
-enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HELD_S = 2, HOLDER_S = 15 };
+enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
@@ -425,25 +425,25 @@ static int enter(tally_comm *c)
             return err;
         bool held = own && !c->coordinator;
         char holder[TLY_HOLDER] = "", at[80];
-        if (held) {
+        if (c->place.rank == 0 && !own)
+            tly_warn("join",
+                     "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
+                     c->place.coord_host, c->place.coord_from);
+        err = tly_member_connect(&c->member, held ? TLY_HELD_S : seconds_until(deadline));
+        if (err && held) {
             tly_address_text(&c->member.to.at[0], at, sizeof at);
-            if (!tly_address_holder(&c->member.to.at[0], holder))
+            if (!tly_address_holder(&c->member.to.at[0], holder) && err == -ETIMEDOUT)
                 return tly_fail(EADDRINUSE,
                                 "rank 0 cannot have the coordinator's port, %s%s: end what holds it, or set "
                                 "TALLY_PORT",
                                 at, holder);
         }
-        if (c->place.rank == 0 && !own)
-            tly_warn("join",
-                     "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
-                     c->place.coord_host, c->place.coord_from);
-        err = tly_member_connect(&c->member, held ? HELD_S : seconds_until(deadline));
         if (err == -ETIMEDOUT && held && !told) {
             told = true;
             tly_warn("join",
                      "rank 0 cannot have the coordinator's port, %s%s; trying for %d s more, as it may be an "
                      "earlier start's that ends",
-                     at, holder, HOLDER_S - HELD_S);
+                     at, holder, HOLDER_S - TLY_HELD_S);
         }
         if (err && held && (err != -ETIMEDOUT || tly_now() > patience))
             return tly_fail(EADDRINUSE,

@@ -10,8 +10,10 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/loop.h"
 #include "base/param.h"
 #include "comm/listen.h"
+#include "join/member.h"
 #include "join/place.h"
 #include "tally/tally.h"
 #include "transport/address.h"
@@ -47,6 +49,25 @@ int tly_listen_take(uint16_t port)
     return fd;
 }
 
+/* Whether a coordinator answers at an address whose port another program holds: it may forward to one. */
+static bool leads_to_coordinator(const struct tly_place *place, const struct tly_params *params,
+                                 const struct tly_addresses *to)
+{
+    struct tly_loop loop;
+    struct tly_member m;
+    int err = tly_loop_init(&loop);
+    if (err)
+        return false;
+    tly_member_init(&m, &loop, place, params, true);
+    m.to = *to;
+    err = tly_member_connect(&m, TLY_HELD_S);
+    tly_loop_lock(&loop);
+    tly_member_finish(&m);
+    tly_loop_unlock(&loop);
+    tly_loop_finish(&loop);
+    return !err || err == -EACCES || err == -ESTALE; /* one that refuses says more to tally_comm_open() */
+}
+
 static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16_t *port)
 {
     struct tly_place place;
@@ -72,7 +93,7 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
     snprintf(sentence, sizeof sentence, "%s", tly_error());
     *fd = -1;
     *port = place.coord_port;
-    return tly_address_holder(&to.at[0], holder)
+    return tly_address_holder(&to.at[0], holder) || leads_to_coordinator(&place, params, &to)
                ? 0
                : tly_fail(EADDRINUSE, "%s: end it, or set TALLY_PORT", sentence);
 }

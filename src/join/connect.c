@@ -43,7 +43,8 @@ static const char *advice(const struct tly_member *m, char room[ADVICE])
     if (holder[0]) {
         snprintf(room, ADVICE, "the port is%s%s", holder + 1,
                  may ? ", which has not answered as rank 0's coordinator"
-                     : ", which is no coordinator of Tally: end it, or set TALLY_PORT for all ranks");
+                     : ", which is no coordinator of Tally and leads to none now: end it, or set TALLY_PORT "
+                       "for all ranks");
         return room;
     }
     switch (tly_address_reach(&m->at, REACH_MS)) {

@@ -85,6 +85,8 @@ int tly_member_find(struct tly_member *m, double timeout_s);
 /* Then connect to it, in the same way; its addresses take turns, and a name is looked up anew for each attempt.
  * 0 or -errno with a sentence. */
 int tly_member_connect(struct tly_member *m, double timeout_s);
+/* Seconds for which rank 0 looks for a coordinator at its own address, if another process holds the port there. */
+enum { TLY_HELD_S = 2 };
 /* The address at which our service should listen, any port: TALLY_IFACE's, else that by which the coordinator sees
  * us; all of this machine's if the coordinator, known by name, is on it as well: others see other addresses. */
 int tly_member_service_address(const struct tly_member *m, struct sockaddr_storage *at);

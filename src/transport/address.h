@@ -18,7 +18,8 @@ enum tly_reach tly_address_reach(const struct sockaddr_storage *to, int timeout_
 
 /* ", held by process 12 of alice, job night: python train.py" of the process that listens at an address of this network
  * namespace, as far as the system tells; "" if it tells nothing, or for port 0.  False if that process
- * certainly has no coordinator for us: it runs nothing of Tally, or is this one. */
+ * is no coordinator for us: it runs nothing of Tally, or is this one.  It may still forward connections to one, as ssh -L and
+ * container runtimes do. */
 enum { TLY_HOLDER = 256 };
 bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER]);
 

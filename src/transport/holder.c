@@ -112,7 +112,7 @@ static void find_job(const char *pid, char *out, size_t len)
     free(all);
 }
 
-/* False if it is certain that the process has no coordinator for us: it runs nothing of Tally, or is this one. */
+/* False if the process is no coordinator for us: it runs nothing of Tally, or is this one. */
 static bool may_coordinate(const char *pid)
 {
     char path[300], line[600];

@@ -141,6 +141,70 @@ except tally.Error as error:
         assert "is rank 0 started" not in output and "firewall" not in output and "trying for" not in output, output
 
 
+FORWARDER = """
+import socket, sys, threading
+door = socket.create_server(("127.0.0.1", 0))
+print(door.getsockname()[1], flush=True)
+
+
+def copy(source, target):
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    except OSError:
+        pass
+    for one in (source, target):
+        try:
+            one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+def forward():
+    while True:
+        near = door.accept()[0]
+        try:
+            far = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        except OSError:
+            near.close()
+            continue
+        for ends in ((near, far), (far, near)):
+            threading.Thread(target=copy, args=ends, daemon=True).start()
+
+
+threading.Thread(target=forward, daemon=True).start()
+input()
+"""
+
+
+@pytest.mark.parametrize("init", ["import tally; tally.init()",
+                                  "import tally.torch, torch.distributed as dist; dist.init_process_group('tally'); "
+                                  "dist.barrier(); dist.destroy_process_group()"])
+def test_a_coordinator_behind_a_forwarder(tmp_path, init):
+    """As through ssh -L: the port at rank 0's own address is held by a program that is not Tally's, and leads to one."""
+    coordinator = free_port()
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "TALLY_COORD": "127.0.0.1:%d" % coordinator}
+    running = [subprocess.Popen([jobs.BUILD / "bin" / "tallyd", "--coordinator"], env=jobs.environment(env),
+                                start_new_session=True)]
+    try:
+        running.append(subprocess.Popen([sys.executable, "-S", "-c", FORWARDER, str(coordinator)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, start_new_session=True))
+        port = int(running[1].stdout.readline())
+        script = """
+import os, sys
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.argv[1], WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                  TALLY_COORD="localhost:" + sys.argv[3])
+%s
+print("good")
+""" % init
+        meeting = free_port()
+        for status, output in by_hand(tmp_path, script, (0, meeting, port), (1, meeting, port)):
+            assert status == 0 and "good" in output, output
+    finally:
+        for process in running:
+            jobs.end(process)
+
+
 # --- the making of a group ------------------------------------------------------------------------------------------
 
 
