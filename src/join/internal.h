@@ -164,7 +164,8 @@ struct tly_coordinator {
         uint32_t who;             /* a service, or a rank that takes longer by itself */
         struct tly_lateness late; /* of that rank */
         struct turns {
-            uint64_t last;                /* the newest holder; 0: there was none yet */
+            int kind;                     /* of the newest holder; 0: there was none yet */
+            uint64_t last;                /* its rank, or the incarnation of its service */
             uint32_t count;               /* of holders, each another one than the one before, */
             int64_t at[TLY_SLOW_TURNS];   /* ring: since when, awake clock, */
             char who[TLY_SLOW_TURNS][64]; /* and its name */

@@ -174,10 +174,13 @@ static void name_holder(const struct tly_coordinator *c, enum tly_why why, uint3
 static void note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
     struct turns *t = &c->slow.turns;
-    uint64_t kind = is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3, holder = kind << 32 | who;
-    if (why == TLY_WHY_NOBODY || holder == t->last)
+    int kind = is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
+    /* Another tallyd may have got the index of one that is gone. */
+    uint64_t holder = kind == 3 ? c->roster.services[who].incarnation : who;
+    if (why == TLY_WHY_NOBODY || (kind == t->kind && holder == t->last))
         return;
     uint32_t at = t->count++ % TLY_SLOW_TURNS;
+    t->kind = kind;
     t->last = holder;
     t->at[at] = c->loop.awake;
     name_holder(c, why, who, t->who[at], sizeof t->who[at]);
