@@ -232,12 +232,22 @@ def test_lines_stay_whole_and_carry_their_rank():
     assert sorted(done.stderr.splitlines()) == [f"[rank {rank}] err" for rank in range(3)]
 
 
-TRACEBACK = "trap '' TERM; touch $RANK; until [ -e 0 -a -e 1 -a -e 2 ]; do sleep .01; done; for l in 'Traceback (most recent call last):' '  File \"x\"' '    call()' %s; do echo \"%s$l\" >&2; sleep .05; done; exit 1"
+# A part of it is there from each rank before one has written its end.
+TRACEBACK = """
+trap '' TERM
+p="%(prefix)s"
+until_all() { touch $1$RANK; until [ -e ${1}0 -a -e ${1}1 -a -e ${1}2 ]; do sleep .01; done; }
+until_all come
+printf '%%s\\n' "${p}Traceback (most recent call last):" "$p  File \\"x\\"" >&2
+until_all begun
+printf '%%s\\n' "$p    call()" "${p}%(reason)s" >&2
+exit 1
+"""
 
 
 def test_tracebacks_stand_one_behind_the_other(tmp_path):
     """Of ranks that fail together, each line by line."""
-    done = run("-n", 3, script=TRACEBACK % ("$RANK", "[rank$RANK]: "), cwd=tmp_path)
+    done = run("-n", 3, script=TRACEBACK % {"reason": "$RANK", "prefix": "[rank$RANK]: "}, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if "tally run" not in line]
     assert len(lines) == 3 * 4
     for at in range(0, 12, 4):
@@ -249,7 +259,7 @@ def test_tracebacks_stand_one_behind_the_other(tmp_path):
 
 @pytest.mark.parametrize("prefix", ("", "[rank$RANK]: "))
 def test_the_same_traceback_once(tmp_path, prefix):
-    done = run("-n", 3, script=TRACEBACK % ("reason", prefix), cwd=tmp_path)
+    done = run("-n", 3, script=TRACEBACK % {"reason": "reason", "prefix": prefix}, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if "tally run" not in line]
     assert len(lines) == 4 + 2 and done.stderr.count("reason") == 1
     whole = next(line[:8] for line in lines if "reason" in line)
