@@ -82,15 +82,15 @@ struct member {
     bool once;       /* ... and nothing confirms it: it may carry more */
     struct tly_traffic
         traffic;          /* owned: a rank's last report in this epoch, not yet looked at; count 0: none */
-    struct tly_own own;   /* a rank: how much of its steps it computes */
+    struct tly_own own;   /* a rank: how long its steps take, and waits of them */
     uint32_t card;        /* MEASURING: its card's place in the survey, */
     bool stands, awaited; /* whether it streams for it, and is about to answer, */
     bool silent;          /* and has said nothing in this round */
 };
 
-/* All fields but the first three belong to the loop. */
 enum { TLY_SLOW_TURNS = 4 }; /* a holder, and three that have followed it */
 
+/* All fields but the first three belong to the loop. */
 struct tly_coordinator {
     pthread_t thread;
     bool started;
