@@ -315,6 +315,7 @@ class Barrier:
             self._end()
 
     def _end_later(self):
+        threading.current_thread().name = "tally-update"
         # Without the lock, so that whoever waits with a time-out gets it.
         for handle in filter(None, (self._first, *self._waiting)):
             while not handle.done():
