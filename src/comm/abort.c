@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/event.h"
 #include "base/loop.h"
+#include "base/text.h"
 #include "comm/comm.h"
 #include "join/member.h"
 #include "tally/tally.h"
@@ -20,12 +21,12 @@ enum {
     TELL_MS = 1000,    /* for the coordinator of this process to tell the other ranks */
 };
 
-/* One line: what would end it or steer a terminal becomes a space, and it ends with a whole character. */
-static void clean(const char *reason, char out[MOST_REASON])
+/* One line: white space becomes spaces, other control characters '?', and it ends with a whole character. */
+static void abort_clean(const char *reason, char out[MOST_REASON])
 {
     size_t n = 0;
-    for (const unsigned char *p = (const unsigned char *)reason; *p && n < MOST_REASON - 1; p++)
-        out[n++] = *p < 32 || *p == 127 ? ' ' : (char)*p;
+    for (const char *p = reason; *p && n < MOST_REASON - 1; p++)
+        out[n++] = strchr("\t\n\v\f\r", *p) ? ' ' : *p;
     if (reason[n]) { /* cut off: not within a character of UTF-8 */
         while (n > 0 && ((unsigned char)out[n - 1] & 0xc0) == 0x80)
             n--;
@@ -35,6 +36,7 @@ static void clean(const char *reason, char out[MOST_REASON])
     while (n > 0 && out[n - 1] == ' ')
         n--;
     out[n] = '\0';
+    tly_text_clean(out);
 }
 
 int tally_comm_abort(tally_comm *c, const char *reason)
@@ -47,7 +49,7 @@ int tally_comm_abort(tally_comm *c, const char *reason)
     if (!c->params.abort)
         return 0;
     char text[MOST_REASON], sentence[MOST_REASON + 64];
-    clean(reason, text);
+    abort_clean(reason, text);
     snprintf(sentence, sizeof sentence, "rank %d left: %s", c->rank, text);
     tly_loop_lock(&c->loop);
     bool first = !atomic_load(&c->failed);

@@ -14,12 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "transport/address.h"
 
 enum { LISTENS = 10 }; /* TCP_LISTEN in /proc/net/tcp */
 
 /* Whether a table's hexadecimal address is `at`'s, or one that stands for all addresses of a machine. */
-static bool is_at(const char *hex, const struct sockaddr_storage *at)
+static bool holder_is_at(const char *hex, const struct sockaddr_storage *at)
 {
     struct sockaddr_storage a = {.ss_family = strlen(hex) > 8 ? AF_INET6 : AF_INET};
     uint32_t words[4] = {0}; /* each as it lies in memory */
@@ -45,7 +46,7 @@ static bool find_socket(const char *table, const struct sockaddr_storage *wanted
         unsigned port, state;
         found = sscanf(line, " %*d: %32[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x %*x:%*x %*x %u %*d %lu",
                        host, &port, &state, uid, inode) == 5 &&
-                port == tly_address_port(wanted) && state == LISTENS && is_at(host, wanted);
+                port == tly_address_port(wanted) && state == LISTENS && holder_is_at(host, wanted);
     }
     if (f)
         fclose(f);
@@ -133,13 +134,6 @@ static bool may_coordinate(const char *pid)
     return ours || !readable;
 }
 
-static void make_printable(char *text, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)text[i] < 32 || text[i] == 127)
-            text[i] = ' ';
-}
-
 bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER])
 {
     unsigned uid;
@@ -159,9 +153,12 @@ bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER])
         return true;
     }
     size_t n = read_texts(pid, "cmdline", command, sizeof command);
-    make_printable(command, n);
+    for (size_t i = 0; i < n; i++)
+        if (!command[i])
+            command[i] = ' '; /* between arguments */
+    tly_text_clean(command);
     find_job(pid, job, sizeof job);
-    make_printable(job, strlen(job));
+    tly_text_clean(job);
     snprintf(out, TLY_HOLDER, ", held by process %.20s of %.40s%s%.40s: %.100s", pid, user,
              *job ? ", job " : "", job, command);
     return may_coordinate(pid);
