@@ -533,7 +533,7 @@ static void lose_silent(struct tly_coordinator *c)
     }
 }
 
-static int64_t prepare(struct tly_hook *h)
+static int64_t coordinator_prepare(struct tly_hook *h)
 {
     tly_coordinator_tell_last(tly_list_entry(h, struct tly_coordinator, hook));
     return INT64_MAX;
@@ -642,7 +642,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
         c->given = strdup(params->measured);
         c->measure = MEASURE_NONE;
     }
-    c->hook.prepare = prepare;
+    c->hook.prepare = coordinator_prepare;
     c->hook.tick = tick;
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);

@@ -3,6 +3,7 @@
 #include "join/measure.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,7 +182,7 @@ int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **
     }
     for (int i = 0; i < s->count; i++)
         s->wanted[i] = s->rate[i] == 0;
-    s->groups = tly_plan_measure_rounds(s->count, s->wanted);
+    s->groups = tly_plan_measure_turns(s->count, s->wanted);
     if (s->groups == 0) {
         tly_survey_destroy(s);
         s = NULL;
@@ -200,22 +201,17 @@ bool tly_survey_stands(const struct tly_survey *s, uint32_t service)
     return s->card[s->card_of[service]].service == service;
 }
 
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 /* A busy machine makes figures too low, never too high: the better direction counts.  But one may be another's speed, as
  * what comes in is of many clouds' cards. */
 static double both_ways(struct ways w)
 {
-    double low = w.sent < w.received ? w.sent : w.received, high = larger(w.sent, w.received);
+    double low = fmin(w.sent, w.received), high = fmax(w.sent, w.received);
     return low > 0 && high > ONE_WAY * low ? low : high;
 }
 
-static struct ways best_of(struct ways a, struct ways b)
+static struct ways measure_best(struct ways a, struct ways b)
 {
-    return (struct ways){larger(a.sent, b.sent), larger(a.received, b.received)};
+    return (struct ways){fmax(a.sent, b.sent), fmax(a.received, b.received)};
 }
 
 static void take_stock(struct tly_survey *s)
@@ -223,27 +219,27 @@ static void take_stock(struct tly_survey *s)
     for (int i = 0; i < s->count; i++) {
         struct card *c = &s->card[i];
         struct ways *best = &c->look[s->second_look];
-        *best = best_of(*best, c->now);
+        *best = measure_best(*best, c->now);
         c->now = (struct ways){0};
         if (s->wanted[i])
-            s->rate[i] = both_ways(best_of(c->look[0], c->look[1]));
+            s->rate[i] = both_ways(measure_best(c->look[0], c->look[1]));
     }
 }
 
-static bool are_alike(double a, double b)
+static bool measure_alike(double a, double b)
 {
-    return a > 0 && b > 0 && larger(a, b) <= TLY_MEASURE_NEXT * (a < b ? a : b);
+    return a > 0 && b > 0 && fmax(a, b) <= TLY_MEASURE_NEXT * fmin(a, b);
 }
 
 /* Rates are settled.  Has a card the rate of another one that was measured at another time, or is known?  What spoils a round
  * spoils it for all that are measured in it.  Two cards have the same streams, one way and then the other. */
-static bool is_shared(const struct tly_survey *s, int card)
+static bool measure_is_shared(const struct tly_survey *s, int card)
 {
     const struct card *c = &s->card[card];
     bool shared = false;
     if (s->count == 2) {
-        struct ways w = best_of(c->look[0], c->look[1]);
-        return are_alike(w.sent, w.received);
+        struct ways w = measure_best(c->look[0], c->look[1]);
+        return measure_alike(w.sent, w.received);
     }
     for (int i = 0; i < s->count && s->rate[card] > 0; i++)
         shared |= i != card && s->rate[i] == s->rate[card] && (!s->wanted[i] || s->card[i].round != c->round);
@@ -255,8 +251,8 @@ static void look_again(struct tly_survey *s)
     s->second_look = true;
     tly_plan_measure_settle(s->count, s->wanted, s->rate); /* without memory rates stay as they are */
     for (int i = 0; i < s->count; i++)
-        s->again[i] = s->wanted[i] && !is_shared(s, i);
-    int groups = tly_plan_measure_rounds(s->count, s->again);
+        s->again[i] = s->wanted[i] && !measure_is_shared(s, i);
+    int groups = tly_plan_measure_turns(s->count, s->again);
     s->groups = groups < SECOND_LOOK ? groups : SECOND_LOOK;
     s->at = 0;
 }
@@ -340,7 +336,7 @@ bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate
 {
     const struct card *c = &s->card[card];
     double found = s->rate[card];
-    *once = !is_shared(s, (int)card) && !are_alike(both_ways(c->look[0]), both_ways(c->look[1]));
+    *once = !measure_is_shared(s, (int)card) && !measure_alike(both_ways(c->look[0]), both_ways(c->look[1]));
     *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
     return s->wanted[card];
 }

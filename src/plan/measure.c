@@ -19,7 +19,7 @@ static int count_wanted(int count, const bool *wanted)
     return n;
 }
 
-int tly_plan_measure_rounds(int count, const bool *wanted)
+int tly_plan_measure_turns(int count, const bool *wanted)
 {
     int n = count_wanted(count, wanted), at_once = (count + TLY_MEASURE_GROUP - 1) / TLY_MEASURE_GROUP;
     if (count < 2 || n == 0)
@@ -37,11 +37,11 @@ static int find_fastest(int count, const double *rate, const int *middle)
     return best;
 }
 
-void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int round, int *middle)
+void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int turn, int *middle)
 {
-    int rounds = tly_plan_measure_rounds(count, wanted), n = count_wanted(count, wanted);
-    assert(round < rounds && round >= 0);
-    int from = (int)((int64_t)n * round / rounds), to = (int)((int64_t)n * (round + 1) / rounds);
+    int turns = tly_plan_measure_turns(count, wanted), n = count_wanted(count, wanted);
+    assert(turn < turns && turn >= 0);
+    int from = (int)((int64_t)n * turn / turns), to = (int)((int64_t)n * (turn + 1) / turns);
     struct {
         int middle, size;
         double around;

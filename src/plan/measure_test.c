@@ -25,13 +25,13 @@ static void each_is_once_in_the_middle(void **state)
                 wanted[i] = i % every == 0;
                 times[i] = 0;
             }
-            int rounds = tly_plan_measure_rounds(count, wanted);
-            assert_in_range(rounds, 1, 8);
-            for (int r = 0; r < rounds; r++) {
+            int turns = tly_plan_measure_turns(count, wanted);
+            assert_in_range(turns, 1, 8);
+            for (int t = 0; t < turns; t++) {
                 int groups = 0, idle = 0;
                 for (int i = 0; i < count; i++)
                     middle[i] = -7, around[i] = 0;
-                tly_plan_measure_groups(count, wanted, nothing, r, middle);
+                tly_plan_measure_groups(count, wanted, nothing, t, middle);
                 for (int i = 0; i < count; i++) {
                     assert_in_range(middle[i] + 1, 0, count);
                     groups += middle[i] == i;
@@ -60,18 +60,18 @@ static void small_and_large_numbers(void **state)
 {
     static bool wanted[TLY_MAX_SERVICES];
     static int middle[TLY_MAX_SERVICES];
-    assert_int_equal(tly_plan_measure_rounds(3, wanted), 0); /* all is known */
+    assert_int_equal(tly_plan_measure_turns(3, wanted), 0); /* all is known */
     wanted[1] = true;
-    assert_int_equal(tly_plan_measure_rounds(1, wanted + 1), 0); /* with whom? */
+    assert_int_equal(tly_plan_measure_turns(1, wanted + 1), 0); /* with whom? */
     for (int all = 0; all < 2; all++) {
         wanted[0] = all;
-        assert_int_equal(tly_plan_measure_rounds(2, wanted), 1);
+        assert_int_equal(tly_plan_measure_turns(2, wanted), 1);
         tly_plan_measure_groups(2, wanted, nothing, 0, middle);
         assert_int_equal(middle[0], middle[1]);
     }
     for (int i = 0; i < TLY_MAX_SERVICES; i++)
         wanted[i] = true;
-    assert_int_equal(tly_plan_measure_rounds(TLY_MAX_SERVICES, wanted), 8);
+    assert_int_equal(tly_plan_measure_turns(TLY_MAX_SERVICES, wanted), 8);
     tly_plan_measure_groups(TLY_MAX_SERVICES, wanted, nothing, 7, middle);
     for (int i = 0; i < TLY_MAX_SERVICES; i++)
         assert_in_range(middle[i], TLY_MAX_SERVICES * 7 / 8, TLY_MAX_SERVICES - 1);
@@ -83,7 +83,7 @@ static void around_the_middle_are_the_fastest(void **state)
     static const double rate[] = {50, 147, 100, 25, 100, 90};
     bool wanted[6] = {false, true};
     int middle[6];
-    assert_int_equal(tly_plan_measure_rounds(6, wanted), 1);
+    assert_int_equal(tly_plan_measure_turns(6, wanted), 1);
     tly_plan_measure_groups(6, wanted, rate, 0, middle);
     const int some[] = {-1, 1, 1, -1, 1, 1};
     assert_memory_equal(middle, some, sizeof some);

@@ -83,17 +83,17 @@ int tly_plan_standout(int count, const double *value);
 
 enum { TLY_MEASURE_GROUP = 8 }; /* most cards in one group */
 
-/* In how many rounds the cards that are `wanted` can each stand in the middle of a group, 0 to 8: 0 if there are no two
- * cards or none is wanted; 1 if there are two. */
-int tly_plan_measure_rounds(int count, const bool *wanted);
+/* How many times cards are divided into groups until each that is `wanted` has stood in the middle of one, 0 to 8: 0 if
+ * there are no two cards or none is wanted; 1 if there are two. */
+int tly_plan_measure_turns(int count, const bool *wanted);
 
-/* Who streams to whom in a round, 0 to rounds - 1: middle[i] is the card in the middle of i's group, i if it is that
+/* The groups of a turn, 0 to turns - 1: middle[i] is the card in the middle of i's group, i if it is that
  * itself, -1 if i has a rest.  All others of a group stream to its middle, and it to them: so it shows what it carries,
  * up to what the others carry together.  rate[i] is what is known so far, 0: nothing.  The fastest are dealt first, and
  * no more than are enough where the middle one's is known: what is sent to a slow card in vain, because more leaves the
  * middle one than arrives, is lacking for the others.  At most TLY_MAX_SERVICES cards. */
 #define TLY_MEASURE_ENOUGH 1.5
-void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int round, int *middle);
+void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int turn, int *middle);
 
 /* Cards that are alike have measured a little differently: neighbours within 15%, from the slowest to at most 1.4 times
  * that, get the rate of their middle one, or one that is known of another card within 15% of it.  (Classes of cards are
