@@ -1,7 +1,8 @@
 /* tally.h - Tally's C interface.
  *
- * Tally sums tensors over the ranks of a data-parallel job.  A process opens a communicator for each job that it is in,
- * of which most processes have one.  Operations are asynchronous.  Tally matches them over ranks by name, and they give the same bits on every rank and in every run.
+ * Tally sums tensors over the ranks of a data-parallel job.  A process opens a communicator for each job that it is in.
+ * Most processes are in one job.  Operations are asynchronous.  Tally matches them over ranks by name, and they give
+ * the same bits on every rank and in every run.
  *
  * Functions return -errno on failure, else 0 or the non-negative value that their comment names.  Output parameters
  * come last and keep their values on failure.  tally_error() explains the calling thread's last failed call,
@@ -116,9 +117,9 @@ typedef void tally_log_sink(void *user, enum tally_log_level level, const char *
 TALLY_API void tally_log_redirect(tally_log_sink *sink, void *user);
 
 /* Set the names that error messages use for operations in one name space, 0..255.  An interface over this header has
- * names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in
- * "names[TALLY_PUSH_PULL] no. 7"; names[0] is not used.  The array and its strings must stay.  NULL restores the default,
- * "tally_push_pull" and so on.  In ordered name spaces calls without a name have torch's names. */
+ * names of its own.  names[kind], for kinds up to TALLY_SCATTER, as in "names[TALLY_PUSH_PULL] no. 7"; names[0] is not
+ * used.  The array and its strings must stay.  NULL restores the default, "tally_push_pull" and so on.  In ordered name
+ * spaces calls without a name have torch's names. */
 TALLY_API void tally_name_calls(uint32_t space, const char *const *names);
 
 /* Bytes of one element of `dtype`, or 0 if there is no such type. */
@@ -146,8 +147,8 @@ TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
  * for any free one, or -1 for that of the settings; set to the port that was taken.  With -1 a port that a coordinator
  * may hold already is no error: tally_comm_open() joins that one, or waits for its end.  The next tally_comm_open() of
  * this process that leads to this port takes the socket over.  A second call closes the first call's socket; so does
- * NULL for `port`.  `settings` and the environment are as for tally_comm_open(), but the port in them counts only with
- * -1.
+ * NULL for `port`.  The port of `settings` and the environment counts only with -1; the rest is as for
+ * tally_comm_open().
  *   -EADDRINUSE        tally_error() names the process that holds the port
  *   -EINVAL            this process is not rank 0
  *   -EADDRNOTAVAIL     the coordinator's host is another machine
@@ -173,8 +174,7 @@ TALLY_API int tally_comm_status(const tally_comm *comm, const char **sentence);
 /* Fail the job because of an error on this rank, such as an uncaught exception.  All ranks fail at once with "rank R
  * left: REASON", instead of when they next need this rank.  `reason` is cut to one line of 399 bytes; a caller that
  * counts its steps puts the step there.  Returns at once; on the rank that holds the coordinator once the others have
- * been told, within a second.  tally_comm_close() is still needed.  With TALLY_ABORT=0
- * the call does nothing.
+ * been told, within a second.  tally_comm_close() is still needed.  With TALLY_ABORT=0 the call does nothing.
  *   -EINVAL            no reason
  *   others             the job has failed before: as tally_comm_status() */
 TALLY_API int tally_comm_abort(tally_comm *comm, const char *reason);

@@ -116,8 +116,8 @@ static void what_meets_is_counted_over_one_time(void **state)
     assert_int_equal(tly_meter_take(&x.meter, &x.flow[0], 1, 1, 1 << 30, 4000 * TLY_MS), TLY_METER_NOTHING);
 }
 
-/* A process that gets no processor reads late: neither what came before counts, nor is less heard of who is read last; and who
- * sends no more when counting ends is told, too. */
+/* A process that gets no processor reads late.  Bytes that came before the counting do not count, and the stream that is read
+ * last loses none.  A sender that has stopped when the counting ends gets its rate, too. */
 static void what_is_read_late_is_counted_in_time(void **state)
 {
     struct metered x = {.bytes = {0}};
