@@ -64,7 +64,7 @@ enum tly_meter_due tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f,
 {
     if (round > m->round)
         *m = (struct tly_meter){.round = round, .began = now};
-    if (round < m->round) /* what was under way when the next round began */
+    if (!round || round < m->round) /* none; or what was under way when the next round began */
         return TLY_METER_NOTHING;
     if (f->round != round) {
         f->round = round;

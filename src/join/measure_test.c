@@ -112,6 +112,13 @@ static void what_meets_is_counted_over_one_time(void **state)
         assert_in_range(x.flow[1].rate, 95ull * 8 * 1000 * 1000, 100ull * 8 * 1000 * 1000);
         x.bytes[0] += 1 << 20; /* what was left of the round */
     }
+    /* No round: rounds count from 1, and a stream that has not begun one stands at 0. */
+    struct metered idle = {.bytes = {0}};
+    for (int ms = 0; ms < 200; ms++)
+        assert_int_equal(tly_meter_take(&idle.meter, &idle.flow[0], 0, 1, 300000ull * ms,
+                                        (1000 + ms) * TLY_MS),
+                         TLY_METER_NOTHING);
+    assert_false(tly_meter_tell(&idle.meter, &idle.flow[0]));
     /* The round before, still under way. */
     assert_int_equal(tly_meter_take(&x.meter, &x.flow[0], 1, 1, 1 << 30, 4000 * TLY_MS), TLY_METER_NOTHING);
 }
