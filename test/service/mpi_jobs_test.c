@@ -346,9 +346,19 @@ static void test_errors(void **state)
     run_job(errors, 0);
 }
 
+/* The error of a call on the communicator that a split has not made.  jaxlib gets no other. */
+static void says_why_there_is_none(char text[1024])
+{
+    int32_t x = 0;
+    int length, error = mpi.allreduce(&x, &x, 1, mpi.int32, mpi.sum, mpi.null);
+    CHECK(error != 0 && mpi.error_string(error, text, &length) == 0);
+    CHECK_HOLDS(text, "rank 1");
+}
+
 static int missing(int rank, void *arg)
 {
     handle comm = mpi.world;
+    char text[1024];
     begin();
     if (rank == 1) {
         job_sleep_ms(UNDER_SANITIZER ? 20000 : 6000);
@@ -356,8 +366,30 @@ static int missing(int rank, void *arg)
     }
     fails_with(mpi.split(mpi.world, 0, 0, &comm), "rank 1");
     CHECK(comm == mpi.null);
+    says_why_there_is_none(text);
+    CHECK_HOLDS(text, "every rank takes part in making a communicator");
     mpi.finalize();
     return 0;
+}
+
+static int leaves(int rank, void *arg)
+{
+    handle comm = mpi.world;
+    char text[1024];
+    begin();
+    if (rank != 1) {
+        fails_with(mpi.split(mpi.world, 0, 0, &comm), "rank 1 has left the job");
+        says_why_there_is_none(text);
+        CHECK(!strstr(text, "every rank takes part")); /* no collective before it would help */
+    }
+    mpi.finalize();
+    return 0;
+}
+
+/* Advice that is of use after a time-out alone. */
+static void test_a_split_without_a_rank_that_has_left(void **state)
+{
+    run_job(leaves, 0);
 }
 
 static void test_a_split_that_one_rank_lacks(void **state)
@@ -473,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_large_results_come_in_large_pages),
         cmocka_unit_test(test_a_split_that_one_rank_lacks),
+        cmocka_unit_test(test_a_split_without_a_rank_that_has_left),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_an_absent_function_names_itself),
     };
