@@ -86,38 +86,19 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
     return 0;
 }
 
-/* What is known of a host's card; NULL: nothing.  Nobody measures a tallyd that comes while the job runs, but one may have been
- * there before. */
-static struct found *find_host(const struct tly_coordinator *c, const char *host_id)
-{
-    for (uint32_t i = 0; i < c->found_count; i++)
-        if (strcmp(c->found[i].host_id, host_id) == 0)
-            return &c->found[i];
-    return NULL;
-}
-
 /* A tallyd ends: one that comes there again begins with what its card was seen to carry. */
 static void remember_host(struct tly_coordinator *c, uint32_t service)
 {
     const char *host_id = c->host_id[service];
     uint64_t last = tly_adapt_sure(c, service);
-    struct found *f = find_host(c, host_id);
     if (!last || host_id[0] == TLY_HOST_AWAY)
         return;
-    if (!f && c->found_count < TLY_MAX_MACHINES) {
-        struct found *more = realloc(c->found, (c->found_count + 1) * sizeof *more);
-        if (!more)
-            return; /* then it begins with what it says */
-        c->found = more;
-        f = &more[c->found_count++];
-        *f = (struct found){0};
-        memcpy(f->host_id, host_id, sizeof f->host_id);
-    }
-    if (f)
+    struct found *f = tly_start_found(c, host_id, true);
+    if (f) /* else one there begins with what it says */
         f->last = last;
 }
 
-/* Put a guest into this place.  If others cannot reach it (-EINVAL) the place stays as it was.  f: as find_host(). */
+/* Put a guest into this place.  If others cannot reach it (-EINVAL) the place stays as it was.  f: as tly_start_found(). */
 static int put_in(struct tly_coordinator *c, uint32_t place, const struct member *m, const struct found *f)
 {
     struct tly_roster_service *s = &c->roster.services[place], before = {0};
@@ -128,9 +109,12 @@ static int put_in(struct tly_coordinator *c, uint32_t place, const struct member
     }
     tly_start_add(c, &c->roster, place, &m->info);
     s->measured = m->measured;
+    s->tried = m->once;
     s->state = TLY_SERVICE_IDLE;
-    if (f && f->last && !c->fixed)
+    if (f && f->last && !c->fixed) {
         s->bandwidth = m->measured || f->last < s->said ? f->last : s->said;
+        s->tried = false; /* what was seen confirms it */
+    }
     int err = tly_start_place(c, &c->roster, place);
     if (err) {
         *s = before;
@@ -149,9 +133,10 @@ static void invite_more(struct tly_coordinator *c)
             continue;
         m->waiting = false;
         uint32_t at;
-        const struct found *f = find_host(c, m->info.host_id);
+        const struct found *f = tly_start_found(c, m->info.host_id, false);
         if (!m->info.bandwidth) {
             m->info.bandwidth = f ? f->bandwidth : 0;
+            m->once = f && f->once;
             m->measured = true; /* or not known */
         }
         int err = find_place(c, &at);

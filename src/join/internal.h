@@ -111,6 +111,7 @@ struct tly_coordinator {
     struct found {
         char host_id[64];
         uint64_t bandwidth; /* of its card, bit/s, as measured at the start; 0: it was not */
+        bool once;          /* ... and nothing confirms it: it may carry more */
         uint64_t last;      /* bit/s, as it was last seen to carry when a tallyd there ended; 0: not known */
     } * found;              /* owned: what is known of hosts */
     uint32_t found_count;

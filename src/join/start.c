@@ -367,6 +367,36 @@ static void drop_unplaced(struct tly_coordinator *c)
     }
 }
 
+struct found *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make)
+{
+    for (uint32_t i = 0; i < c->found_count; i++)
+        if (strcmp(c->found[i].host_id, host_id) == 0)
+            return &c->found[i];
+    if (!make || c->found_count >= TLY_MAX_MACHINES)
+        return NULL;
+    struct found *more = realloc(c->found, (c->found_count + 1) * sizeof *more);
+    if (!more)
+        return NULL;
+    c->found = more;
+    struct found *f = &more[c->found_count++];
+    *f = (struct found){0};
+    snprintf(f->host_id, sizeof f->host_id, "%s", host_id);
+    return f;
+}
+
+/* The card's rate was measured.  keep: a tallyd that comes to that host later begins with it. */
+static void start_take(struct tly_coordinator *c, struct member *m, uint64_t rate, bool once, bool keep)
+{
+    struct found *f = keep ? tly_start_found(c, m->info.host_id, true) : NULL;
+    m->info.bandwidth = rate;
+    m->measured = true;
+    m->once = once;
+    if (f) {
+        f->bandwidth = rate;
+        f->once = once;
+    }
+}
+
 /* "HOST=RATE,...", rates in bit/s, k, M or G; with a "?" behind it measured once.  0: it is not among them. */
 static uint64_t given_rate(const char *given, const char *host, bool *once)
 {
@@ -390,11 +420,10 @@ static void take_given(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members && c->given; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        uint64_t rate = given_rate(c->given, m->info.host, &m->once);
-        if (!m->joined || !rate)
-            continue;
-        m->info.bandwidth = rate;
-        m->measured = true;
+        bool once = false;
+        uint64_t rate = given_rate(c->given, m->info.host, &once);
+        if (m->joined && rate)
+            start_take(c, m, rate, once, true);
     }
 }
 
@@ -450,22 +479,14 @@ static void take_results(struct tly_coordinator *c)
 {
     char found[TLY_SENTENCE - 64] = "", unknown[TLY_SENTENCE - 256] = "";
     tly_survey_end(c->survey);
-    c->found = calloc(c->size + c->tallyds_here, sizeof *c->found); /* without memory it is not known later */
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         uint64_t rate = 0;
         bool once;
         if (!m->joined || !tly_survey_result(c->survey, m->card, &rate, &once))
             continue;
-        if (rate) { /* else what was said of it counts */
-            m->info.bandwidth = rate;
-            m->measured = true;
-            m->once = once;
-        }
-        if (m->stands && rate && c->found) {
-            memcpy(c->found[c->found_count].host_id, m->info.host_id, sizeof m->info.host_id);
-            c->found[c->found_count++].bandwidth = rate;
-        }
+        if (rate) /* else what was said of it counts */
+            start_take(c, m, rate, once, m->stands);
         if (m->stands && rate)
             append(found, sizeof found, "%s%s %.3g Gbit/s%s", *found ? ", " : "", m->info.host,
                    (double)rate * 1e-9, once ? " (once)" : "");

@@ -185,7 +185,7 @@ static void write_info(const struct member *m, struct tly_writer *w)
         .netns = x.contained ? m->number : 0,
         .nonce = 100 + m->number,
         .incarnation = 100 + m->number,
-        .bandwidth = x.bandwidth,
+        .bandwidth = x.unknown ? 0 : x.bandwidth,
         .host = "host"};
     char where[40];
     snprintf(where, sizeof where, "%s%u:%u", x.bandwidth ? "10.0.0." : "127.0.0.",

@@ -58,6 +58,7 @@ extern struct coordinated {
     uint32_t ranks;         /* the first so many members; RANKS unless a test has more */
     uint32_t host[MEMBERS]; /* of each member; one of its own unless a test says otherwise */
     uint64_t bandwidth;     /* of each, bit/s; 0: nobody says, and all are on this machine */
+    bool unknown;           /* ... which measuring must tell: cards do not say it */
     bool contained;         /* each in a container: not one machine with others of its host */
     bool apart;             /* members seem to come from other machines */
     /* Where the job has lost its coordinator: */

@@ -338,6 +338,27 @@ static void test_what_was_found_is_known(void **state)
     begin_again(600000000);
 }
 
+static int set_up_measured(void **state)
+{
+    return set_up_with("TALLY_SERVERS=1", "TALLY_MEASURED=host=800M?");
+}
+
+/* A card was measured once, and nothing confirmed it.  A tallyd that comes there again begins with the same doubt. */
+static void test_a_doubtful_figure_stays_doubtful(void **state)
+{
+    x.bandwidth = 800000000;
+    x.unknown = true;
+    run(FIRST + 1);
+    assert_true(tallyd()->measured && tallyd()->tried);
+    leave(&x.member[FIRST]);
+    let_it_change(1);
+    x.host[GUEST] = x.host[FIRST];
+    struct member *guest = join(GUEST);
+    turn_until(&guest->invited, 1);
+    const struct tly_roster_service *s = &guest->roster.services[FIRST];
+    assert_true(s->incarnation == 100 + GUEST && s->bandwidth == 800000000 && s->measured && s->tried);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -357,6 +378,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_what_was_tried_is_not_known, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_what_was_found_is_known, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_doubtful_figure_stays_doubtful, set_up_measured, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
