@@ -1,6 +1,7 @@
 """What a barrier of the backend "tally", and a call that its caller waits for, say of the group's earlier calls."""
 
 import datetime
+import time
 
 import pytest
 
@@ -148,3 +149,58 @@ def test_calls_that_fail(three, store):
     for rank, told in enumerate(three(failing, store)):
         assert all("the ranks disagree" in one and "all_reduce" in one for one in told[:2]), told
         assert rank == 1 or ("Timed out" in told[2] and "Timed out" in told[3]), told
+
+
+def dropped(path):
+    """{case: what barriers say of failed calls whose works nobody keeps, or of which the caller has been told}"""
+    import torch
+    import torch.distributed as dist
+    told = {}
+
+    def fails(number):
+        return dist.all_reduce(torch.ones(number + (dist.get_rank() == 1)), async_op=True)
+
+    def until_ended(work):
+        deadline = time.monotonic() + 60
+        while not work.is_completed():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def then(case, *calls):
+        for call in calls:
+            call()
+        told[case] = [said(dist.barrier), said(dist.barrier)]
+
+    def asynchronous():
+        until_ended(dist.all_reduce(torch.ones(3), async_op=True))  # it may be the one that has seen the end
+        time.sleep(0.2)  # what comes next finds that all have ended
+        dist.all_reduce(torch.ones(3), async_op=True)
+
+    with group("tally", path):
+        then("asynchronous call", lambda: fails(3), asynchronous)
+        then("blocking call", lambda: fails(3), lambda: dist.all_reduce(torch.ones(3)))
+        then("ended", lambda: until_ended(fails(3)))
+        then("first of two", lambda: until_ended(fails(3)), lambda: until_ended(fails(5)))
+        assert "float32 [3]" in told["first of two"][0], told
+        then("asynchronous barrier", lambda: until_ended(fails(3)), lambda: until_ended(dist.barrier(async_op=True)))
+        until_ended(fails(3))
+        told["monitored"] = [said(dist.group.WORLD.monitored_barrier), said(dist.barrier)]
+        then("told by wait()", lambda: said(fails(3).wait))
+        then("told by the future", lambda: said(fails(3).get_future().wait))
+
+        def ended_before():
+            work = fails(3)
+            until_ended(work)
+            said(work.wait)
+
+        then("told after the end", ended_before)
+    return told
+
+
+def test_a_failure_that_nobody_has_heard(three, store):
+    """The next barrier raises the first one, once, on all ranks alike, whatever has come in between."""
+    for told in three(dropped, store):
+        for case, (first, second) in told.items():
+            heard = "the ranks disagree" in first and "all_reduce" in first
+            assert heard != case.startswith("told"), (case, first)
+            assert second == "nothing", (case, second)

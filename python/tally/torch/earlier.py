@@ -6,7 +6,8 @@ barrier that waited for a receive would keep this rank from the barrier behind w
 
 Flow: an asynchronous call is put into the group's InFlight -> a later call takes an Earlier for each one that is still
 there, as one of its own operations.  A barrier that its caller waits for first waits for them, so at its end the earlier
-calls have ended on all ranks.
+calls have ended on all ranks.  A call that fails before its caller has been told leaves its failure here, for the next
+barrier, which raises the first by the order of calls: it is the same on all ranks, whichever thread saw the end when.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -14,17 +15,18 @@ SPDX-License-Identifier: Apache-2.0
 import errno
 import time
 
-from .._core import Error
+from .._core import Error, again
 
 _LOOK_S = 0.5  # between looks whether the group has failed
 
 
 class InFlight:
     """Asynchronous calls of a group that have not ended, or whose end nobody has seen.  It keeps them, because a program
-    may have dropped them.  Each method is atomic under the GIL."""
+    may have dropped them.  Of those that have failed it keeps the failure, until somebody hears it."""
 
     def __init__(self):
         self._calls = {}  # as a set, in the order of calls
+        self._unheard = {}  # number of a call that has ended -> its failure, which its caller has not been told
 
     def __bool__(self):
         return bool(self._calls)
@@ -39,11 +41,28 @@ class InFlight:
                 break
             if not oldest.ended_unseen():
                 break
+            oldest.finish()
             calls.pop(oldest, None)
         calls[call] = None
 
     def discard(self, call):
+        """Let go of a call that its caller hears of, or has heard of."""
         self._calls.pop(call, None)
+        self._unheard.pop(call.number, None)
+
+    def ended(self, call, failure):
+        """Let go of a call that has ended.  failure: what its caller has yet to be told; None: nothing."""
+        if failure is not None and call in self._calls:
+            self._unheard[call.number] = again(failure)
+        self._calls.pop(call, None)
+
+    def hear(self, number):
+        """Raise the first failure of the calls before this number that nobody has heard, and forget the others."""
+        numbers = sorted([one for one in list(self._unheard) if one < number])
+        failures = [self._unheard.pop(one, None) for one in numbers]
+        for failure in failures:
+            if failure is not None:
+                raise failure
 
     def all(self):
         """A list of them, in the order of calls."""
@@ -58,12 +77,10 @@ def wait(group, calls, end):
 
 
 class Earlier:
-    """An earlier call as an operation of a later one.
+    """An earlier call as an operation of a later one."""
 
-    tells: whether its failure is the later one's, too."""
-
-    def __init__(self, call, tells):
-        self._call, self._tells = call, tells
+    def __init__(self, call):
+        self._call = call
         self._reason = None  # why the later call no longer waits for it
 
     def done(self):
@@ -76,12 +93,10 @@ class Earlier:
         self.ends()
         if self._reason is not None:
             raise Error(self._reason, errno.ECANCELED)
-        if self._tells:
-            self._call.check()
 
     def cancel(self, reason):
         """End this operation.  The earlier call goes on."""
         self._reason = reason
 
     def watch(self, then):
-        self._call.get_future().then(then)
+        self._call.future().then(then)

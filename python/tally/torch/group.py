@@ -389,7 +389,7 @@ class Group(dist.ProcessGroup):
         follows = after is not None and after.group is self
         between = follows and after.latest != self.begun
         self.begun += 1
-        work.latest = self.begun
+        work.number = work.latest = self.begun
         if follows:
             after.latest = self.begun
         if between:
@@ -792,7 +792,8 @@ class Group(dist.ProcessGroup):
                 earlier.wait(self, before, work.end)
         finally:  # where a signal handler has raised, the other ranks' barriers still meet this one
             with work:
-                work.end_after(before, True)
+                work.end_after(before)
+                work.follow(functools.partial(self.in_flight.hear, work.number))
                 work.add(self._ranks.barrier)
         return work
 
@@ -804,13 +805,16 @@ class Group(dist.ProcessGroup):
         """
         if self.failure is not None:
             raise self.gone()
-        before = self.in_flight.all()
+        with self._turn:
+            before, after = self.in_flight.all(), self.begun + 1
         number, self._monitored = self._monitored, self._monitored + 1
         with ranges("monitored_barrier"):
             monitored.barrier(self._ranks, number, self.limit if timeout is None else timeout.total_seconds(),
                               wait_all_ranks)
         for call in before:
-            call.wait()
+            call.ends()
+            call.join()
+        self.in_flight.hear(after)
 
     # Each of a pair by the names that it has had, of which torch calls either.
     for one in (("allreduce",), ("allreduce_coalesced",), ("reduce",), ("reduce_scatter",), ("broadcast",), ("scatter",),

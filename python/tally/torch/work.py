@@ -102,6 +102,8 @@ class GroupWork(_Work):
     _waits = False  # nobody sees it but who waits
     _view = None    # makes what result() and the future give, where that is not the list of the outputs
     _failure = _late = None  # why it has failed; why it was taken back
+    _told = False  # its caller hears of its failure, by wait() or by a future
+    number = 0     # the group's of this call, if it is numbered
     _begun = _future = None
     _place = _device = _event = None  # where the tensors are, and when the results are there
 
@@ -188,9 +190,9 @@ class GroupWork(_Work):
             self._unseen += (operation,)
         return operation
 
-    def end_after(self, calls, tells=False):
-        """End no sooner than these calls.  tells: their failures are this one's, too."""
-        self._earlier, several = calls, tuple([Earlier(call, tells) for call in calls])
+    def end_after(self, calls):
+        """End no sooner than these calls."""
+        self._earlier, several = calls, tuple([Earlier(call) for call in calls])
         self._left += len(several)
         self._operations += several
         self._unseen += several
@@ -244,7 +246,12 @@ class GroupWork(_Work):
         self._settle()
 
     def _settle(self):
-        """Finish, once: all operations have ended."""
+        """All operations have ended: finish, and complete the future."""
+        self.finish()
+        self._complete()
+
+    def finish(self):
+        """Run the touches, once, when all operations have ended.  Calls no function of the user's."""
         with self._lock:
             if not self.has_ended:
                 try:
@@ -268,7 +275,6 @@ class GroupWork(_Work):
                     if self._late or taken_back:
                         self.group.fail(self._failure, self)
                 self._close()
-        self._complete()
 
     def fail(self, failure):
         """End the call with `failure`, soon: operations in flight are taken back on all ranks, unless all have begun
@@ -282,11 +288,11 @@ class GroupWork(_Work):
             operation.cancel(str(failure))
 
     def _close(self):
+        self.group.in_flight.ended(self, None if self._told else self._failure)  # before others see the end
         self.has_ended = True
         self._operations = self._touches = self._unseen = ()
         if self._earlier:
-            self._earlier = [call for call in self._earlier if call.is_on_device]  # _join() asks for these alone
-        self.group.in_flight.discard(self)
+            self._earlier = [call for call in self._earlier if call.is_on_device]  # join() asks for these alone
 
     def _complete(self):
         """Complete the future, if there is one that is not complete."""
@@ -310,23 +316,29 @@ class GroupWork(_Work):
             text = "%s: %s" % (self.what, text)
         return Error(text if group == "process group default_pg" else "%s: %s" % (group, text), error.errno)
 
-    def check(self):
-        """Raise the failure of a call that has ended, if it has failed."""
+    def tell(self):
+        """Note that the caller hears of a failure: no barrier raises it."""
+        with self._lock:
+            self._told = True
+            if self._failure is not None:
+                self.group.in_flight.discard(self)
+
+    def _check(self):
         if self._failure is not None:
             raise again(self._failure)
 
     def _value(self, _=None):
         # Raised in then()'s callback, an error is one for C++ too.
-        self.check()
-        self._join()
+        self._check()
+        self.join()
         return self.result()
 
-    def _join(self):
+    def join(self):
         """Make the current stream wait for results on a device."""
         if self._event is not None:
             self._device.join(self._event)
         for call in self._earlier:
-            call._join()
+            call.join()
 
     @property
     def deadline(self):
@@ -350,8 +362,10 @@ class GroupWork(_Work):
         seconds = timeout.total_seconds() if timeout is not None else 0
         if not self.ends(seconds if seconds > 0 else None):
             raise Error("%s of %s: Timed out after %g s; the call goes on" % (self.what, self.group, seconds), errno.ETIMEDOUT)
-        self.check()
-        self._join()
+        if self._failure is not None:
+            self.tell()
+        self._check()
+        self.join()
         return True
 
     def ends(self, timeout=None):
@@ -398,7 +412,11 @@ class GroupWork(_Work):
         return self.is_completed() and self._failure is None
 
     def exception(self):
-        return self._failure if self.is_completed() else None
+        if not self.is_completed():
+            return None
+        if self._failure is not None:
+            self.tell()
+        return self._failure
 
     def result(self):
         return self._outputs if self._view is None else self._view()
@@ -413,12 +431,18 @@ class GroupWork(_Work):
 
     def get_future(self):
         """A future of the outputs."""
+        self.latest = self.group.begun
+        return self.future(True)
+
+    def future(self, tells=False):
+        """tells: whether the caller hears of a failure by it."""
         if KEEPS_HALF:
             self.group.let_go(self)
-        self.latest = self.group.begun
         if not self.ended() and self._waits:  # nobody else will see the end
             self.ends()
         with self._lock:
+            if tells:
+                self.tell()
             if self._future is not None:
                 return self._future
             if self.has_ended and self._failure is None and self._event is None:
@@ -446,7 +470,12 @@ class Together(_Work):
         self._works = works
 
     def wait(self, timeout=None):
-        return all([work.wait(timeout) for work in self._works])
+        try:
+            return all([work.wait(timeout) for work in self._works])
+        except Error:  # one failure stands for all
+            for work in self._works:
+                work.tell()
+            raise
 
     def is_completed(self):
         return all([work.is_completed() for work in self._works])
