@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from .. import _core
+from .. import _core, _where
 from .._core import HOROVOD, STATE, Call, Reduction
 from .._lib import ALLGATHER, BROADCAST, DTYPE_CODES, PUSH_PULL
 from . import device
@@ -144,6 +144,8 @@ class Group:
             try:
                 results.append(operation.wait())
             except _core.Error as error:
+                if _where.is_handlers(error):
+                    raise
                 failure = failure or error
         if failure is not None:
             raise failure

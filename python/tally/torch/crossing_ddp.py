@@ -237,11 +237,13 @@ def _take(flights):
 
 def _await(flights):
     """Have the buckets of an optimizer that has ended reduced, before somebody else writes to them."""
-    for flight in _take(flights):
+    while flights:
         try:
-            flight.operation.wait()
-        except Exception:  # nobody is left who asked for it
-            pass
+            flights[0].operation.wait()
+        except Exception as error:  # nobody is left who asked for it
+            if _where.is_handlers(error):
+                raise
+        flights.pop(0)
 
 
 def _shares(a, b):

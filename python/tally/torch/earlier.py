@@ -15,6 +15,7 @@ SPDX-License-Identifier: Apache-2.0
 import errno
 import time
 
+from .. import _where
 from .._core import Error, again
 
 _LOOK_S = 0.5  # between looks whether the group has failed
@@ -37,7 +38,9 @@ class InFlight:
         while calls:
             try:
                 oldest = next(iter(calls))
-            except (StopIteration, RuntimeError):  # another thread has seen the end of one
+            except (StopIteration, RuntimeError) as error:  # another thread has seen the end of one
+                if _where.is_handlers(error):
+                    raise
                 break
             if not oldest.ended_unseen():
                 break

@@ -179,8 +179,9 @@ def _refuse(store, key, size, number, reason):
     store.set(key, "!%d %s" % (number, reason))
     try:
         store.wait(["%s/heard/%d" % (key, rank) for rank in range(1, size)], datetime.timedelta(seconds=_HEARD_S))
-    except RuntimeError:
-        pass
+    except RuntimeError as error:
+        if _where.is_handlers(error):
+            raise
 
 
 def _is_set(name):

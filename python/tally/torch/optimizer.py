@@ -437,6 +437,8 @@ class _Distributed(Shared):
         try:
             words = handle.wait().tolist()
         except _core.Error as error:
+            if _where.is_handlers(error):
+                raise
             return error
         finally:
             self._order.end()
