@@ -787,14 +787,17 @@ class Group(dist.ProcessGroup):
         work = self._call("barrier", [], timeout or opts)
         with self._turn:  # all of these have been submitted
             before = self.in_flight.all()
+        raised = True
         try:
             if work.blocks:
                 earlier.wait(self, before, work.end)
+            raised = False
         finally:  # where a signal handler has raised, the other ranks' barriers still meet this one
-            with work:
-                work.end_after(before)
-                work.follow(functools.partial(self.in_flight.hear, work.number))
-                work.add(self._ranks.barrier)
+            if not raised or self.failure is None:
+                with work:
+                    work.end_after(before)
+                    work.follow(functools.partial(self.in_flight.hear, work.number))
+                    work.add(self._ranks.barrier)
         return work
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):

@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from .. import _core
+from .. import _core, _where
 from .._core import Call
 from .._lib import PUSH_PULL
 from . import device
@@ -222,8 +222,11 @@ class Ranks:
                     search.wait()
                     one.sender = search.source()
                 one.begin()
-            except Exception as error:  # the job has failed, or has ended; or a signal handler's: its wait() raises it
+            except Exception as error:  # the job has failed, or has ended
                 one.fail(error)
+                if _where.is_handlers(error):
+                    waiting.popleft()
+                    raise
             search = None
             begun.append(waiting.popleft())
         return begun
