@@ -40,6 +40,8 @@ def reason(kind, value):
 
 
 def _tell(kind, value):
+    if _abort is None:  # this process has never joined
+        return
     if hasattr(sys, "ps1") or sys.flags.interactive:  # at a prompt the process goes on
         return
     try:
@@ -88,6 +90,9 @@ def _finalize():
         _tell(type(value), value)
 
 
+threading._register_atexit(_main_ends)  # atexit's are called when all threads have ended; refused once the main one has
+
+
 def watch(abort):
     """Call abort(reason) when an exception ends the process, or a thread that calls Tally."""
     global _before, _before_in_threads, _abort
@@ -97,5 +102,4 @@ def watch(abort):
             multiprocessing.util.Finalize(None, _finalize, exitpriority=100)
         _before, sys.excepthook = sys.excepthook, _hook
         _before_in_threads, threading.excepthook = threading.excepthook, _hook_in_threads
-        threading._register_atexit(_main_ends)  # atexit's are called when all threads have ended
         sys.exit = _exit

@@ -267,6 +267,22 @@ def test_how_an_exception_ends_a_process(way, tmp_path):
         assert status is not None and re.search(r"heard .*rank 1 left: %s: bad data" % kind, output), output
 
 
+def test_a_thread_joins_when_the_main_one_has_ended():
+    status, output = jobs.run(2, 0, ["-c", """
+import threading, numpy, tally
+
+
+def works():
+    threading.main_thread().join()
+    tally.init()
+    print("sum", tally.push_pull(numpy.ones(1), name="x", op=tally.Sum))
+
+
+threading.Thread(target=works).start()
+"""], timeout=60)
+    assert status == 0 and output.count("sum [2.]") == 2, output
+
+
 def test_no_exception_leaves_as_ever():
     """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
     status, output = jobs.run(2, 0, ["-c", """
