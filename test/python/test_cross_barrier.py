@@ -275,36 +275,6 @@ def originals():
         assert same(mine, train(False, readers()[name])), name
 
 
-def scripted():
-    """A model that torch.jit scripts or traces behind step() reads what is updated, and its steps wait from then on."""
-    import torch
-    x = torch.ones(1, WIDTH)
-
-    def step(model, optimizer):
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-
-    for convert in (torch.jit.script, lambda model: torch.jit.trace(model, x)):
-        for children in (torch.nn.Tanh, torch.nn.Identity):
-            with late(), warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), children(), torch.nn.Linear(WIDTH, 1))
-                optimizer = distributed(model)
-                step(model, optimizer)
-                assert due() == 4
-                copied = convert(copy.deepcopy(model))
-                step(model, optimizer)
-                assert due() == 4, "a copy makes no step wait"
-                made = convert(model)
-                for _ in range(2):
-                    assert torch.equal(made(x), model(x)) and not torch.equal(copied(x), made(x))
-                    step(model, optimizer)
-                    assert due() == 0
-            said = [str(one.message) for one in caught if "ScriptModule, whose C++ code" in str(one.message)]
-            assert len(said) == 1, [str(one.message) for one in caught]
-
-
 def zeroing():
     """zero_grad() of any kind between step() and the update: the update has its gradient, and then it is gone."""
     import torch
@@ -1124,7 +1094,7 @@ def losing(service):
 # --- the tests -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", (each_gate, recurrent, state, originals, scripted, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
+@pytest.mark.parametrize("case", (each_gate, recurrent, state, originals, zeroing, modes, barriers, clip_value, clipped_without, closures, unused_and_changing,
                                   adversaries, checkpointed, references, landed, joining, failing, raising, made_again, leaving,
                                   released, lost, taken_out, deleted, transformed, forked, frozen, ordering), ids=lambda case: case.__name__)
 def test_case(two, case):

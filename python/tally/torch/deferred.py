@@ -135,6 +135,7 @@ class Barrier:
         self.lock = threading.RLock()
         self._warned = set()
         self._ungated, self._compiled, self.gated = [], False, gated
+        self._changes = gates.changes  # as they were when the gates were put in place
         self.guard(optimizer)
 
     def guard(self, optimizer):
@@ -142,14 +143,12 @@ class Barrier:
         if not self.gated:
             return
         groups.gate(optimizer)
+        self._changes = gates.changes
         parameters = [p for group in groups.plain(optimizer) for p in group["params"]]
         self._ungated, self._compiled = gates.guard(parameters)
         if self._ungated:
-            exposed = gates.is_exposed(self._ungated[0])
             self.warn("%d parameters, such as %s, are in %s: step() waits for their updates"
-                      % (len(self._ungated), self.name_of(self._ungated[0]),
-                         "a ScriptModule, whose C++ code reads them unseen; to export a model, script or trace a copy of it "
-                         "(copy.deepcopy)" if exposed else "no module, so that nobody can see when they are read"))
+                      % (len(self._ungated), self.name_of(self._ungated[0]), gates.why_ungated(self._ungated[0])))
 
     def warn(self, reason):
         """Say once why updates are waited for."""
@@ -166,7 +165,7 @@ class Barrier:
 
     def reason(self, optimizer):
         """Why this step keeps the barrier, or None."""
-        if gates.wrong:
+        if gates.changes != self._changes:
             self.guard(optimizer)
         if self._compiled:
             return "the model is compiled as a whole, so that all its parameters are read at once; compile its blocks"

@@ -13,6 +13,7 @@ torch's own modules without children read their parameters by name alone, so the
 a hook costs a call 10 us.  Compiled code passes no mapping.  So as soon as torch.compile compiles anything, they get theirs.
 Code that torch.compile has made has no gates; the gate in front of it, of the compiled wrapper or the nearest eager
 parent, updates all that lies inside.  Compiled code without such a gate is cut where its gates are.
+What C++ code or another process may read, past all gates, is in `_exposed`, and step() waits for it.
 
 Any thread may pass a gate: each Barrier has a lock of its own, so that threads which train different models never wait for
 each other.  In backward there must be nothing due.
@@ -37,8 +38,10 @@ import threading
 import weakref
 from collections.abc import ItemsView, ValuesView
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from .. import _core, _where
 
@@ -46,13 +49,16 @@ from .. import _core, _where
 due = {}       # id(parameter) -> (reference to its owner, operations); changed under the owner's lock
 flying = {}    # id(parameter) -> (reference to the owner that reduces its gradient, operation); under the owner's lock
 observed = {}  # id(parameter) -> (Order, the parameter's number in that), until forward uses it
-wrong = False  # a compiled function without a gate in front of it was met: look for what was compiled
+changes = 0    # grows when gates that guard() has put in place may fall short: each Barrier then calls it again
 
 _guarded = {}  # id(parameter) -> weak reference to it
-_exposed = set()  # ids of guarded parameters that a ScriptModule has, whose C++ code passes no gate
+_exposed = {}  # id(guarded parameter) -> where it lies, so that something reads it past all gates
 _bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
 _calling = threading.local()  # .through: how many contexts of through() this thread is in; .collecting: it collects garbage
 _Module = torch.nn.Module
+_SCRIPTED = ("a ScriptModule, whose C++ code reads them unseen; to export a model, script or trace a copy of it "
+             "(copy.deepcopy)")
+_SHARED = "shared memory, where other processes read them unseen; to share what is trained so far, share a copy (copy.deepcopy)"
 _is_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
 _in_backward = torch._C._current_graph_task_id
 
@@ -252,7 +258,7 @@ class Gate:
 
     def __call__(self, module, arguments):
         if _is_compiling():
-            if not self.covered:
+            if not self.covered and not getattr(torch.compiler, "_is_exporting_flag", False):
                 _meet_uncovered(module)
             return
         if self.whole:
@@ -282,9 +288,13 @@ def _pass(parameters):
 @torch._disable_dynamo
 def _meet_uncovered(module):
     """Compiled code calls a module with a gate, and has none in front: pass it here, between two graphs."""
-    global wrong
-    wrong = True
+    _change()
     _pass(_all_of(module))
+
+
+def _change():
+    global changes
+    changes += 1
 
 
 def _is_wrapper(module):
@@ -400,12 +410,12 @@ def guard(parameters):
 
     Returns (those that have no gate: no module holds them, or one that cannot be gated; whether a compiled module that
     no other calls, or one with all of them inside, is in front of any)."""
-    global wrong
-    wrong = False
     wanted = {id(p) for p in parameters}
     _prepare()
     for p in parameters:
         _guarded[id(p)] = weakref.ref(p, functools.partial(_lose, id(p)))
+        if p.is_cpu and p.is_shared():
+            _exposed.setdefault(id(p), _SHARED)
     modules, parents, gated, bare = _modules(), collections.defaultdict(list), set(), set()
     for module in modules:
         for child in module._modules.values():
@@ -416,7 +426,7 @@ def guard(parameters):
         if own:
             (gated if _attach(module) else bare).update(own)
             if isinstance(module, torch.jit.ScriptModule):
-                _exposed.update(own)
+                _exposed.update(dict.fromkeys(own, _SCRIPTED))
             around.append(module)
     seen = {id(module) for module in around}
     for module in around:  # grows
@@ -429,9 +439,17 @@ def guard(parameters):
     return [p for p in parameters if id(p) in bare or id(p) not in gated or id(p) in _exposed], compiled
 
 
-def is_exposed(p):
-    """Whether a ScriptModule has p."""
-    return id(p) in _exposed
+def why_ungated(p):
+    """Where a parameter that guard() has returned lies."""
+    return _exposed.get(id(p), "no module, so that nobody can see when they are read")
+
+
+def _expose(parameters, where):
+    """Something reads these past all gates from now on.  where: they lie."""
+    own = dict.fromkeys({id(p) for p in parameters} & _guarded.keys() - _exposed.keys(), where)
+    if own:
+        _exposed.update(own)
+        _change()
 
 
 def _is_gate(hook):
@@ -462,16 +480,43 @@ def _have_script_tell():
 
     @functools.wraps(create)
     def create_script_module(nn_module, *arguments, **named):
-        global wrong
         with _without_gates(nn_module):
             result = create(nn_module, *arguments, **named)
-        own = {id(p) for p in nn_module.parameters()} & _guarded.keys()
-        if own - _exposed:
-            _exposed.update(own)
-            wrong = True
+        _expose(nn_module.parameters(), _SCRIPTED)
         return result
 
     recursive.create_script_module = create_script_module
+
+
+def _have_programs_read():
+    """Have the state_dict of torch.export's programs, which their own methods read, too, find parameters updated."""
+    kind = getattr(torch.export, "ExportedProgram", None)
+    plain = getattr(kind, "state_dict", None)
+    if not isinstance(plain, property):
+        return
+
+    def state_dict(self):
+        values = plain.fget(self)
+        read([p for p in values.values() if isinstance(p, torch.Tensor)])
+        return values
+
+    kind.state_dict = property(state_dict, plain.fset, doc=plain.__doc__)
+
+
+def _have_sharing_tell():
+    """Hear of parameters that get into memory which other processes read: by share_memory_(), or sent to one."""
+    def telling(function):
+        @functools.wraps(function)
+        def share(p):
+            read((p,))
+            result = function(p)
+            _expose((p,), _SHARED)
+            return result
+
+        return share
+
+    torch.Tensor.share_memory_ = telling(torch.Tensor.share_memory_)
+    ForkingPickler.register(torch.nn.Parameter, telling(reduce_tensor))
 
 
 def _parameters_of(module):
@@ -488,6 +533,8 @@ def _cover_compiled(around, parents, wanted):
         if not compiled and not _is_wrapper(module):
             continue
         _cover(module)
+        if isinstance(module._modules.get("_orig_mod"), torch.fx.GraphModule):
+            continue  # a strict torch.export leaves that of its graph, which nobody calls; a Gate of its own serves all others
         inside = {id(p) for p in _all_of(module)} & wanted
         eager = [one for one in parents[id(module)] if not _is_wrapper(one)]
         whole = whole or (bool(inside) and (inside == wanted or compiled and not eager))
@@ -499,7 +546,7 @@ def _lose(number, reference):
         del _guarded[number]
         observed.pop(number, None)
         due.pop(number, None)
-        _exposed.discard(number)
+        _exposed.pop(number, None)
 
 
 @functools.lru_cache(None)
@@ -534,5 +581,7 @@ def _prepare():
 
     _Module.zero_grad = zero
     _have_script_tell()
+    _have_programs_read()
+    _have_sharing_tell()
     gc.callbacks.append(_note_collection)
     _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
