@@ -650,6 +650,23 @@ def references():
     """What gates cannot see: found in backward, and in the debug mode, by name; right behind synchronize()."""
     import torch
     t = hvd()
+
+    class Factor(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.register_buffer("factor", factor)
+
+        def forward(self, x):
+            return x * self.factor
+
+        @torch.jit.export
+        def view(self, size: int):
+            return self.factor.view(size)
+
+    def from_script():
+        with t.find_stale_reads():
+            script(torch.ones(1))
+
     with late():
         model = torch.nn.Linear(WIDTH, 1)
         optimizer = distributed(model)
@@ -658,6 +675,7 @@ def references():
         optimizer.step()
         alias = weight.detach()
         optimizer.synchronize()
+        script = torch.jit.script(Factor(alias))
         optimizer.zero_grad()
         (weight.sum() + bias.sum()).backward()
         optimizer.step()
@@ -665,6 +683,8 @@ def references():
             assert weight.shape == (1, WIDTH)
             fails(RuntimeError, lambda: weight.sum(), "sum reads weight while its update is due")
             fails(RuntimeError, lambda: torch.add(alias, 1), "add reads weight while its update is due")
+            fails(RuntimeError, from_script, "mul reads weight while its update is due")
+            assert script.view(-1).shape == (WIDTH,), "a view reads nothing"
             model(torch.ones(1, WIDTH))
             weight.sum()
         optimizer.zero_grad()

@@ -37,6 +37,7 @@ import weakref
 import torch
 from torch.optim import optimizer as _optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from .. import _core, _where
@@ -531,26 +532,62 @@ class find_stale_reads(TorchFunctionMode):
             loss = model(x)
 
     For finding what reads parameters through references that it has held since before step(); such code calls the
-    optimizer's synchronize() first.  Also memory that is shared with a parameter counts.  Slow: each function of torch
+    optimizer's synchronize() first.  Also memory that is shared with a parameter counts.  It sees functions of torch, called
+    from Python or C++ on this thread.  It does not see other threads and processes, kernels of torch.compile, CUDA graphs,
+    and code that reads memory by its address, such as through an array made before.  Slow: each function of torch
     compares its tensors with all that is due."""
 
     _FREE = frozenset(("__get__", "__set__", "__delete__", "size", "dim", "numel", "stride", "is_floating_point",
                        "is_complex", "element_size", "untyped_storage", "register_hook", "requires_grad_"))
 
+    def __init__(self):
+        super().__init__()
+        self._operators = _StaleOperators()
+
+    def __enter__(self):
+        self._operators.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, kind, error, trace):
+        super().__exit__(kind, error, trace)
+        self._operators.__exit__(kind, error, trace)
+        found, self._operators.found = self._operators.found, None
+        if error is not None and found is not None and found is not error:  # TorchScript raises one without the reason
+            raise found from error
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if gates.due and getattr(function, "__name__", "") not in self._FREE:
             with torch._C.DisableTorchFunctionSubclass():
-                self._look(function, tree_flatten((args, kwargs))[0])
+                _look(function, args, kwargs)
         return function(*args, **kwargs)
 
-    @staticmethod
-    def _look(function, values):
-        places = {p.untyped_storage().data_ptr(): (p, owner) for owner in gates.all_owners() for p in owner.waiting()}
-        for value in values:
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
-                if p is not None:
-                    raise _core.Error("%s reads %s while its update is due: through a reference from before step(); call "
-                                      "the optimizer's synchronize() first"
-                                      % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)
+
+class _StaleOperators(TorchDispatchMode):
+    """The same for operators, which C++ calls, too.  A view reads nothing yet."""
+
+    found = None  # the last Error
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in function._schema.returns)
+        if gates.due and not views:
+            try:
+                _look(function.overloadpacket, args, kwargs)
+            except _core.Error as error:
+                self.found = error
+                raise
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+
+def _look(function, args, kwargs):
+    """Raise Error if one of the arguments shares memory with a parameter whose update is due."""
+    places = {p.untyped_storage().data_ptr(): (p, owner) for owner in gates.all_owners() for p in owner.waiting()}
+    for value in tree_flatten((args, kwargs))[0]:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
+            if p is not None:
+                raise _core.Error("%s reads %s while its update is due: through a reference from before step(); call "
+                                  "the optimizer's synchronize() first"
+                                  % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)
