@@ -2,7 +2,7 @@
 
 Flow: a caller describes memory by address, count and dtype, and the rest by a Call -> push_pull() or another hands them
 to the C library -> an Operation keeps the memory alive and waits, or `_events` calls Call.then at its end.  Any thread may
-call; `_lock` is held while the communicator is opened or closed.  The library's own threads never enter Python.
+call; `_lock` is held while the communicator is opened or closed, but not while a job beside it is.  The library's own threads never enter Python.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -77,6 +77,7 @@ class NotInitializedError(RuntimeError, ValueError):
 
 
 _lock = threading.RLock()  # guards opening and closing
+_beside_lock = threading.Lock()  # guards the next, and Job.comm's end; nobody waits while holding it
 _beside = set()            # open jobs beside the one below, each a Job
 _comm = None               # address of the open tally_comm, or None
 _facts = None              # (rank, size, local rank, local size, machine, machine count, service count)
@@ -212,19 +213,19 @@ class Job:
     __slots__ = ("comm", "events", "rank")
 
     def __init__(self, settings):
-        """Join it.  settings, exceptions: as init()."""
-        with _lock:
-            if _forked:
-                raise _unusable()
-            comm = _open(settings)
-            self.rank = lib.tally_comm_rank(comm)
-            self.events, self.comm = Events(comm, explain), comm
+        """Join it.  settings, exceptions: as init().  Other threads may join other jobs meanwhile, in an order of their own."""
+        if _forked:
+            raise _unusable()
+        comm = _open(settings)
+        self.rank = lib.tally_comm_rank(comm)
+        self.events, self.comm = Events(comm, explain), comm
+        with _beside_lock:
             _beside.add(self)
             _leaving.watch(_abort)
 
     def close(self):
         """As shutdown()."""
-        with _lock:
+        with _beside_lock:
             comm, self.comm = self.comm, None
             _beside.discard(self)
         if comm is not None:
@@ -287,8 +288,9 @@ def is_initialized():
 
 def _forget():
     """In a forked child, forget the parent's communicator, which the child must not touch."""
-    global _comm, _facts, _events, _forked, _lock, _finish_lock
+    global _comm, _facts, _events, _forked, _lock, _beside_lock, _finish_lock
     _lock = threading.RLock()
+    _beside_lock = threading.Lock()
     _finish_lock = threading.Lock()
     _forked = _forked or _comm is not None or bool(_beside)
     _comm = _facts = _events = None

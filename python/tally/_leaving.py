@@ -24,6 +24,7 @@ steps = lambda: None  # how many steps this process has made; None: nobody count
 calling = threading.local()  # here: this thread has called Tally
 _before = _before_in_threads = None  # the hooks that ours call; None: ours are not there
 _abort = None
+_watching = threading.Lock()  # guards the hooks' installation
 
 
 def reason(kind, value):
@@ -97,7 +98,9 @@ def watch(abort):
     """Call abort(reason) when an exception ends the process, or a thread that calls Tally."""
     global _before, _before_in_threads, _abort
     _abort = abort
-    if _before is None:
+    with _watching:
+        if _before is not None:
+            return
         if multiprocessing.process.parent_process() is not None:
             multiprocessing.util.Finalize(None, _finalize, exitpriority=100)
         _before, sys.excepthook = sys.excepthook, _hook

@@ -59,6 +59,8 @@ static const struct rule {
     {"TALLY_MEASURE", .choices = (const char *const[]){"unknown", "all", "off", NULL}},
     {"TALLY_SPLIT", .choices = (const char *const[]){"optimal", "all-reduce", "server", NULL}},
     {"TALLY_COORD_FROM", .hidden = true},
+    {"TALLY_RANK", .hidden = true},
+    {"TALLY_BESIDE", .hidden = true},
     {"TALLY_MEASURED", .hidden = true},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };

@@ -18,6 +18,8 @@
     X(TALLY_CONFIG, STR, config, NULL, 0, 0, 0, "configuration file of NAME=value lines") \
     X(TALLY_COORD, STR, coord, NULL, 0, 0, 0, "coordinator, HOST or HOST:PORT; default MASTER_ADDR") \
     X(TALLY_COORD_FROM, STR, coord_from, NULL, 0, 0, 0, "for launchers: the setting that TALLY_COORD comes from, as errors name it") \
+    X(TALLY_RANK, STR, rank, NULL, 0, 0, 0, "for launchers: RANK/SIZE, which replaces the launcher's variables for these") \
+    X(TALLY_BESIDE, INT, beside, 0, 0, 1, 0, "for launchers: 1: the launcher's counts are another job's, of its ranks on this machine and of its restarts") \
     X(TALLY_PORT, INT, port, 29777, 1, 65535, 0, "coordinator's port if TALLY_COORD has none") \
     X(TALLY_PORTS, STR, ports, NULL, 0, 0, 0, "range A-B of ports at which processes listen; default any") \
     X(TALLY_IFACE, STR, iface, NULL, 0, 0, 0, "interfaces to use: names, CIDRs, ^exclusions, by comma") \

@@ -56,7 +56,31 @@ static int refuse_one_of_many(void)
                : 0;
 }
 
-static int find_rank(struct tly_place *p)
+/* What the launcher's count of ranks, or of machines without `local`, says of where the ranks are. */
+static int find_together(struct tly_place *p, const char *local)
+{
+    long count = 0;
+    int has_count = read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
+    p->together = has_count > 0 && count == (local ? p->size : 1);
+    p->apart = has_count > 0 && !p->together;
+    return has_count < 0 ? has_count : 0;
+}
+
+/* TALLY_RANK: a thread's own, while the environment is the whole process's. */
+static int use_rank(struct tly_place *p, const struct tly_params *params)
+{
+    const char *at = params->rank;
+    double rank, size;
+    if (!tly_digits(&at, false, &rank) || *at++ != '/' || !tly_digits(&at, false, &size) || *at ||
+        size > TLY_MAX_RANKS || rank >= size)
+        return tly_fail(EINVAL, "TALLY_RANK=%s is no RANK/SIZE", params->rank);
+    p->rank = (uint32_t)rank;
+    p->size = (uint32_t)size;
+    p->in_step = getenv("SLURM_STEP_ID");
+    return params->beside ? 0 : find_together(p, "LOCAL_WORLD_SIZE");
+}
+
+static int find_rank(struct tly_place *p, const struct tly_params *params)
 {
     static const struct {
         const char *rank, *size, *local_size, *only_with;
@@ -67,6 +91,8 @@ static int find_rank(struct tly_place *p)
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL, false},
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID", false},
     };
+    if (params->rank)
+        return use_rank(p, params);
     p->rank = 0;
     p->size = 1;
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
@@ -90,12 +116,7 @@ static int find_rank(struct tly_place *p)
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
         p->in_step = !launchers[i].step_is_another && getenv("SLURM_STEP_ID");
-        const char *local = launchers[i].local_size;
-        long count = 0;
-        int has_count = read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
-        p->together = has_count > 0 && count == (local ? size : 1);
-        p->apart = has_count > 0 && !p->together;
-        return has_count < 0 ? has_count : 0;
+        return find_together(p, launchers[i].local_size);
     }
     return refuse_one_of_many();
 }
@@ -276,9 +297,9 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
     memset(p, 0, sizeof *p);
     p->rank = TLY_NO_RANK;
     p->restart = -1;
-    int err = is_rank ? find_rank(p) : 0;
+    int err = is_rank ? find_rank(p, params) : 0;
     long restart = -1;
-    int has = err ? 0 : read_number("TORCHELASTIC_RESTART_COUNT", INT_MAX, &restart);
+    int has = err || params->beside ? 0 : read_number("TORCHELASTIC_RESTART_COUNT", INT_MAX, &restart);
     if (has < 0)
         return has;
     if (has && is_rank)

@@ -279,6 +279,35 @@ static void step_of_one_node(void **state)
     assert_true(tly_address_is_loopback(&at.at[0]));
 }
 
+static void a_given_rank_replaces_the_launchers(void **state)
+{
+    struct tly_place p;
+    const char *const launched[] = {"TALLY_RANK=1/2", NULL};
+    const char *const beside[] = {"TALLY_RANK=1/2", "TALLY_BESIDE=1", NULL};
+    static const char *const wrong[] = {"TALLY_RANK=1", "TALLY_RANK=2/2", "TALLY_RANK=1/2x", "TALLY_RANK=0/0"};
+    setenv("RANK", "7", 1);
+    setenv("WORLD_SIZE", "9", 1);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "3", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    assert_int_equal(find(&p, launched, true), 0);
+    assert_int_equal(p.rank, 1);
+    assert_int_equal(p.size, 2);
+    assert_true(p.together);
+    assert_int_equal(p.restart, 3);
+    assert_int_equal(find(&p, beside, true), 0);
+    assert_int_equal(p.rank, 1);
+    assert_int_equal(p.size, 2);
+    assert_false(p.together);
+    assert_false(p.apart);
+    assert_int_equal(p.restart, -1);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const char *const settings[] = {wrong[i], NULL};
+        assert_int_equal(find(&p, settings, true), -EINVAL);
+        assert_non_null(strstr(tly_error(), "TALLY_RANK"));
+    }
+}
+
 static void coordinator_addresses(void **state)
 {
     static const struct {
@@ -449,6 +478,7 @@ int main(void)
         cmocka_unit_test_setup(job_names, clean),
         cmocka_unit_test_setup(long_names, clean),
         cmocka_unit_test_setup(step_of_one_node, clean),
+        cmocka_unit_test_setup(a_given_rank_replaces_the_launchers, clean),
         cmocka_unit_test_setup(coordinator_addresses, clean),
         cmocka_unit_test_setup(node_lists, clean),
         cmocka_unit_test_setup(port_ranges, clean),

@@ -346,3 +346,51 @@ print("good")
     results = by_hand(tmp_path, script, ("trainer", 0, *ports), ("trainer", 1, *ports), ("engine", 0, *ports))
     for status, output in results[:2]:
         assert status == 0 and "good" in output, output
+
+
+def test_groups_from_several_threads(tmp_path):
+    """Two processes make two groups in opposite orders, each in a thread of its own, and the environment stays theirs."""
+    script = """
+import datetime, os, sys, threading, torch, torch.distributed as dist, tally.torch
+from torch.distributed.distributed_c10d import PrefixStore
+mine, port = int(sys.argv[1]), int(sys.argv[2])
+limit = datetime.timedelta(seconds=20)
+own = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
+os.environ.update(own)
+join = sys.modules["tally.torch.join"]
+stores = [dist.TCPStore("127.0.0.1", port, 2, mine == 0, limit)]
+stores.append(dist.TCPStore("127.0.0.1", port, 2, False, limit))
+turn = threading.Event()
+failed = []
+
+
+def make(number):
+    try:
+        if number != mine:
+            turn.wait()
+        jobs[number] = join.join_beside(PrefixStore("g%d" % number, stores[number]), "g%d" % number, mine, 2)
+        assert jobs[number].rank == mine
+    except Exception as error:
+        failed.append(error)
+
+
+jobs = {}
+threads = [threading.Thread(target=make, args=(number,)) for number in (0, 1)]
+for thread in threads:
+    thread.start()
+# The second group of each begins while the first waits for the other process, which begins with the other one.
+threads[mine].join(2)
+seen = {name: os.environ.get(name) for name in own}
+turn.set()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+assert seen == own, seen
+assert {name: os.environ.get(name) for name in own} == own
+for job in jobs.values():
+    job.close()
+print("good")
+"""
+    port = free_port()
+    for status, output in by_hand(tmp_path, script, (0, port), (1, port)):
+        assert status == 0 and "good" in output, output

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import time
-from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -30,31 +29,13 @@ _HEARD_S = 2         # for which rank 0 keeps the store for the others to hear w
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-@contextmanager
-def _variables(values):
-    """Environment variables, set for a while, or unset by None: the C library reads the launcher's."""
-    before = {name: os.environ.get(name) for name in values}
-
-    def put(all):
-        for name, value in all.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-    put(values)
-    try:
-        yield
-    finally:
-        put(before)
-
-
 def _as_rank(rank, size, of_all):
-    """Variables of a rank of the job, without those that the launcher means for a job of other ranks."""
-    others = {} if of_all else dict.fromkeys(("LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), **others}
+    """Settings of a rank of the job.  They replace the launcher's variables, and leave the environment alone: other threads
+    of this process may be in it, or join jobs of their own."""
+    return {"TALLY_RANK": "%d/%d" % (rank, size), **({} if of_all else {"TALLY_BESIDE": "1"})}
 
 
-def _listen(host, *wanted):
+def _listen(settings, host, *wanted):
     """The port at which this process listens for the job from now on: the first of the wanted ones that is free, 0 for any,
     -1 for the settings'.  The C library takes the socket over when it opens the communicator, so no other job takes the
     port in between.
@@ -64,7 +45,7 @@ def _listen(host, *wanted):
     """
     for port in wanted:
         try:
-            return _core.listen(port, {"TALLY_COORD": host} if host else {})
+            return _core.listen(port, {**settings, "TALLY_COORD": host} if host else settings)
         except _core.Error as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAGAIN):
                 break
@@ -94,10 +75,10 @@ def _own_address(store):
         return host
 
 
-def _choose_place(store, of_all):
+def _choose_place(store, of_all, settings):
     """Rank 0's word for the meeting place, HOST:PORT or :PORT; "" if the settings name it."""
     if of_all and any(name in os.environ for name in _SAID):
-        _listen("", -1)
+        _listen(settings, "", -1)
         return ""
     master = os.environ.get("MASTER_ADDR")
     if not of_all and dist.get_rank() != 0:
@@ -107,7 +88,7 @@ def _choose_place(store, of_all):
         host = "" if of_all else master
     else:
         host = _host_of(store) or "127.0.0.1"
-    port = _listen(host, *((_USUAL_PORT, 0) if of_all else (0,)))
+    port = _listen(settings, host, *((_USUAL_PORT, 0) if of_all else (0,)))
     return _address.join(host, port) if host else ":%d" % port
 
 
@@ -145,12 +126,12 @@ def _origin(store, host):
 def _meet(store, key, numbers, rank, choose, of_all):
     """Settings that lead this process, as `rank`, to the job whose ranks meet at `key` of `store`.
 
-    numbers: torch's, of its ranks.  choose(): rank 0's word for the place.
+    numbers: torch's, of its ranks.  choose(settings): rank 0's word for the place.
     """
+    settings = _as_rank(rank, len(numbers), of_all)
     if rank == 0:
         try:
-            with _variables(_as_rank(0, len(numbers), of_all)):
-                store.set(key, choose())
+            store.set(key, choose(settings))
         except _core.Error as error:
             _events.log(logging.ERROR, "rank %d join: %s" % (numbers[0], error))
             _refuse(store, key, len(numbers), error.errno, str(error))
@@ -161,7 +142,8 @@ def _meet(store, key, numbers, rank, choose, of_all):
         number, _, reason = place[1:].partition(" ")
         reason = "rank %d cannot open the job: %s" % (numbers[0], reason)
         raise _core.Error(reason, int(number)) if int(number) else ValueError(reason)
-    settings = {} if of_all else {"TALLY_SERVERS": "0"}  # tallyd look for the job of all ranks
+    if not of_all:
+        settings["TALLY_SERVERS"] = "0"  # tallyd look for the job of all ranks
     if place.startswith(":"):
         settings["TALLY_PORT"] = place[1:]
     elif place:
@@ -220,8 +202,7 @@ def join(store, members, rank, patience=None):
                          functools.partial(_choose_place, store, of_all), of_all)
         if patience is not None and not 0 < patience <= 1800 and not _is_set("TALLY_TIMEOUT"):
             settings["TALLY_TIMEOUT"] = "%d" % patience
-        with _variables(_as_rank(rank, size, of_all)):
-            _core.init(settings)
+        _core.init(settings)
         _turns[members] += 1
         _job = (_core.generation(), members)
     here, reason = job_members(world), None
@@ -253,16 +234,15 @@ def join_beside(store, name, rank, size):
     # The n-th time that each of them does so, in whatever process.
     key = "tally/%d" % store.add("tally/joined/%d" % rank, 1)
 
-    def choose():
+    def choose(settings):
         host = _own_address(store)
-        return _address.join(host, _listen(host, 0))
+        return _address.join(host, _listen(settings, host, 0))
 
     settings = _meet(store, key, range(size), rank, choose, False)
     settings["TALLY_JOB"] = name
     if not _is_set("TALLY_TIMEOUT"):
         settings["TALLY_TIMEOUT"] = "0"  # each call has its group's
-    with _variables(_as_rank(rank, size, False)):
-        return _core.Job(settings)
+    return _core.Job(settings)
 
 
 def decline(store, members, reason):
