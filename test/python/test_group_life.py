@@ -1,6 +1,7 @@
 """The groups of the backend "tally": beside and after each other, of some ranks, late, left, destroyed and made again."""
 
 import datetime
+import pathlib
 import re
 import subprocess
 import textwrap
@@ -642,6 +643,17 @@ def interrupted(path):
         "recv": (lambda: dist.recv(x.clone(), 1), lambda: dist.send(x, 0) if dist.get_rank() == 1 else None),
         "recv from any": (lambda: dist.recv(x.clone()), lambda: dist.send(x, 0) if dist.get_rank() == 1 else None),
     }
+    own = str(pathlib.Path(tally.__file__).parent)
+
+    def waits(frame):
+        """Whether a frame is inside one of Tally's waits, and not before."""
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.startswith(own) and (code.co_name in ("ends", "wait") or "monitored" in code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
+
     told = {}
     with group("tally", path):
         store = dist.distributed_c10d._get_default_store()
@@ -654,7 +666,9 @@ def interrupted(path):
                     continue
 
                 def handler(number, frame, kind=kind):
-                    raise kind("from the handler")
+                    if waits(frame):
+                        raise kind("from the handler")
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)  # the call is not under way yet
 
                 before = signal.signal(signal.SIGALRM, handler)
                 signal.setitimer(signal.ITIMER_REAL, 0.1)
