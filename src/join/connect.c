@@ -13,7 +13,7 @@
 #include "join/member.h"
 #include "transport/address.h"
 
-enum { TELL_S = 10, REACH_MS = 1000, ADVICE = TLY_HOLDER + 120 };
+enum { TELL_S = 10, REACH_MS = 1000, ADVICE = TLY_HOLDER + 160 };
 
 static void pause_for(struct tly_member *m, int ms)
 {
@@ -49,14 +49,20 @@ static const char *advice(const struct tly_member *m, char room[ADVICE])
     }
     switch (tly_address_reach(&m->at, REACH_MS)) {
     case TLY_REACH_NO_LISTENER:
-        return "that machine answers, but nothing listens at the port: is rank 0 started, and "
-               "there? TALLY_COORD";
+        snprintf(room, ADVICE,
+                 "that machine answers, but nothing listens at the port: is rank 0 started, and there? The "
+                 "address is from %s",
+                 m->place->coord_from);
+        return room;
     case TLY_REACH_OTHER_PORT:
         return "that machine answers, but not at this port: a firewall keeps it shut; open it, or "
                "set another TALLY_PORT";
     case TLY_REACH_NOTHING:
-        return "nothing at that address answers: is it rank 0's, and is a firewall between? TALLY_COORD, "
-               "TALLY_PORT";
+        snprintf(room, ADVICE,
+                 "nothing at that address answers: is it rank 0's, and is a firewall between? The address is "
+                 "from %s",
+                 m->place->coord_from);
+        return room;
     default:
         return "something listens there, but does not answer as Tally's coordinator: is it another program? "
                "See rank 0's output; TALLY_PORT";

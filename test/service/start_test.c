@@ -233,8 +233,13 @@ static void test_no_coordinator(void **state)
     struct expectation e = {
         .set = {"RANK=1"},
         .err = {-ETIMEDOUT},
-        .says = {{"no coordinator at 127.0.0.1", "nothing listens at the port: is rank 0 started"}}};
-    run_job((struct job){.ranks = 2, .start_first = 1, .arg = &e, .settings = {"TALLY_JOIN_TIMEOUT=1"}});
+        .says = {
+            {"no coordinator at 127.0.0.1",
+             "nothing listens at the port: is rank 0 started, and there? The address is from the store"}}};
+    run_job((struct job){.ranks = 2,
+                         .start_first = 1,
+                         .arg = &e,
+                         .settings = {"TALLY_JOIN_TIMEOUT=1", "TALLY_COORD_FROM=the store"}});
 }
 
 static void test_bad_address(void **state)
