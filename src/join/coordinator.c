@@ -624,7 +624,7 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
         randombytes_buf(&c->identity.incarnation, sizeof c->identity.incarnation);
     while (!c->identity.incarnation);
     c->standalone = standalone;
-    c->local_only = !place->has_secret && !place->together;
+    c->local_only = !place->has_secret && !place->together && !tly_place_is_loopback(place);
     c->servers = (uint32_t)params->servers;
     c->servers_ns = (int64_t)(params->servers_timeout * (double)TLY_SEC);
     c->join_ns = (int64_t)(params->join_timeout * (double)TLY_SEC);

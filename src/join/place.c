@@ -322,6 +322,13 @@ static bool is_localhost(const char *name)
            (n > tail && strcasecmp(name + n - tail, ".localhost") == 0);
 }
 
+bool tly_place_is_loopback(const struct tly_place *p)
+{
+    struct sockaddr_storage a;
+    return is_localhost(p->coord_host) ||
+           (tly_address_parse(p->coord_host, 0, &a) == 0 && tly_address_is_loopback(&a));
+}
+
 /* Those of `list` with this family that are of use.  0.0.0.0 means this machine.  Without a secret only this machine's
  * processes get in, so loopback stands for each of its addresses, unless the launcher speaks of several machines. */
 static void collect(const struct tly_place *p, const struct addrinfo *list, int family,

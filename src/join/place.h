@@ -48,6 +48,9 @@ void tly_place_machine(struct tly_place *p, const struct tly_params *params);
  * again), -EACCES (a secret is needed), -EINVAL (link-local addresses), with a sentence that names the host. */
 int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out);
 
+/* True if the coordinator's host is written as loopback: the job is meant for one machine. */
+bool tly_place_is_loopback(const struct tly_place *p);
+
 /* Rank 0's own of these addresses moves to the front, alone; *listen: where its coordinator listens.  False: none is. */
 bool tly_place_take_own(const struct tly_place *p, struct tly_addresses *to, struct sockaddr_storage *listen);
 

@@ -284,7 +284,8 @@ static void a_given_rank_replaces_the_launchers(void **state)
     struct tly_place p;
     const char *const launched[] = {"TALLY_RANK=1/2", NULL};
     const char *const beside[] = {"TALLY_RANK=1/2", "TALLY_BESIDE=1", NULL};
-    static const char *const wrong[] = {"TALLY_RANK=1", "TALLY_RANK=2/2", "TALLY_RANK=1/2x", "TALLY_RANK=0/0"};
+    static const char *const wrong[] = {"TALLY_RANK=1", "TALLY_RANK=2/2", "TALLY_RANK=1/2x",
+                                        "TALLY_RANK=0/0"};
     setenv("RANK", "7", 1);
     setenv("WORLD_SIZE", "9", 1);
     setenv("LOCAL_WORLD_SIZE", "2", 1);

@@ -394,3 +394,19 @@ print("good")
     port = free_port()
     for status, output in by_hand(tmp_path, script, (0, port), (1, port)):
         assert status == 0 and "good" in output, output
+
+
+def test_advice_for_several_machines_is_not_given_on_loopback(tmp_path):
+    script = """
+import os, sys, tally
+os.environ.update(MASTER_ADDR=sys.argv[1], RANK="0", WORLD_SIZE="2", TALLY_PORT=sys.argv[2], TALLY_JOIN_TIMEOUT="1")
+try:
+    tally.init()
+except tally.Error as error:
+    print(error)
+"""
+    for host in ("127.0.0.1", "localhost", own_address()):
+        if host is not None:
+            (status, output), = by_hand(tmp_path, script, (host, free_port()))
+            assert status == 0 and "rank 1 did not join" in output, output
+            assert ("needs a secret" in output) == (host == own_address()), output
