@@ -745,7 +745,10 @@ def _broken_off(error, op, kind, call, keep, result):
     """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
     The other ranks are told, unless the operation is under way."""
     if op.value:
-        Operation(op.value, call, keep, result)  # its memory is held until it has ended
+        operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
+        if call.then is not None:
+            events = _events if call.job is None else call.job.events
+            events.expect(op.value, lambda _: None, operation)  # or a later one's call would run in place of this one's
     elif isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
         refuse(kind, call, error)

@@ -784,3 +784,40 @@ def test_operations_in_a_compiled_function():
             assert compiled(x + step).item() == scale(x + step).item()
     """)], env={"WHOLE_END": "1"})
     assert status == 0 and "Exception ignored" not in output, output
+
+
+def test_an_exception_behind_a_submission_leaves_nothing_expected():
+    """A signal's handler raises when the library has the operation: its end is not taken for a later operation's."""
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import threading, time
+        import numpy, tally
+        from tally import _array, _core
+        from tally._lib import lib
+
+        def submit(name, then, **more):
+            _core.push_pull(_core.Call(name=name, then=then), x.ctypes.data, x.ctypes.data, 4, _array._dtype_code("float32"),
+                            (4,), x, x, **more)
+
+        def interrupted(*arguments):
+            assert lib.tally_push_pull(*arguments) == 0
+            raise KeyboardInterrupt
+
+        tally.init()
+        x = numpy.ones(4, numpy.float32)
+        ended = {name: threading.Event() for name in "xy"}
+        if tally.rank() == 0:
+            try:
+                submit("x", lambda _: None, _function=interrupted)
+            except KeyboardInterrupt:
+                pass
+        else:
+            time.sleep(1)  # for which rank 0's is under way
+            submit("x", lambda _: ended["x"].set())
+        submit("y", lambda _: ended["y"].set())
+        assert ended["y"].wait(30)
+        assert not _core._events._early
+        assert tally.rank() == 0 or ended["x"].wait(30)
+        tally.shutdown()
+        print("good")
+    """)])
+    assert status == 0 and output.count("good") == 2, output
