@@ -187,6 +187,11 @@ def moved():
             pieces = [np.asarray(one[name]).astype(got.dtype) for one in trees]
             whole = np.concatenate(pieces) if tiled and pieces[0].ndim else np.stack(pieces)
             same((name, tiled), got, whole)
+    tiny = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn)
+    for got in (process_allgather(tiny), process_allgather(jax.numpy.asarray(tiny))):
+        same("float4", got, np.stack([tiny] * n))
+    spread_tiny = spread(jax, mesh_of(jax, n), tiny, n)
+    same("float4", process_allgather(spread_tiny, tiled=True), np.concatenate([tiny] * n))
     # What is spread over the processes, and what jax has.
     mesh = mesh_of(jax, n)
     for name in ("half", "e4m3"):

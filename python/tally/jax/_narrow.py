@@ -1,7 +1,7 @@
 """process_allgather() and broadcast_one_to_all() of JAX's multihost_utils, for types that jaxlib's MPI route refuses.
 
-jaxlib sends float16 and the kinds of float8 to no MPI.  These two functions only move such data, so they can go as
-unsigned integers of the same width: replace() puts wrappers around them that do so.  Every bit arrives as it was.
+jaxlib sends float16 and the smaller floating-point types to no MPI.  These two functions only move such data, so they
+can go as unsigned integers: replace() puts wrappers around them that do so.  Every bit arrives as it was.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -15,7 +15,7 @@ def _carrier(dtype):
     """The type as which data of `dtype` move; None: as they are."""
     if dtype == np.float16:
         return np.dtype(np.uint16)
-    return np.dtype(np.uint8) if dtype.name.startswith("float8_") else None
+    return np.dtype(np.uint8) if dtype.name.startswith(("float8_", "float6_", "float4_")) else None
 
 
 def _as_integers(function):
@@ -29,7 +29,9 @@ def _as_integers(function):
         if carrier is None:
             return leaf, None
         if spread:
-            return jax.jit(lambda array: jax.lax.bitcast_convert_type(array, carrier))(leaf), whole.dtype
+            # XLA packs two of float4 in a byte; numpy has each in one of its own.
+            bits = jax.numpy.uint4 if whole.dtype.name.startswith("float4_") else carrier
+            return jax.jit(lambda array: jax.lax.bitcast_convert_type(array, bits).astype(carrier))(leaf), whole.dtype
         return whole.view(carrier), whole.dtype
 
     @functools.wraps(function)
