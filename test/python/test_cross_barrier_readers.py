@@ -217,7 +217,7 @@ def sharing():
                 assert abs(read_by_another(model) - total) < 1e-5
                 step(model, optimizer)
             optimizer.synchronize()
-        said = [str(one.message) for one in caught if "shared memory, where other processes" in str(one.message)]
+        said = [str(one.message) for one in caught if "shared memory, where another process" in str(one.message)]
         assert len(said) == 1, (name, [str(one.message) for one in caught])
 
 

@@ -9,7 +9,7 @@ landed before them, and calls the optimizer's own step once, with `param_groups`
 just these parameters.  Until then the reduction owns the gradient: zero_grad() lets go of `p.grad` alone.
 
 Life: a pending update lives as long as its optimizer; no global table keeps it.  An optimizer that ends makes its updates
-first, for those who still read its parameters, and waits as step() with the barrier does.  The garbage collector may not wait:
+first, because its parameters may have other readers, and waits as step() with the barrier does.  The garbage collector may not wait:
 a thread does, and holds the optimizer's contents until then.  An update that fails there leaves its reason for the next reader.
 
 Lock: the Barrier's own, for all of this.  It is held while a reduction is waited for: that needs nothing of this rank any more.
@@ -148,7 +148,7 @@ class Barrier:
         parameters = [p for group in groups.plain(optimizer) for p in group["params"]]
         self._ungated, self._compiled = gates.guard(parameters)
         if self._ungated:
-            self.warn("%d parameters, such as %s, are in %s: step() waits for their updates"
+            self.warn("%d parameters, such as %s, are in %s"
                       % (len(self._ungated), self.name_of(self._ungated[0]), gates.why_ungated(self._ungated[0])))
 
     def warn(self, reason):
@@ -300,7 +300,7 @@ class Barrier:
             self._zero.clear()
 
     def outlive(self, optimizer):
-        """The optimizer ends: make its updates, for those who still read its parameters."""
+        """The optimizer ends: make its updates, because its parameters may have other readers."""
         if (self.optimizer() not in (None, optimizer) or not self._waiting or self._pid != os.getpid()
                 or sys.is_finalizing()):
             return
@@ -515,7 +515,7 @@ class Deferring(Reading):
 
 
 def let_read(optimizer, kind, barrier):
-    """Have another optimizer of this kind, which shares its groups and its state with the Barrier's, read what is updated."""
+    """Let another optimizer of this kind, which shares groups and state with the Barrier's, make updates before it reads."""
     optimizer.__class__ = type(kind.__name__, (Original, kind), {})
     optimizer._kind, optimizer._barrier = kind, barrier
 

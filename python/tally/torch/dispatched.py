@@ -1,4 +1,4 @@
-"""A process group's calls as c10d's operators, where somebody watches the operators or a tensor has no memory.
+"""A process group's calls as c10d's operators, for when a dispatch mode is active or a tensor has no memory.
 
 Flow: Group's method -> where passes() says so, the same method of the group's Front, a plain ProcessGroup, which calls the
 operator -> the modes, such as CommDebugMode, FakeTensorMode or make_fx's -> for tensors with memory _Kernel: Group's method
@@ -141,16 +141,18 @@ def _install():
             _library = library
 
 
-def _note(argument):
+def _note(argument, operator):
     """The reduction in an operator's argument."""
     known, given = hash(argument), getattr(_here, "reduction", None)
     with _lock:
         if given is not None:
             _reductions[known] = argument, given
+            _reductions.move_to_end(known)
             if len(_reductions) > _REMEMBERED:
                 _reductions.popitem(last=False)
         elif known not in _reductions:
-            raise RuntimeError("c10d shows no reduction of a call that this process has not traced, or long ago; trace it again")
+            raise RuntimeError("%s in a traced graph: its reduction is not known in this process; trace the graph again"
+                               % operator)
         return _reductions[known][1]
 
 
@@ -171,7 +173,7 @@ class _Kernel:
         group = group.group() if isinstance(group, Front) else group
         ours, tensor, options = hasattr(group, "front"), first(arguments), types.SimpleNamespace()
         if ours and "reduce_op" in given:
-            options.reduceOp = _note(given.pop("reduce_op"))
+            options.reduceOp = _note(given.pop("reduce_op"), self._operator)
         if tensor.is_meta or tensor.device.type == "meta":  # a fake one says the second
             if self._has_meta or not ours:
                 return self._leave(torch._C.DispatchKeySet(DispatchKey.Meta), arguments, named)

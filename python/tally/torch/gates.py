@@ -1,11 +1,12 @@
 """Gates: a parameter that is read through its module has the update that step() has put off.
 
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
-owner that reduces its gradient behind backward's end.  Both refer to owners weakly, so these tables keep no model.  They keep
-the operations: the garbage collector would end those of an optimizer in a cycle before it asks the optimizer.  `observed` maps one that this forward has not used yet to the
-Order (order.py) to tell on its first use.  A Gate is a forward pre-hook in front of a module's others.  A Parameters is a dictionary in
-place of the module's `_parameters`, for parameters that are read without a call of their module.  A FlatWeights is the
-attribute of torch's recurrent modules that holds a list of their parameters, for C++.
+owner that reduces its gradient behind backward's end.  Both refer to owners weakly, so these tables keep no model.  They
+keep the operations: the garbage collector would end those of an optimizer in a cycle before it asks the optimizer.
+`observed` maps one that this forward has not used yet to the Order (order.py) to tell on its first use.  A Gate is a forward
+pre-hook in front of a module's others.  A Parameters is a dictionary in place of the module's `_parameters`, for parameters
+that are read without a call of their module.  A FlatWeights is the attribute of torch's recurrent modules that holds a list
+of their parameters, for C++.
 
 How: guard() finds every module that holds one of the parameters, and all modules around them, and puts both in place.
 They stay: where nothing is due, a gate is a look at an empty dictionary.  A gate updates all that is due of its module.
@@ -52,13 +53,13 @@ observed = {}  # id(parameter) -> (Order, the parameter's number in that), until
 changes = 0    # grows when gates that guard() has put in place may fall short: each Barrier then calls it again
 
 _guarded = {}  # id(parameter) -> weak reference to it
-_exposed = {}  # id(guarded parameter) -> where it lies, so that something reads it past all gates
+_exposed = {}  # id(guarded parameter) -> _SCRIPTED or _SHARED: something reads it past all gates
 _bare = weakref.WeakSet()  # modules with Parameters and without a Gate, until torch.compile compiles
 _calling = threading.local()  # .through: how many contexts of through() this thread is in; .collecting: it collects garbage
 _Module = torch.nn.Module
-_SCRIPTED = ("a ScriptModule, whose C++ code reads them unseen; to export a model, script or trace a copy of it "
-             "(copy.deepcopy)")
-_SHARED = "shared memory, where other processes read them unseen; to share what is trained so far, share a copy (copy.deepcopy)"
+# Where parameters lie that no gate sees read, and what the user can do.
+_SCRIPTED = "a ScriptModule, whose C++ code", "To export a model, script or trace a copy of it (copy.deepcopy)"
+_SHARED = "shared memory, where another process", "To share what is trained so far, share a copy (copy.deepcopy)"
 _is_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
 _in_backward = torch._C._current_graph_task_id
 
@@ -440,8 +441,11 @@ def guard(parameters):
 
 
 def why_ungated(p):
-    """Where a parameter that guard() has returned lies."""
-    return _exposed.get(id(p), "no module, so that nobody can see when they are read")
+    """Where a parameter that guard() has returned lies, in a sentence, and what the user can do."""
+    where, advice = _exposed.get(id(p), (None, None))
+    if where is None:
+        return "no module, so step() waits for their updates: Tally cannot see when they are read"
+    return "%s reads them past Tally, so step() waits for their updates. %s" % (where, advice)
 
 
 def _expose(parameters, where):

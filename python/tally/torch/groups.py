@@ -1,6 +1,6 @@
 """An optimizer's param_groups whose parameters are read updated, see deferred.py.
 
-A Group stands for one dictionary of `param_groups` and keeps nothing itself: who has kept the dictionary and who has the Group
+A Group stands for one dictionary of `param_groups` and keeps nothing itself, so readers of the dictionary and of the Group
 see the same.  Asking for "params" passes the gates of these parameters; other entries, such as a scheduler's "lr", wait for
 nothing.
 

@@ -36,11 +36,10 @@ _leaving.steps = lambda: max(_counts.values(), default=None)
 register_optimizer_step_post_hook(_stepped)
 
 
-
 def warn_alone(rank):
     """Warn if this process has made several steps, and nothing has gone to another rank since the first."""
     count = _leaving.steps() or 0
     if count > 1 and not _core.moved:
-        _events.log(logging.WARNING, "rank %d torch: %d optimizer steps, and no gradient was reduced: is the model in "
+        _events.log(logging.WARNING, "rank %d torch: %d optimizer steps, and nothing was reduced since the first: is the model in "
                     "DistributedDataParallel? A framework may leave it bare on a backend that it does not know "
                     "(docs/from_ddp.md)" % (rank, count))
