@@ -77,6 +77,7 @@ class NotInitializedError(RuntimeError, ValueError):
 
 
 _lock = threading.RLock()  # guards opening and closing
+_abort_lock = threading.RLock()  # held while the library aborts, so that no communicator is closed meanwhile
 _beside_lock = threading.Lock()  # guards the next, and Job.comm's end; nobody waits while holding it
 _beside = set()            # open jobs beside the one below, each a Job
 _comm = None               # address of the open tally_comm, or None
@@ -225,7 +226,7 @@ class Job:
 
     def close(self):
         """As shutdown()."""
-        with _beside_lock:
+        with _abort_lock, _beside_lock:
             comm, self.comm = self.comm, None
             _beside.discard(self)
         if comm is not None:
@@ -261,7 +262,8 @@ def shutdown():
         comm, events = _comm, _events
         if events.is_mine(threading.current_thread()):
             raise RuntimeError("shutdown() must not be called by a handler of log lines or at an operation's end")
-        _comm = _facts = None
+        with _abort_lock:
+            _comm = _facts = None
         events.stop()
         blocking.tally_comm_close(comm)
         events.finish()
@@ -276,9 +278,10 @@ def before_shutdown(settle):
 
 def _abort(reason):
     """Tell the other ranks why this one leaves.  Does nothing without a job, or in a forked child."""
-    for comm in (_comm, *[job.comm for job in list(_beside)]):
-        if comm is not None:
-            blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
+    with _abort_lock:
+        for comm in (_comm, *[job.comm for job in list(_beside)]):
+            if comm is not None:
+                blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
 
 
 def is_initialized():
@@ -288,8 +291,9 @@ def is_initialized():
 
 def _forget():
     """In a forked child, forget the parent's communicator, which the child must not touch."""
-    global _comm, _facts, _events, _forked, _lock, _beside_lock, _finish_lock
+    global _comm, _facts, _events, _forked, _lock, _abort_lock, _beside_lock, _finish_lock
     _lock = threading.RLock()
+    _abort_lock = threading.RLock()
     _beside_lock = threading.Lock()
     _finish_lock = threading.Lock()
     _forked = _forked or _comm is not None or bool(_beside)

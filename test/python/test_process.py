@@ -283,6 +283,41 @@ threading.Thread(target=works).start()
     assert status == 0 and output.count("sum [2.]") == 2, output
 
 
+def test_no_communicator_is_closed_while_it_aborts():
+    """An exception of one thread tells the others why while another thread leaves the job."""
+    status, output = jobs.run(1, 0, ["-c", """
+import threading, tally
+from tally import _core
+
+begun, go_on, order = threading.Event(), threading.Event(), []
+close, abort = _core.blocking.tally_comm_close, _core.blocking.tally_comm_abort
+
+
+def aborts(comm, reason):
+    begun.set()
+    order.append(go_on.wait(0.5))
+    abort(comm, reason)
+    order.append("aborted")
+
+
+def closes(comm):
+    go_on.set()
+    order.append("closed")
+    return close(comm)
+
+
+tally.init()
+_core.blocking.tally_comm_abort, _core.blocking.tally_comm_close = aborts, closes
+one = threading.Thread(target=_core._abort, args=("bad data",))
+one.start()
+begun.wait()
+tally.shutdown()
+one.join()
+print(order)
+"""], timeout=60)
+    assert status == 0 and "[False, 'aborted', 'closed']" in output, output
+
+
 def test_no_exception_leaves_as_ever():
     """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
     status, output = jobs.run(2, 0, ["-c", """
