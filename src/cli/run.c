@@ -164,7 +164,7 @@ static void say_shadow(const struct tly_run_options *o)
 {
     static const char *const modules[] = {"tally.py", "tally/__init__.py"};
     char path[PATH_MAX + 32], *script = NULL, *folder;
-    for (char **word = o->command; *word && !script; word++) {
+    for (char **word = o->command; word && *word && !script; word++) {
         size_t len = strlen(*word);
         if (len > 3 && strcmp(*word + len - 3, ".py") == 0)
             script = realpath(*word, NULL);

@@ -54,9 +54,10 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     c->over_at = c->loop.awake;
     c->verdict_err = err;
     c->telling = true;
+    const struct member *own = beside(c);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (m != beside(c))
+        if (!own || m != own)
             tly_coordinator_post_verdict(m, err, c->verdict);
     }
 }

@@ -78,17 +78,17 @@ static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uin
 
 /* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
  * machines' cards send and receive all the time. */
-static void lay_out(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint32_t part,
+static void lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece, uint32_t part,
                     struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
     struct part *p = op->parts + 1;
     uint64_t most = 0;
-    for (int i = 0; i < g->size; i++)
+    for (int i = 0; i < n; i++)
         most = piece[i] > most ? piece[i] : most;
     for (uint64_t at = 0; at < most; at += part) {
         uint8_t *start = to;
-        for (int i = 0; i < g->size; start += piece[i++]) {
+        for (int i = 0; i < n; start += piece[i++]) {
             if (at >= piece[i])
                 continue;
             uint32_t length = tly_parts_length(at, piece[i], part);
@@ -122,21 +122,22 @@ enum { ROWS_AHEAD = 6 }; /* bench/goodput/cards.c has it, too */
 static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piece, uint8_t *to)
 {
     const struct tally_group *g = op->group;
+    const int n = g->size;
     uint64_t bytes = 0, total = 0, before = 0;
-    for (int i = 0; i < g->size; i++) {
+    for (int i = 0; i < n; i++) {
         before = i == g->rank ? bytes : before;
         bytes += piece[i];
     }
-    uint32_t part = tly_parts_largest(op, bytes, g->size);
-    for (int i = 0; i < g->size; i++)
+    uint32_t part = tly_parts_largest(op, bytes, n);
+    for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
     int err = r ? plan_pieces(c, op, piece, r) : -ENOMEM;
     if (!err)
         err = tly_parts_more(op, total);
     if (!err)
-        lay_out(c, op, piece, part, r, to);
-    op->ahead = ROWS_AHEAD * (uint32_t)g->size;
+        lay_out(c, op, n, piece, part, r, to);
+    op->ahead = ROWS_AHEAD * (uint32_t)n;
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);
