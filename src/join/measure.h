@@ -55,7 +55,7 @@ struct tly_meter_flow {
     bool told;
 };
 
-/* What is to be done with all streams: nothing; note what each has (tly_meter_begin); find each one's rate (tly_meter_end). */
+/* The step for all streams: nothing; note the bytes of each (tly_meter_begin); find the rate of each (tly_meter_end). */
 enum tly_meter_due { TLY_METER_NOTHING, TLY_METER_BEGINS, TLY_METER_ENDS };
 
 /* Some of this round has come in this stream, in which `bytes` have arrived until now (monotonic).  The sender has so many

@@ -21,7 +21,7 @@ void tly_start_survey(struct tly_coordinator *c);
 bool tly_start_awaits(const struct tly_coordinator *c);
 void tly_start_go_on_measuring(struct tly_coordinator *c);
 void tly_start_measured(struct member *m, const struct tly_measure *x);
-/* What is known of a host's card, or NULL; make: an empty entry if nothing is, NULL only without room. */
+/* The entry of a host's card, or NULL; make: add an empty one if there is none, NULL only without room. */
 struct found *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make);
 /* A member's service into a roster's place. */
 void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,

@@ -85,7 +85,7 @@ static double median(int count, const struct tly_own *const *of, double (*figure
     return room[(n - 1) / 2];
 }
 
-/* What is most of what this rank takes longer than the others. */
+/* The reason for the largest part of the time by which this rank takes longer than the others. */
 static enum tly_late_why reason(int count, const struct tly_own *const *of, const struct tly_lateness *late,
                                 const struct tly_lateness *named, double *room)
 {

@@ -287,7 +287,7 @@ static void test_what_cannot_be_is_a_warning(void **state)
     tally_log_redirect(NULL, NULL);
 }
 
-/* What has gone onto a disk that is full is of no use, so the file is left empty. */
+/* A full disk cuts a file off, which is of no use: it is left empty. */
 static void test_a_full_disk(void **state)
 {
     struct folder f;

@@ -220,7 +220,7 @@ bool tly_link_is_open(const struct tly_link *l);
 /* The local or remote address; family 0: it has none. */
 void tly_link_address(const struct tly_link *l, bool remote, struct sockaddr_storage *out);
 uint64_t tly_link_bytes(const struct tly_link *l, bool sent);
-/* What has gone over the network since the connection began, without packets' headers. */
+/* Bytes that have crossed the network since the connection began, without packets' headers. */
 struct tly_link_load {
     uint64_t bytes;   /* of ours that the peer's kernel has */
     uint64_t arrived; /* of the peer's that our kernel has, read or not */
