@@ -531,7 +531,8 @@ def reducing(name, reduction, group, priority, prescale, postscale, space=HOROVO
 
 
 _calling = _leaving.calling
-moved = False  # whether an operation other than a barrier has begun; steps.py asks for those since the first step
+exchanged = 0    # elements of this rank in reductions and gathers; steps.py sets it to 0, and compares it with gradients
+MANY = 1 << 62   # added to it for what says nothing about gradients: messages and all-to-alls
 
 
 class Operation:
@@ -765,14 +766,15 @@ def _broken_off(error, op, kind, call, keep, result):
 # Below, `keep` is memory in use until the end, beside `result`, which wait() returns.
 
 
-def _submit(kind, function, call, shape, keep, result, *arguments):
-    """Call the library's function(comm, *arguments, options, op).  kind: None for a message.  Returns the Operation."""
+def _submit(kind, function, call, shape, keep, result, *arguments, elements=0):
+    """Call the library's function(comm, *arguments, options, op).  kind: None for a message.  elements: for `exchanged`.
+    Returns the Operation."""
     job = call.job
     comm, events = (_comm, _events) if job is None else (job.comm, job.events)
     if comm is None:
         raise _unusable()
-    global moved
-    moved = moved or kind != BARRIER
+    global exchanged
+    exchanged += elements
     op = ctypes.c_void_p()
     try:
         options = _options_of(call, shape)
@@ -797,8 +799,8 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     comm, events = (_comm, _events) if job is None else (job.comm, job.events)
     if comm is None:
         raise _unusable()
-    global moved
-    moved = True
+    global exchanged
+    exchanged += count
     op, encoded, then, known = _pointer(), call.encoded, call.then, call.options
     if encoded is None and call.name is not None:
         encoded = call.encoded = _encode(call.name)
@@ -825,13 +827,14 @@ def broadcast(call, buffer, count, dtype, root, shape, keep=None, result=None):
 
 def allgather(call, source, count, dtype, shape, keep=None):
     """Submit an allgather of `count` elements at address `source`.  Operation.gathered() returns the result."""
-    return _submit(ALLGATHER, lib.tally_allgather, call, shape, keep, None, _encode(call.name), source, count, dtype)
+    return _submit(ALLGATHER, lib.tally_allgather, call, shape, keep, None, _encode(call.name), source, count, dtype,
+                   elements=count)
 
 
 def allgather_into(call, source, target, count, dtype, shape, keep=None):
     """Submit an allgather of `count` elements at address `source` on each rank, concatenated at `target`."""
     return _submit(ALLGATHER, lib.tally_allgather_into, call, shape, keep, None, _encode(call.name), source, target, count,
-                   dtype)
+                   dtype, elements=count)
 
 
 def _sizes(counts):
@@ -841,19 +844,19 @@ def _sizes(counts):
 def reduce_scatter(call, source, target, counts, dtype, keep=None, result=None):
     """Submit a reduce-scatter.  `source` holds counts[i] elements for rank i, in order of ranks; `target` gets this rank's."""
     return _submit(REDUCE_SCATTER, lib.tally_reduce_scatter, call, (), keep, result, _encode(call.name), source, target,
-                   _sizes(counts), dtype, call.reduction)
+                   _sizes(counts), dtype, call.reduction, elements=sum(counts))
 
 
 def alltoall(call, source, give, target, take, dtype, keep=None, result=None):
     """Submit an all-to-all: give[i] elements at address `source` for rank i, take[i] elements from it at `target`."""
     return _submit(ALLTOALL, lib.tally_alltoall, call, (), keep, result, _encode(call.name), source, _sizes(give), target,
-                   _sizes(take), dtype)
+                   _sizes(take), dtype, elements=MANY)
 
 
 def reduce(call, source, target, count, dtype, root, keep=None):
     """Submit a reduction.  Only the root gets the result, at `target`."""
     return _submit(REDUCE, lib.tally_reduce, call, (count,), keep, None, _encode(call.name), source, target, count, dtype,
-                   call.reduction, root)
+                   call.reduction, root, elements=count)
 
 
 def gather(call, source, count, target, counts, dtype, root, keep=None):
@@ -861,7 +864,7 @@ def gather(call, source, count, target, counts, dtype, root, keep=None):
 
     target, counts: only on the root, elsewhere None."""
     return _submit(GATHER, lib.tally_gather, call, (), keep, None, _encode(call.name), source, count, target,
-                   counts and _sizes(counts), dtype, root)
+                   counts and _sizes(counts), dtype, root, elements=count)
 
 
 def scatter(call, source, counts, target, count, dtype, root, keep=None):

@@ -702,27 +702,3 @@ def test_an_exception_of_a_signal_handler_comes_out_at_once(three, store):
     assert told[0].pop("again") == "Error: from the handler"
     assert len(told[0]) == 55
     assert {key: value for key, value in told[0].items() if value != (True, "from the handler")} == {}
-
-
-STEPS = """
-import sys, tally.torch, torch, torch.distributed as dist
-dist.init_process_group("tally")
-model = torch.nn.Linear(4, 4)
-dist.broadcast(model.weight.detach(), 0)
-if sys.argv[1] == "ddp":
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(0 if sys.argv[1] == "none" else 3):
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("way, ranks, warned", [("bare", 2, True), ("ddp", 2, False), ("none", 2, False), ("bare", 1, False)])
-def test_a_model_that_trains_alone(way, ranks, warned):
-    status, output = jobs.run(ranks, 0, ["-c", STEPS, way])
-    assert status == 0, output
-    assert ("3 optimizer steps, and nothing was reduced since the first" in output) == warned, output

@@ -91,6 +91,9 @@ class Ranks:
 
     def broadcast(self, call, buffer, root):
         """Overwrite the vector `buffer` with the root's."""
+        if self.rank == root:  # it may have trained for all
+            _core.exchanged += buffer.numel()
+
         def submit(call, vectors):
             vector, = vectors
             count = vector.numel()
@@ -166,6 +169,8 @@ class Ranks:
             _core.refuse(PUSH_PULL, self.call(), reason)
 
     def send(self, call, vector, to, tag):
+        _core.exchanged += _core.MANY
+
         def submit(call, vectors):
             vector, = vectors
             return _core.send(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
@@ -185,6 +190,8 @@ class Ranks:
         return one
 
     def receive_from(self, call, vector, sender, tag, ready=None):
+        _core.exchanged += _core.MANY
+
         def submit(call, vectors):
             vector, = vectors
             return _core.recv(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag, vector)
