@@ -18,6 +18,7 @@
 #include "base/param.h"
 #include "comm/chain.h"
 #include "comm/engine.h"
+#include "comm/events.h"
 #include "comm/group.h"
 #include "comm/joining.h"
 #include "comm/pace.h"
@@ -133,14 +134,7 @@ struct tally_comm {
     void (*failing)(tally_comm *c, int err); /* comm.c: tell others, end connections and operations */
     atomic_int failed;
     char sentence[TLY_SENTENCE];
-
-    pthread_mutex_t events_lock; /* guards the next six */
-    pthread_cond_t events_more;
-    struct tly_list events; /* ended operations */
-    struct tly_list logs;
-    uint32_t log_count;
-    bool events_closed, watching, log_ended;
-    int events_waiting; /* threads inside tally_comm_next() */
+    struct tly_completions events;
 };
 
 /* state.c */

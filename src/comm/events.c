@@ -26,29 +26,29 @@ struct log_line {
 void tly_events_init(tally_comm *c)
 {
     pthread_condattr_t attr;
-    pthread_mutex_init(&c->events_lock, NULL);
+    pthread_mutex_init(&c->events.lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->events_more, &attr);
+    pthread_cond_init(&c->events.more, &attr);
     pthread_condattr_destroy(&attr);
-    tly_list_init(&c->events);
-    tly_list_init(&c->logs);
+    tly_list_init(&c->events.ended);
+    tly_list_init(&c->events.logs);
 }
 
 /* The log's sink while somebody watches. */
 static void take_line(void *user, enum tally_log_level level, const char *text)
 {
     tally_comm *c = user;
-    pthread_mutex_lock(&c->events_lock);
-    struct log_line *line = c->log_count < MOST_LOGS ? malloc(sizeof *line) : NULL;
+    pthread_mutex_lock(&c->events.lock);
+    struct log_line *line = c->events.log_count < MOST_LOGS ? malloc(sizeof *line) : NULL;
     if (line) {
         line->level = level;
         snprintf(line->text, sizeof line->text, "%s", text);
-        tly_list_append(&c->logs, &line->node);
-        c->log_count++;
-        pthread_cond_signal(&c->events_more);
+        tly_list_append(&c->events.logs, &line->node);
+        c->events.log_count++;
+        pthread_cond_signal(&c->events.more);
     }
-    pthread_mutex_unlock(&c->events_lock);
+    pthread_mutex_unlock(&c->events.lock);
 }
 
 int tally_comm_watch_log(tally_comm *c, int on)
@@ -57,47 +57,47 @@ int tally_comm_watch_log(tally_comm *c, int on)
     if (err == -ECHILD)
         return err;
     tly_log_divert(on ? take_line : NULL, c);
-    pthread_mutex_lock(&c->events_lock);
-    c->log_ended = c->watching && !on;
-    c->watching = on;
-    pthread_cond_broadcast(&c->events_more);
-    pthread_mutex_unlock(&c->events_lock);
+    pthread_mutex_lock(&c->events.lock);
+    c->events.log_ended = c->events.watching && !on;
+    c->events.watching = on;
+    pthread_cond_broadcast(&c->events.more);
+    pthread_mutex_unlock(&c->events.lock);
     return 0;
 }
 
 /* No more events will come: wake all who wait. */
 void tly_events_close(tally_comm *c)
 {
-    if (c->watching)
+    if (c->events.watching)
         tly_log_divert(NULL, NULL);
-    pthread_mutex_lock(&c->events_lock);
-    c->events_closed = true;
-    pthread_cond_broadcast(&c->events_more);
+    pthread_mutex_lock(&c->events.lock);
+    c->events.closed = true;
+    pthread_cond_broadcast(&c->events.more);
     /* All threads must have left before the communicator is freed. */
-    while (c->events_waiting)
-        pthread_cond_wait(&c->events_more, &c->events_lock);
-    pthread_mutex_unlock(&c->events_lock);
+    while (c->events.waiting)
+        pthread_cond_wait(&c->events.more, &c->events.lock);
+    pthread_mutex_unlock(&c->events.lock);
 }
 
 void tly_events_finish(tally_comm *c)
 {
-    while (!tly_list_empty(&c->events)) {
-        struct tally_op *op = tly_list_entry(c->events.next, struct tally_op, event);
+    while (!tly_list_empty(&c->events.ended)) {
+        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, event);
         tly_list_remove(&op->event);
         tly_op_unref(op);
     }
-    while (!tly_list_empty(&c->logs))
-        free(tly_list_entry(tly_list_take(&c->logs), struct log_line, node));
-    pthread_cond_destroy(&c->events_more);
-    pthread_mutex_destroy(&c->events_lock);
+    while (!tly_list_empty(&c->events.logs))
+        free(tly_list_entry(tly_list_take(&c->events.logs), struct log_line, node));
+    pthread_cond_destroy(&c->events.more);
+    pthread_mutex_destroy(&c->events.lock);
 }
 
 static void announce(tally_comm *c, struct tally_op *op)
 {
-    pthread_mutex_lock(&c->events_lock);
-    tly_list_append(&c->events, &op->event);
-    pthread_cond_signal(&c->events_more);
-    pthread_mutex_unlock(&c->events_lock);
+    pthread_mutex_lock(&c->events.lock);
+    tly_list_append(&c->events.ended, &op->event);
+    pthread_cond_signal(&c->events.more);
+    pthread_mutex_unlock(&c->events.lock);
 }
 
 void tly_op_set_done(struct tally_op *op)
@@ -125,21 +125,21 @@ int tally_op_watch(tally_op *op)
     return 1;
 }
 
-/* The oldest event into *e; events_lock held. */
+/* The oldest event into *e; the lock is held. */
 static bool take(tally_comm *c, struct tally_event *e)
 {
-    if (!tly_list_empty(&c->logs)) {
-        struct log_line *line = tly_list_entry(c->logs.next, struct log_line, node);
+    if (!tly_list_empty(&c->events.logs)) {
+        struct log_line *line = tly_list_entry(c->events.logs.next, struct log_line, node);
         tly_list_remove(&line->node);
-        c->log_count--;
+        c->events.log_count--;
         e->kind = TALLY_EVENT_LOG;
         e->status = line->level;
         memcpy(e->text, line->text, sizeof e->text);
         free(line);
         return true;
     }
-    if (!tly_list_empty(&c->events)) {
-        struct tally_op *op = tly_list_entry(c->events.next, struct tally_op, event);
+    if (!tly_list_empty(&c->events.ended)) {
+        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, event);
         tly_list_remove(&op->event);
         e->kind = TALLY_EVENT_OP;
         e->status = op->status;
@@ -149,12 +149,12 @@ static bool take(tally_comm *c, struct tally_event *e)
         tly_op_unref(op);
         return true;
     }
-    if (c->log_ended) {
-        c->log_ended = false;
+    if (c->events.log_ended) {
+        c->events.log_ended = false;
         e->kind = TALLY_EVENT_LOG_END;
         return true;
     }
-    if (c->events_closed) {
+    if (c->events.closed) {
         e->kind = TALLY_EVENT_CLOSE;
         return true;
     }
@@ -171,14 +171,14 @@ int tally_comm_next(tally_comm *c, int timeout_ms, struct tally_event *event)
     struct timespec until = {.tv_sec = deadline / TLY_SEC, .tv_nsec = deadline % TLY_SEC};
     struct tally_event e = {0};
     int err = 0;
-    pthread_mutex_lock(&c->events_lock);
-    c->events_waiting++;
+    pthread_mutex_lock(&c->events.lock);
+    c->events.waiting++;
     while (!take(c, &e) && !err)
-        err = timeout_ms < 0 ? pthread_cond_wait(&c->events_more, &c->events_lock)
-                             : pthread_cond_timedwait(&c->events_more, &c->events_lock, &until);
-    if (--c->events_waiting == 0 && c->events_closed)
-        pthread_cond_broadcast(&c->events_more);
-    pthread_mutex_unlock(&c->events_lock);
+        err = timeout_ms < 0 ? pthread_cond_wait(&c->events.more, &c->events.lock)
+                             : pthread_cond_timedwait(&c->events.more, &c->events.lock, &until);
+    if (--c->events.waiting == 0 && c->events.closed)
+        pthread_cond_broadcast(&c->events.more);
+    pthread_mutex_unlock(&c->events.lock);
     if (!e.kind)
         return -ETIMEDOUT;
     *event = e;
