@@ -52,7 +52,7 @@ int tally_comm_abort(tally_comm *c, const char *reason)
     abort_clean(reason, text);
     snprintf(sentence, sizeof sentence, "rank %d left: %s", c->rank, text);
     tly_loop_lock(&c->loop);
-    bool first = !atomic_load(&c->failed);
+    bool first = !tly_comm_failed(c);
     if (first)
         tly_member_abort(&c->member, text);
     tly_loop_unlock(&c->loop);

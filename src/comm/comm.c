@@ -4,14 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <sodium.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/event.h"
-#include "base/fork.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/loop.h"
@@ -85,7 +83,7 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 static void fail(tally_comm *c, int err)
 {
     if (c->member.state != TLY_MEMBER_OVER) /* else the coordinator has said it to all */
-        tly_member_complain(&c->member, err, c->sentence);
+        tly_member_complain(&c->member, err, tly_comm_sentence(c));
     for (int i = 0; i < c->services; i++) {
         tly_link_destroy(c->peers[i].link);
         c->peers[i].link = NULL;
@@ -95,10 +93,10 @@ static void fail(tally_comm *c, int err)
     tly_service_write_trace(c->service);
     tly_trace_write(c->trace, name_tensor, c);
     if (c->local)
-        tly_local_fail(c->local, err, c->sentence);
+        tly_local_fail(c->local, err, tly_comm_sentence(c));
     while (!tly_list_empty(&c->active_ops))
-        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, c->sentence);
-    tly_joining_end(c, err, c->sentence);
+        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, tly_comm_sentence(c));
+    tly_joining_end(c, err, tly_comm_sentence(c));
     if (c->report_done)
         tly_event_set(c->report_done);
     tly_event_set(&c->idle);
@@ -133,23 +131,22 @@ static void tick(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, hook);
     int64_t now = c->loop.awake;
-    if (c->doom_at && now >= c->doom_at)
-        tly_comm_fail(c, ECONNRESET, c->doom);
-    for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
+    tly_comm_tick(c);
+    for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_peer_tick(&c->peers[i]);
-    if (!c->doom_at && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (!tly_comm_is_doomed(c) && !tly_comm_failed(c))
         tly_op_tick(c);
     tly_engine_tick(c);
     tly_traffic_tick(c);
-    if (c->preparing && c->params.timeout > 0 && !c->doom_at &&
+    if (c->preparing && c->params.timeout > 0 && !tly_comm_is_doomed(c) &&
         (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
-        snprintf(c->doom, sizeof c->doom,
+        char why[TLY_SENTENCE];
+        snprintf(why, sizeof why,
                  "the job has waited %.0f s (TALLY_TIMEOUT) for a change of its tallyd or split: the "
                  "coordinator at %.200s %s",
                  c->params.timeout, c->member.coordinator,
                  c->member.away ? "is gone" : "has not heard from all ranks");
-        tly_member_complain(&c->member, ETIME, c->doom);
-        c->doom_at = now + TLY_SEC;
+        tly_comm_doom(c, ETIME, TLY_SEC, why);
     }
     if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
         c->stood_by = now;
@@ -162,15 +159,13 @@ static void tick(struct tly_hook *h)
         oldest->asked = true;
         tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
     }
-    if (waited >= c->params.timeout && !c->doom_at) {
+    if (waited >= c->params.timeout && !tly_comm_is_doomed(c)) {
         const char *late = oldest->late;
-        char stage[300], title[TLY_TITLE];
+        char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s",
+        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s",
                  tly_op_title(oldest, title), waited, late[0] ? " for rank " : "", late, stage);
-        tly_member_complain(&c->member, ETIME, c->doom);
-        /* The coordinator says it to all; if it does not answer, we end alone. */
-        c->doom_at = now + TLY_SEC;
+        tly_comm_doom(c, ETIME, TLY_SEC, why);
     }
 }
 
@@ -258,8 +253,8 @@ static int connect_peers(tally_comm *c)
     int64_t deadline = tly_now() + CONNECT_S * TLY_SEC;
     while (!err && met < c->services) {
         tly_loop_turn(&c->loop, 100);
-        if (atomic_load(&c->failed))
-            return tly_fail(c->failed, "%s", c->sentence);
+        if (tly_comm_failed(c))
+            return tly_fail(tly_comm_failed(c), "%s", tly_comm_sentence(c));
         met = 0; /* a tallyd that cannot be reached is no obstacle */
         for (int i = 0; i < c->services; i++)
             met += c->peers[i].known || (c->peers[i].mortal && c->peers[i].accused);
@@ -509,9 +504,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     if (!c)
         return tly_fail(ENOMEM, "out of memory");
     c->loop.epoll_fd = -1;
-    c->generation = tly_fork_generation();
-    c->failing = fail;
-    c->opener = getpid();
+    tly_comm_begin(c, fail);
     tly_list_init(&c->inbox);
     tly_list_init(&c->passed);
     for (int at = 0; at < STAGE_NET; at++)
@@ -543,7 +536,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         err = join(c);
     }
     if (!err) {
-        c->opened_at = tly_now();
+        tly_comm_opened(c);
         /* What it copies, in and out, are this process's tensors, which lie there where it is bound to a node. */
         c->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&c->thread, "tally-comm", run, c);
@@ -578,7 +571,7 @@ static void say_goodbye(tally_comm *c)
 
 int tally_comm_close(tally_comm *c)
 {
-    if (!c || c->generation != tly_fork_generation())
+    if (!c || tly_comm_is_forked(c))
         return 0; /* a forked child has nothing to close */
     int64_t deadline = tly_now() + CLOSE_S * TLY_SEC;
     pthread_mutex_lock(&c->names_lock);
@@ -589,16 +582,16 @@ int tally_comm_close(tally_comm *c)
     bool local = c->local && c->machines == 1;
     if (local)
         tly_local_drain(c->local, deadline);
-    if (local && !atomic_load(&c->failed))
+    if (local && !tly_comm_failed(c))
         tly_local_leave(c->local);
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
     c->draining = true;
-    bool busy = !atomic_load(&c->failed) && !tly_comm_is_idle(c);
+    bool busy = !tly_comm_failed(c) && !tly_comm_is_idle(c);
     tly_loop_unlock(&c->loop);
     if (busy)
         tly_event_wait(&c->idle, deadline);
-    if (c->local && !local && !atomic_load(&c->failed))
+    if (c->local && !local && !tly_comm_failed(c))
         tly_local_leave(c->local); /* a team's operations had to end first */
 
     tly_loop_lock(&c->loop);
@@ -608,7 +601,7 @@ int tally_comm_close(tally_comm *c)
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), ESHUTDOWN,
                    "the communicator was closed");
     tly_joining_end(c, ESHUTDOWN, "the communicator was closed");
-    bool failed = atomic_load(&c->failed) != 0;
+    bool failed = tly_comm_failed(c) != 0;
     if (!failed)
         say_goodbye(c);
     bool stays = c->service || c->coordinator || c->member.away;
@@ -624,7 +617,7 @@ int tally_comm_close(tally_comm *c)
         tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
             "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s",
-            failed ? "has failed" : "is done", (double)(tly_now() - c->opened_at) / TLY_SEC, c->size,
+            failed ? "has failed" : "is done", tly_comm_age(c), c->size,
             c->size == 1 ? "" : "s", ops, ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);

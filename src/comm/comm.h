@@ -22,6 +22,7 @@
 #include "comm/group.h"
 #include "comm/joining.h"
 #include "comm/pace.h"
+#include "comm/state.h"
 #include "comm/traffic.h"
 #include "join/coordinator.h"
 #include "join/member.h"
@@ -40,8 +41,7 @@ enum {
 }; /* of so many rounds that have failed the epoch is remembered, and of each tallyd's why */
 
 struct tally_comm {
-    unsigned generation; /* of forks */
-    int opener;          /* pid */
+    struct tly_origin origin;
     struct tly_params params;
     struct tly_place place;
     struct tly_coordinator *coordinator;
@@ -120,32 +120,57 @@ struct tally_comm {
     bool draining;              /* closing: `idle` is wanted */
     struct tly_event left;      /* all ranks have said goodbye */
     bool goodbye_said;
-    int64_t doom_at; /* awake clock: a lost service fails us then, if nobody explains it better */
-    char doom[TLY_SENTENCE];
     uint32_t reports_missing;
     struct tly_event *report_done;
     _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
-    int64_t opened_at;
     struct pace pace;
     struct traffic traffic;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
-    /* failure; `failed` is set (release) after the sentence */
-    void (*failing)(tally_comm *c, int err); /* comm.c: tell others, end connections and operations */
-    atomic_int failed;
-    char sentence[TLY_SENTENCE];
+    struct tly_failure failure;
     struct tly_completions events;
 };
 
 /* state.c */
+/* follows: what else a failure means. */
+void tly_comm_begin(tally_comm *c, void (*follows)(tally_comm *c, int err));
+/* It is open: from now on operations are waited for. */
+void tly_comm_opened(tally_comm *c);
+/* Seconds since. */
+double tly_comm_age(const tally_comm *c);
 /* In the loop.  All ends: connections, operations, this rank's part in the job. */
 void tly_comm_fail(tally_comm *c, int err, const char *sentence);
+/* In the loop.  The job cannot go on.  The coordinator hears why, and says it to all; if it says nothing for `ns`, this rank
+ * fails alone.  err: positive, or 0 where the coordinator may know better. */
+void tly_comm_doom(tally_comm *c, int err, int64_t ns, const char *sentence);
+void tly_comm_tick(tally_comm *c);
 /* May it be used?  -ECHILD in a forked child, or why it has failed. */
 int tly_comm_check(const tally_comm *c);
+/* The first of these alone. */
+int tly_comm_check_fork(const tally_comm *c);
+bool tly_comm_is_forked(const tally_comm *c);
 /* Nothing is under way, and nobody may still need what this rank has. */
 bool tly_comm_is_idle(tally_comm *c);
 /* Something has ended: wake who closes, if it was the last. */
 void tly_comm_ended(tally_comm *c);
+
+/* Why it has failed, positive; 0: it has not.  Pairs with the release in tly_comm_fail(): the sentence is written. */
+static inline int tly_comm_failed(const tally_comm *c)
+{
+    return atomic_load_explicit(&c->failure.err, memory_order_acquire);
+}
+
+/* Once it has failed. */
+static inline const char *tly_comm_sentence(const tally_comm *c)
+{
+    return c->failure.sentence;
+}
+
+/* In the loop: a failure is about to come. */
+static inline bool tly_comm_is_doomed(const tally_comm *c)
+{
+    return c->failure.doom_at != 0;
+}
 
 /* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */
 static inline uint16_t tly_service_of(const tally_comm *c, uint32_t rank)

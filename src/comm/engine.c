@@ -78,8 +78,8 @@ static int turn(void *user, int ms)
 {
     tally_comm *c = user;
     tly_loop_turn(&c->loop, ms);
-    int err = atomic_load(&c->failed);
-    return err ? tly_fail(err, "%s", c->sentence) : 0;
+    int err = tly_comm_failed(c);
+    return err ? tly_fail(err, "%s", tly_comm_sentence(c)) : 0;
 }
 
 static const struct tly_local_user calls = {
@@ -159,10 +159,10 @@ static void watch_oldest(tally_comm *c)
             tly_warn("comm", "%s has waited %.0f s for rank %s", title, seconds, l.ranks);
     }
     if (over) {
-        snprintf(c->doom, sizeof c->doom, "%s has waited %.0f s%s%s (TALLY_TIMEOUT)", title, seconds,
+        char why[TLY_SENTENCE];
+        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT)", title, seconds,
                  l.ranks[0] ? " for rank " : "", l.ranks);
-        tly_member_complain(&c->member, ETIME, c->doom);
-        c->doom_at = now + TLY_SEC;
+        tly_comm_doom(c, ETIME, TLY_SEC, why);
     }
 }
 
@@ -180,15 +180,14 @@ static void look_for_dead(tally_comm *c)
         return;
     const struct tly_roster *r = &c->member.roster;
     uint32_t rank = c->neighbours[dead];
-    snprintf(c->doom, sizeof c->doom, "rank %u on %s has died", rank,
-             r->services[r->ranks[rank].machine].host);
-    tly_member_complain(&c->member, ECONNRESET, c->doom);
-    c->doom_at = c->loop.awake + TLY_SEC;
+    char why[TLY_SENTENCE];
+    snprintf(why, sizeof why, "rank %u on %s has died", rank, r->services[r->ranks[rank].machine].host);
+    tly_comm_doom(c, ECONNRESET, TLY_SEC, why);
 }
 
 void tly_engine_tick(tally_comm *c)
 {
-    if (!c->local || c->doom_at || atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (!c->local || tly_comm_is_doomed(c) || tly_comm_failed(c))
         return;
     pthread_mutex_lock(&c->inbox_lock);
     int err = c->broken_err;
@@ -198,6 +197,6 @@ void tly_engine_tick(tally_comm *c)
         return;
     }
     look_for_dead(c);
-    if (c->machines == 1 && !c->doom_at)
+    if (c->machines == 1 && !tly_comm_is_doomed(c))
         watch_oldest(c); /* else the home of each does */
 }

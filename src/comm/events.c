@@ -163,14 +163,12 @@ static bool take(tally_comm *c, struct tally_event *e)
 
 int tally_comm_next(tally_comm *c, int timeout_ms, struct tally_event *event)
 {
-    if (c->generation != tly_fork_generation())
-        return tly_fail(ECHILD,
-                        "the communicator was opened by process %d; a forked child must open one of its own",
-                        c->opener);
+    int err = tly_comm_check_fork(c);
+    if (err)
+        return err;
     int64_t deadline = tly_now() + (timeout_ms < 0 ? 0 : timeout_ms * TLY_MS);
     struct timespec until = {.tv_sec = deadline / TLY_SEC, .tv_nsec = deadline % TLY_SEC};
     struct tally_event e = {0};
-    int err = 0;
     pthread_mutex_lock(&c->events.lock);
     c->events.waiting++;
     while (!take(c, &e) && !err)

@@ -52,7 +52,7 @@ static void vacate_uninvited(tally_comm *c)
 static void meet(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
-    for (uint32_t i = 0; i < r->service_count && !atomic_load(&c->failed); i++) {
+    for (uint32_t i = 0; i < r->service_count && !tly_comm_failed(c); i++) {
         const struct tly_roster_service *s = &r->services[i];
         struct peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
@@ -175,7 +175,7 @@ void tly_follow_promised(void *comm, const struct tly_begun *b)
 void tly_follow_committed(void *comm, const struct tly_roster *roster)
 {
     tally_comm *c = comm;
-    if (atomic_load(&c->failed))
+    if (tly_comm_failed(c))
         return;
     struct tly_map promised = c->promised;
     c->promised = c->promising;

@@ -33,7 +33,7 @@ enum { LOOK_MS = 1 }; /* while operations in shared memory are still to end: non
 
 static void tell_all(tally_comm *c)
 {
-    for (int i = 0; i < c->services && !atomic_load(&c->failed); i++)
+    for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_rounds_tell(&c->peers[i]);
 }
 

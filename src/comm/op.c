@@ -108,7 +108,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     op->status = -err;
     free(op->sentence);
     op->sentence = strdup(text);
-    if (op->alone && err != ESHUTDOWN && !atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (op->alone && err != ESHUTDOWN && !tly_comm_failed(c))
         tly_warn("comm", "%s", text);
     forget_keeps(op);
     complete(c, op, true);
@@ -249,7 +249,7 @@ static int begin(tally_comm *c, struct tally_op *op)
 void tly_op_drain(tally_comm *c)
 {
     struct tly_list mine;
-    int failed = atomic_load_explicit(&c->failed, memory_order_relaxed);
+    int failed = tly_comm_failed(c);
     if (c->preparing && !failed)
         return; /* nothing begins while an epoch is agreed on */
     pthread_mutex_lock(&c->inbox_lock);
@@ -268,7 +268,7 @@ void tly_op_drain(tally_comm *c)
         tly_pace_enters(c, op);
         op->born = c->loop.awake;
         if (failed) {
-            tly_op_end(c, op, failed, c->sentence);
+            tly_op_end(c, op, failed, tly_comm_sentence(c));
         } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || begin(c, op) != 0) {
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;

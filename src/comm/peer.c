@@ -416,11 +416,7 @@ void tly_peer_give_up(struct peer *peer, const char *why)
         tly_member_accuse(&c->member, peer->index, sentence);
         return;
     }
-    if (!c->doom_at) {
-        c->doom_at = c->loop.awake + EXPLAIN_MS * TLY_MS;
-        snprintf(c->doom, sizeof c->doom, "%s", sentence);
-    }
-    tly_member_complain(&c->member, 0, sentence);
+    tly_comm_doom(c, 0, EXPLAIN_MS * TLY_MS, sentence);
 }
 
 static int dial(struct peer *p);
@@ -434,7 +430,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     if (was_open)
         tly_doubt_begin(peer);
     tly_peer_drop(peer);
-    if (c->goodbye_said || atomic_load(&c->failed) || peer->gone)
+    if (c->goodbye_said || tly_comm_failed(c) || peer->gone)
         return;
     if (!was_open && worse) { /* there is another way */
         peer->skip = worse;

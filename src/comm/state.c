@@ -1,10 +1,12 @@
 /* state.c - how a communicator stands: who this rank is, whether all is well, whether something is under way.
  *
- * `failed` is set once, with release, after the sentence; any thread may look.  What else a failure means is comm.c's to do
- * (comm->failing). */
+ * The failure's error is set once, with release, after the sentence; any thread may look.  What else a failure means is
+ * comm.c's to do (`follows`). */
 #include <errno.h>
 #include <stdio.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/event.h"
 #include "base/fork.h"
@@ -12,6 +14,8 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/peer.h"
+#include "comm/state.h"
+#include "join/member.h"
 #include "tally/tally.h"
 
 const char *tally_version(void)
@@ -61,21 +65,49 @@ int tally_comm_service_count(const tally_comm *c)
 
 int tally_comm_status(const tally_comm *c, const char **sentence)
 {
-    /* Pairs with the release in tly_comm_fail(): the sentence is written. */
-    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
+    int err = tly_comm_failed(c);
     if (sentence)
-        *sentence = err ? c->sentence : "";
+        *sentence = err ? c->failure.sentence : "";
     return -err;
+}
+
+void tly_comm_begin(tally_comm *c, void (*follows)(tally_comm *c, int err))
+{
+    c->origin = (struct tly_origin){.generation = tly_fork_generation(), .opener = getpid()};
+    c->failure.follows = follows;
+}
+
+void tly_comm_opened(tally_comm *c)
+{
+    c->origin.opened_at = tly_now();
+}
+
+double tly_comm_age(const tally_comm *c)
+{
+    return (double)(tly_now() - c->origin.opened_at) / TLY_SEC;
+}
+
+bool tly_comm_is_forked(const tally_comm *c)
+{
+    return c->origin.generation != tly_fork_generation();
+}
+
+int tly_comm_check_fork(const tally_comm *c)
+{
+    if (!tly_comm_is_forked(c))
+        return 0;
+    return tly_fail(ECHILD,
+                    "the communicator was opened by process %d; a forked child must open one of its own",
+                    c->origin.opener);
 }
 
 int tly_comm_check(const tally_comm *c)
 {
-    if (c->generation != tly_fork_generation())
-        return tly_fail(ECHILD,
-                        "the communicator was opened by process %d; a forked child must open one of its own",
-                        c->opener);
-    int err = atomic_load_explicit(&c->failed, memory_order_acquire);
-    return err ? tly_fail(err, "%s", c->sentence) : 0;
+    int err = tly_comm_check_fork(c);
+    if (err)
+        return err;
+    err = tly_comm_failed(c);
+    return err ? tly_fail(err, "%s", c->failure.sentence) : 0;
 }
 
 bool tly_comm_is_idle(tally_comm *c)
@@ -96,12 +128,29 @@ void tly_comm_ended(tally_comm *c)
 
 void tly_comm_fail(tally_comm *c, int err, const char *sentence)
 {
-    if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+    struct tly_failure *f = &c->failure;
+    if (tly_comm_failed(c))
         return;
     /* To who waits for an operation -ETIMEDOUT means that the waiting has ended, not the operation. */
-    if (err == ETIMEDOUT && c->opened_at)
+    if (err == ETIMEDOUT && c->origin.opened_at)
         err = ECONNRESET;
-    snprintf(c->sentence, sizeof c->sentence, "%s", sentence);
-    atomic_store_explicit(&c->failed, err, memory_order_release);
-    c->failing(c, err);
+    snprintf(f->sentence, sizeof f->sentence, "%s", sentence);
+    atomic_store_explicit(&f->err, err, memory_order_release);
+    f->follows(c, err);
+}
+
+void tly_comm_doom(tally_comm *c, int err, int64_t ns, const char *sentence)
+{
+    struct tly_failure *f = &c->failure;
+    if (!f->doom_at) {
+        snprintf(f->doom, sizeof f->doom, "%s", sentence);
+        f->doom_at = c->loop.awake + ns;
+    }
+    tly_member_complain(&c->member, err, sentence);
+}
+
+void tly_comm_tick(tally_comm *c)
+{
+    if (c->failure.doom_at && c->loop.awake >= c->failure.doom_at)
+        tly_comm_fail(c, ECONNRESET, c->failure.doom);
 }

@@ -159,7 +159,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     __asm__("" : "+r"(size));
     memset(op, 0, size);
     atomic_init(&op->references, 2);
-    op->generation = c->generation;
+    op->generation = tly_fork_generation();
     op->comm = c;
     op->group = r->group;
     op->kind = r->kind;

@@ -249,7 +249,7 @@ void tly_traffic_tick(tally_comm *c)
     struct traffic *t = &c->traffic;
     int64_t now = tly_now();
     uint64_t active = t->active_us + (t->active_since ? (uint64_t)now / 1000 - t->active_since : 0);
-    if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+    if (tly_comm_failed(c))
         return;
     if (t->steps.count && now - t->told_at >= EVERY_MS * TLY_MS)
         tell_steps(c, now);

@@ -1,0 +1,28 @@
+/* state.h - how a communicator stands (state.c; what others call is in comm.h).
+ *
+ * Any thread reads `err`, and the sentence once `err` is set.  Owner of all else: the loop, or fixed once open. */
+#ifndef TLY_COMM_STATE_H
+#define TLY_COMM_STATE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "tally/tally.h"
+
+/* Who opened the communicator, and when. */
+struct tly_origin {
+    unsigned generation; /* of forks */
+    int opener;          /* pid */
+    int64_t opened_at;   /* 0: it is being opened */
+};
+
+struct tly_failure {
+    atomic_int err; /* positive; 0: all is well.  Set (release) after the sentence */
+    char sentence[TLY_SENTENCE];
+    void (*follows)(tally_comm *c, int err); /* comm.c: tell others, end connections and operations */
+    int64_t doom_at; /* awake clock: a loss fails us then, if nobody explains it better; 0: there is none */
+    char doom[TLY_SENTENCE];
+};
+
+#endif
