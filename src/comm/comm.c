@@ -338,7 +338,7 @@ static void greet(tally_comm *c)
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, count_tallyd(r),
              c->member.coordinator, media, c->epoch->part_bytes >> 10,
-             c->teams ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
+             tly_teams_are_on(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
     free(order);

@@ -23,6 +23,7 @@
 #include "comm/joining.h"
 #include "comm/pace.h"
 #include "comm/state.h"
+#include "comm/team.h"
 #include "comm/traffic.h"
 #include "join/coordinator.h"
 #include "join/member.h"
@@ -89,10 +90,8 @@ struct tally_comm {
 
     uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
 
-    bool teams; /* each machine's ranks push large tensors together; fixed once open, as the next two */
-    int lists_of_teams;         /* the most ranks that a machine has */
-    struct tally_group **carry; /* owned: for each of these a rank of each machine */
-    struct tly_list passed;     /* parts of which stages have said something; inbox_lock, as the next */
+    struct tly_teams teams;
+    struct tly_list passed; /* parts of which stages have said something; inbox_lock, as the next */
     /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
     struct tly_list over[STAGE_NET];
     atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox_lock */

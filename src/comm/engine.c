@@ -96,7 +96,7 @@ static const struct tly_local_user calls = {
 int tly_engine_open(tally_comm *c)
 {
     bool all = c->machines == 1 && c->services == 1 && strcmp(c->params.local, "on") == 0;
-    if (!(all || c->carry) || c->local_size > TLY_LOCAL_RANKS)
+    if (!(all || tly_teams_are_listed(&c->teams)) || c->local_size > TLY_LOCAL_RANKS)
         return 0;
     uint32_t n = 0;
     c->neighbours = calloc((size_t)c->local_size, sizeof *c->neighbours);

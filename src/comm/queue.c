@@ -13,6 +13,7 @@
 #include "comm/part.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
+#include "comm/team.h"
 #include "comm/traffic.h"
 #include "local/local.h"
 #include "sched/sched.h"
@@ -78,7 +79,7 @@ int tly_queue_part(tally_comm *c, struct part *p)
 void tly_queue_admit(tally_comm *c)
 {
     tly_sched_run(&c->sched);
-    if (c->carry && c->local)
+    if (tly_teams_are_listed(&c->teams) && c->local)
         tly_local_blocked(c->local, c->sched.shut);
 }
 

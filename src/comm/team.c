@@ -36,13 +36,18 @@ static struct part *part_of(struct tly_local_piece *piece)
     return tly_list_entry(piece, struct part, shard);
 }
 
+static bool team_carries(const struct part *p)
+{
+    return p->shard.op != NULL;
+}
+
 /* --- who carries --------------------------------------------------------------------------------- */
 
 /* Of list i the rank of each machine: where there are fewer ranks than lists they are in several. */
 static void fill_list(tally_comm *c, const int *sizes, int i)
 {
     const struct tly_roster *r = &c->member.roster;
-    struct tally_group *g = c->carry[i];
+    struct tally_group *g = c->teams.carry[i];
     g->comm = c;
     g->size = c->machines;
     g->rank = c->machine;
@@ -62,12 +67,12 @@ int tly_team_begin_lists(tally_comm *c)
     int *sizes = calloc((size_t)c->machines, sizeof *sizes);
     for (int i = 0; sizes && i < c->size; i++) {
         int size = ++sizes[r->ranks[i].machine];
-        c->lists_of_teams = size > c->lists_of_teams ? size : c->lists_of_teams;
+        c->teams.lists = size > c->teams.lists ? size : c->teams.lists;
     }
-    c->carry = calloc((size_t)c->lists_of_teams + 1, sizeof *c->carry);
-    int err = sizes && c->carry ? 0 : -ENOMEM;
-    for (int i = 0; i < c->lists_of_teams && !err; i++) {
-        struct tally_group *g = c->carry[i] = calloc(1, sizeof *g);
+    c->teams.carry = calloc((size_t)c->teams.lists + 1, sizeof *c->teams.carry);
+    int err = sizes && c->teams.carry ? 0 : -ENOMEM;
+    for (int i = 0; i < c->teams.lists && !err; i++) {
+        struct tally_group *g = c->teams.carry[i] = calloc(1, sizeof *g);
         if (!g || !(g->ranks = calloc((size_t)c->machines, sizeof *g->ranks))) {
             err = -ENOMEM;
             break;
@@ -82,18 +87,18 @@ int tly_team_begin_lists(tally_comm *c)
 
 void tly_team_finish(tally_comm *c)
 {
-    for (int i = 0; c->carry && c->carry[i]; i++) {
-        free(c->carry[i]->ranks);
-        free(c->carry[i]);
+    for (int i = 0; c->teams.carry && c->teams.carry[i]; i++) {
+        free(c->teams.carry[i]->ranks);
+        free(c->teams.carry[i]);
     }
-    free(c->carry);
+    free(c->teams.carry);
 }
 
 int tly_team_agree(tally_comm *c)
 {
     uint8_t able = c->local != NULL, all = 0;
     tally_op *op;
-    if (!c->carry)
+    if (!c->teams.carry)
         return 0;
     int err = tally_push_pull(c, "all machines' ranks share memory", &able, &all, 1, TALLY_UINT8, TALLY_MIN,
                               NULL, &op);
@@ -101,7 +106,7 @@ int tly_team_agree(tally_comm *c)
         return err;
     err = tally_op_wait(op, -1);
     tally_op_free(op);
-    c->teams = !err && all;
+    c->teams.on = !err && all;
     if (!err && !all)
         tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
                 "the ranks of some machine cannot share memory: each rank sends its own tensors over the "
@@ -113,7 +118,7 @@ int tly_team_agree(tally_comm *c)
 
 static bool suits(tally_comm *c, struct tally_op *op)
 {
-    if (!c->teams || !tly_call_is_sum_for_all(op->call) || op->group->number != 0 || op->mark ||
+    if (!c->teams.on || !tly_call_is_sum_for_all(op->call) || op->group->number != 0 || op->mark ||
         op->bytes < LEAST_BYTES)
         return false;
     op->engine = c->local;
@@ -152,7 +157,7 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
         struct part *p = &op->parts[i + 1];
         uint16_t dealt = cut->pieces[i].owner;
         uint32_t length = cut->pieces[i].length;
-        const struct tally_group *g = c->carry[(turn[dealt]++ + dealt) % (unsigned)c->lists_of_teams];
+        const struct tally_group *g = c->teams.carry[(turn[dealt]++ + dealt) % (unsigned)c->teams.lists];
         *p = (struct part){.op = op,
                            .state = PART_LANDED,
                            .owner = dealt,
@@ -211,7 +216,7 @@ static int ready(tally_comm *c, struct part *p)
 
 static void admitted(struct part *p)
 {
-    if (tly_team_carries(p))
+    if (team_carries(p))
         tly_local_sent(p->op->engine, &p->shard);
 }
 
@@ -234,7 +239,7 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (!(op->ended >> STAGE_TEAM & 1)) /* the engine may be at it, if only to say that it is over */
         tly_local_withdraw(op->engine, &op->local);
     for (uint32_t i = 0; i < op->part_count; i++)
-        if (tly_team_carries(&op->parts[i]))
+        if (team_carries(&op->parts[i]))
             tly_local_sent(op->engine, &op->parts[i].shard);
     if (op->local.borrowed)
         tly_pool_free(op->local.borrowed);

@@ -6,11 +6,18 @@
 
 #include <stdbool.h>
 
-#include "comm/part.h"
 #include "local/local.h"
 #include "tally/tally.h"
 
 struct cut;
+struct tally_group;
+
+/* Fixed once open. */
+struct tly_teams {
+    bool on;                    /* each machine's ranks push large tensors together */
+    int lists;                  /* the most ranks that a machine has */
+    struct tally_group **carry; /* owned: for each of these a rank of each machine; NULL: there will be no teams */
+};
 
 /* Who would carry what, once the roster is known.  -ENOMEM, sentence set. */
 int tly_team_begin_lists(tally_comm *c);
@@ -23,9 +30,16 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
 void tly_team_over(struct tally_op *op, int err, const char *sentence);
 
-static inline bool tly_team_carries(const struct part *p)
+/* May there be teams? */
+static inline bool tly_teams_are_listed(const struct tly_teams *t)
 {
-    return p->shard.op != NULL;
+    return t->carry != NULL;
+}
+
+/* Are there? */
+static inline bool tly_teams_are_on(const struct tly_teams *t)
+{
+    return t->on;
 }
 
 #endif

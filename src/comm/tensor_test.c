@@ -119,8 +119,8 @@ static void test_a_team_sums_by_urgency(void **state)
     for (int i = 0; i < 3; i++)
         submit(i, i - 3);
     c->peers = &peer;
-    c->carry = &(struct tally_group *){&carriers};
-    c->lists_of_teams = 1;
+    c->teams.carry = &(struct tally_group *){&carriers};
+    c->teams.lists = 1;
     struct tally_op op = {.comm = c,
                           .tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[0]),
                           .priority = -3,
