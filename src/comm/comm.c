@@ -379,8 +379,8 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_params_finish(&c->params);
     tly_pace_finish(c);
     tly_follow_finish(c);
+    tly_engine_finish(c);
     free(c->peers);
-    free(c->neighbours);
     free(c);
 }
 

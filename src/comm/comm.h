@@ -84,12 +84,7 @@ struct tally_comm {
 
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
     struct joining joining;
-    struct lateness lateness;
-    uint64_t stuck_key; /* of the operation in shared memory that was the oldest at the last tick */
-    uint32_t stuck_round;
-
-    uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
-
+    struct tly_watched watched;
     struct tly_teams teams;
     struct tly_list passed; /* parts of which stages have said something; inbox_lock, as the next */
     /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */

@@ -99,18 +99,18 @@ int tly_engine_open(tally_comm *c)
     if (!(all || tly_teams_are_listed(&c->teams)) || c->local_size > TLY_LOCAL_RANKS)
         return 0;
     uint32_t n = 0;
-    c->neighbours = calloc((size_t)c->local_size, sizeof *c->neighbours);
-    if (!c->neighbours)
+    c->watched.neighbours = calloc((size_t)c->local_size, sizeof *c->watched.neighbours);
+    if (!c->watched.neighbours)
         return tly_fail(ENOMEM, "out of memory");
     for (int i = 0; i < c->size; i++)
         if (c->member.roster.ranks[i].machine == (uint32_t)c->machine)
-            c->neighbours[n++] = (uint32_t)i;
+            c->watched.neighbours[n++] = (uint32_t)i;
     struct tly_local_config config = {
         .calls = &calls,
         .user = c,
         .rank = (uint32_t)c->local_rank,
         .ranks = n,
-        .numbers = c->neighbours,
+        .numbers = c->watched.neighbours,
         .team = c->machines > 1,
         .job = c->member.identity.incarnation,
         .secret = c->member.identity.secret,
@@ -128,7 +128,7 @@ int tly_engine_open(tally_comm *c)
 static void watch_oldest(tally_comm *c)
 {
     struct tly_local_late l;
-    struct lateness *w = &c->lateness;
+    struct tly_watched *w = &c->watched;
     int64_t now = c->loop.awake;
     int oldest = tly_local_late(c->local, &l);
     if (oldest == 0 || atomic_load_explicit(&c->stands_by, memory_order_relaxed)) {
@@ -137,11 +137,12 @@ static void watch_oldest(tally_comm *c)
     }
     if (oldest < 0)
         return;
-    if (!w->since || w->key != l.key || w->round != l.round)
-        *w = (struct lateness){.key = l.key,
-                               .round = l.round,
-                               .since = now,
-                               .warn_after = (int64_t)(c->params.late_warning * (double)TLY_SEC)};
+    if (!w->since || w->key != l.key || w->round != l.round) {
+        w->key = l.key;
+        w->round = l.round;
+        w->since = now;
+        w->warn_after = (int64_t)(c->params.late_warning * (double)TLY_SEC);
+    }
     double seconds = (double)(now - w->since) / TLY_SEC;
     bool warn = now - w->since >= w->warn_after;
     bool over = c->params.timeout > 0 && seconds >= c->params.timeout;
@@ -171,18 +172,24 @@ static void watch_oldest(tally_comm *c)
 static void look_for_dead(tally_comm *c)
 {
     struct tly_local_late oldest = {0};
+    struct tly_watched *w = &c->watched;
     bool any = tly_local_late(c->local, &oldest) > 0;
-    bool stuck = any && oldest.key == c->stuck_key && oldest.round == c->stuck_round;
-    c->stuck_key = oldest.key;
-    c->stuck_round = oldest.round;
+    bool stuck = any && oldest.key == w->oldest_key && oldest.round == w->oldest_round;
+    w->oldest_key = oldest.key;
+    w->oldest_round = oldest.round;
     int dead = stuck ? tly_local_dead(c->local) : -1;
     if (dead < 0)
         return;
     const struct tly_roster *r = &c->member.roster;
-    uint32_t rank = c->neighbours[dead];
+    uint32_t rank = w->neighbours[dead];
     char why[TLY_SENTENCE];
     snprintf(why, sizeof why, "rank %u on %s has died", rank, r->services[r->ranks[rank].machine].host);
     tly_comm_doom(c, ECONNRESET, TLY_SEC, why);
+}
+
+void tly_engine_finish(tally_comm *c)
+{
+    free(c->watched.neighbours);
 }
 
 void tly_engine_tick(tally_comm *c)

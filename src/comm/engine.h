@@ -11,17 +11,21 @@
 
 struct tally_op;
 
-/* The oldest operation in shared memory.  Owner: the loop. */
-struct lateness {
-    uint64_t key;
+/* Whom the oldest operation in shared memory waits for.  Owner: the loop. */
+struct tly_watched {
+    uint32_t *neighbours; /* owned: ranks of this machine; fixed once open */
+    uint64_t key;         /* of an operation that is watched */
     uint32_t round;
     int64_t since, warn_after; /* awake clock; 0: there is none */
+    uint64_t oldest_key;       /* of the one that was the oldest at the last tick */
+    uint32_t oldest_round;
 };
 
 /* engine.c */
 /* With all ranks: is shared memory the way?  Sets c->local.  -errno: the start has failed meanwhile. */
 int tly_engine_open(tally_comm *c);
 void tly_engine_tick(tally_comm *c);
+void tly_engine_finish(tally_comm *c);
 
 /* local.c */
 /* Does it go through shared memory?  ordered: it may meet operations of other kinds. */
