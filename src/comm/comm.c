@@ -24,6 +24,7 @@
 #include "comm/follow.h"
 #include "comm/group.h"
 #include "comm/joining.h"
+#include "comm/keep.h"
 #include "comm/listen.h"
 #include "comm/op.h"
 #include "comm/pace.h"
@@ -234,6 +235,7 @@ static int take_roster(tally_comm *c)
     }
     for (int i = 0; i < c->services; i++)
         tly_peer_init(&c->peers[i], c, (uint32_t)i);
+    tly_keep_begin(c);
     int err = tly_group_begin(c);
     if (!err)
         err = tly_team_begin_lists(c);
@@ -378,6 +380,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
     tly_pace_finish(c);
+    tly_keep_finish(c);
     tly_follow_finish(c);
     tly_engine_finish(c);
     free(c->peers);
@@ -512,7 +515,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_list_init(&c->active_ops);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_list_init(&c->epochs);
-    tly_list_init(&c->spare_keeps);
+    tly_keep_init(c);
     tly_list_init(&c->joining.wanted);
     pthread_mutex_init(&c->names_lock, NULL);
     pthread_mutex_init(&c->inbox_lock, NULL);

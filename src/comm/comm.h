@@ -21,6 +21,7 @@
 #include "comm/events.h"
 #include "comm/group.h"
 #include "comm/joining.h"
+#include "comm/keep.h"
 #include "comm/pace.h"
 #include "comm/state.h"
 #include "comm/team.h"
@@ -29,7 +30,6 @@
 #include "join/member.h"
 #include "join/place.h"
 #include "sched/sched.h"
-#include "sum/pool.h"
 #include "sum/service.h"
 #include "tally/tally.h"
 #include "trace/trace.h"
@@ -105,8 +105,7 @@ struct tally_comm {
     uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
     int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
     uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
-    struct tly_pool copies;
-    struct tly_list spare_keeps;
+    struct tly_keeps keeps;
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
     struct tly_sched sched;     /* parts, by priority, within credit and windows; in charge bytes */

@@ -77,8 +77,6 @@ int tly_epoch_adopt(tally_comm *c)
 
 int tly_epoch_init(tally_comm *c)
 {
-    uint64_t local = (uint64_t)(c->local_size ? c->local_size : 1);
-    c->copies.limit = c->params.retain_memory / local;
     return tly_epoch_adopt(c) ? tly_fail(ENOMEM, "out of memory") : 0;
 }
 

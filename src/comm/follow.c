@@ -24,7 +24,6 @@
 #include "comm/traffic.h"
 #include "join/member.h"
 #include "join/roster.h"
-#include "sum/pool.h"
 #include "sum/service.h"
 #include "trace/timeline.h"
 #include "trace/trace.h"
@@ -214,11 +213,6 @@ void tly_follow_finish(tally_comm *c)
 {
     drop_promises(&c->promised);
     drop_promises(&c->promising);
-    for (int i = 0; i < c->services; i++)
-        tly_keep_drop_all(&c->peers[i]);
-    while (!tly_list_empty(&c->spare_keeps))
-        free(tly_list_entry(tly_list_take(&c->spare_keeps), struct keep, node));
-    tly_pool_trim(&c->copies);
     tly_epoch_unref(c->epoch);
     c->epoch = NULL;
 }

@@ -16,13 +16,24 @@
 #include "sum/pool.h"
 #include "wire/frame.h"
 
+void tly_keep_init(tally_comm *c)
+{
+    tly_list_init(&c->keeps.spare);
+}
+
+void tly_keep_begin(tally_comm *c)
+{
+    uint64_t local = (uint64_t)(c->local_size ? c->local_size : 1);
+    c->keeps.copies.limit = c->params.retain_memory / local;
+}
+
 static struct keep *make_keep(tally_comm *c)
 {
     struct keep *k;
-    if (tly_list_empty(&c->spare_keeps)) {
+    if (tly_list_empty(&c->keeps.spare)) {
         k = malloc(sizeof *k);
     } else {
-        k = tly_list_entry(c->spare_keeps.next, struct keep, node);
+        k = tly_list_entry(c->keeps.spare.next, struct keep, node);
         tly_list_remove(&k->node);
     }
     if (k) {
@@ -42,10 +53,10 @@ void tly_keep_drop(tally_comm *c, struct keep *k)
     tly_list_remove(&k->node);
     if (k->from)
         k->from->unasked -= sizeof *k;
-    tly_pool_give(&c->copies, k->data, k->length);
+    tly_pool_give(&c->keeps.copies, k->data, k->length);
     free(k->verdict);
     k->verdict = NULL;
-    tly_list_append(&c->spare_keeps, &k->node);
+    tly_list_append(&c->keeps.spare, &k->node);
 }
 
 /* All that others may have to be told of this is elsewhere now. */
@@ -75,7 +86,7 @@ static bool copy_aside(tally_comm *c, struct keep *k, const struct part *p)
     const uint8_t *from = tly_keep_result(p, &k->length);
     if (!k->length)
         return true;
-    k->data = tly_pool_take(&c->copies, k->length);
+    k->data = tly_pool_take(&c->keeps.copies, k->length);
     if (!k->data)
         return false;
     memcpy(k->data, from, k->length);
@@ -160,4 +171,13 @@ void tly_keep_drop_all(struct peer *p)
     for (int i = 0; i < 3; i++)
         while (!tly_list_empty(lists[i]))
             tly_keep_drop(p->comm, tly_list_entry(lists[i]->next, struct keep, node));
+}
+
+void tly_keep_finish(tally_comm *c)
+{
+    for (int i = 0; i < c->services; i++)
+        tly_keep_drop_all(&c->peers[i]);
+    while (!tly_list_empty(&c->keeps.spare))
+        free(tly_list_entry(tly_list_take(&c->keeps.spare), struct keep, node));
+    tly_pool_trim(&c->keeps.copies);
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/list.h"
+#include "sum/pool.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -22,7 +23,7 @@ struct keep {
                         * peer->decided */
     struct part *part;    /* whose operation waits for this; NULL: it does not */
     struct tly_frame head;
-    uint8_t *data; /* copy, from comm->copies; NULL: the data are in the tensor, or there are none any more */
+    uint8_t *data; /* copy, from comm->keeps; NULL: the data are in the tensor, or there are none any more */
     uint32_t length;
     char *verdict; /* owned: it was one */
     int err;
@@ -30,6 +31,17 @@ struct keep {
     struct peer *from; /* who gave it, if nothing here has waited for it; else NULL */
 };
 
+/* Keeps that are free, and the memory of all copies. */
+struct tly_keeps {
+    struct tly_list spare;
+    struct tly_pool copies;
+};
+
+void tly_keep_init(tally_comm *c);
+/* The roster is known. */
+void tly_keep_begin(tally_comm *c);
+/* With all that peers have. */
+void tly_keep_finish(tally_comm *c);
 /* A service that can die alone has delivered a part. */
 void tly_keep_part(struct peer *p, struct part *part);
 /* ... or a verdict on this operation, which is about to end with it. */

@@ -7,7 +7,6 @@
 
 #include "base/list.h"
 #include "comm/comm.h"
-#include "comm/follow.h"
 #include "comm/keep.h"
 #include "comm/peer.h"
 #include "wire/frame.h"
@@ -22,7 +21,7 @@ static void test_unasked(void **state)
     assert_non_null(c);
     c->peers = &peer;
     c->services = 1;
-    tly_list_init(&c->spare_keeps);
+    tly_keep_init(c);
     tly_list_init(&c->active_ops);
     peer = (struct peer){.comm = c, .mortal = true};
     tly_list_init(&peer.kept);
@@ -35,7 +34,7 @@ static void test_unasked(void **state)
     }
     tly_keep_stable(&peer, 999);
     assert_int_equal(peer.unasked, sizeof(struct keep));
-    tly_follow_finish(c);
+    tly_keep_finish(c);
     assert_int_equal(peer.unasked, 0);
     free(c);
 }
