@@ -139,16 +139,7 @@ static void tick(struct tly_hook *h)
         tly_op_tick(c);
     tly_engine_tick(c);
     tly_traffic_tick(c);
-    if (c->preparing && c->params.timeout > 0 && !tly_comm_is_doomed(c) &&
-        (double)(now - c->preparing_since) / TLY_SEC >= c->params.timeout) {
-        char why[TLY_SENTENCE];
-        snprintf(why, sizeof why,
-                 "the job has waited %.0f s (TALLY_TIMEOUT) for a change of its tallyd or split: the "
-                 "coordinator at %.200s %s",
-                 c->params.timeout, c->member.coordinator,
-                 c->member.away ? "is gone" : "has not heard from all ranks");
-        tly_comm_doom(c, ETIME, TLY_SEC, why);
-    }
+    tly_follow_tick(c);
     if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
         c->stood_by = now;
     if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
@@ -164,8 +155,8 @@ static void tick(struct tly_hook *h)
         const char *late = oldest->late;
         char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s",
-                 tly_op_title(oldest, title), waited, late[0] ? " for rank " : "", late, stage);
+        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s", tly_op_title(oldest, title),
+                 waited, late[0] ? " for rank " : "", late, stage);
         tly_comm_doom(c, ETIME, TLY_SEC, why);
     }
 }
@@ -340,7 +331,8 @@ static void greet(tally_comm *c)
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, count_tallyd(r),
              c->member.coordinator, media, c->epoch->part_bytes >> 10,
-             tly_teams_are_on(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best, spare);
+             tly_teams_are_on(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
+             spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
     free(order);
@@ -514,7 +506,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         tly_list_init(&c->over[at]);
     tly_list_init(&c->active_ops);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
-    tly_list_init(&c->epochs);
+    tly_epochs_init(&c->epochs);
     tly_keep_init(c);
     tly_list_init(&c->joining.wanted);
     pthread_mutex_init(&c->names_lock, NULL);
@@ -620,8 +612,8 @@ int tally_comm_close(tally_comm *c)
         tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
             "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s",
-            failed ? "has failed" : "is done", tly_comm_age(c), c->size,
-            c->size == 1 ? "" : "s", ops, ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
+            failed ? "has failed" : "is done", tly_comm_age(c), c->size, c->size == 1 ? "" : "s", ops,
+            ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
     destroy(c, tly_now() + TLY_SEC);
     return 0;

@@ -18,6 +18,7 @@
 #include "base/param.h"
 #include "comm/chain.h"
 #include "comm/engine.h"
+#include "comm/epoch.h"
 #include "comm/events.h"
 #include "comm/group.h"
 #include "comm/joining.h"
@@ -36,10 +37,6 @@
 
 struct epoch;
 struct peer;
-
-enum {
-    TLY_VERDICTS = 8192
-}; /* of so many rounds that have failed the epoch is remembered, and of each tallyd's why */
 
 struct tally_comm {
     struct tly_origin origin;
@@ -60,8 +57,6 @@ struct tally_comm {
 
     /* changed by the loop under names_lock */
     atomic_int services; /* places in the roster, of which some may be empty */
-    uint32_t *weight;    /* the newest epoch's */
-    int sharing;         /* services with a share */
     struct epoch *epoch; /* the newest */
 
     pthread_mutex_t names_lock; /* guards the next seven, and what is said so of groups */
@@ -93,18 +88,8 @@ struct tally_comm {
 
     /* owner: the loop */
     struct tly_hook hook;
-    struct tly_list epochs;
-    /* Ring: the last rounds that ended here by a verdict.  Others may begin them yet. */
-    struct tly_begun verdicts[TLY_VERDICTS];
-    uint64_t verdict_count;
-    struct tly_map promising; /* as they come with COMMIT */
-    struct tly_map
-        promised; /* rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch */
-    uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
-    int64_t preparing_since; /* awake clock */
-    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
-    int64_t stood_by;        /* likewise: when it last did; no operation has waited for longer */
-    uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
+    struct tly_epochs epochs;
+    int64_t stood_by; /* awake clock: when it last did; no operation has waited for longer */
     struct tly_keeps keeps;
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */

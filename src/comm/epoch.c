@@ -13,6 +13,7 @@
 #include "comm/epoch.h"
 #include "comm/op.h"
 #include "comm/peer.h"
+#include "join/member.h"
 #include "join/roster.h"
 #include "plan/plan.h"
 #include "sched/sched.h"
@@ -32,6 +33,31 @@ void tly_epoch_unref(struct epoch *e)
     free(e->machine);
     free(e->listed);
     free(e);
+}
+
+void tly_epochs_init(struct tly_epochs *e)
+{
+    tly_list_init(&e->all);
+}
+
+uint32_t tly_epochs_count(const struct tly_epochs *e)
+{
+    uint32_t n = 0;
+    for (const struct tly_list *at = e->all.next; at != &e->all; at = at->next)
+        n++;
+    return n;
+}
+
+void tly_epoch_met(tally_comm *c)
+{
+    struct tly_epochs *e = &c->epochs;
+    if (!e->meeting)
+        return;
+    for (int i = 0; i < c->services; i++)
+        if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
+            return;
+    tly_member_begun(&c->member, e->meeting, NULL, 0);
+    e->meeting = 0;
 }
 
 /* The newest roster holds from now on.  -ENOMEM. */
@@ -63,12 +89,10 @@ int tly_epoch_adopt(tally_comm *c)
         e->incarnation[i] = gone ? 0 : r->services[i].incarnation;
         e->weight[i] = e->listed[i] = r->services[i].weight;
     }
-    tly_list_append(&c->epochs, &e->node);
+    tly_list_append(&c->epochs.all, &e->node);
     struct epoch *before = c->epoch;
     pthread_mutex_lock(&c->names_lock);
     c->epoch = e;
-    c->weight = e->weight;
-    c->sharing = e->sharing;
     pthread_mutex_unlock(&c->names_lock);
     tly_sched_set_credit(&c->sched, e->credit_bytes);
     tly_epoch_unref(before);
@@ -82,7 +106,8 @@ int tly_epoch_init(tally_comm *c)
 
 struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round)
 {
-    struct epoch *e = c->promised.count ? tly_map_take(&c->promised, tly_epoch_round(key, round)) : NULL;
+    struct tly_map *promised = &c->epochs.promised;
+    struct epoch *e = promised->count ? tly_map_take(promised, tly_epoch_round(key, round)) : NULL;
     if (e)
         return e; /* with the promise's reference */
     c->epoch->references++;
@@ -105,6 +130,7 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uin
 
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op)
 {
-    c->verdicts[c->verdict_count++ % TLY_VERDICTS] =
+    struct tly_epochs *e = &c->epochs;
+    e->verdicts[e->verdict_count++ % TLY_VERDICTS] =
         (struct tly_begun){op->key, op->round, op->epoch->number};
 }

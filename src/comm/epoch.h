@@ -1,19 +1,23 @@
-/* epoch.h - epochs as a rank knows them: what decides which service sums which part.
+/* epoch.h - epochs as a rank knows them: what decides which service sums which part (epoch.c), and changes of them
+ * (follow.c).
  *
  * Owner: the loop; comm->epoch changes under names_lock.  An epoch does not change once it is adopted, but for `listed`. */
 #ifndef TLY_COMM_EPOCH_H
 #define TLY_COMM_EPOCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/list.h"
+#include "base/map.h"
+#include "join/member.h"
 #include "plan/plan.h"
 #include "tally/tally.h"
 
 /* What decides which service sums a part, the same on all ranks.  References: operations, promised rounds, and the
  * communicator, of the newest. */
 struct epoch {
-    struct tly_list node; /* comm->epochs */
+    struct tly_list node; /* comm->epochs.all */
     uint32_t number, references;
     int services, sharing; /* sharing: services with a share */
     uint32_t part_bytes;   /* longest part */
@@ -24,13 +28,42 @@ struct epoch {
     uint32_t *listed;                 /* owned: of the list that was dealt last (tly_plan_late); the loop's */
 };
 
+/* Of so many rounds that have failed the epoch is remembered, and of each tallyd's why. */
+enum { TLY_VERDICTS = 8192 };
+
+/* Those that some round needs, and the change to the next. */
+struct tly_epochs {
+    struct tly_list all;
+    /* Ring: the last rounds that ended here by a verdict.  Others may begin them yet. */
+    struct tly_begun verdicts[TLY_VERDICTS];
+    uint64_t verdict_count;
+    struct tly_map promising; /* as they come with COMMIT */
+    /* Rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch. */
+    struct tly_map promised;
+    uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
+    int64_t preparing_since; /* awake clock */
+    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
+    uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
+};
+
+/* Is another being agreed on?  Then nothing begins. */
+static inline bool tly_epochs_change(const struct tly_epochs *e)
+{
+    return e->preparing != 0;
+}
+
+void tly_epochs_init(struct tly_epochs *e);
+/* So many are needed. */
+uint32_t tly_epochs_count(const struct tly_epochs *e);
+/* A service of an invitation has been met or is gone: answer the invitation once none is missing. */
+void tly_epoch_met(tally_comm *c);
 int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch */
 /* The newest roster holds from now on.  -ENOMEM. */
 int tly_epoch_adopt(tally_comm *c);
 /* The epoch of a round that begins now. */
 struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
 void tly_epoch_unref(struct epoch *e);
-/* What stands for a round in comm->promised. */
+/* What stands for a round among those that are promised. */
 uint64_t tly_epoch_round(uint64_t key, uint32_t round);
 /* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
 uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt);

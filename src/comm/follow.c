@@ -6,9 +6,11 @@
  *
  * What these services had of our parts is in doubt from PREPARE on (doubt.c), and moves with COMMIT. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
@@ -71,9 +73,9 @@ void tly_follow_invited(void *comm)
             tly_peer_init(&c->peers[i], c, i);
         c->services = (int)i + 1;
     }
-    c->meeting = c->member.roster.epoch;
+    c->epochs.meeting = c->member.roster.epoch;
     meet(c);
-    tly_peer_met(c);
+    tly_epoch_met(c);
 }
 
 static void put_out(struct peer *p)
@@ -89,14 +91,15 @@ static void put_out(struct peer *p)
 void tly_follow_prepare(void *comm, const struct tly_roster *next)
 {
     tally_comm *c = comm;
-    size_t decided = c->verdict_count < TLY_VERDICTS ? c->verdict_count : TLY_VERDICTS, count = decided;
-    if (!c->preparing) {
-        c->preparing_since = c->loop.awake;
-        c->prepared = next->epoch;
-        tly_stamp(c->trace, TLY_AT_PREPARED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART,
+    size_t decided = c->epochs.verdict_count < TLY_VERDICTS ? c->epochs.verdict_count : TLY_VERDICTS,
+           count = decided;
+    if (!c->epochs.preparing) {
+        c->epochs.preparing_since = c->loop.awake;
+        c->epochs.prepared = next->epoch;
+        tly_stamp(c->trace, TLY_AT_PREPARED, TLY_NO_PEER, 0, c->epochs.prepared, TLY_NO_PART,
                   (uint32_t)next->part_bytes);
     }
-    c->preparing = next->epoch;
+    c->epochs.preparing = next->epoch;
     /* First nothing more may land from who is gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
         if (next->services[i].state == TLY_SERVICE_GONE)
@@ -108,7 +111,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
-    memcpy(begun, c->verdicts, decided * sizeof *begun);
+    memcpy(begun, c->epochs.verdicts, decided * sizeof *begun);
     count = decided;
     for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
         const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
@@ -116,7 +119,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     }
     tly_member_begun(&c->member, next->epoch, begun, count);
     free(begun);
-    tly_peer_met(c);
+    tly_epoch_met(c);
 }
 
 static void drop_promises(struct tly_map *m)
@@ -153,13 +156,13 @@ static bool has_begun(tally_comm *c, const struct tly_begun *b)
 void tly_follow_promised(void *comm, const struct tly_begun *b)
 {
     tally_comm *c = comm;
-    if (has_begun(c, b) || tly_map_get(&c->promising, tly_epoch_round(b->key, b->round)))
+    if (has_begun(c, b) || tly_map_get(&c->epochs.promising, tly_epoch_round(b->key, b->round)))
         return;
-    for (struct tly_list *n = c->epochs.next; n != &c->epochs; n = n->next) {
+    for (struct tly_list *n = c->epochs.all.next; n != &c->epochs.all; n = n->next) {
         struct epoch *e = tly_list_entry(n, struct epoch, node);
         if (e->number != b->epoch)
             continue;
-        if (tly_map_put(&c->promising, tly_epoch_round(b->key, b->round), e) != 0)
+        if (tly_map_put(&c->epochs.promising, tly_epoch_round(b->key, b->round), e) != 0)
             tly_comm_fail(c, ENOMEM, "out of memory");
         else
             e->references++;
@@ -176,9 +179,9 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
     tally_comm *c = comm;
     if (tly_comm_failed(c))
         return;
-    struct tly_map promised = c->promised;
-    c->promised = c->promising;
-    c->promising = (struct tly_map){0};
+    struct tly_map promised = c->epochs.promised;
+    c->epochs.promised = c->epochs.promising;
+    c->epochs.promising = (struct tly_map){0};
     drop_promises(&promised);
     vacate_uninvited(c);
     if (tly_epoch_adopt(c) != 0 || tly_pace_init(c) != 0) {
@@ -203,16 +206,33 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
     for (int i = 0; i < c->machines; i++)
         if (c->peers[i].open)
             tly_doubt_say(&c->peers[i], 0);
-    if (c->preparing)
-        tly_stamp(c->trace, TLY_AT_COMMITTED, TLY_NO_PEER, 0, c->prepared, TLY_NO_PART, c->epoch->part_bytes);
-    c->preparing = 0;
+    if (c->epochs.preparing)
+        tly_stamp(c->trace, TLY_AT_COMMITTED, TLY_NO_PEER, 0, c->epochs.prepared, TLY_NO_PART,
+                  c->epoch->part_bytes);
+    c->epochs.preparing = 0;
     tly_op_drain(c);
+}
+
+void tly_follow_tick(tally_comm *c)
+{
+    const struct tly_epochs *e = &c->epochs;
+    if (!e->preparing || c->params.timeout <= 0 || tly_comm_is_doomed(c) ||
+        (double)(c->loop.awake - e->preparing_since) / TLY_SEC < c->params.timeout)
+        return;
+    char why[TLY_SENTENCE];
+    snprintf(
+        why, sizeof why,
+        "the job has waited %.0f s (TALLY_TIMEOUT) for a change of its tallyd or split: the coordinator at "
+        "%.200s %s",
+        c->params.timeout, c->member.coordinator,
+        c->member.away ? "is gone" : "has not heard from all ranks");
+    tly_comm_doom(c, ETIME, TLY_SEC, why);
 }
 
 void tly_follow_finish(tally_comm *c)
 {
-    drop_promises(&c->promised);
-    drop_promises(&c->promising);
+    drop_promises(&c->epochs.promised);
+    drop_promises(&c->epochs.promising);
     tly_epoch_unref(c->epoch);
     c->epoch = NULL;
 }

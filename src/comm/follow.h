@@ -10,6 +10,8 @@ void tly_follow_invited(void *comm);
 void tly_follow_prepare(void *comm, const struct tly_roster *next);
 void tly_follow_promised(void *comm, const struct tly_begun *b);
 void tly_follow_committed(void *comm, const struct tly_roster *roster);
+/* Has a change taken too long? */
+void tly_follow_tick(tally_comm *c);
 void tly_follow_finish(tally_comm *c);
 
 #endif

@@ -250,7 +250,7 @@ void tly_op_drain(tally_comm *c)
 {
     struct tly_list mine;
     int failed = tly_comm_failed(c);
-    if (c->preparing && !failed)
+    if (tly_epochs_change(&c->epochs) && !failed)
         return; /* nothing begins while an epoch is agreed on */
     pthread_mutex_lock(&c->inbox_lock);
     if (tly_list_empty(&c->inbox)) {

@@ -20,6 +20,7 @@
 #include "base/list.h"
 #include "base/text.h"
 #include "comm/comm.h"
+#include "comm/epoch.h"
 #include "comm/group.h"
 #include "comm/op.h"
 #include "comm/pace.h"
@@ -48,7 +49,7 @@ int tly_pace_init(tally_comm *c)
     if (!p->machine)
         return tly_fail(ENOMEM, "out of memory");
     tly_roster_machines(&c->member.roster, p->machine);
-    double cost = tly_plan_cost(c->services, p->machine, c->weight, NULL);
+    double cost = tly_plan_cost(c->services, p->machine, c->epoch->weight, NULL);
     p->predicted = isnan(cost) ? 0 : cost;
     return 0;
 }

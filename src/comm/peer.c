@@ -361,17 +361,6 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
-void tly_peer_met(tally_comm *c)
-{
-    if (!c->meeting)
-        return;
-    for (int i = 0; i < c->services; i++)
-        if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
-            return;
-    tly_member_begun(&c->member, c->meeting, NULL, 0);
-    c->meeting = 0;
-}
-
 static void opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
@@ -392,7 +381,7 @@ static void opened(void *user, struct tly_link *link)
         struct tly_frame f = {.type = TLY_GOODBYE};
         tly_peer_post(peer, &f, NULL, 0);
     }
-    tly_peer_met(c);
+    tly_epoch_met(c);
 }
 
 /* The service cannot be reached.  Without a tallyd the job goes on.  Where a machine's service cannot be reached a rank

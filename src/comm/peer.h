@@ -72,8 +72,6 @@ void tly_peer_head(const struct part *p, struct tly_frame *f);
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
 /* To the service of this place in the newest roster. */
 int tly_peer_connect(struct peer *p);
-/* A service of an invitation has been met or is gone: answer the invitation once none is missing. */
-void tly_peer_met(tally_comm *c);
 /* The service cannot be reached: tell the coordinator, which decides for all.  why: a sentence's end. */
 void tly_peer_give_up(struct peer *p, const char *why);
 /* Forget the connection; nothing follows. */

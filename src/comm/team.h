@@ -14,9 +14,10 @@ struct tally_group;
 
 /* Fixed once open. */
 struct tly_teams {
-    bool on;                    /* each machine's ranks push large tensors together */
-    int lists;                  /* the most ranks that a machine has */
-    struct tally_group **carry; /* owned: for each of these a rank of each machine; NULL: there will be no teams */
+    bool on;   /* each machine's ranks push large tensors together */
+    int lists; /* the most ranks that a machine has */
+    struct tally_group *
+        *carry; /* owned: for each of these a rank of each machine; NULL: there will be no teams */
 };
 
 /* Who would carry what, once the roster is known.  -ENOMEM, sentence set. */

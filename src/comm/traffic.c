@@ -175,21 +175,12 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
                                          since(now->sending_us, then->sending_us)};
 }
 
-/* Epochs that this rank still needs. */
-static uint32_t living(const tally_comm *c)
-{
-    uint32_t n = 0;
-    for (const struct tly_list *e = c->epochs.next; e != &c->epochs; e = e->next)
-        n++;
-    return n;
-}
-
 static void tell(tally_comm *c)
 {
     struct traffic *t = &c->traffic;
     struct tly_traffic told = {
         .epoch = c->epoch->number,
-        .epochs = living(c),
+        .epochs = tly_epochs_count(&c->epochs),
         .period_us = since(t->seen_at, t->before_at),
         .active_us = since(t->active_seen, t->active_before),
         .moved = t->moved_seen - t->moved_before,
@@ -269,7 +260,7 @@ void tly_traffic_tick(tally_comm *c)
         look(c, now, active);
     if (now - t->quiet_at >= EVERY_MS * TLY_MS) {
         if (now - t->looked_at >= QUIET_MS * TLY_MS && active - t->active_before_quiet < LITTLE_US)
-            tly_member_tell_quiet(&c->member, living(c));
+            tly_member_tell_quiet(&c->member, tly_epochs_count(&c->epochs));
         t->quiet_at = now;
         t->active_before_quiet = active;
     }

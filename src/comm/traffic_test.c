@@ -58,8 +58,8 @@ static int begin(void **state)
     f.c->peers = &f.peer;
     f.c->epoch = &f.epoch;
     tly_list_init(&f.c->active_ops);
-    tly_list_init(&f.c->epochs);
-    tly_list_append(&f.c->epochs, &f.epoch.node);
+    tly_epochs_init(&f.c->epochs);
+    tly_list_append(&f.c->epochs.all, &f.epoch.node);
     tly_outbox_init(&f.c->member.outbox);
     f.c->member.link = &f.coordinator;
     tly_sched_init(&f.c->sched, 1 << 20);
