@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event.h"
 #include "base/loop.h"
 #include "base/text.h"
 #include "comm/comm.h"
@@ -57,7 +56,7 @@ int tally_comm_abort(tally_comm *c, const char *reason)
         tly_member_abort(&c->member, text);
     tly_loop_unlock(&c->loop);
     if (first && c->coordinator)
-        tly_event_wait(&c->left, tly_now() + TELL_MS * TLY_MS);
+        tly_comm_wait_left(c, tly_now() + TELL_MS * TLY_MS);
     tly_loop_lock(&c->loop);
     tly_comm_fail(c, ECONNRESET, sentence);
     tly_loop_unlock(&c->loop);

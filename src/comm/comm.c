@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/loop.h"
@@ -31,6 +30,7 @@
 #include "comm/part.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
+#include "comm/report.h"
 #include "comm/submit.h"
 #include "comm/team.h"
 #include "comm/tensor.h"
@@ -98,23 +98,19 @@ static void fail(tally_comm *c, int err)
     while (!tly_list_empty(&c->active_ops))
         tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, tly_comm_sentence(c));
     tly_joining_end(c, err, tly_comm_sentence(c));
-    if (c->report_done)
-        tly_event_set(c->report_done);
-    tly_event_set(&c->idle);
-    tly_event_set(&c->left);
+    tly_report_give_up(&c->reports);
 }
 
 static void on_over(void *user, int err, const char *sentence)
 {
     tally_comm *c = user;
-    if (!c->goodbye_said || !tly_event_is_set(&c->left))
+    if (!tly_comm_leaves(c) || !tly_comm_have_all_left(c))
         tly_comm_fail(c, err, sentence);
 }
 
 static void on_goodbye(void *user)
 {
-    tally_comm *c = user;
-    tly_event_set(&c->left);
+    tly_comm_all_left(user);
 }
 
 /* --- the thread ---------------------------------------------------------------------------------- */
@@ -557,7 +553,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
 static void say_goodbye(tally_comm *c)
 {
     struct tly_frame f = {.type = TLY_GOODBYE};
-    c->goodbye_said = true;
+    tly_comm_leave(c);
     for (int i = 0; i < c->services; i++)
         if (c->peers[i].link)
             tly_peer_post(&c->peers[i], &f, NULL, 0);
@@ -581,11 +577,10 @@ int tally_comm_close(tally_comm *c)
         tly_local_leave(c->local);
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
-    c->draining = true;
-    bool busy = !tly_comm_failed(c) && !tly_comm_is_idle(c);
+    bool busy = tly_comm_drain(c);
     tly_loop_unlock(&c->loop);
     if (busy)
-        tly_event_wait(&c->idle, deadline);
+        tly_comm_wait_idle(c, deadline);
     if (c->local && !local && !tly_comm_failed(c))
         tly_local_leave(c->local); /* a team's operations had to end first */
 
@@ -609,7 +604,7 @@ int tally_comm_close(tally_comm *c)
     /* Others may still need our service or the coordinator; and the goodbye must get out, to the next coordinator if there
      * is none now. */
     if (!failed)
-        tly_event_wait(&c->left, stays ? deadline : tly_now() + TLY_SEC);
+        tly_comm_wait_left(c, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
             "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s",
             failed ? "has failed" : "is done", tly_comm_age(c), c->size, c->size == 1 ? "" : "s", ops,

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "base/event.h"
 #include "base/list.h"
 #include "base/loop.h"
 #include "base/map.h"
@@ -24,6 +23,7 @@
 #include "comm/joining.h"
 #include "comm/keep.h"
 #include "comm/pace.h"
+#include "comm/report.h"
 #include "comm/state.h"
 #include "comm/team.h"
 #include "comm/traffic.h"
@@ -94,12 +94,8 @@ struct tally_comm {
     struct tly_map active;      /* key -> struct tally_op */
     struct tly_list active_ops; /* by age */
     struct tly_sched sched;     /* parts, by priority, within credit and windows; in charge bytes */
-    struct tly_event idle;      /* set when the last operation has ended while closing */
-    bool draining;              /* closing: `idle` is wanted */
-    struct tly_event left;      /* all ranks have said goodbye */
-    bool goodbye_said;
-    uint32_t reports_missing;
-    struct tly_event *report_done;
+    struct tly_leaving leaving;
+    struct tly_reports reports;
     _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
     struct pace pace;
     struct traffic traffic;
@@ -131,6 +127,17 @@ bool tly_comm_is_forked(const tally_comm *c);
 bool tly_comm_is_idle(tally_comm *c);
 /* Something has ended: wake who closes, if it was the last. */
 void tly_comm_ended(tally_comm *c);
+/* In the loop.  The communicator is being closed, and ends once nothing is under way.  False: nothing is,
+ * or all has failed. */
+bool tly_comm_drain(tally_comm *c);
+/* Nothing is under way any more, or all has failed. */
+void tly_comm_wait_idle(tally_comm *c, int64_t deadline);
+/* In the loop.  This rank says goodbye; all have. */
+void tly_comm_leave(tally_comm *c);
+void tly_comm_all_left(tally_comm *c);
+bool tly_comm_have_all_left(const tally_comm *c);
+/* Until all have, or all has failed. */
+void tly_comm_wait_left(tally_comm *c, int64_t deadline);
 
 /* Why it has failed, positive; 0: it has not.  Pairs with the release in tly_comm_fail(): the sentence is written. */
 static inline int tly_comm_failed(const tally_comm *c)
@@ -148,6 +155,12 @@ static inline const char *tly_comm_sentence(const tally_comm *c)
 static inline bool tly_comm_is_doomed(const tally_comm *c)
 {
     return c->failure.doom_at != 0;
+}
+
+/* In the loop: has this rank said goodbye? */
+static inline bool tly_comm_leaves(const tally_comm *c)
+{
+    return c->leaving.goodbye_said;
 }
 
 /* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */

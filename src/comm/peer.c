@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "comm/comm.h"
@@ -18,6 +17,7 @@
 #include "comm/part.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
+#include "comm/report.h"
 #include "comm/tensor.h"
 #include "comm/traffic.h"
 #include "join/member.h"
@@ -282,11 +282,7 @@ static void on_report(struct peer *peer, const struct tly_frame *f, const void *
     tally_comm *c = peer->comm;
     for (size_t i = 0; i < sizeof peer->report / sizeof *peer->report; i++)
         peer->report[i] = tly_read64(&r);
-    if (peer->reported || !c->reports_missing)
-        return;
-    peer->reported = true;
-    if (--c->reports_missing == 0 && c->report_done)
-        tly_event_set(c->report_done);
+    tly_report_came(&c->reports, &peer->reported);
 }
 
 static void on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -377,7 +373,7 @@ static void opened(void *user, struct tly_link *link)
     if (again)
         tly_doubt_mended(peer);
     tly_rounds_tell(peer);
-    if (again && c->goodbye_said) {
+    if (again && tly_comm_leaves(c)) {
         struct tly_frame f = {.type = TLY_GOODBYE};
         tly_peer_post(peer, &f, NULL, 0);
     }
@@ -419,7 +415,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     if (was_open)
         tly_doubt_begin(peer);
     tly_peer_drop(peer);
-    if (c->goodbye_said || tly_comm_failed(c) || peer->gone)
+    if (tly_comm_leaves(c) || tly_comm_failed(c) || peer->gone)
         return;
     if (!was_open && worse) { /* there is another way */
         peer->skip = worse;
@@ -496,11 +492,7 @@ void tly_peer_drop(struct peer *p)
     p->open = p->glanced = false;
     p->told = 0;
     tly_outbox_finish(&p->outbox, NULL, NULL);
-    if (p->comm->reports_missing && !p->reported) { /* it will not answer */
-        p->reported = true;
-        if (--p->comm->reports_missing == 0 && p->comm->report_done)
-            tly_event_set(p->comm->report_done);
-    }
+    tly_report_came(&p->comm->reports, &p->reported); /* it will not answer */
 }
 
 /* Has anybody on another host been heard in the last `ns`?  Else we may be the ones that are cut off. */
@@ -550,7 +542,7 @@ void tly_peer_tick(struct peer *p)
         tly_peer_drop(p);
         tly_peer_give_up(p, why);
     }
-    if (p->link || p->gone || !p->known || c->goodbye_said || c->loop.awake < p->retry_at)
+    if (p->link || p->gone || !p->known || tly_comm_leaves(c) || c->loop.awake < p->retry_at)
         return;
     if (tly_peer_connect(p) != 0)
         tly_peer_give_up(p, tly_error());

@@ -23,12 +23,12 @@
 static void ask(tally_comm *c, struct tly_event *done)
 {
     struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)c->rank};
-    c->reports_missing = 0;
-    c->report_done = done;
+    c->reports.missing = 0;
+    c->reports.done = done;
     for (int i = 0; i < c->services; i++) {
         c->peers[i].reported = !c->peers[i].link;
         if (c->peers[i].link) {
-            c->reports_missing++;
+            c->reports.missing++;
             tly_peer_post(&c->peers[i], &f, NULL, 0);
         }
     }
@@ -91,7 +91,7 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
     if (err)
         return err;
     tly_loop_lock(&c->loop);
-    if (c->report_done) {
+    if (c->reports.done) {
         tly_loop_unlock(&c->loop);
         return tly_fail(EBUSY, "another thread is asking for a report: ask again when it has one");
     }
@@ -103,7 +103,7 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
     size_t len;
     FILE *out = open_memstream(&text, &len);
     tly_loop_lock(&c->loop);
-    c->report_done = NULL;
+    c->reports.done = NULL;
     const char *silent = "a service";
     for (int i = 0; i < c->services; i++)
         if (!c->peers[i].reported)

@@ -122,8 +122,39 @@ bool tly_comm_is_idle(tally_comm *c)
 
 void tly_comm_ended(tally_comm *c)
 {
-    if (c->draining && tly_comm_is_idle(c))
-        tly_event_set(&c->idle);
+    if (c->leaving.draining && tly_comm_is_idle(c))
+        tly_event_set(&c->leaving.idle);
+}
+
+bool tly_comm_drain(tally_comm *c)
+{
+    c->leaving.draining = true;
+    return !tly_comm_failed(c) && !tly_comm_is_idle(c);
+}
+
+void tly_comm_wait_idle(tally_comm *c, int64_t deadline)
+{
+    tly_event_wait(&c->leaving.idle, deadline);
+}
+
+void tly_comm_leave(tally_comm *c)
+{
+    c->leaving.goodbye_said = true;
+}
+
+void tly_comm_all_left(tally_comm *c)
+{
+    tly_event_set(&c->leaving.left);
+}
+
+bool tly_comm_have_all_left(const tally_comm *c)
+{
+    return tly_event_is_set(&c->leaving.left);
+}
+
+void tly_comm_wait_left(tally_comm *c, int64_t deadline)
+{
+    tly_event_wait(&c->leaving.left, deadline);
 }
 
 void tly_comm_fail(tally_comm *c, int err, const char *sentence)
@@ -137,6 +168,8 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
     snprintf(f->sentence, sizeof f->sentence, "%s", sentence);
     atomic_store_explicit(&f->err, err, memory_order_release);
     f->follows(c, err);
+    tly_event_set(&c->leaving.idle);
+    tly_event_set(&c->leaving.left);
 }
 
 void tly_comm_doom(tally_comm *c, int err, int64_t ns, const char *sentence)
