@@ -16,6 +16,7 @@
 #include "base/param.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/epoch.h"
@@ -51,7 +52,7 @@
 #include "transport/transport.h"
 #include "wire/frame.h"
 
-enum { LAST_CALL_S = 5, CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
+enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
@@ -95,8 +96,7 @@ static void fail(tally_comm *c, int err)
     tly_trace_write(c->trace, name_tensor, c);
     if (c->local)
         tly_local_fail(c->local, err, tly_comm_sentence(c));
-    while (!tly_list_empty(&c->active_ops))
-        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), err, tly_comm_sentence(c));
+    tly_op_end_all(c, err, tly_comm_sentence(c));
     tly_joining_end(c, err, tly_comm_sentence(c));
     tly_report_give_up(&c->reports);
 }
@@ -127,7 +127,6 @@ static int64_t prepare(struct tly_hook *h)
 static void tick(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, hook);
-    int64_t now = c->loop.awake;
     tly_comm_tick(c);
     for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_peer_tick(&c->peers[i]);
@@ -136,25 +135,7 @@ static void tick(struct tly_hook *h)
     tly_engine_tick(c);
     tly_traffic_tick(c);
     tly_follow_tick(c);
-    if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
-        c->stood_by = now;
-    if (tly_list_empty(&c->active_ops) || c->params.timeout <= 0)
-        return;
-    struct tally_op *oldest = tly_list_entry(c->active_ops.next, struct tally_op, node);
-    double waited = (double)(now - (oldest->born > c->stood_by ? oldest->born : c->stood_by)) / TLY_SEC;
-    double last_call = c->params.timeout / 2 < LAST_CALL_S ? c->params.timeout / 2 : LAST_CALL_S;
-    if (waited >= c->params.timeout - last_call && !oldest->asked) {
-        oldest->asked = true;
-        tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
-    }
-    if (waited >= c->params.timeout && !tly_comm_is_doomed(c)) {
-        const char *late = oldest->late;
-        char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
-        tly_op_stage(oldest, stage, sizeof stage);
-        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s", tly_op_title(oldest, title),
-                 waited, late[0] ? " for rank " : "", late, stage);
-        tly_comm_doom(c, ETIME, TLY_SEC, why);
-    }
+    tly_op_time_out(c);
 }
 
 static void *run(void *arg)
@@ -363,7 +344,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_joining_finish(c);
     tly_group_finish(c);
     tly_team_finish(c);
-    tly_map_finish(&c->active);
+    tly_op_finish_all(c);
     pthread_mutex_destroy(&c->names_lock);
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
@@ -500,7 +481,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_list_init(&c->passed);
     for (int at = 0; at < STAGE_NET; at++)
         tly_list_init(&c->over[at]);
-    tly_list_init(&c->active_ops);
+    tly_active_init(&c->active);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_epochs_init(&c->epochs);
     tly_keep_init(c);
@@ -587,9 +568,7 @@ int tally_comm_close(tally_comm *c)
     tly_loop_lock(&c->loop);
     if (c->local)
         tly_local_fail(c->local, ESHUTDOWN, "the communicator was closed");
-    while (!tly_list_empty(&c->active_ops))
-        tly_op_end(c, tly_list_entry(c->active_ops.next, struct tally_op, node), ESHUTDOWN,
-                   "the communicator was closed");
+    tly_op_end_all(c, ESHUTDOWN, "the communicator was closed");
     tly_joining_end(c, ESHUTDOWN, "the communicator was closed");
     bool failed = tly_comm_failed(c) != 0;
     if (!failed)

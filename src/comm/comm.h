@@ -15,6 +15,7 @@
 #include "base/loop.h"
 #include "base/map.h"
 #include "base/param.h"
+#include "comm/active.h"
 #include "comm/chain.h"
 #include "comm/engine.h"
 #include "comm/epoch.h"
@@ -89,14 +90,11 @@ struct tally_comm {
     /* owner: the loop */
     struct tly_hook hook;
     struct tly_epochs epochs;
-    int64_t stood_by; /* awake clock: when it last did; no operation has waited for longer */
     struct tly_keeps keeps;
-    struct tly_map active;      /* key -> struct tally_op */
-    struct tly_list active_ops; /* by age */
-    struct tly_sched sched;     /* parts, by priority, within credit and windows; in charge bytes */
+    struct tly_active active;
+    struct tly_sched sched; /* parts, by priority, within credit and windows; in charge bytes */
     struct tly_leaving leaving;
     struct tly_reports reports;
-    _Atomic uint64_t ops_done, bytes_done; /* the loop's and the engine's */
     struct pace pace;
     struct traffic traffic;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */

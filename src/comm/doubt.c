@@ -70,8 +70,8 @@ void tly_doubt_begin(struct peer *p)
     tally_comm *c = p->comm;
     uint32_t bytes = 0;
     const struct part *landing = tly_link_landing(p->link, &bytes);
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next)
-        doubt_parts(p, tly_list_entry(n, struct tally_op, node), landing, bytes);
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
+        doubt_parts(p, op, landing, bytes);
     tly_sched_drop(&p->queue, is_doubted, NULL);
     while (!tly_list_empty(&p->kept)) {
         struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
@@ -139,12 +139,10 @@ static bool is_empty(const struct keep *k)
 void tly_doubt_say(struct peer *p, uint16_t resumed)
 {
     tally_comm *c = p->comm;
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == p->index && op->parts[i].state == PART_DOUBTED)
                 say_part(p, &op->parts[i]);
-    }
     for (struct tly_list *n = p->doubted.next, *next; n != &p->doubted; n = next) {
         struct keep *k = tly_list_entry(n, struct keep, node);
         next = n->next;
@@ -230,12 +228,10 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
 void tly_doubt_hand_on(tally_comm *c, struct peer *from)
 {
     tly_sched_drop(&from->queue, doubt, NULL);
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == from->index && op->parts[i].state != PART_LANDED)
                 op->parts[i].owner = tly_epoch_owner(c, op->epoch, op->key, op->parts[i].number, from->index);
-    }
     for (; !tly_list_empty(&from->decided); from->decided_count--) {
         struct tly_list *oldest = from->decided.next;
         tly_list_remove(oldest);

@@ -104,7 +104,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
         if (next->services[i].state == TLY_SERVICE_GONE)
             put_out(&c->peers[i]);
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next)
+    for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         count++;
     struct tly_begun *begun = malloc((count + 1) * sizeof *begun);
     if (!begun) {
@@ -113,10 +113,8 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     }
     memcpy(begun, c->epochs.verdicts, decided * sizeof *begun);
     count = decided;
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
-        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+    for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
-    }
     tly_member_begun(&c->member, next->epoch, begun, count);
     free(begun);
     tly_epoch_met(c);

@@ -187,9 +187,8 @@ static void stand_in_no_more(tally_comm *c)
 static void end_stand_ins(tally_comm *c)
 {
     stand_in_no_more(c);
-    for (struct tly_list *n = c->active_ops.next, *next; n != &c->active_ops; n = next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
-        next = n->next;
+    for (struct tally_op *op = tly_op_oldest(&c->active), *next; op; op = next) {
+        next = tly_op_after(&c->active, op);
         if (op->zeros)
             tly_op_end(c, op, ECANCELED, "all ranks have joined");
     }
@@ -200,11 +199,9 @@ static void end_stand_ins(tally_comm *c)
 /* Nothing of what this rank had submitted is under way, and nobody may still need what it has of it. */
 static bool is_drained(tally_comm *c)
 {
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
-        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+    for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (!op->call->message)
             return false;
-    }
     for (int i = 0; i < c->services; i++)
         if (!tly_list_empty(&c->peers[i].kept) || !tly_list_empty(&c->peers[i].doubted))
             return false;

@@ -22,7 +22,7 @@ static void test_unasked(void **state)
     c->peers = &peer;
     c->services = 1;
     tly_keep_init(c);
-    tly_list_init(&c->active_ops);
+    tly_active_init(&c->active);
     peer = (struct peer){.comm = c, .mortal = true};
     tly_list_init(&peer.kept);
     tly_list_init(&peer.doubted);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/group.h"
@@ -65,8 +66,7 @@ void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char 
         op->sentence = strdup(text);
     }
     finish(c, op);
-    atomic_fetch_add_explicit(&c->ops_done, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->bytes_done, op->bytes, memory_order_relaxed);
+    tly_active_ended(&c->active, op->bytes);
     tly_op_set_done(op);
     tly_op_unref(op);
 }
@@ -92,8 +92,7 @@ void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes)
     *ops = *bytes = 0;
     if (c->local)
         tly_local_count(c->local, ops, bytes);
-    *ops += c->ops_done;
-    *bytes += c->bytes_done;
+    tly_active_count(&c->active, ops, bytes);
 }
 
 /* --- the pool ------------------------------------------------------------------------------------ */

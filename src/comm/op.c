@@ -16,6 +16,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "comm/active.h"
 #include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
@@ -36,7 +37,7 @@
 
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
 {
-    struct tally_op *op = tly_map_get(&c->active, f->key);
+    struct tally_op *op = tly_map_get(&c->active.by_key, f->key);
     return op && op->round == f->round ? op : NULL;
 }
 
@@ -74,15 +75,14 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
 static void complete(tally_comm *c, struct tally_op *op, bool failed)
 {
     if (!op->mark)
-        tly_map_take(&c->active, op->key);
+        tly_map_take(&c->active.by_key, op->key);
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
     tly_pace_leaves(c, op);
     tly_chain_withdraw(c, op, !failed);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
-    c->ops_done++;
-    c->bytes_done += op->bytes;
+    tly_active_ended(&c->active, op->bytes);
     tly_epoch_unref(op->epoch);
     op->epoch = NULL;
     tly_op_set_done(op);
@@ -112,6 +112,18 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
         tly_warn("comm", "%s", text);
     forget_keeps(op);
     complete(c, op, true);
+}
+
+void tly_op_end_all(tally_comm *c, int err, const char *sentence)
+{
+    struct tally_op *op;
+    while ((op = tly_op_oldest(&c->active)))
+        tly_op_end(c, op, err, sentence);
+}
+
+void tly_op_finish_all(tally_comm *c)
+{
+    tly_map_finish(&c->active.by_key);
 }
 
 void tly_op_stage(const struct tally_op *op, char *out, size_t len)
@@ -264,12 +276,12 @@ void tly_op_drain(tally_comm *c)
     while (!tly_list_empty(&mine)) {
         struct tally_op *op = tly_list_entry(mine.next, struct tally_op, node);
         tly_list_remove(&op->node);
-        tly_list_append(&c->active_ops, &op->node);
+        tly_list_append(&c->active.by_age, &op->node);
         tly_pace_enters(c, op);
         op->born = c->loop.awake;
         if (failed) {
             tly_op_end(c, op, failed, tly_comm_sentence(c));
-        } else if ((!op->mark && tly_map_put(&c->active, op->key, op) != 0) || begin(c, op) != 0) {
+        } else if ((!op->mark && tly_map_put(&c->active.by_key, op->key, op) != 0) || begin(c, op) != 0) {
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;
         }
@@ -337,15 +349,47 @@ void tly_op_drain_stages(tally_comm *c)
             come_in(c, op, at);
 }
 
-/* A neighbour that has left may only have heard the verdict before us. */
-enum { EXPLAIN_MS = 2000 };
+enum {
+    EXPLAIN_MS = 2000, /* a neighbour that has left may only have heard the verdict before us */
+    LAST_CALL_S = 5,   /* before TALLY_TIMEOUT: who is late? */
+};
 
 void tly_op_tick(tally_comm *c)
 {
-    for (struct tly_list *n = c->active_ops.next, *next; n != &c->active_ops; n = next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
-        next = n->next;
+    for (struct tally_op *op = tly_op_oldest(&c->active), *next; op; op = next) {
+        next = tly_op_after(&c->active, op);
         if (op->lost_at && c->loop.awake - op->lost_at >= EXPLAIN_MS * TLY_MS)
             tly_op_end(c, op, op->lost_err, op->lost);
+    }
+}
+
+void tly_op_set_late(struct tally_op *op, const char *ranks)
+{
+    snprintf(op->late, sizeof op->late, "%s", ranks);
+}
+
+void tly_op_time_out(tally_comm *c)
+{
+    int64_t now = c->loop.awake;
+    const double timeout = c->params.timeout;
+    struct tally_op *oldest = tly_op_oldest(&c->active);
+    if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
+        c->active.stood_by = now;
+    if (!oldest || timeout <= 0)
+        return;
+    int64_t since = oldest->born > c->active.stood_by ? oldest->born : c->active.stood_by;
+    double waited = (double)(now - since) / TLY_SEC;
+    double last_call = timeout / 2 < LAST_CALL_S ? timeout / 2 : LAST_CALL_S;
+    if (waited >= timeout - last_call && !oldest->asked) {
+        oldest->asked = true;
+        tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
+    }
+    if (waited >= timeout && !tly_comm_is_doomed(c)) {
+        const char *late = oldest->late;
+        char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
+        tly_op_stage(oldest, stage, sizeof stage);
+        snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s", tly_op_title(oldest, title),
+                 waited, late[0] ? " for rank " : "", late, stage);
+        tly_comm_doom(c, ETIME, TLY_SEC, why);
     }
 }

@@ -12,6 +12,7 @@
 
 #include "base/event.h"
 #include "base/list.h"
+#include "comm/active.h"
 #include "comm/chain.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -23,6 +24,8 @@ struct epoch;
 struct part;
 struct peer;
 
+enum { TLY_LATE_TEXT = 160 };
+
 struct tally_op {
     atomic_int references; /* the caller's handle, the loop, the completion queue */
     struct tly_event done;
@@ -32,7 +35,7 @@ struct tally_op {
     tally_comm *comm;              /* borrowed; used by the loop alone, and by submission */
     struct tensor *tensor;         /* borrowed while in flight */
     struct tally_group *group;     /* borrowed likewise */
-    struct tly_list node;          /* inbox, then comm->active_ops */
+    struct tly_list node;          /* inbox, then comm->active.by_age */
     struct tly_list event;         /* completion queue */
     atomic_bool queued, announced; /* its end is wanted on the completion queue; and is there */
     void *tag;
@@ -75,12 +78,12 @@ struct tally_op {
     struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox_lock, as the next two */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
-    int64_t lost_at;   /* since when that is known; awake clock, 0: it is not */
-    int64_t born;      /* awake clock */
-    int64_t submitted; /* monotonic */
-    char late[160];    /* ranks that home waits for, as it last said */
-    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
-    bool patient;      /* its rank stood by when it was submitted */
+    int64_t lost_at;          /* since when that is known; awake clock, 0: it is not */
+    int64_t born;             /* awake clock */
+    int64_t submitted;        /* monotonic */
+    char late[TLY_LATE_TEXT]; /* ranks that home waits for, as it last said */
+    bool asked;               /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    bool patient;             /* its rank stood by when it was submitted */
 
     bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */
     bool uneven;      /* ranks may differ in their first dimension */
@@ -92,6 +95,22 @@ struct tally_op {
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
 };
 
+/* The oldest in the loop's hands; the next one.  NULL: there is none. */
+static inline struct tally_op *tly_op_at(const struct tly_active *a, struct tly_list *node)
+{
+    return node == &a->by_age ? NULL : tly_list_entry(node, struct tally_op, node);
+}
+
+static inline struct tally_op *tly_op_oldest(const struct tly_active *a)
+{
+    return tly_op_at(a, a->by_age.next);
+}
+
+static inline struct tally_op *tly_op_after(const struct tly_active *a, const struct tally_op *op)
+{
+    return tly_op_at(a, op->node.next);
+}
+
 /* handle.c */
 void tly_op_unref(struct tally_op *op);
 /* The operation ends: its name is free for the next one.  mark: it was an error mark, which does not take the name. */
@@ -99,6 +118,9 @@ void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
 
 /* op.c */
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
+/* All that the loop has. */
+void tly_op_end_all(tally_comm *c, int err, const char *sentence);
+void tly_op_finish_all(tally_comm *c); /* once it has none */
 /* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
 void tly_op_stage(const struct tally_op *op, char *out, size_t len);
 /* The part's result is in place.  Returns the part, which may have moved and is to be settled or kept; NULL: all has failed. */
@@ -111,7 +133,11 @@ void tly_op_drain(tally_comm *c);
 void tly_op_drain_stages(tally_comm *c);
 /* This rank takes it back, for op->reason: all ranks hear of it, unless all have begun it. */
 void tly_op_cancel(tally_comm *c, struct tally_op *op);
+/* Stages that are lost; then, once all else has been looked at, whether the oldest has waited for too long. */
 void tly_op_tick(tally_comm *c);
+void tly_op_time_out(tally_comm *c);
+/* Its home waits for these ranks. */
+void tly_op_set_late(struct tally_op *op, const char *ranks);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
 /* The part that a frame of this service is about, or NULL. */
 struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);

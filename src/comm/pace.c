@@ -17,8 +17,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/list.h"
 #include "base/text.h"
+#include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
@@ -80,7 +80,7 @@ double tly_pace_reached(const tally_comm *c)
 void tly_pace_enters(tally_comm *c, const struct tally_op *op)
 {
     struct pace *p = &c->pace;
-    bool first = c->active_ops.next->next == &c->active_ops;
+    bool first = tly_active_is_one(&c->active);
     tly_traffic_enters(c, op);
     if (p->predicted == 0)
         return;
@@ -107,7 +107,7 @@ static bool is_pause(struct pace *p, int64_t took)
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct pace *p = &c->pace;
-    bool last = tly_list_empty(&c->active_ops);
+    bool last = tly_active_is_empty(&c->active);
     tly_traffic_leaves(c, op);
     p->counts &= op->status == 0;
     if (p->predicted == 0 || !last || !p->counts || predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)

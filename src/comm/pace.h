@@ -25,7 +25,7 @@ struct pace {
 
 int tly_pace_init(tally_comm *c); /* of each epoch, once its weights are known; -ENOMEM, sentence set */
 void tly_pace_finish(tally_comm *c);
-/* An operation has been put into active_ops, has been taken out. */
+/* An operation has been put into comm->active, has been taken out. */
 void tly_pace_enters(tally_comm *c, const struct tally_op *op);
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
 /* Seconds for a byte over the flights that count; 0: too few. */

@@ -63,7 +63,7 @@ static tally_comm *on_plan(void)
     tally_comm *c = calloc(1, sizeof *c);
     struct epoch *e = calloc(1, sizeof *e);
     assert_true(c && e);
-    tly_list_init(&c->active_ops);
+    tly_active_init(&c->active);
     c->epoch = e;
     c->pace = (struct pace){.predicted = 1e-9};
     return c;

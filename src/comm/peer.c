@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/doubt.h"
 #include "comm/epoch.h"
@@ -207,11 +208,9 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
 
 static struct tally_op *find_mark(tally_comm *c, const struct tly_frame *f)
 {
-    for (struct tly_list *n = c->active_ops.next; n != &c->active_ops; n = n->next) {
-        struct tally_op *op = tly_list_entry(n, struct tally_op, node);
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (op->mark && op->key == f->key && op->round == f->round)
             return op;
-    }
     return NULL;
 }
 
@@ -260,20 +259,12 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
     double seconds = (double)tly_read64(&r) / TLY_SEC;
     if (!op)
         return;
-    tly_read_text(&r, op->late, sizeof op->late);
+    char ranks[TLY_LATE_TEXT];
+    tly_read_text(&r, ranks, sizeof ranks);
+    tly_op_set_late(op, ranks);
     char title[TLY_TITLE];
     if (f->flags & TLY_MARK)
-        tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, op->late);
-}
-
-void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
-{
-    struct tly_frame f;
-    tly_peer_head(&op->parts[0], &f);
-    f.type = TLY_STATUS;
-    f.flags = TLY_REQUEST;
-    f.length = 0;
-    tly_peer_post(p, &f, NULL, 0);
+        tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, ranks);
 }
 
 static void on_report(struct peer *peer, const struct tly_frame *f, const void *data)
@@ -519,7 +510,7 @@ static void look_for_life(struct peer *p)
     bool reached;
     if (!p->open || !p->mortal)
         return;
-    if (!tly_link_await(p->link, !tly_list_empty(&c->active_ops)))
+    if (!tly_link_await(p->link, !tly_active_is_empty(&c->active)))
         return;
     int64_t quiet = tly_link_unanswered(p->link, &reached);
     if (quiet < TALLYD_UNANSWERED_MS * TLY_MS || !(reached || hears_others(p, quiet)))

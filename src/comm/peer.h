@@ -67,6 +67,8 @@ struct peer {
 void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
 /* The header of a push of this part, from which those of all other frames about it are made. */
 void tly_peer_head(const struct part *p, struct tly_frame *f);
+/* Ask an operation's home for whom it waits (tly_op_set_late). */
+void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
 
 /* peer.c */
 void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
@@ -78,8 +80,6 @@ void tly_peer_give_up(struct peer *p, const char *why);
 void tly_peer_drop(struct peer *p);
 /* Try again, or give up, where the connection is lost. */
 void tly_peer_tick(struct peer *p);
-/* Ask an operation's home for whom it waits; the answer goes to op->late. */
-void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
 void tly_peer_finish(struct peer *p);
 
 #endif

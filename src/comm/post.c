@@ -38,3 +38,13 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .prescale = p->scaled ? 1 : op->prescale,
         .postscale = op->postscale};
 }
+
+void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
+{
+    struct tly_frame f;
+    tly_peer_head(&op->parts[0], &f);
+    f.type = TLY_STATUS;
+    f.flags = TLY_REQUEST;
+    f.length = 0;
+    tly_peer_post(p, &f, NULL, 0);
+}

@@ -18,6 +18,7 @@
 #include "base/loop.h"
 #include "base/map.h"
 #include "base/thread.h"
+#include "comm/active.h"
 #include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
@@ -285,7 +286,7 @@ static bool take_loop(tally_comm *c)
 static void hand_over(tally_comm *c, uint64_t bytes)
 {
     bool taken = bytes <= SEND_BY_CALLER && take_loop(c);
-    bool waits = taken && tly_list_empty(&c->active_ops); /* else the caller has more to do than to wait */
+    bool waits = taken && tly_active_is_empty(&c->active); /* else the caller has more to do than to wait */
     if (taken && !waits)
         tly_loop_unlock(&c->loop);
     if (!waits) {

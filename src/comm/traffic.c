@@ -20,8 +20,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/list.h"
 #include "base/log.h"
+#include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/op.h"
@@ -76,7 +76,7 @@ void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
         t->active_us += now - t->active_since;
         t->active_since = 0;
     }
-    if (tly_list_empty(&c->active_ops))
+    if (tly_active_is_empty(&c->active))
         count_step(t, now);
 }
 

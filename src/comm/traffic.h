@@ -37,7 +37,7 @@ struct traffic {
 
 /* Another epoch holds: what is seen from now on is compared with nothing before. */
 void tly_traffic_begin(tally_comm *c);
-/* An operation has been put into active_ops; has been taken out. */
+/* An operation has been put into comm->active; has been taken out. */
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
 void tly_traffic_leaves(tally_comm *c, const struct tally_op *op);
 /* A part has landed. */

@@ -57,7 +57,7 @@ static int begin(void **state)
     f.c->services = 1;
     f.c->peers = &f.peer;
     f.c->epoch = &f.epoch;
-    tly_list_init(&f.c->active_ops);
+    tly_active_init(&f.c->active);
     tly_epochs_init(&f.c->epochs);
     tly_list_append(&f.c->epochs.all, &f.epoch.node);
     tly_outbox_init(&f.c->member.outbox);
