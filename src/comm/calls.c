@@ -11,7 +11,6 @@
 #include <sodium.h>
 
 #include "base/error.h"
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/group.h"
 #include "comm/op.h"
@@ -366,16 +365,16 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     if (err)
         return err;
     char name[64], busy[120] = "";
-    pthread_mutex_lock(&c->names_lock);
-    snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)c->plans++);
+    tly_names_lock(&c->names);
+    snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)tly_names_next_plan(&c->names));
     for (size_t i = 0; i < count && !busy[0]; i++) {
         struct tensor *t =
-            tly_map_get(&c->names,
-                        tly_tensor_key(c->joining.joins, c->all.id, TALLY_PUSH_PULL, space, names[i]));
+            tly_names_find(&c->names, tly_tensor_key(tly_names_joins(&c->names), tly_comm_all(c)->id,
+                                                     TALLY_PUSH_PULL, space, names[i]));
         if (t && atomic_load_explicit(&t->busy, memory_order_acquire))
             snprintf(busy, sizeof busy, "'%.80s' is in flight: wait for it first", names[i]);
     }
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (busy[0]) {
         tally_refuse(c, name, TALLY_BARRIER, NULL, busy);
         return tly_fail(EBUSY, "cannot plan: %s", busy);
@@ -388,8 +387,8 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     tally_op_free(op);
     if (err)
         return err;
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     err = tly_tensor_plan(c, TALLY_PUSH_PULL, space, count, names, bytes);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     return err;
 }

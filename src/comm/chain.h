@@ -15,7 +15,7 @@ struct tally_op;
 /* The places of stages, from the tensor outward (stage.h). */
 enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
 
-/* names_lock held. */
+/* names.lock held. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
 /* -errno, with a sentence. */
 int tly_chain_begin(tally_comm *c, struct tally_op *op);

@@ -12,7 +12,6 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/loop.h"
-#include "base/map.h"
 #include "base/param.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -72,11 +71,7 @@ static void start_trace(tally_comm *c)
 static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 {
     tally_comm *c = user;
-    pthread_mutex_lock(&c->names_lock);
-    const struct tensor *t = tly_map_get(&c->names, key);
-    t = t ? t : tly_map_get(&c->joining.former, key);
-    snprintf(out, len, "%s", t ? t->name : "unnamed"); /* those are forgotten with their operation */
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_text(&c->names, key, out, len);
 }
 
 /* --- failure ------------------------------------------------------------------------------------- */
@@ -338,14 +333,11 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_events_finish(c);
     tly_trace_write(c->trace, name_tensor, c);
     tly_trace_destroy(c->trace);
-    struct tensor *t;
-    tly_map_each(&c->names, t) tly_tensor_destroy(t);
-    tly_map_finish(&c->names);
     tly_joining_finish(c);
     tly_group_finish(c);
     tly_team_finish(c);
     tly_op_finish_all(c);
-    pthread_mutex_destroy(&c->names_lock);
+    tly_names_finish(&c->names);
     pthread_mutex_destroy(&c->inbox_lock);
     tly_params_finish(&c->params);
     tly_pace_finish(c);
@@ -486,7 +478,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_epochs_init(&c->epochs);
     tly_keep_init(c);
     tly_list_init(&c->joining.wanted);
-    pthread_mutex_init(&c->names_lock, NULL);
+    tly_names_init(&c->names);
     pthread_mutex_init(&c->inbox_lock, NULL);
     tly_events_init(c);
     c->hook = (struct tly_hook){.prepare = prepare, .tick = tick};
@@ -546,9 +538,7 @@ int tally_comm_close(tally_comm *c)
     if (!c || tly_comm_is_forked(c))
         return 0; /* a forked child has nothing to close */
     int64_t deadline = tly_now() + CLOSE_S * TLY_SEC;
-    pthread_mutex_lock(&c->names_lock);
-    c->closing = true;
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_close(&c->names);
 
     /* Else who has not heard of a failure yet would take us for one that leaves. */
     bool local = c->local && c->machines == 1;

@@ -23,6 +23,7 @@
 #include "comm/group.h"
 #include "comm/joining.h"
 #include "comm/keep.h"
+#include "comm/names.h"
 #include "comm/pace.h"
 #include "comm/report.h"
 #include "comm/state.h"
@@ -56,23 +57,14 @@ struct tally_comm {
     uint32_t part_least; /* bytes: the longest part of no epoch is shorter */
     struct peer *peers;  /* room for TLY_MAX_SERVICES */
 
-    /* changed by the loop under names_lock */
+    /* changed by the loop under names.lock */
     atomic_int services; /* places in the roster, of which some may be empty */
     struct epoch *epoch; /* the newest */
 
-    pthread_mutex_t names_lock; /* guards the next seven, and what is said so of groups */
-    struct tly_map names;       /* key -> struct tensor */
-    struct tally_group all;
-    struct tly_map groups;      /* id -> struct tally_group; owned */
-    struct tally_group **lists; /* owned array: a group for each number but 0 */
-    uint32_t list_count;
-    uint64_t plans, sequence;
-    uint64_t engine_ops;  /* operations that were meant for shared memory, ever */
+    struct tly_names names;
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     atomic_bool
         stands_by; /* this rank has joined: its operations wait as long as the others live; no order with anything else */
-    bool closing;
-
     pthread_mutex_t inbox_lock; /* guards the next three */
     struct tly_list inbox;      /* operations on their way to the loop */
     int broken_err;             /* the engine cannot go on: the loop is to say so; 0: it can */
@@ -159,6 +151,12 @@ static inline bool tly_comm_is_doomed(const tally_comm *c)
 static inline bool tly_comm_leaves(const tally_comm *c)
 {
     return c->leaving.goodbye_said;
+}
+
+/* The group of all ranks. */
+static inline struct tally_group *tly_comm_all(tally_comm *c)
+{
+    return tly_groups_all(tly_names_groups(&c->names));
 }
 
 /* The service on a rank's own machine: what only that rank wants crosses no network card twice there. */

@@ -158,11 +158,7 @@ void tly_doubt_say(struct peer *p, uint16_t resumed)
 void tly_doubt_mended(struct peer *p)
 {
     /* What waits in the queue may need them. */
-    uint32_t lists;
-    pthread_mutex_lock(&p->comm->names_lock);
-    lists = p->comm->list_count;
-    pthread_mutex_unlock(&p->comm->names_lock);
-    if (tly_group_tell(p, lists) != 0)
+    if (tly_group_tell_all(p) != 0)
         tly_comm_fail(p->comm, ENOMEM, "out of memory");
     tly_doubt_say(p, TLY_RESUMED);
 }

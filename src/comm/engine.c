@@ -13,7 +13,6 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/loop.h"
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/joining.h"
@@ -149,11 +148,11 @@ static void watch_oldest(tally_comm *c)
     if (!warn && !over)
         return;
     char title[TLY_TITLE] = "an operation";
-    pthread_mutex_lock(&c->names_lock);
-    const struct tensor *t = tly_map_get(&c->names, l.key);
+    tly_names_lock(&c->names);
+    const struct tensor *t = tly_names_find(&c->names, l.key);
     if (t)
         tly_tensor_title(t, title, sizeof title);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (warn) {
         w->warn_after *= 2;
         if (l.lowest == (uint32_t)c->rank && l.ranks[0])

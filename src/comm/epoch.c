@@ -91,9 +91,9 @@ int tly_epoch_adopt(tally_comm *c)
     }
     tly_list_append(&c->epochs.all, &e->node);
     struct epoch *before = c->epoch;
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     c->epoch = e;
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     tly_sched_set_credit(&c->sched, e->credit_bytes);
     tly_epoch_unref(before);
     return 0;

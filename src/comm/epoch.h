@@ -1,7 +1,7 @@
 /* epoch.h - epochs as a rank knows them: what decides which service sums which part (epoch.c), and changes of them
  * (follow.c).
  *
- * Owner: the loop; comm->epoch changes under names_lock.  An epoch does not change once it is adopted, but for `listed`. */
+ * Owner: the loop; comm->epoch changes under names.lock.  An epoch does not change once it is adopted, but for `listed`. */
 #ifndef TLY_COMM_EPOCH_H
 #define TLY_COMM_EPOCH_H
 

@@ -136,10 +136,10 @@ static bool has_begun(tally_comm *c, const struct tly_begun *b)
     struct tly_frame f = {.key = b->key, .round = b->round};
     if (tly_op_find(c, &f))
         return true;
-    pthread_mutex_lock(&c->names_lock);
-    const struct tensor *t = tly_map_get(&c->names, b->key);
+    tly_names_lock(&c->names);
+    const struct tensor *t = tly_names_find(&c->names, b->key);
     begun = t && (int32_t)(t->round - b->round) > 0;
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (!begun || (c->local && c->machines == 1)) /* it may be in the engine, which may hand it back */
         return false;
     pthread_mutex_lock(&c->inbox_lock); /* it may be on its way */

@@ -37,7 +37,7 @@ static uint64_t hash_list(const uint32_t *ranks, int size)
 
 int tly_group_begin(tally_comm *c)
 {
-    struct tally_group *g = &c->all;
+    struct tally_group *g = tly_comm_all(c);
     g->comm = c;
     g->rank = c->rank;
     g->size = c->size;
@@ -52,12 +52,26 @@ int tly_group_begin(tally_comm *c)
 
 void tly_group_finish(tally_comm *c)
 {
+    struct tly_groups *groups = tly_names_groups(&c->names);
     struct tally_group *g;
-    tly_map_each(&c->groups, g) destroy(g);
-    tly_map_finish(&c->groups);
-    tly_map_finish(&c->all.messages);
-    free(c->all.ranks);
-    free(c->lists);
+    tly_map_each(&groups->by_id, g) destroy(g);
+    tly_map_finish(&groups->by_id);
+    tly_map_finish(&groups->all.messages);
+    free(groups->all.ranks);
+    free(groups->lists);
+}
+
+static void count_anew(struct tally_group *g)
+{
+    memset(g->unnamed, 0, sizeof g->unnamed);
+    memset(g->ordered, 0, sizeof g->ordered);
+}
+
+void tly_groups_begin_anew(struct tly_groups *groups)
+{
+    struct tally_group *g;
+    count_anew(&groups->all);
+    tly_map_each(&groups->by_id, g) count_anew(g);
 }
 
 static bool same_list(const struct tally_group *a, const struct tally_group *b)
@@ -68,19 +82,21 @@ static bool same_list(const struct tally_group *a, const struct tally_group *b)
 /* Equal lists have the same. */
 int tly_group_number(tally_comm *c, struct tally_group *g)
 {
-    if (same_list(g, &c->all))
+    struct tly_groups *groups = tly_names_groups(&c->names);
+    if (same_list(g, &groups->all))
         return 0;
-    for (uint32_t i = 0; i < c->list_count; i++)
-        if (same_list(g, c->lists[i])) {
+    for (uint32_t i = 0; i < groups->list_count; i++)
+        if (same_list(g, groups->lists[i])) {
             g->number = i + 1;
             return 0;
         }
-    struct tally_group **more = realloc(c->lists, (c->list_count + 1) * sizeof(struct tally_group *));
+    struct tally_group **more =
+        realloc(groups->lists, (groups->list_count + 1) * sizeof(struct tally_group *));
     if (!more)
         return -ENOMEM;
-    c->lists = more;
-    c->lists[c->list_count++] = g;
-    g->number = c->list_count;
+    groups->lists = more;
+    groups->lists[groups->list_count++] = g;
+    g->number = groups->list_count;
     return 0;
 }
 
@@ -133,20 +149,21 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
         err = tly_fail(ENOMEM, "out of memory");
     if (!err)
         err = read_list(comm, g, ranks);
-    pthread_mutex_lock(&comm->names_lock);
-    struct tally_group *known = err ? NULL : tly_map_get(&comm->groups, g->id);
+    struct tly_groups *groups = tly_names_groups(&comm->names);
+    tly_names_lock(&comm->names);
+    struct tally_group *known = err ? NULL : tly_map_get(&groups->by_id, g->id);
     if (known && strcmp(known->name, name) != 0)
         err = tly_fail(EEXIST, "the groups '%.80s' and '%.80s' have the same hash: rename one", known->name,
                        name);
     else if (known && !same_list(known, g))
         err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already: use another name", name);
     else if (!err && !known &&
-             (tly_group_number(comm, g) != 0 || tly_map_put(&comm->groups, g->id, g) != 0)) {
-        if (g->number == comm->list_count && g->number && comm->lists[g->number - 1] == g)
-            comm->list_count--;
+             (tly_group_number(comm, g) != 0 || tly_map_put(&groups->by_id, g->id, g) != 0)) {
+        if (g->number == groups->list_count && g->number && groups->lists[g->number - 1] == g)
+            groups->list_count--;
         err = tly_fail(ENOMEM, "out of memory");
     }
-    pthread_mutex_unlock(&comm->names_lock);
+    tly_names_unlock(&comm->names);
     if (g && (err || known))
         destroy(g);
     if (!err)
@@ -184,9 +201,9 @@ int tly_group_tell(struct peer *p, uint32_t number)
     while (p->told < number) {
         struct tly_frame f = {.type = TLY_GROUP, .group = p->told + 1, .rank = (uint32_t)c->rank};
         struct tly_writer w = {0};
-        pthread_mutex_lock(&c->names_lock);
-        const struct tally_group *g = c->lists[p->told];
-        pthread_mutex_unlock(&c->names_lock);
+        tly_names_lock(&c->names);
+        const struct tally_group *g = tly_names_groups(&c->names)->lists[p->told];
+        tly_names_unlock(&c->names);
         tly_write32(&w, (uint32_t)g->size);
         for (int i = 0; i < g->size; i++)
             tly_write32(&w, g->ranks[i]);
@@ -197,4 +214,13 @@ int tly_group_tell(struct peer *p, uint32_t number)
         p->told++;
     }
     return 0;
+}
+
+int tly_group_tell_all(struct peer *p)
+{
+    struct tly_names *names = &p->comm->names;
+    tly_names_lock(names);
+    uint32_t count = tly_names_groups(names)->list_count;
+    tly_names_unlock(names);
+    return tly_group_tell(p, count);
 }

@@ -1,6 +1,6 @@
 /* group.h - ranks that operate among themselves (group.c).
  *
- * A group does not change, but for its counts of calls without a name, under names_lock. */
+ * A group does not change, but for its counts of calls without a name, under names.lock. */
 #ifndef TLY_COMM_GROUP_H
 #define TLY_COMM_GROUP_H
 
@@ -22,19 +22,36 @@ struct tally_group {
     uint32_t number;             /* of the list, on the wire; 0: all ranks in their order */
     int rank, size;              /* our place in it */
     uint32_t *ranks;             /* owned */
-    uint64_t unnamed[TLY_KINDS]; /* calls without a name of each kind; under names_lock, as those below */
+    uint64_t unnamed[TLY_KINDS]; /* calls without a name of each kind; under names.lock, as those below */
     uint64_t ordered[256 - TALLY_SPACE_ORDERED];
     struct tly_map
         messages; /* how many there were: hash of sender, receiver and tag -> number, as a pointer */
 };
 
+/* All groups, under names.lock. */
+struct tly_groups {
+    struct tally_group all;     /* ranks */
+    struct tly_map by_id;       /* id -> struct tally_group; owned */
+    struct tally_group **lists; /* owned array: a group for each number but 0 */
+    uint32_t list_count;
+};
+
+static inline struct tally_group *tly_groups_all(struct tly_groups *g)
+{
+    return &g->all;
+}
+
+/* Calls without a name count from 0 again. */
+void tly_groups_begin_anew(struct tly_groups *groups);
 int tly_group_begin(tally_comm *c); /* all ranks; sentence set */
 void tly_group_finish(tally_comm *c);
-/* Give a list of ranks its number; names_lock held, or nobody else there yet.  -ENOMEM. */
+/* Give a list of ranks its number; names.lock held, or nobody else there yet.  -ENOMEM. */
 int tly_group_number(tally_comm *c, struct tally_group *g);
 /* "0-2, 5" */
 void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */
 int tly_group_tell(struct peer *p, uint32_t number);
+/* ... or all that there are. */
+int tly_group_tell_all(struct peer *p);
 
 #endif

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/event.h"
 #include "base/fork.h"
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
@@ -89,8 +88,6 @@ void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark)
         atomic_store_explicit(&t->busy, false, memory_order_release);
         return;
     }
-    pthread_mutex_lock(&c->names_lock);
-    tly_map_take(&c->names, t->key);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_take(&c->names, t->key);
     tly_tensor_destroy(t);
 }

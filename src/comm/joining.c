@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/loop.h"
-#include "base/map.h"
 #include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/group.h"
@@ -62,11 +61,11 @@ void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
     tly_loop_wake(&c->loop);
 }
 
-/* The tensor of a stand-in, which is free; names_lock held.  NULL: *err is 0, and this rank has submitted that itself, or
+/* The tensor of a stand-in, which is free; names.lock held.  NULL: *err is 0, and this rank has submitted that itself, or
  * -EBUSY: it still does the round before; or -ENOMEM. */
 static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
 {
-    struct tensor *t = tly_map_get(&c->names, like->key);
+    struct tensor *t = tly_names_find(&c->names, like->key);
     *err = 0;
     if (t && (int32_t)(t->round - like->round) > 0)
         return NULL;
@@ -76,7 +75,7 @@ static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like
     }
     if (!t) {
         t = calloc(1, sizeof *t + 1);
-        *err = t && tly_map_put(&c->names, like->key, t) == 0 ? 0 : -ENOMEM;
+        *err = t && tly_names_put(&c->names, like->key, t) == 0 ? 0 : -ENOMEM;
         if (*err) {
             free(t);
             return NULL;
@@ -104,7 +103,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
     op->key = like->key;
     op->round = like->round;
     op->spec = like->spec;
-    op->sequence = c->sequence++;
+    op->sequence = tly_names_next(&c->names);
     op->submitted = tly_now();
     op->input = op->output = op->zeros;
     tly_chain_choose(c, op); /* the team, as on the rank that has submitted it */
@@ -118,11 +117,11 @@ static int stand_in(tally_comm *c, const struct tly_local_op *like)
     int err = 0;
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     struct tensor *t = err ? NULL : take_tensor(c, like, &err);
     if (t)
         fill_in(c, op, t, like);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (op && !t)
         atomic_store_explicit(&op->references, 1, memory_order_relaxed);
     if (t) {
@@ -213,29 +212,18 @@ static bool is_drained(tally_comm *c)
     return drained;
 }
 
-static void count_anew(struct tally_group *g)
-{
-    memset(g->unnamed, 0, sizeof g->unnamed);
-    memset(g->ordered, 0, sizeof g->ordered);
-}
-
 /* All ranks have joined: this one goes on. */
 static void go_on(tally_comm *c)
 {
     struct joining *j = &c->joining;
     struct tally_op *op = j->op;
-    struct tally_group *g;
     if (c->local)
         tly_local_joined_all(c->local);
-    pthread_mutex_lock(&c->names_lock);
-    j->joins = c->member.roster.joins;
-    int err = tly_tensor_rekey(c);
-    c->plans = 0;
-    count_anew(&c->all);
-    tly_map_each(&c->groups, g) count_anew(g);
+    tly_names_lock(&c->names);
+    int err = tly_names_begin_anew(&c->names, c->member.roster.joins, c->trace != NULL);
     atomic_store(&j->on, false);
     j->op = NULL;
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     atomic_store(&c->stands_by, false);
     if (err) {
         tly_op_finish(op, ENOMEM, "out of memory");
@@ -273,7 +261,7 @@ void tly_joining_placed(void *comm)
         return;
     c->joining.placed = true;
     if (c->local)
-        tly_local_join(c->local, c->engine_ops);
+        tly_local_join(c->local, tly_names_engine_ops(&c->names));
     tell_all(c);
 }
 
@@ -301,7 +289,6 @@ void tly_joining_finish(tally_comm *c)
     free(c->joining.rounds);
     if (c->joining.wanted.next) /* of one that was opened */
         stand_in_no_more(c);
-    tly_map_finish(&c->joining.former);
 }
 
 /* --- the beginning --------------------------------------------------------------------------------- */
@@ -309,9 +296,9 @@ void tly_joining_finish(tally_comm *c)
 static int begin(tally_comm *c, struct tally_op *op)
 {
     struct joining *j = &c->joining;
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     int err = 0;
-    if (c->closing)
+    if (tly_names_are_closed(&c->names))
         err = tly_fail(ESHUTDOWN, "the communicator is closing");
     else if (atomic_load(&j->on))
         err = tly_fail(EINVAL, "this rank has joined already: wait until all ranks have");
@@ -319,7 +306,7 @@ static int begin(tally_comm *c, struct tally_op *op)
         err = tly_fail(ENOMEM, "out of memory");
     else
         atomic_store(&j->on, true);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (err)
         return err;
     j->op = op;

@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 #include "base/list.h"
-#include "base/map.h"
 #include "join/member.h"
 #include "local/local.h"
 #include "tally/tally.h"
@@ -20,8 +19,7 @@ struct tally_op;
 
 /* tally_join().  Owner: the loop, unless it says otherwise. */
 struct joining {
-    atomic_bool on;           /* this rank has joined; set and cleared under names_lock too */
-    uint32_t joins;           /* how often all ranks have; names_lock too */
+    atomic_bool on;           /* this rank has joined; set and cleared under names.lock too */
     struct tally_op *op;      /* until it ends; NULL: this rank has not joined, or never will be done */
     struct tly_begun *rounds; /* owned: how often each tensor had been submitted by then, its epoch unused */
     size_t count;
@@ -29,13 +27,12 @@ struct joining {
     bool drained,
         complete; /* that nothing of ours is under way has been said; all ranks have joined, and `last` last */
     uint32_t last;
-    struct tly_map former;  /* tensors by their keys before the last join; for the timeline */
     struct tly_list wanted; /* stand-ins that the engine has asked for; inbox_lock */
 };
 
 /* rounds.c */
 /* List how often each tensor has been submitted, and results that are kept: a service that takes another's place may
- * still be told of an operation without a name that has ended.  names_lock held.  -ENOMEM. */
+ * still be told of an operation without a name that has ended.  names.lock held.  -ENOMEM. */
 int tly_rounds_list(tally_comm *c);
 /* A connection has been made, or this rank has joined or goes on: its service may have to know. */
 void tly_rounds_tell(struct peer *p);

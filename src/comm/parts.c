@@ -49,10 +49,10 @@ static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct cut *cu
 
 int tly_parts_roll_call(tally_comm *c, struct tally_op *op)
 {
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     const struct cut *cut = tly_tensor_cut(c, op, 0);
     int err = cut ? parts_of_cut(c, op, cut, 1) : -ENOMEM;
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (!err)
         op->parts[0].input = &nothing;
     return err;
@@ -75,10 +75,10 @@ static int whole_parts(tally_comm *c, struct tally_op *op, const struct cut *cut
 
 int tly_parts_whole(tally_comm *c, struct tally_op *op)
 {
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     const struct cut *cut = tly_tensor_cut(c, op, op->bytes);
     int err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : whole_parts(c, op, cut);
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     return err;
 }
 

@@ -6,12 +6,10 @@
 #include <stdlib.h>
 
 #include "base/list.h"
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/joining.h"
 #include "comm/keep.h"
 #include "comm/peer.h"
-#include "comm/tensor.h"
 #include "join/roster.h"
 #include "wire/frame.h"
 #include "wire/pack.h"
@@ -36,24 +34,23 @@ static size_t count_keeps(tally_comm *c, struct tly_begun *out)
 int tly_rounds_list(tally_comm *c)
 {
     struct joining *j = &c->joining;
-    struct tensor *t;
     free(j->rounds);
     j->count = 0;
-    j->rounds = malloc((c->names.count + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
+    j->rounds = malloc((tly_names_count(&c->names) + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
     if (!j->rounds)
         return -ENOMEM;
     j->count = count_keeps(c, j->rounds);
-    tly_map_each(&c->names, t) if (t->round && !tly_tensor_is_message(t)) j->rounds[j->count++] =
-        (struct tly_begun){t->key, t->round, 0};
+    j->count += tly_names_list(&c->names, j->rounds + j->count);
     return 0;
 }
 
 void tly_rounds_tell(struct peer *p)
 {
     const struct joining *j = &p->comm->joining;
+    const uint32_t joins = tly_names_joins(&p->comm->names);
     size_t at = 0;
     bool on = j->op && j->placed;
-    if ((!on && !j->joins) || !p->open)
+    if ((!on && !joins) || !p->open)
         return;
     do {
         struct tly_frame f = {.type = TLY_JOINED, .rank = (uint32_t)p->comm->rank};
@@ -61,7 +58,7 @@ void tly_rounds_tell(struct peer *p)
         size_t left = on ? j->count - at : 0;
         uint32_t n = left < ENTRIES ? (uint32_t)left : ENTRIES;
         f.flags = n == left ? TLY_LAST : 0;
-        tly_write32(&w, j->joins);
+        tly_write32(&w, joins);
         tly_write32(&w, on);
         tly_write32(&w, n);
         for (uint32_t i = 0; i < n; i++, at++) {

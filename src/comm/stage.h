@@ -32,7 +32,7 @@
 struct stage {
     const char *does; /* for users, of a part that it has, either way: "is not summed on this machine yet" */
     bool vouches;
-    /* In the submitting thread, names_lock held: has it a share in this operation?  The operation has its key and round, and
+    /* In the submitting thread, names.lock held: has it a share in this operation?  The operation has its key and round, and
      * is submitted for certain: a stage may note in it, or of it, what it must know by now. */
     bool (*suits)(tally_comm *c, struct tally_op *op);
     /* In the loop, as all below: the operation's parts are cut.  -errno, with a sentence (tly_error). */

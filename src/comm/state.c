@@ -57,10 +57,10 @@ int tally_comm_service_count(const tally_comm *c)
 {
     tally_comm *lockable = (tally_comm *)c; /* the lock is no part of what its caller sees */
     int count = 0;
-    pthread_mutex_lock(&lockable->names_lock);
+    tly_names_lock(&lockable->names);
     for (int i = 0; i < c->epoch->services; i++)
         count += c->epoch->incarnation[i] != 0;
-    pthread_mutex_unlock(&lockable->names_lock);
+    tly_names_unlock(&lockable->names);
     return count;
 }
 

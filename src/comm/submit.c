@@ -1,6 +1,6 @@
 /* submit.c - submission, in the caller's thread: a request is checked, becomes an operation, is named and handed over.
  *
- * names_lock is held from the name to the inbox, so that operations come to the loop in the order of their names.  A small
+ * names.lock is held from the name to the inbox, so that operations come to the loop in the order of their names.  A small
  * operation is sent by the caller itself if the loop is asleep: that saves a change of threads. */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,6 @@
 #include "base/fork.h"
 #include "base/list.h"
 #include "base/loop.h"
-#include "base/map.h"
 #include "base/thread.h"
 #include "comm/active.h"
 #include "comm/chain.h"
@@ -47,7 +46,7 @@ static char *copy_reason(const char *reason)
 
 struct tally_group *tly_submit_group(tally_comm *c, const struct tally_options *o)
 {
-    return o && o->group ? o->group : &c->all;
+    return o && o->group ? o->group : tly_comm_all(c);
 }
 
 int tly_submit_no_rank(const struct tally_group *g, const char *what, int place)
@@ -215,13 +214,13 @@ static const char *make_name(char *end, const char *kind, uint64_t number)
     return kind ? prepend(prepend(at, " "), kind) : at;
 }
 
-/* Give the operation its name and round.  names_lock held. */
+/* Give the operation its name and round.  names.lock held. */
 static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *op)
 {
     char made[96];
     const char *name = r->name;
     bool message = op->call->message;
-    if (c->closing)
+    if (tly_names_are_closed(&c->names))
         return tly_fail(ESHUTDOWN, "the communicator is closing");
     if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
         return tly_fail(EINVAL, "this rank has joined: wait until all ranks have, and submit then");
@@ -253,7 +252,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         return err;
     if (tly_comm_is_local(op, ordered)) {
         op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
-        c->engine_ops++;
+        tly_names_count_engine_op(&c->names);
     }
     if (!r->name) {
         t->unnamed = true;
@@ -262,7 +261,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     }
     op->key = t->key;
     op->round = t->round++;
-    op->sequence = c->sequence++;
+    op->sequence = tly_names_next(&c->names);
     op->spec = tly_spec_hash(op);
     if (!op->engine)
         tly_chain_choose(c, op);
@@ -317,7 +316,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     struct tally_op *op = make_op(c, r, o);
     if (!op)
         return tly_fail(ENOMEM, "out of memory");
-    pthread_mutex_lock(&c->names_lock);
+    tly_names_lock(&c->names);
     err = name_op(c, r, op);
     uint64_t bytes = op->bytes;
     bool local = op->engine && !op->team;
@@ -329,7 +328,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
         tly_list_append(&c->inbox, &op->node);
         pthread_mutex_unlock(&c->inbox_lock);
     }
-    pthread_mutex_unlock(&c->names_lock);
+    tly_names_unlock(&c->names);
     if (err) {
         op->references = 1;
         tly_op_unref(op);

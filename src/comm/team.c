@@ -123,7 +123,7 @@ static bool suits(tally_comm *c, struct tally_op *op)
         return false;
     op->engine = c->local;
     tly_local_ref(op->engine);
-    c->engine_ops++;
+    tly_names_count_engine_op(&c->names);
     op->team = true;
     tly_comm_describe_local(op);
     tly_list_init(&op->local.node);

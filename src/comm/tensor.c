@@ -1,4 +1,4 @@
-/* tensor.c - names and what follows from them: key, home, parts and the services that sum them, spec. */
+/* tensor.c - what follows from a name: home, parts and the services that sum them, spec. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,7 +9,6 @@
 #include <xxhash.h>
 
 #include "base/error.h"
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
@@ -19,94 +18,6 @@
 #include "plan/plan.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
-
-/* 0 is the kind of all collectives in an ordered space. */
-static bool is_message(unsigned kind)
-{
-    return kind && tly_call_of(kind)->message;
-}
-
-uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name)
-{
-    /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
-     * one kind would be "t11" of another. */
-    uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
-    if (!is_message(kind))
-        seed ^= joins * 0xd6e8feb86659fd93ull;
-    return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
-}
-
-struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
-                              const char *name)
-{
-    uint64_t key = tly_tensor_key(c->joining.joins, g->id, kind, space, name);
-    struct tensor *t = tly_map_get(&c->names, key);
-    if (t && (t->group != g->id || t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
-        tly_fail(EINVAL, "the names '%s' and '%s' have the same hash: rename one", t->name, name);
-        return NULL;
-    }
-    if (t)
-        return t;
-    size_t length = strlen(name);
-    t = calloc(1, sizeof *t + length + 1);
-    if (!t || tly_map_put(&c->names, key, t) != 0) {
-        free(t);
-        tly_fail(ENOMEM, "out of memory");
-        return NULL;
-    }
-    memcpy(t->name, name, length);
-    t->key = key;
-    t->group = g->id;
-    t->kind = (uint8_t)kind;
-    t->space = (uint8_t)space;
-    return t;
-}
-
-bool tly_tensor_is_message(const struct tensor *t)
-{
-    return is_message(t->kind);
-}
-
-static void leave_plan(struct tensor *t)
-{
-    if (t->plan_list && --t->plan_list->users == 0)
-        free(t->plan_list);
-    t->plan_list = NULL;
-}
-
-int tly_tensor_rekey(tally_comm *c)
-{
-    struct tly_map names = {0};
-    struct tensor *t;
-    int err = 0;
-    tly_map_each(&c->names, t)
-    {
-        bool stays = t->unnamed || tly_tensor_is_message(t);
-        if (c->trace && !stays && tly_map_put(&c->joining.former, t->key, t) != 0)
-            err = -ENOMEM;
-        if (!stays) {
-            t->key = tly_tensor_key(c->joining.joins, t->group, t->kind, t->space, t->name);
-            t->round = 0;
-            free(t->cut.pieces); /* its home has moved */
-            t->cut = (struct cut){0};
-        }
-        if (tly_map_put(&names, t->key, t) != 0)
-            err = -ENOMEM;
-    }
-    tly_map_finish(&c->names);
-    c->names = names;
-    return err;
-}
-
-void tly_tensor_destroy(struct tensor *t)
-{
-    if (!t)
-        return;
-    leave_plan(t);
-    free(t->cut.pieces);
-    free(t->plan.pieces);
-    free(t);
-}
 
 /* Services that sum or relay a tensor's parts. */
 struct dealt {
@@ -293,7 +204,7 @@ int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, 
     for (; plan->count < count; plan->count++) {
         struct planned *p = &plan->item[plan->count];
         p->bytes = bytes[plan->count];
-        p->tensor = tly_tensor_get(c, &c->all, kind, space, names[plan->count]);
+        p->tensor = tly_tensor_get(c, tly_comm_all(c), kind, space, names[plan->count]);
         if (!p->tensor) {
             free(plan);
             return -ENOMEM;
@@ -309,7 +220,7 @@ int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, 
         before += (double)bytes[i];
         t->item = i;
         if (t->plan_list != plan) {
-            leave_plan(t);
+            tly_tensor_leave_plan(t);
             t->plan_list = plan;
             plan->users++;
         }

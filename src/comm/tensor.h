@@ -1,6 +1,6 @@
-/* tensor.h - names in use, and what follows from them: keys, homes, cuts, specs (tensor.c).
+/* tensor.h - tensors by their names: keys (names.c), homes, cuts, specs (tensor.c).
  *
- * Owner: names_lock, unless a field says otherwise. */
+ * Owner: names.lock, unless a field says otherwise. */
 #ifndef TLY_COMM_TENSOR_H
 #define TLY_COMM_TENSOR_H
 
@@ -14,7 +14,7 @@
 
 enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
 
-/* Tensors whose parts are dealt in one sequence; names_lock. */
+/* Tensors whose parts are dealt in one sequence; names.lock. */
 struct plan {
     uint32_t users; /* tensors for which it is the latest */
     size_t count;
@@ -34,7 +34,7 @@ struct tensor {
     uint8_t called;   /* kind of the operation, if it has no name: 0: it has one */
     bool even;        /* of an allgather without a name: all ranks give as much */
     uint32_t round;   /* next round's number */
-    atomic_bool busy; /* an operation is in flight; set under names_lock, cleared by the loop (release) */
+    atomic_bool busy; /* an operation is in flight; set under names.lock, cleared by the loop (release) */
     struct spec {     /* what the ranks compare, but for the name */
         uint64_t count, digest, list;
         double prescale, postscale;
@@ -58,29 +58,32 @@ struct tensor {
     char name[];
 };
 
+/* names.c */
 /* joins: how often all ranks have joined; messages go on over that. */
 uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t space, const char *name);
-/* All ranks have joined: names have new keys, and their rounds begin anew.  names_lock held.  -ENOMEM. */
-int tly_tensor_rekey(tally_comm *c);
-/* Find or make the tensor; names_lock held.  NULL: out of memory or a collision (sentence set). */
+/* Find or make the tensor; names.lock held.  NULL: out of memory or a collision (sentence set). */
 struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
                               const char *name);
-/* The parts of an operation whose epoch is known, and their services, the same on all ranks; names_lock held.  bytes: of its
+void tly_tensor_destroy(struct tensor *t);
+/* It is of no plan any more. */
+void tly_tensor_leave_plan(struct tensor *t);
+/* Does it number the messages from one rank to another? */
+bool tly_tensor_is_message(const struct tensor *t);
+
+/* tensor.c */
+/* The parts of an operation whose epoch is known, and their services, the same on all ranks; names.lock held.  bytes: of its
  * tensor, or 0 where only its home is asked for.  NULL: out of memory. */
 const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes);
-/* Set op->urgency.  True: the tensor is of a list that goes from its end.  In the loop; names_lock held. */
+/* Set op->urgency.  True: the tensor is of a list that goes from its end.  In the loop; names.lock held. */
 bool tly_tensor_line_up(struct tally_op *op);
-/* From now on these are dealt in one sequence; names_lock held.  -ENOMEM. */
+/* From now on these are dealt in one sequence; names.lock held.  -ENOMEM. */
 int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
-void tly_tensor_destroy(struct tensor *t);
 /* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
  * memory. */
 struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op);
 uint64_t tly_spec_hash(const struct tally_op *op);
-/* Does it number the messages from one rank to another? */
-bool tly_tensor_is_message(const struct tensor *t);
-/* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names_lock held or its
+/* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names.lock held or its
  * operation in flight. */
 void tly_tensor_title(const struct tensor *t, char *out, size_t len);
 enum { TLY_TITLE = 256 };

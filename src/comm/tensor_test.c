@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/map.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/op.h"
@@ -35,9 +34,7 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    struct tensor *t;
-    tly_map_each(&c->names, t) tly_tensor_destroy(t);
-    tly_map_finish(&c->names);
+    tly_names_finish(&c->names);
     free(c);
     return 0;
 }
@@ -45,7 +42,7 @@ static int end(void **state)
 /* Submits this tensor.  Returns its urgency. */
 static int32_t submit(int i, int32_t priority)
 {
-    struct tally_op op = {.tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[i]),
+    struct tally_op op = {.tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[i]),
                           .priority = priority};
     assert_non_null(op.tensor);
     backwards = tly_tensor_line_up(&op);
@@ -101,7 +98,8 @@ static void test_a_refusal_says_nothing_of_priorities(void **state)
     plan(3, bytes);
     for (int i = 0; i < 3; i++)
         submit(i, i - 3);
-    struct tally_op mark = {.tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[0]), .mark = true};
+    struct tally_op mark = {.tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
+                            .mark = true};
     assert_true(tly_tensor_line_up(&mark));
     assert_int_equal(submit(1, -2), -1);
 }
@@ -122,7 +120,7 @@ static void test_a_team_sums_by_urgency(void **state)
     c->teams.carry = &(struct tally_group *){&carriers};
     c->teams.lists = 1;
     struct tally_op op = {.comm = c,
-                          .tensor = tly_tensor_get(c, &c->all, TALLY_PUSH_PULL, 0, names[0]),
+                          .tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
                           .priority = -3,
                           .epoch = &epoch};
     tly_list_init(&op.local.pieces);

@@ -46,7 +46,7 @@ struct tly_call {
     unsigned (*needs)(const struct tally_comm *c, const struct tly_request *r);
     /* Make the own state of an operation that is no error mark.  -ENOMEM.  NULL: it is clear. */
     int (*furnish)(struct tally_comm *c, struct tally_op *op, const struct tly_request *r);
-    /* Write the name of an operation to which its caller gives none; names_lock held.  -ENOMEM, with a sentence.  NULL: its
+    /* Write the name of an operation to which its caller gives none; names.lock held.  -ENOMEM, with a sentence.  NULL: its
      * number among the group's calls of this kind is its name. */
     int (*name)(struct tally_op *op, const struct tly_request *r, char *name, size_t len);
 

@@ -57,7 +57,7 @@ static void message_release(struct tally_op *op)
     free(own->copy);
 }
 
-/* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names_lock held. */
+/* The n-th message from one rank to another with a tag; and the mailbox in which a probe looks.  names.lock held. */
 static int message_name(struct tally_op *op, const struct tly_request *r, char *name, size_t len)
 {
     struct tally_group *g = op->group;
