@@ -1,7 +1,7 @@
 /* chain.c - the way of parts through the stages of their operation (stage.h).
  *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
- * says from another thread goes into comm->passed or comm->over, under inbox_lock, and the loop takes it from there (op.c).
+ * says from another thread goes into comm->passed or comm->over, under inbox.lock, and the loop takes it from there (op.c).
  * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
 #include <stdio.h>
 
@@ -116,7 +116,7 @@ static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
     tly_check(tly_list_empty(node)); /* a stage says one thing at a time */
     tly_list_append(list, node);
     atomic_store_explicit(&c->stages_say, true, memory_order_release);
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_unlock(&c->inbox);
     if (first)
         tly_loop_wake(&c->loop);
 }
@@ -124,7 +124,7 @@ static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
 void tly_stage_passed(struct part *p)
 {
     tally_comm *c = p->op->comm;
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     tell(c, &c->passed, &p->node);
 }
 
@@ -137,7 +137,7 @@ static void explain(struct tally_op *op, const char *sentence)
 void tly_stage_failed(struct part *p, int err, const char *sentence)
 {
     tally_comm *c = p->op->comm;
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     p->err = (int16_t)err;
     explain(p->op, sentence);
     tell(c, &c->passed, &p->node);
@@ -146,16 +146,16 @@ void tly_stage_failed(struct part *p, int err, const char *sentence)
 void tly_stage_over(struct tally_op *op, enum stage_place place)
 {
     tally_comm *c = op->comm;
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     tell(c, &c->over[place], &op->over[place]);
 }
 
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
 {
     tally_comm *c = op->comm;
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     if (op->lost_err) {
-        pthread_mutex_unlock(&c->inbox_lock);
+        tly_inbox_unlock(&c->inbox);
         return;
     }
     op->lost_err = err;
@@ -174,12 +174,12 @@ bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *ove
 {
     if (!atomic_load_explicit(&c->stages_say, memory_order_acquire))
         return false;
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     atomic_store_explicit(&c->stages_say, false, memory_order_relaxed);
     move(&c->passed, passed);
     for (int at = 0; at < STAGE_NET; at++)
         move(&c->over[at], &over[at]);
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_unlock(&c->inbox);
     return true;
 }
 
@@ -197,12 +197,12 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         if (has(op, at))
             tly_stage_at(at)->withdraw(c, op, over);
-    pthread_mutex_lock(&c->inbox_lock);
+    tly_inbox_lock(&c->inbox);
     for (int at = 0; at < STAGE_NET; at++)
         tly_list_remove(&op->over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_remove(&op->parts[i].node);
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_unlock(&c->inbox);
 }
 
 void tly_chain_stop(tally_comm *c, struct tally_op *op)

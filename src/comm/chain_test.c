@@ -39,7 +39,7 @@ static int begin(void **state)
     f.c = calloc(1, sizeof *f.c);
     assert_non_null(f.c);
     assert_int_equal(tly_loop_init(&f.c->loop), 0);
-    pthread_mutex_init(&f.c->inbox_lock, NULL);
+    tly_inbox_init(&f.c->inbox);
     tly_list_init(&f.c->passed);
     for (int at = 0; at < STAGE_NET; at++)
         tly_list_init(&f.c->over[at]);
@@ -56,7 +56,7 @@ static int begin(void **state)
 static int end(void **state)
 {
     tly_loop_finish(&f.c->loop);
-    pthread_mutex_destroy(&f.c->inbox_lock);
+    tly_inbox_finish(&f.c->inbox);
     free(f.c);
     return 0;
 }

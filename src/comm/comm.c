@@ -338,7 +338,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_team_finish(c);
     tly_op_finish_all(c);
     tly_names_finish(&c->names);
-    pthread_mutex_destroy(&c->inbox_lock);
+    tly_inbox_finish(&c->inbox);
     tly_params_finish(&c->params);
     tly_pace_finish(c);
     tly_keep_finish(c);
@@ -469,7 +469,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         return tly_fail(ENOMEM, "out of memory");
     c->loop.epoll_fd = -1;
     tly_comm_begin(c, fail);
-    tly_list_init(&c->inbox);
+    tly_inbox_init(&c->inbox);
     tly_list_init(&c->passed);
     for (int at = 0; at < STAGE_NET; at++)
         tly_list_init(&c->over[at]);
@@ -477,9 +477,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_epochs_init(&c->epochs);
     tly_keep_init(c);
-    tly_list_init(&c->joining.wanted);
     tly_names_init(&c->names);
-    pthread_mutex_init(&c->inbox_lock, NULL);
     tly_events_init(c);
     c->hook = (struct tly_hook){.prepare = prepare, .tick = tick};
     int err = tly_params_load(&c->params, settings, why, sizeof why);

@@ -21,6 +21,7 @@
 #include "comm/epoch.h"
 #include "comm/events.h"
 #include "comm/group.h"
+#include "comm/inbox.h"
 #include "comm/joining.h"
 #include "comm/keep.h"
 #include "comm/names.h"
@@ -65,19 +66,15 @@ struct tally_comm {
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     atomic_bool
         stands_by; /* this rank has joined: its operations wait as long as the others live; no order with anything else */
-    pthread_mutex_t inbox_lock; /* guards the next three */
-    struct tly_list inbox;      /* operations on their way to the loop */
-    int broken_err;             /* the engine cannot go on: the loop is to say so; 0: it can */
-    char broken[TLY_SENTENCE];
-
+    struct tly_inbox inbox;
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
     struct joining joining;
     struct tly_watched watched;
     struct tly_teams teams;
-    struct tly_list passed; /* parts of which stages have said something; inbox_lock, as the next */
+    struct tly_list passed; /* parts of which stages have said something; inbox.lock, as the next */
     /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
     struct tly_list over[STAGE_NET];
-    atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox_lock */
+    atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox.lock */
 
     /* owner: the loop */
     struct tly_hook hook;

@@ -1,7 +1,7 @@
 /* engine.c - the engine of src/local/: opened with the other ranks of this machine, what it calls, and what it waits for.
  *
  * The engine calls from any thread and holds its lock meanwhile.  So a callback takes no loop's lock: what the loop has to
- * do goes into a list or a field under inbox_lock, and the loop is woken.  The tick says whom the oldest operation waits
+ * do goes into a list or a field under inbox.lock, and the loop is woken.  The tick says whom the oldest operation waits
  * for, and looks for ranks of this machine that have died. */
 #include <errno.h>
 #include <stdio.h>
@@ -48,9 +48,7 @@ static void divert(void *user, struct tly_local_op *local)
     if (op_of(local)->team)
         return; /* its home has heard of the same, and says what is wrong */
     op_of(local)->submitted = tly_now();
-    pthread_mutex_lock(&c->inbox_lock);
-    tly_list_append(&c->inbox, &op_of(local)->node);
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_put(&c->inbox, &op_of(local)->node);
     tly_loop_wake(&c->loop);
 }
 
@@ -64,12 +62,7 @@ static void *gather(void *user, struct tly_local_op *local, const int64_t first_
 static void broken(void *user, int err, const char *sentence)
 {
     tally_comm *c = user;
-    pthread_mutex_lock(&c->inbox_lock);
-    if (!c->broken_err) {
-        c->broken_err = err;
-        snprintf(c->broken, sizeof c->broken, "%s", sentence);
-    }
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_break(&c->inbox, err, sentence);
     tly_loop_wake(&c->loop);
 }
 
@@ -195,11 +188,10 @@ void tly_engine_tick(tally_comm *c)
 {
     if (!c->local || tly_comm_is_doomed(c) || tly_comm_failed(c))
         return;
-    pthread_mutex_lock(&c->inbox_lock);
-    int err = c->broken_err;
-    pthread_mutex_unlock(&c->inbox_lock);
+    const char *reason;
+    int err = tly_inbox_broken(&c->inbox, &reason);
     if (err) {
-        tly_comm_fail(c, err, c->broken);
+        tly_comm_fail(c, err, reason);
         return;
     }
     look_for_dead(c);

@@ -1,6 +1,6 @@
 /* engine.h - operations in the shared memory of one machine (local.c), and the engine there (engine.c).
  *
- * The engine calls from any thread, under its own lock.  What the loop has to do of it waits under inbox_lock. */
+ * The engine calls from any thread, under its own lock.  What the loop has to do of it waits under inbox.lock. */
 #ifndef TLY_COMM_ENGINE_H
 #define TLY_COMM_ENGINE_H
 

@@ -132,23 +132,16 @@ static void drop_promises(struct tly_map *m)
  * promise too many is dropped at the next change. */
 static bool has_begun(tally_comm *c, const struct tly_begun *b)
 {
-    bool begun = false;
     struct tly_frame f = {.key = b->key, .round = b->round};
     if (tly_op_find(c, &f))
         return true;
     tly_names_lock(&c->names);
     const struct tensor *t = tly_names_find(&c->names, b->key);
-    begun = t && (int32_t)(t->round - b->round) > 0;
+    bool begun = t && (int32_t)(t->round - b->round) > 0;
     tly_names_unlock(&c->names);
     if (!begun || (c->local && c->machines == 1)) /* it may be in the engine, which may hand it back */
         return false;
-    pthread_mutex_lock(&c->inbox_lock); /* it may be on its way */
-    for (struct tly_list *n = c->inbox.next; n != &c->inbox && begun; n = n->next) {
-        const struct tally_op *op = tly_list_entry(n, struct tally_op, node);
-        begun = op->key != b->key || op->round != b->round;
-    }
-    pthread_mutex_unlock(&c->inbox_lock);
-    return begun;
+    return !tly_inbox_has(&c->inbox, b->key, b->round); /* else it is on its way */
 }
 
 void tly_follow_promised(void *comm, const struct tly_begun *b)

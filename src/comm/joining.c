@@ -6,7 +6,6 @@
  * Then names have new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the
  * join is past before they see anything of what follows. */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,15 +48,12 @@ void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 {
     tally_comm *c = comm;
     struct wanted *w = malloc(sizeof *w);
-    pthread_mutex_lock(&c->inbox_lock);
     if (w) {
         w->like = *like;
-        tly_list_append(&c->joining.wanted, &w->node);
-    } else if (!c->broken_err) {
-        c->broken_err = ENOMEM;
-        snprintf(c->broken, sizeof c->broken, "out of memory");
+        tly_inbox_want(&c->inbox, &w->node);
+    } else {
+        tly_inbox_break(&c->inbox, ENOMEM, "out of memory");
     }
-    pthread_mutex_unlock(&c->inbox_lock);
     tly_loop_wake(&c->loop);
 }
 
@@ -124,33 +120,18 @@ static int stand_in(tally_comm *c, const struct tly_local_op *like)
     tly_names_unlock(&c->names);
     if (op && !t)
         atomic_store_explicit(&op->references, 1, memory_order_relaxed);
-    if (t) {
-        pthread_mutex_lock(&c->inbox_lock);
-        tly_list_append(&c->inbox, &op->node);
-        pthread_mutex_unlock(&c->inbox_lock);
-    }
+    if (t)
+        tly_inbox_put(&c->inbox, &op->node);
     if (op)
         tly_op_unref(op); /* nobody has the handle */
     return err;
-}
-
-static struct tly_list *take_wanted(tally_comm *c, struct tly_list *after)
-{
-    pthread_mutex_lock(&c->inbox_lock);
-    struct tly_list *n = after->next;
-    if (n != &c->joining.wanted)
-        tly_list_remove(n);
-    else
-        n = NULL;
-    pthread_mutex_unlock(&c->inbox_lock);
-    return n;
 }
 
 static void stand_in_for_all(tally_comm *c)
 {
     struct tly_list later = TLY_LIST_INIT(later), *n;
     bool any = false;
-    while ((n = take_wanted(c, &c->joining.wanted))) {
+    while ((n = tly_inbox_wanted(&c->inbox))) {
         struct wanted *w = tly_list_entry(n, struct wanted, node);
         int err = stand_in(c, &w->like);
         any |= !err;
@@ -164,13 +145,7 @@ static void stand_in_for_all(tally_comm *c)
             break;
         }
     }
-    pthread_mutex_lock(&c->inbox_lock);
-    while (!tly_list_empty(&later)) {
-        n = later.next;
-        tly_list_remove(n);
-        tly_list_append(&c->joining.wanted, n);
-    }
-    pthread_mutex_unlock(&c->inbox_lock);
+    tly_inbox_want_again(&c->inbox, &later);
     if (any)
         tly_op_drain(c);
 }
@@ -178,7 +153,7 @@ static void stand_in_for_all(tally_comm *c)
 static void stand_in_no_more(tally_comm *c)
 {
     struct tly_list *n;
-    while ((n = take_wanted(c, &c->joining.wanted)))
+    while ((n = tly_inbox_wanted(&c->inbox)))
         free(tly_list_entry(n, struct wanted, node));
 }
 
@@ -206,10 +181,7 @@ static bool is_drained(tally_comm *c)
             return false;
     if (c->local && !tly_local_is_idle(c->local))
         return false;
-    pthread_mutex_lock(&c->inbox_lock);
-    bool drained = tly_list_empty(&c->inbox);
-    pthread_mutex_unlock(&c->inbox_lock);
-    return drained;
+    return tly_inbox_is_empty(&c->inbox);
 }
 
 /* All ranks have joined: this one goes on. */
@@ -287,8 +259,7 @@ void tly_joining_end(tally_comm *c, int err, const char *sentence)
 void tly_joining_finish(tally_comm *c)
 {
     free(c->joining.rounds);
-    if (c->joining.wanted.next) /* of one that was opened */
-        stand_in_no_more(c);
+    stand_in_no_more(c);
 }
 
 /* --- the beginning --------------------------------------------------------------------------------- */

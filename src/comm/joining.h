@@ -27,7 +27,6 @@ struct joining {
     bool drained,
         complete; /* that nothing of ours is under way has been said; all ranks have joined, and `last` last */
     uint32_t last;
-    struct tly_list wanted; /* stand-ins that the engine has asked for; inbox_lock */
 };
 
 /* rounds.c */

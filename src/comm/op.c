@@ -264,15 +264,8 @@ void tly_op_drain(tally_comm *c)
     int failed = tly_comm_failed(c);
     if (tly_epochs_change(&c->epochs) && !failed)
         return; /* nothing begins while an epoch is agreed on */
-    pthread_mutex_lock(&c->inbox_lock);
-    if (tly_list_empty(&c->inbox)) {
-        pthread_mutex_unlock(&c->inbox_lock);
+    if (!tly_inbox_take(&c->inbox, &mine))
         return;
-    }
-    mine = c->inbox;
-    mine.next->prev = mine.prev->next = &mine;
-    tly_list_init(&c->inbox);
-    pthread_mutex_unlock(&c->inbox_lock);
     while (!tly_list_empty(&mine)) {
         struct tally_op *op = tly_list_entry(mine.next, struct tally_op, node);
         tly_list_remove(&op->node);

@@ -75,7 +75,7 @@ struct tally_op {
     int16_t spoilt;       /* positive: a stage could not do a part, and home has yet to decide */
     uint32_t due, away;   /* parts that the voucher has yet to pass; that are not back at the tensor */
     void *own[STAGE_NET]; /* each stage's own */
-    struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox_lock, as the next two */
+    struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox.lock, as the next two */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
     int64_t lost_at;          /* since when that is known; awake clock, 0: it is not */

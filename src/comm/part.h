@@ -1,6 +1,6 @@
 /* part.h - parts of operations: unit of assignment, priority and preemption.
  *
- * Owner: the loop, but for `node` and `err` (inbox_lock), and for what stage.h gives to a stage while it has the part.
+ * Owner: the loop, but for `node` and `err` (inbox.lock), and for what stage.h gives to a stage while it has the part.
  * Parts live as long as their operation. */
 #ifndef TLY_COMM_PART_H
 #define TLY_COMM_PART_H
@@ -30,7 +30,7 @@ struct part {
     struct tally_op *op;
     struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
     struct part *next;    /* in its peer's line of admitted parts */
-    struct tly_list node; /* comm->passed; inbox_lock */
+    struct tly_list node; /* comm->passed; inbox.lock */
     uint8_t *landing;     /* where the result belongs */
     const uint8_t *input; /* NULL: a request */
     uint64_t place;       /* in the tensor, or in the rank's piece of it */
@@ -52,7 +52,7 @@ struct part {
     bool scaled;    /* the input has been multiplied by prescale */
     bool homeward;  /* its result has landed */
     uint8_t stage;  /* which has it (enum stage_place) */
-    int16_t err;    /* of that stage, positive; inbox_lock, until the loop has taken it */
+    int16_t err;    /* of that stage, positive; inbox.lock, until the loop has taken it */
     uint32_t bytes; /* of the tensor; on the wire it may have another length */
     uint32_t
         root; /* of a team's part, which is no broadcast: ranks that it is the sum of when all have pushed, less one */

@@ -113,9 +113,7 @@ int tly_comm_check(const tally_comm *c)
 
 bool tly_comm_is_idle(tally_comm *c)
 {
-    pthread_mutex_lock(&c->inbox_lock);
-    bool idle = tly_active_is_empty(&c->active) && tly_list_empty(&c->inbox);
-    pthread_mutex_unlock(&c->inbox_lock);
+    bool idle = tly_active_is_empty(&c->active) && tly_inbox_is_empty(&c->inbox);
     for (int i = 0; i < c->services && idle; i++)
         idle = tly_list_empty(&c->peers[i].kept) && tly_list_empty(&c->peers[i].doubted);
     return idle;

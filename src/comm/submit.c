@@ -324,9 +324,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
         tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
     if (!err && !local) { /* before anybody can ask how far the name has come */
         op->submitted = tly_now();
-        pthread_mutex_lock(&c->inbox_lock);
-        tly_list_append(&c->inbox, &op->node);
-        pthread_mutex_unlock(&c->inbox_lock);
+        tly_inbox_put(&c->inbox, &op->node);
     }
     tly_names_unlock(&c->names);
     if (err) {
