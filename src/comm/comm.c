@@ -116,7 +116,7 @@ static int64_t prepare(struct tly_hook *h)
     tly_op_drain(c);
     tly_op_drain_stages(c);
     tly_queue_admit(c);
-    return c->joining.op ? tly_joining_look(c) : INT64_MAX;
+    return tly_joining_look(c);
 }
 
 static void tick(struct tly_hook *h)

@@ -64,11 +64,9 @@ struct tally_comm {
 
     struct tly_names names;
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
-    atomic_bool
-        stands_by; /* this rank has joined: its operations wait as long as the others live; no order with anything else */
     struct tly_inbox inbox;
     struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
-    struct joining joining;
+    struct tly_joining joining;
     struct tly_watched watched;
     struct tly_teams teams;
     struct tly_list passed; /* parts of which stages have said something; inbox.lock, as the next */

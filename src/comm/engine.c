@@ -123,7 +123,7 @@ static void watch_oldest(tally_comm *c)
     struct tly_watched *w = &c->watched;
     int64_t now = c->loop.awake;
     int oldest = tly_local_late(c->local, &l);
-    if (oldest == 0 || atomic_load_explicit(&c->stands_by, memory_order_relaxed)) {
+    if (oldest == 0 || tly_joining_is_on(&c->joining)) {
         w->since = 0;
         return;
     }

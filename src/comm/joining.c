@@ -187,7 +187,7 @@ static bool is_drained(tally_comm *c)
 /* All ranks have joined: this one goes on. */
 static void go_on(tally_comm *c)
 {
-    struct joining *j = &c->joining;
+    struct tly_joining *j = &c->joining;
     struct tally_op *op = j->op;
     if (c->local)
         tly_local_joined_all(c->local);
@@ -196,7 +196,6 @@ static void go_on(tally_comm *c)
     atomic_store(&j->on, false);
     j->op = NULL;
     tly_names_unlock(&c->names);
-    atomic_store(&c->stands_by, false);
     if (err) {
         tly_op_finish(op, ENOMEM, "out of memory");
         tly_comm_fail(c, ENOMEM, "out of memory");
@@ -209,7 +208,9 @@ static void go_on(tally_comm *c)
 
 int64_t tly_joining_look(tally_comm *c)
 {
-    struct joining *j = &c->joining;
+    struct tly_joining *j = &c->joining;
+    if (!j->op)
+        return INT64_MAX;
     if (j->complete)
         end_stand_ins(c);
     else
@@ -266,7 +267,7 @@ void tly_joining_finish(tally_comm *c)
 
 static int begin(tally_comm *c, struct tally_op *op)
 {
-    struct joining *j = &c->joining;
+    struct tly_joining *j = &c->joining;
     tly_names_lock(&c->names);
     int err = 0;
     if (tly_names_are_closed(&c->names))
@@ -282,7 +283,6 @@ static int begin(tally_comm *c, struct tally_op *op)
         return err;
     j->op = op;
     j->placed = j->drained = j->complete = false;
-    atomic_store(&c->stands_by, true);
     tly_member_join(&c->member, false);
     return 0;
 }

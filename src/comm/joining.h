@@ -18,8 +18,10 @@ struct peer;
 struct tally_op;
 
 /* tally_join().  Owner: the loop, unless it says otherwise. */
-struct joining {
-    atomic_bool on;           /* this rank has joined; set and cleared under names.lock too */
+struct tly_joining {
+    /* This rank has joined: its operations wait as long as the others live.  Set and cleared under names.lock, too; no order
+     * with anything else. */
+    atomic_bool on;
     struct tally_op *op;      /* until it ends; NULL: this rank has not joined, or never will be done */
     struct tly_begun *rounds; /* owned: how often each tensor had been submitted by then, its epoch unused */
     size_t count;
@@ -28,6 +30,12 @@ struct joining {
         complete; /* that nothing of ours is under way has been said; all ranks have joined, and `last` last */
     uint32_t last;
 };
+
+/* From any thread. */
+static inline bool tly_joining_is_on(const struct tly_joining *j)
+{
+    return atomic_load_explicit(&j->on, memory_order_relaxed);
+}
 
 /* rounds.c */
 /* List how often each tensor has been submitted, and results that are kept: a service that takes another's place may
@@ -42,7 +50,7 @@ void tly_joining_placed(void *comm);
 void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence);
 /* The engine's callback; from any thread. */
 void tly_joining_stand_in(void *comm, const struct tly_local_op *like);
-/* In the loop, before each sleep, while this rank has joined: is it done?  When to look again, or INT64_MAX. */
+/* In the loop, before each sleep, if this rank has joined: is it done?  When to look again, or INT64_MAX. */
 int64_t tly_joining_look(tally_comm *c);
 /* The communicator fails, or is closed. */
 void tly_joining_end(tally_comm *c, int err, const char *sentence);

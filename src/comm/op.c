@@ -366,7 +366,7 @@ void tly_op_time_out(tally_comm *c)
     int64_t now = c->loop.awake;
     const double timeout = c->params.timeout;
     struct tally_op *oldest = tly_op_oldest(&c->active);
-    if (atomic_load_explicit(&c->stands_by, memory_order_relaxed))
+    if (tly_joining_is_on(&c->joining))
         c->active.stood_by = now;
     if (!oldest || timeout <= 0)
         return;

@@ -33,7 +33,7 @@ static size_t count_keeps(tally_comm *c, struct tly_begun *out)
 
 int tly_rounds_list(tally_comm *c)
 {
-    struct joining *j = &c->joining;
+    struct tly_joining *j = &c->joining;
     free(j->rounds);
     j->count = 0;
     j->rounds = malloc((tly_names_count(&c->names) + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
@@ -46,7 +46,7 @@ int tly_rounds_list(tally_comm *c)
 
 void tly_rounds_tell(struct peer *p)
 {
-    const struct joining *j = &p->comm->joining;
+    const struct tly_joining *j = &p->comm->joining;
     const uint32_t joins = tly_names_joins(&p->comm->names);
     size_t at = 0;
     bool on = j->op && j->placed;

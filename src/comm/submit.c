@@ -184,7 +184,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
     op->tag = o ? o->tag : NULL;
-    op->patient = atomic_load_explicit(&c->stands_by, memory_order_relaxed);
+    op->patient = tly_joining_is_on(&c->joining);
     take_shape(op, r, o);
     if (o && o->queued)
         atomic_init(&op->references, 3);
@@ -222,7 +222,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     bool message = op->call->message;
     if (tly_names_are_closed(&c->names))
         return tly_fail(ESHUTDOWN, "the communicator is closing");
-    if (atomic_load_explicit(&c->joining.on, memory_order_relaxed) && !message)
+    if (tly_joining_is_on(&c->joining) && !message)
         return tly_fail(EINVAL, "this rank has joined: wait until all ranks have, and submit then");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
     bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
