@@ -63,8 +63,8 @@ static void start_trace(tally_comm *c)
                               .rank = (uint32_t)c->rank,
                               .start = c->member.identity.incarnation};
     snprintf(who.job, sizeof who.job, "%s", c->member.identity.job);
-    snprintf(who.host, sizeof who.host, "%s", c->place.host);
-    snprintf(who.machine, sizeof who.machine, "%s", c->place.host_id);
+    snprintf(who.host, sizeof who.host, "%s", c->running.place.host);
+    snprintf(who.machine, sizeof who.machine, "%s", c->running.place.host_id);
     c->trace = tly_trace_create(c->params.trace, c->params.trace_bytes, &who);
 }
 
@@ -112,7 +112,7 @@ static void on_goodbye(void *user)
 
 static int64_t prepare(struct tly_hook *h)
 {
-    tally_comm *c = tly_list_entry(h, tally_comm, hook);
+    tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
     tly_op_drain(c);
     tly_op_drain_stages(c);
     tly_queue_admit(c);
@@ -121,7 +121,7 @@ static int64_t prepare(struct tly_hook *h)
 
 static void tick(struct tly_hook *h)
 {
-    tally_comm *c = tly_list_entry(h, tally_comm, hook);
+    tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
     tly_comm_tick(c);
     for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_peer_tick(&c->peers[i]);
@@ -136,7 +136,7 @@ static void tick(struct tly_hook *h)
 static void *run(void *arg)
 {
     tally_comm *c = arg;
-    tly_topo_place(c->home, 0);
+    tly_topo_place(c->running.home, 0);
     tly_loop_run(&c->loop);
     return NULL;
 }
@@ -148,16 +148,16 @@ static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
 {
     struct sockaddr_storage address;
     *own = false;
-    if (c->place.rank != 0 || !tly_place_take_own(&c->place, to, &address))
+    if (c->running.place.rank != 0 || !tly_place_take_own(&c->running.place, to, &address))
         return 0;
     *own = true;
     if (c->coordinator) {
         tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
         return 0;
     }
-    int err = tly_coordinator_create(&c->place, &c->params, &address,
+    int err = tly_coordinator_create(&c->running.place, &c->params, &address,
                                      tly_listen_take(tly_address_port(&address)), false, &c->coordinator);
-    if (err == -EADDRINUSE && c->place.coord_host[0])
+    if (err == -EADDRINUSE && c->running.place.coord_host[0])
         return 0; /* join the one that is there */
     if (!err)
         tly_address_set_port(&to->at[0], tly_coordinator_port(c->coordinator));
@@ -180,9 +180,10 @@ static int start_service(tally_comm *c, struct tly_endpoints *endpoints)
 static int take_roster(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
-    if (c->place.rank >= r->rank_count)
-        return tly_fail(EPROTO, "rank %u is not among the %u ranks of the job", c->place.rank, r->rank_count);
-    c->rank = (int)c->place.rank;
+    if (c->running.place.rank >= r->rank_count)
+        return tly_fail(EPROTO, "rank %u is not among the %u ranks of the job", c->running.place.rank,
+                        r->rank_count);
+    c->rank = (int)c->running.place.rank;
     c->size = (int)r->rank_count;
     c->machine = (int)r->ranks[c->rank].machine;
     c->local_rank = (int)r->ranks[c->rank].local_rank;
@@ -314,9 +315,9 @@ static void greet(tally_comm *c)
 /* Free all of a communicator, whatever of it there is. */
 static void destroy(tally_comm *c, int64_t deadline)
 {
-    if (c->thread_started) {
+    if (c->running.started) {
         tly_loop_stop(&c->loop);
-        pthread_join(c->thread, NULL);
+        pthread_join(c->running.thread, NULL);
     }
     tly_local_stop(c->local, ESHUTDOWN, "the communicator was closed");
     tly_local_unref(c->local);
@@ -376,7 +377,7 @@ static int enter(tally_comm *c)
     int64_t deadline = start + (int64_t)(c->params.join_timeout * (double)TLY_SEC);
     for (bool told = false;;) {
         bool own;
-        tly_member_init(&c->member, &c->loop, &c->place, &c->params, true);
+        tly_member_init(&c->member, &c->loop, &c->running.place, &c->params, true);
         int err = tly_member_find(&c->member, seconds_until(deadline));
         if (!err)
             err = coordinate(c, &c->member.to, &own);
@@ -384,10 +385,10 @@ static int enter(tally_comm *c)
             return err;
         bool held = own && !c->coordinator;
         char holder[TLY_HOLDER] = "", at[80];
-        if (c->place.rank == 0 && !own)
+        if (c->running.place.rank == 0 && !own)
             tly_warn("join",
                      "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
-                     c->place.coord_host, c->place.coord_from);
+                     c->running.place.coord_host, c->running.place.coord_from);
         err = tly_member_connect(&c->member, held ? TLY_HELD_S : seconds_until(deadline));
         if (err && held) {
             tly_address_text(&c->member.to.at[0], at, sizeof at);
@@ -479,32 +480,33 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_keep_init(c);
     tly_names_init(&c->names);
     tly_events_init(c);
-    c->hook = (struct tly_hook){.prepare = prepare, .tick = tick};
+    c->running.hook = (struct tly_hook){.prepare = prepare, .tick = tick};
     int err = tly_params_load(&c->params, settings, why, sizeof why);
     if (err)
         err = tly_fail(-err, "%s", why);
     if (!err)
         err = tly_log_set_level(c->params.log);
     if (!err)
-        err = tly_place_find(&c->place, &c->params, true);
+        err = tly_place_find(&c->running.place, &c->params, true);
     if (!err) {
-        tly_log_set_rank((int)c->place.rank);
+        tly_log_set_rank((int)c->running.place.rank);
         err = tly_loop_init(&c->loop);
     }
     if (!err) {
         tly_loop_lock(&c->loop);
-        tly_loop_hook(&c->loop, &c->hook); /* before the links': what it admits, they send in the same turn */
+        tly_loop_hook(&c->loop,
+                      &c->running.hook); /* before the links': what it admits, they send in the same turn */
         tly_loop_unlock(&c->loop);
         err = join(c);
     }
     if (!err) {
         tly_comm_opened(c);
         /* What it copies, in and out, are this process's tensors, which lie there where it is bound to a node. */
-        c->home = tly_topo_node(-1, 0);
-        err = tly_thread_start(&c->thread, "tally-comm", run, c);
+        c->running.home = tly_topo_node(-1, 0);
+        err = tly_thread_start(&c->running.thread, "tally-comm", run, c);
     }
     if (!err) {
-        c->thread_started = true;
+        c->running.started = true;
         err = tly_team_agree(c);
     }
     if (err) {

@@ -41,17 +41,23 @@
 struct epoch;
 struct peer;
 
+/* What runs it, and where it was opened; comm.c. */
+struct tly_running {
+    struct tly_place place;
+    pthread_t thread;
+    bool started;
+    int home; /* the thread's NUMA node; -1: there is only one */
+    struct tly_hook hook;
+};
+
 struct tally_comm {
     struct tly_origin origin;
     struct tly_params params;
-    struct tly_place place;
     struct tly_coordinator *coordinator;
     struct tly_service *service;
     struct tly_member member;
     struct tly_loop loop;
-    pthread_t thread;
-    bool thread_started;
-    int home; /* the thread's NUMA node; -1: there is only one */
+    struct tly_running running;
 
     /* fixed once open */
     int rank, size, local_rank, local_size, machine, machines;
@@ -75,14 +81,13 @@ struct tally_comm {
     atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox.lock */
 
     /* owner: the loop */
-    struct tly_hook hook;
     struct tly_epochs epochs;
     struct tly_keeps keeps;
     struct tly_active active;
     struct tly_sched sched; /* parts, by priority, within credit and windows; in charge bytes */
     struct tly_leaving leaving;
     struct tly_reports reports;
-    struct pace pace;
+    struct tly_pace pace;
     struct traffic traffic;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 

@@ -43,9 +43,9 @@ enum {
 
 int tly_pace_init(tally_comm *c)
 {
-    struct pace *p = &c->pace;
+    struct tly_pace *p = &c->pace;
     free(p->machine); /* figures are of one epoch */
-    *p = (struct pace){.machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
+    *p = (struct tly_pace){.machine = calloc(c->member.roster.service_count, sizeof *p->machine)};
     if (!p->machine)
         return tly_fail(ENOMEM, "out of memory");
     tly_roster_machines(&c->member.roster, p->machine);
@@ -60,7 +60,7 @@ void tly_pace_finish(tally_comm *c)
     c->pace.machine = NULL;
 }
 
-static int64_t predicted_ns(const struct pace *p, uint64_t bytes)
+static int64_t predicted_ns(const struct tly_pace *p, uint64_t bytes)
 {
     return (int64_t)(p->predicted * (double)bytes * (double)TLY_SEC);
 }
@@ -72,14 +72,14 @@ static double gbits(double seconds_per_byte)
 
 double tly_pace_reached(const tally_comm *c)
 {
-    const struct pace *p = &c->pace;
+    const struct tly_pace *p = &c->pace;
     bool enough = p->bytes && predicted_ns(p, p->bytes) >= ENOUGH_MS * TLY_MS;
     return enough ? (double)p->ns / (double)TLY_SEC / (double)p->bytes : 0;
 }
 
 void tly_pace_enters(tally_comm *c, const struct tally_op *op)
 {
-    struct pace *p = &c->pace;
+    struct tly_pace *p = &c->pace;
     bool first = tly_active_is_one(&c->active);
     tly_traffic_enters(c, op);
     if (p->predicted == 0)
@@ -95,7 +95,7 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
 
 /* Did some process stand still in this flight, ours or another (SIGSTOP, swapped out, suspended)?  Then it took several times
  * as long as usual, and the flights around it did not. */
-static bool is_pause(struct pace *p, int64_t took)
+static bool is_pause(struct tly_pace *p, int64_t took)
 {
     double usual = p->bytes ? (double)p->ns / (double)predicted_ns(p, p->bytes) : 1;
     double due = (usual > 1 ? usual : 1) * (double)predicted_ns(p, p->flight);
@@ -106,7 +106,7 @@ static bool is_pause(struct pace *p, int64_t took)
 
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
 {
-    struct pace *p = &c->pace;
+    struct tly_pace *p = &c->pace;
     bool last = tly_active_is_empty(&c->active);
     tly_traffic_leaves(c, op);
     p->counts &= op->status == 0;
@@ -130,7 +130,7 @@ void tly_pace_foretell(const tally_comm *c, char *out, size_t len)
 
 void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
 {
-    const struct pace *p = &c->pace;
+    const struct tly_pace *p = &c->pace;
     double reached = tly_pace_reached(c);
     char who[TLY_SENTENCE] = "", slow[TLY_SENTENCE - 32];
     out[0] = '\0';

@@ -12,7 +12,7 @@
 struct tally_op;
 
 /* How fast the job goes.  Owner: the loop; the first two are fixed in an epoch. */
-struct pace {
+struct tly_pace {
     struct tly_plan_machine *machine; /* owned: of each service */
     double predicted;                 /* seconds for a byte of a large push_pull; 0: no telling */
     int64_t since;                    /* monotonic: the flight's begin */
@@ -28,6 +28,12 @@ void tly_pace_finish(tally_comm *c);
 /* An operation has been put into comm->active, has been taken out. */
 void tly_pace_enters(tally_comm *c, const struct tally_op *op);
 void tly_pace_leaves(tally_comm *c, const struct tally_op *op);
+/* Seconds for a byte of a large push_pull, as the plan has it; 0: no telling. */
+static inline double tly_pace_predicted(const struct tly_pace *p)
+{
+    return p->predicted;
+}
+
 /* Seconds for a byte over the flights that count; 0: too few. */
 double tly_pace_reached(const tally_comm *c);
 /* "; at best ..." for the line at the start, "; large tensors at ..." for that at the end; or "". */

@@ -23,7 +23,7 @@ static const char *line(double seconds)
     static char text[400];
     tally_comm *c = calloc(1, sizeof *c);
     assert_non_null(c);
-    c->pace = (struct pace){.predicted = 8e-9, .bytes = 1000000000, .ns = (int64_t)(seconds * 1e9)};
+    c->pace = (struct tly_pace){.predicted = 8e-9, .bytes = 1000000000, .ns = (int64_t)(seconds * 1e9)};
     tly_pace_sum_up(c, text, sizeof text);
     free(c);
     return text;
@@ -65,7 +65,7 @@ static tally_comm *on_plan(void)
     assert_true(c && e);
     tly_active_init(&c->active);
     c->epoch = e;
-    c->pace = (struct pace){.predicted = 1e-9};
+    c->pace = (struct tly_pace){.predicted = 1e-9};
     return c;
 }
 

@@ -58,7 +58,7 @@ static void write_json(const tally_comm *c, FILE *out)
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
             TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->epoch->part_bytes,
             c->epoch->credit_bytes, ops);
-    write_number(out, "predicted_s_per_gb", c->pace.predicted * 1e9);
+    write_number(out, "predicted_s_per_gb", tly_pace_predicted(&c->pace) * 1e9);
     write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");
     for (int i = 0; i < c->epoch->services; i++) {
