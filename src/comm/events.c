@@ -6,12 +6,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event.h"
-#include "base/fork.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "comm/comm.h"
 #include "comm/events.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "tally/tally.h"
 
@@ -82,8 +81,8 @@ void tly_events_close(tally_comm *c)
 void tly_events_finish(tally_comm *c)
 {
     while (!tly_list_empty(&c->events.ended)) {
-        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, event);
-        tly_list_remove(&op->event);
+        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, completion.node);
+        tly_list_remove(&op->completion.node);
         tly_op_unref(op);
     }
     while (!tly_list_empty(&c->events.logs))
@@ -95,31 +94,30 @@ void tly_events_finish(tally_comm *c)
 static void announce(tally_comm *c, struct tally_op *op)
 {
     pthread_mutex_lock(&c->events.lock);
-    tly_list_append(&c->events.ended, &op->event);
+    tly_list_append(&c->events.ended, &op->completion.node);
     pthread_cond_signal(&c->events.more);
     pthread_mutex_unlock(&c->events.lock);
 }
 
 void tly_op_set_done(struct tally_op *op)
 {
-    tly_event_set(&op->done);
+    tly_handle_end(&op->handle);
     /* Pairs with tally_op_watch(), all of it seq_cst: one of the two sees what the other has written. */
-    if (atomic_load(&op->queued) && !atomic_exchange(&op->announced, true))
+    if (atomic_load(&op->completion.wanted) && !atomic_exchange(&op->completion.announced, true))
         announce(op->comm, op);
 }
 
 int tally_op_watch(tally_op *op)
 {
-    if (op->generation != tly_fork_generation())
-        return tly_fail(
-            ECHILD,
-            "the operation belongs to the parent process: wait for it there, not in the forked child");
-    atomic_fetch_add(&op->references, 1); /* the completion queue's */
-    if (atomic_exchange(&op->queued, true)) {
+    int err = tly_handle_check_fork(&op->handle);
+    if (err)
+        return err;
+    tly_handle_hold(&op->handle); /* the completion queue's */
+    if (atomic_exchange(&op->completion.wanted, true)) {
         tly_op_unref(op);
         return tly_fail(EINVAL, "the operation's end was asked for before: one event comes");
     }
-    if (!tly_event_is_set(&op->done) || atomic_exchange(&op->announced, true))
+    if (!tly_handle_is_done(&op->handle) || atomic_exchange(&op->completion.announced, true))
         return 0;
     tly_op_unref(op);
     return 1;
@@ -139,13 +137,13 @@ static bool take(tally_comm *c, struct tally_event *e)
         return true;
     }
     if (!tly_list_empty(&c->events.ended)) {
-        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, event);
-        tly_list_remove(&op->event);
+        struct tally_op *op = tly_list_entry(c->events.ended.next, struct tally_op, completion.node);
+        tly_list_remove(&op->completion.node);
         e->kind = TALLY_EVENT_OP;
-        e->status = op->status;
+        e->status = tly_handle_status(&op->handle);
         e->op = op;
-        e->tag = op->tag;
-        snprintf(e->text, sizeof e->text, "%s", op->sentence ? op->sentence : "");
+        e->tag = op->completion.tag;
+        snprintf(e->text, sizeof e->text, "%s", tly_handle_sentence(&op->handle));
         tly_op_unref(op);
         return true;
     }

@@ -11,6 +11,7 @@
 #include "base/event.h"
 #include "base/fork.h"
 #include "comm/comm.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -21,10 +22,10 @@
 void tly_op_unref(struct tally_op *op)
 {
     /* acq_rel: who frees sees all that the others have written.  The only one left need not subtract. */
-    if (atomic_load_explicit(&op->references, memory_order_acquire) != 1 &&
-        atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) != 1)
+    if (atomic_load_explicit(&op->handle.references, memory_order_acquire) != 1 &&
+        atomic_fetch_sub_explicit(&op->handle.references, 1, memory_order_acq_rel) != 1)
         return;
-    free(op->sentence);
+    free(op->handle.sentence);
     free(op->note);
     free(op->reason);
     if (op->shape != op->few_dims)
@@ -39,44 +40,60 @@ void tly_op_unref(struct tally_op *op)
     free(op);
 }
 
+void tly_handle_say(struct tly_handle *h, int err, const char *sentence)
+{
+    h->status = -err;
+    free(h->sentence);
+    h->sentence = sentence ? strdup(sentence) : NULL;
+}
+
+int tly_handle_check_fork(const struct tly_handle *h)
+{
+    if (h->generation == tly_fork_generation())
+        return 0;
+    return tly_fail(
+        ECHILD, "the operation belongs to the parent process: wait for it there, not in the forked child");
+}
+
 void tally_op_free(tally_op *op)
 {
-    if (op && op->generation == tly_fork_generation())
+    if (op && op->handle.generation == tly_fork_generation())
         tly_op_unref(op);
 }
 
 int tally_op_poll(const tally_op *op)
 {
-    return tly_event_is_set(&op->done);
+    return tly_handle_is_done(&op->handle);
 }
 
 int tally_op_wait(tally_op *op, int timeout_ms)
 {
-    if (op->generation != tly_fork_generation())
-        return tly_fail(
-            ECHILD,
-            "the operation belongs to the parent process: wait for it there, not in the forked child");
+    int err = tly_handle_check_fork(&op->handle);
+    if (err)
+        return err;
     int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
     if (op->engine && !op->team &&
-        !tly_event_is_set(&op->done)) /* of a team it is for the network that all wait */
-        tly_local_wait(op->engine, &op->local, &op->done, deadline);
-    if (!tly_event_is_set(&op->done) && !tly_event_wait(&op->done, deadline))
+        !tly_handle_is_done(&op->handle)) /* of a team it is for the network that all wait */
+        tly_local_wait(op->engine, &op->local, &op->handle.done, deadline);
+    if (!tly_handle_is_done(&op->handle) && !tly_event_wait(&op->handle.done, deadline))
         return -ETIMEDOUT;
-    return op->status ? tly_fail(-op->status, "%s", op->sentence ? op->sentence : "failed") : 0;
+    const struct tly_handle *h = &op->handle;
+    return h->status ? tly_fail(-h->status, "%s", h->sentence ? h->sentence : "failed") : 0;
 }
 
 const char *tally_op_error(const tally_op *op)
 {
-    return tly_event_is_set(&op->done) && op->status && op->sentence ? op->sentence : "";
+    const struct tly_handle *h = &op->handle;
+    return tly_handle_is_done(h) && h->status ? tly_handle_sentence(h) : "";
 }
 
 int tally_op_source(const tally_op *op)
 {
     if (!op->call->finds)
         return tly_fail(EINVAL, "the operation is neither a probe nor a join: only those have a source");
-    if (!tly_event_is_set(&op->done) || op->status)
+    if (!tly_handle_is_done(&op->handle) || op->handle.status)
         return tly_fail(EAGAIN, "the operation has found nothing: wait for it first");
-    return op->source;
+    return op->handle.source;
 }
 
 void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark)

@@ -15,7 +15,7 @@
 #include "base/loop.h"
 #include "comm/chain.h"
 #include "comm/comm.h"
-#include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/joining.h"
 #include "comm/op.h"
 #include "comm/peer.h"
@@ -119,7 +119,7 @@ static int stand_in(tally_comm *c, const struct tly_local_op *like)
         fill_in(c, op, t, like);
     tly_names_unlock(&c->names);
     if (op && !t)
-        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+        tly_handle_leave_one(&op->handle);
     if (t)
         tly_inbox_put(&c->inbox, &op->node);
     if (op)
@@ -202,7 +202,7 @@ static void go_on(tally_comm *c)
         return;
     }
     tell_all(c);
-    op->source = (int)j->last;
+    tly_handle_found(&op->handle, (int)j->last);
     tly_op_finish(op, 0, NULL);
 }
 
@@ -303,7 +303,7 @@ int tally_join(tally_comm *c, const struct tally_options *options, tally_op **op
     err = err ? err : begin(c, made);
     tly_loop_unlock(&c->loop);
     if (err) {
-        made->references = 1;
+        tly_handle_leave_one(&made->handle);
         tly_op_unref(made);
         return err;
     }

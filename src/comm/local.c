@@ -12,7 +12,9 @@
 #include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/events.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -62,8 +64,7 @@ void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char 
     if (err) {
         char text[TLY_SENTENCE], title[TLY_TITLE];
         snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
-        op->status = -err;
-        op->sentence = strdup(text);
+        tly_handle_say(&op->handle, err, text);
     }
     finish(c, op);
     tly_active_ended(&c->active, op->bytes);
@@ -78,12 +79,11 @@ void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
         return;
     op->engine = NULL;
     finish(c, op);
-    if (op->queued) {
+    if (tly_completion_is_wanted(&op->completion)) {
         tly_op_set_done(op);
         tly_op_unref(op);
     } else { /* nobody has the handle yet */
-        atomic_store_explicit(&op->done.state, 1, memory_order_relaxed);
-        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+        tly_handle_end_alone(&op->handle);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/keep.h"
 #include "comm/op.h"
 #include "comm/pace.h"
@@ -105,9 +106,7 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     char text[TLY_SENTENCE];
     char title[TLY_TITLE];
     snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
-    op->status = -err;
-    free(op->sentence);
-    op->sentence = strdup(text);
+    tly_handle_say(&op->handle, err, text);
     if (op->alone && err != ESHUTDOWN && !tly_comm_failed(c))
         tly_warn("comm", "%s", text);
     forget_keeps(op);
@@ -286,11 +285,10 @@ static void fail_part(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (p->homeward) { /* the other ranks need what this one still has to push */
-        if (!op->status) {
+        if (!tly_handle_status(&op->handle)) {
             char text[TLY_SENTENCE], title[TLY_TITLE];
             snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
-            op->status = -p->err;
-            op->sentence = strdup(text);
+            tly_handle_say(&op->handle, p->err, text);
         }
         go_in(c, p);
     } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(op->lost)))) {

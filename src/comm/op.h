@@ -1,7 +1,7 @@
 /* op.h - operations, from submission to the end.
  *
- * Owner: the submitting thread until it is in the inbox, then the loop.  `references`, `done`, `queued` and `announced` are
- * any thread's.  handle.c frees it. */
+ * Owner: the submitting thread until it is in the inbox, then the loop.  `handle` and `completion` are any thread's.  handle.c
+ * frees it. */
 #ifndef TLY_COMM_OP_H
 #define TLY_COMM_OP_H
 
@@ -10,10 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/event.h"
 #include "base/list.h"
 #include "comm/active.h"
 #include "comm/chain.h"
+#include "comm/events.h"
+#include "comm/handle.h"
 #include "comm/tensor.h"
 #include "local/local.h"
 #include "ops/call.h"
@@ -27,18 +28,12 @@ struct peer;
 enum { TLY_LATE_TEXT = 160 };
 
 struct tally_op {
-    atomic_int references; /* the caller's handle, the loop, the completion queue */
-    struct tly_event done;
-    int status;                    /* written before `done` is set */
-    char *sentence;                /* owned; likewise */
-    unsigned generation;           /* of forks */
-    tally_comm *comm;              /* borrowed; used by the loop alone, and by submission */
-    struct tensor *tensor;         /* borrowed while in flight */
-    struct tally_group *group;     /* borrowed likewise */
-    struct tly_list node;          /* inbox, then comm->active.by_age */
-    struct tly_list event;         /* completion queue */
-    atomic_bool queued, announced; /* its end is wanted on the completion queue; and is there */
-    void *tag;
+    struct tly_handle handle;
+    struct tly_completion completion;
+    tally_comm *comm;          /* borrowed; used by the loop alone, and by submission */
+    struct tensor *tensor;     /* borrowed while in flight */
+    struct tally_group *group; /* borrowed likewise */
+    struct tly_list node;      /* inbox, then comm->active.by_age */
 
     const struct tly_call *call; /* of `kind` */
     uint8_t kind, dtype, reduction, space;
@@ -89,7 +84,6 @@ struct tally_op {
     bool uneven;      /* ranks may differ in their first dimension */
     bool alone;       /* its caller has no handle, and waits for nothing */
     uint64_t mailbox; /* of a message: hash of group and tag, which stands for the count in frames; else 0 */
-    int source;       /* a probe's answer, or a join's: a rank's place in the group */
     void *zeros;      /* owned, from the pool: input and output of a rank that stands in */
     uint32_t *
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */

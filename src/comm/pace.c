@@ -22,6 +22,7 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/pace.h"
 #include "comm/traffic.h"
@@ -109,7 +110,7 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
     struct tly_pace *p = &c->pace;
     bool last = tly_active_is_empty(&c->active);
     tly_traffic_leaves(c, op);
-    p->counts &= op->status == 0;
+    p->counts &= tly_handle_status(&op->handle) == 0;
     if (p->predicted == 0 || !last || !p->counts || predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
         return;
     int64_t took = tly_now() - p->since;

@@ -12,8 +12,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/event.h"
-#include "base/fork.h"
 #include "base/list.h"
 #include "base/loop.h"
 #include "base/thread.h"
@@ -21,7 +19,9 @@
 #include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/events.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
@@ -158,8 +158,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
      * one, nor a slow string instruction. */
     __asm__("" : "+r"(size));
     memset(op, 0, size);
-    atomic_init(&op->references, 2);
-    op->generation = tly_fork_generation();
+    tly_handle_init(&op->handle, o && o->queued ? 3 : 2);
     op->comm = c;
     op->group = r->group;
     op->kind = r->kind;
@@ -176,20 +175,16 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->output = r->output;
     op->prescale = o && o->prescale != 0 ? o->prescale : 1;
     op->postscale = o && o->postscale != 0 ? o->postscale : 1;
-    atomic_init(&op->queued, o && o->queued);
+    tly_completion_init(&op->completion, o && o->queued, o ? o->tag : NULL);
     tly_list_init(&op->node);
-    tly_list_init(&op->event);
     op->priority =
         o && !op->call->message ? o->priority : 0; /* a probe comes behind what was asked for before */
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
-    op->tag = o ? o->tag : NULL;
     op->patient = tly_joining_is_on(&c->joining);
     take_shape(op, r, o);
-    if (o && o->queued)
-        atomic_init(&op->references, 3);
     if (!op->shape || !furnish(c, op, r, o)) {
-        atomic_store_explicit(&op->references, 1, memory_order_relaxed);
+        tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return NULL;
     }
@@ -328,7 +323,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     }
     tly_names_unlock(&c->names);
     if (err) {
-        op->references = 1;
+        tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return err;
     }
@@ -351,19 +346,17 @@ struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_opt
 
 void tly_op_finish(struct tally_op *op, int err, const char *sentence)
 {
-    op->status = -err;
-    op->sentence = err ? strdup(sentence) : NULL;
+    tly_handle_say(&op->handle, err, err ? sentence : NULL);
     tly_op_set_done(op);
     tly_op_unref(op);
 }
 
 int tally_op_cancel(tally_op *op, const char *reason)
 {
-    if (op->generation != tly_fork_generation())
-        return tly_fail(
-            ECHILD,
-            "the operation belongs to the parent process: wait for it there, not in the forked child");
-    if (tly_event_is_set(&op->done))
+    int err = tly_handle_check_fork(&op->handle);
+    if (err)
+        return err;
+    if (tly_handle_is_done(&op->handle))
         return 0;
     tally_comm *c = op->comm;
     char *text = copy_reason(reason);

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/event.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
@@ -265,7 +265,7 @@ int tally_op_gathered(const tally_op *op, const void **data, size_t *bytes, cons
     const struct gather *own = tly_op_own(op);
     if (op->call != &tly_call_allgather)
         return tly_fail(EINVAL, "the operation is no allgather: only an allgather has a gathered result");
-    if (!tly_event_is_set(&op->done) || op->status)
+    if (!tly_handle_is_done(&op->handle) || tly_handle_status(&op->handle))
         return tly_fail(EAGAIN, "the allgather has no result: wait for it first");
     *data = op->even ? op->output : own->data;
     *bytes = own->bytes;

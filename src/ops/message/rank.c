@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
+#include "comm/handle.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
@@ -118,7 +119,7 @@ static int probe_answered(tally_comm *c, struct tally_op *op)
     struct message *own = tly_op_own(op);
     for (int i = 0; i < op->group->size; i++)
         if (op->group->ranks[i] == (uint32_t)own->found)
-            op->source = i;
+            tly_handle_found(&op->handle, i);
     return 0;
 }
 
