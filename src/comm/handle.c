@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "comm/handle.h"
 #include "comm/op.h"
+#include "comm/spec.h"
 #include "comm/tensor.h"
 #include "local/local.h"
 #include "local/segment.h"
@@ -26,10 +27,8 @@ void tly_op_unref(struct tally_op *op)
         atomic_fetch_sub_explicit(&op->handle.references, 1, memory_order_acq_rel) != 1)
         return;
     free(op->handle.sentence);
-    free(op->note);
     free(op->reason);
-    if (op->shape != op->few_dims)
-        free(op->shape);
+    tly_spec_finish(&op->spec);
     free(op->parts);
     if (op->zeros)
         tly_pool_free(op->zeros);

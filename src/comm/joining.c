@@ -19,6 +19,7 @@
 #include "comm/joining.h"
 #include "comm/op.h"
 #include "comm/peer.h"
+#include "comm/spec.h"
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "join/member.h"
@@ -91,14 +92,11 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
     op->dtype = like->dtype;
     op->reduction = like->reduction;
     op->priority = op->urgency = like->priority;
-    op->prescale = like->prescale;
-    op->postscale = like->postscale;
     op->count = like->count;
-    op->shape[0] = (int64_t)like->count;
     op->bytes = like->bytes;
     op->key = like->key;
     op->round = like->round;
-    op->spec = like->spec;
+    tly_spec_copy(&op->spec, like->spec, like->prescale, like->postscale, like->count);
     op->sequence = tly_names_next(&c->names);
     op->submitted = tly_now();
     op->input = op->output = op->zeros;

@@ -16,6 +16,7 @@
 #include "comm/group.h"
 #include "comm/handle.h"
 #include "comm/op.h"
+#include "comm/spec.h"
 #include "comm/tensor.h"
 #include "local/local.h"
 #include "local/segment.h"
@@ -41,7 +42,7 @@ void tly_comm_describe_local(struct tally_op *op)
 {
     struct tly_local_op *l = &op->local; /* clear, as the whole operation */
     l->key = op->key;
-    l->spec = op->spec;
+    l->spec = tly_spec_hash(&op->spec);
     l->round = op->round;
     l->kind = op->kind;
     l->dtype = op->dtype;
@@ -50,13 +51,13 @@ void tly_comm_describe_local(struct tally_op *op)
     l->patient = op->patient;
     l->root = op->root;
     l->priority = op->priority;
-    l->prescale = op->prescale;
-    l->postscale = op->postscale;
+    l->prescale = tly_spec_prescale(&op->spec);
+    l->postscale = tly_spec_postscale(&op->spec);
     l->count = op->count;
     l->bytes = op->bytes;
     l->input = op->input;
     l->output = op->output;
-    l->first_dim = op->ndim ? op->shape[0] : 1;
+    l->first_dim = tly_spec_first_dim(&op->spec);
 }
 
 void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char *sentence)

@@ -15,6 +15,7 @@
 #include "comm/chain.h"
 #include "comm/events.h"
 #include "comm/handle.h"
+#include "comm/spec.h"
 #include "comm/tensor.h"
 #include "local/local.h"
 #include "ops/call.h"
@@ -41,12 +42,8 @@ struct tally_op {
     int32_t priority;  /* the caller's */
     int32_t urgency;   /* by which its parts are queued: in a list that of its block */
     uint64_t sequence; /* order of submission */
-    double prescale, postscale;
-    uint64_t count, bytes, key, spec, digest;
-    uint32_t ndim;
-    int64_t *shape; /* owned, or few_dims */
-    int64_t few_dims[TLY_FEW_DIMS];
-    char *note; /* owned: the caller's, or NULL */
+    uint64_t count, bytes, key;
+    struct tly_spec spec;
     const uint8_t *input;
     uint8_t *output;
     bool mark;    /* nothing but an error mark */
@@ -81,7 +78,6 @@ struct tally_op {
     bool patient;             /* its rank stood by when it was submitted */
 
     bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */
-    bool uneven;      /* ranks may differ in their first dimension */
     bool alone;       /* its caller has no handle, and waits for nothing */
     uint64_t mailbox; /* of a message: hash of group and tag, which stands for the count in frames; else 0 */
     void *zeros;      /* owned, from the pool: input and output of a rank that stands in */

@@ -6,6 +6,7 @@
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/peer.h"
+#include "comm/spec.h"
 #include "transport/outbox.h"
 #include "wire/frame.h"
 
@@ -22,7 +23,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .type = TLY_PUSH,
         .epoch = op->epoch->number,
         .key = op->key,
-        .spec = op->spec + p->piece * 0x9e3779b97f4a7c15ull,
+        .spec = tly_spec_hash(&op->spec) + p->piece * 0x9e3779b97f4a7c15ull,
         .count = op->mailbox ? op->mailbox : op->count,
         .kind = op->kind,
         .dtype = p->dtype,
@@ -35,8 +36,8 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .rank = (uint32_t)op->comm->rank,
         .root = p->root,
         .priority = op->priority,
-        .prescale = p->scaled ? 1 : op->prescale,
-        .postscale = op->postscale};
+        .prescale = p->scaled ? 1 : tly_spec_prescale(&op->spec),
+        .postscale = tly_spec_postscale(&op->spec)};
 }
 
 void tly_peer_ask_late(struct peer *p, const struct tally_op *op)

@@ -25,6 +25,7 @@
 #include "comm/op.h"
 #include "comm/peer.h"
 #include "comm/queue.h"
+#include "comm/spec.h"
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "local/local.h"
@@ -114,31 +115,17 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
 static int check_reduction(const struct tally_op *op)
 {
     const char *why = "unknown";
-    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size, op->prescale,
-                              op->postscale};
+    struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size,
+                              tly_spec_prescale(&op->spec), tly_spec_postscale(&op->spec)};
     char title[TLY_TITLE];
     if (op->call->reduces && tly_reduce_check(&r, &why) != 0)
         return tly_fail(EINVAL, "%s: %s", op->tensor ? tly_op_title(op, title) : "?", why);
     return 0;
 }
 
-/* Ranks compare the caller's shape, or the lengths of all pieces.  Where only two ranks know a length, they compare none. */
-static void take_shape(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)
-{
-    bool pieces = r->give && !op->call->paired;
-    bool shaped = op->call->shaped && o && o->shape;
-    op->ndim = pieces ? (uint32_t)r->group->size : op->call->paired ? 0 : shaped ? o->ndim : 1;
-    op->shape = op->ndim <= TLY_FEW_DIMS ? op->few_dims : calloc(op->ndim, sizeof *op->shape);
-    for (uint32_t i = 0; op->shape && i < op->ndim; i++)
-        op->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
-}
-
 /* What few operations have.  False: no memory. */
-static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r,
-                    const struct tally_options *o)
+static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r)
 {
-    if (o && o->note && !(op->note = strdup(o->note)))
-        return false;
     if (r->reason) {
         op->mark = true;
         op->reason = copy_reason(r->reason);
@@ -168,13 +155,9 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->root = call->root ? r->group->ranks[r->root] : r->root;
     op->count = r->count;
     op->bytes = r->count * tly_reduce_element_size((int)r->dtype);
-    op->digest = r->digest;
     op->even = r->even;
-    op->uneven = call->gathered && !r->even;
     op->input = r->input;
     op->output = r->output;
-    op->prescale = o && o->prescale != 0 ? o->prescale : 1;
-    op->postscale = o && o->postscale != 0 ? o->postscale : 1;
     tly_completion_init(&op->completion, o && o->queued, o ? o->tag : NULL);
     tly_list_init(&op->node);
     op->priority =
@@ -182,8 +165,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
     op->patient = tly_joining_is_on(&c->joining);
-    take_shape(op, r, o);
-    if (!op->shape || !furnish(c, op, r, o)) {
+    if (tly_spec_take(op, r, o) != 0 || !furnish(c, op, r)) {
         tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return NULL;
@@ -257,7 +239,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     op->key = t->key;
     op->round = t->round++;
     op->sequence = tly_names_next(&c->names);
-    op->spec = tly_spec_hash(op);
+    tly_spec_seal(op);
     if (!op->engine)
         tly_chain_choose(c, op);
     if (!r->reason)

@@ -1,4 +1,4 @@
-/* tensor.h - tensors by their names: keys (names.c), homes, cuts, specs (tensor.c).
+/* tensor.h - tensors by their names: keys (names.c), homes, cuts (tensor.c), words (spec.c).
  *
  * Owner: names.lock, unless a field says otherwise. */
 #ifndef TLY_COMM_TENSOR_H
@@ -9,10 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "comm/spec.h"
 #include "plan/plan.h"
 #include "tally/tally.h"
-
-enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
 
 /* Tensors whose parts are dealt in one sequence; names.lock. */
 struct plan {
@@ -35,13 +34,7 @@ struct tensor {
     bool even;        /* of an allgather without a name: all ranks give as much */
     uint32_t round;   /* next round's number */
     atomic_bool busy; /* an operation is in flight; set under names.lock, cleared by the loop (release) */
-    struct spec {     /* what the ranks compare, but for the name */
-        uint64_t count, digest, list;
-        double prescale, postscale;
-        int64_t shape[TLY_FEW_DIMS];
-        uint32_t kind, dtype, reduction, root, ndim, even;
-    } spec;                 /* of the last operation, */
-    uint64_t spec_hash;     /* and the name's with it; 0: none */
+    struct tly_spec_before before;
     struct plan *plan_list; /* the latest that names it, or NULL; shared */
     size_t item;            /* its place in that */
     int32_t priority;       /* of its last operation; the loop's */
@@ -82,7 +75,8 @@ int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, 
 /* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
  * memory. */
 struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op);
-uint64_t tly_spec_hash(const struct tally_op *op);
+
+/* spec.c */
 /* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names.lock held or its
  * operation in flight. */
 void tly_tensor_title(const struct tensor *t, char *out, size_t len);

@@ -14,6 +14,7 @@
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
+#include "comm/spec.h"
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "ops/call.h"
@@ -50,7 +51,7 @@ static int gather_furnish(tally_comm *c, struct tally_op *op, const struct tly_r
     own->bytes = r->even ? op->bytes * (unsigned)r->group->size : 0;
     own->first_dims = calloc((size_t)r->group->size, sizeof *own->first_dims);
     for (int i = 0; own->first_dims && r->even && i < r->group->size; i++)
-        own->first_dims[i] = op->ndim ? op->shape[0] : 1;
+        own->first_dims[i] = tly_spec_first_dim(&op->spec);
     return own->first_dims ? 0 : -ENOMEM;
 }
 
@@ -174,8 +175,8 @@ static int measure_pieces(struct tally_op *op, uint64_t **out)
     struct gather *own = tly_op_own(op);
     const struct tally_group *g = op->group;
     uint64_t row = tly_reduce_element_size(op->dtype), total = 0;
-    for (uint32_t i = 1; i < op->ndim; i++)
-        row *= (uint64_t)op->shape[i];
+    for (uint32_t i = 1; i < tly_spec_dims(&op->spec); i++)
+        row *= (uint64_t)tly_spec_dim(&op->spec, i);
     uint64_t *piece = calloc((size_t)g->size, sizeof *piece);
     if (!piece)
         return -ENOMEM;
@@ -217,7 +218,7 @@ static int gather_cut(tally_comm *c, struct tally_op *op)
     if (err || op->even)
         return err ? err : even_parts(c, op);
     struct part *p = &op->parts[0];
-    own->first_dim = op->ndim ? op->shape[0] : 1;
+    own->first_dim = tly_spec_first_dim(&op->spec);
     p->input = (const uint8_t *)&own->first_dim;
     p->landing = (uint8_t *)own->first_dims;
     p->length = sizeof own->first_dim;

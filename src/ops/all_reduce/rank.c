@@ -6,6 +6,7 @@
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
+#include "comm/spec.h"
 #include "comm/submit.h"
 #include "ops/call.h"
 #include "reduce/reduce.h"
@@ -56,7 +57,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
     uint32_t part = tly_parts_largest(op, op->bytes, g->size);
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
-        uint64_t n = tly_parts_count((uint64_t)op->shape[i] * element, part);
+        uint64_t n = tly_parts_count((uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element, part);
         total += n;
         most = n > most ? n : most;
     }
@@ -67,7 +68,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
     for (uint64_t n = 0, at = 0; n < most; n++, at += part) {
         uint64_t start = 0;
         for (int i = 0; i < g->size; i++) {
-            uint64_t bytes = (uint64_t)op->shape[i] * element;
+            uint64_t bytes = (uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element;
             bool mine = i == g->rank;
             if (at < bytes) {
                 uint32_t length = tly_parts_length(at, bytes, part);

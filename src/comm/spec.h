@@ -1,0 +1,77 @@
+/* spec.h - what ranks compare of an operation, and call it (spec.c).
+ *
+ * Owner: the submitting thread, until the operation is in the inbox; then it does not change. */
+#ifndef TLY_COMM_SPEC_H
+#define TLY_COMM_SPEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tally/tally.h"
+
+struct tally_op;
+struct tly_request;
+
+enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
+
+/* Of an operation.  It has the rest itself: kind, dtype, reduction, root, count. */
+struct tly_spec {
+    uint64_t hash, digest;
+    double prescale, postscale;
+    bool uneven; /* ranks may differ in their first dimension */
+    uint32_t ndim;
+    int64_t *shape; /* owned, or few_dims */
+    int64_t few_dims[TLY_FEW_DIMS];
+    char *note; /* owned: the caller's, or NULL */
+};
+
+/* What a tensor's last operation had, but for the name.  Owner: names.lock. */
+struct tly_spec_before {
+    uint64_t count, digest, list;
+    double prescale, postscale;
+    int64_t shape[TLY_FEW_DIMS];
+    uint32_t kind, dtype, reduction, root, ndim, even;
+    uint64_t hash; /* of that and the name; 0: none */
+};
+
+static inline uint64_t tly_spec_hash(const struct tly_spec *s)
+{
+    return s->hash;
+}
+
+static inline double tly_spec_prescale(const struct tly_spec *s)
+{
+    return s->prescale;
+}
+
+static inline double tly_spec_postscale(const struct tly_spec *s)
+{
+    return s->postscale;
+}
+
+static inline uint32_t tly_spec_dims(const struct tly_spec *s)
+{
+    return s->ndim;
+}
+
+static inline int64_t tly_spec_dim(const struct tly_spec *s, uint32_t i)
+{
+    return s->shape[i];
+}
+
+/* 1, if it has none. */
+static inline int64_t tly_spec_first_dim(const struct tly_spec *s)
+{
+    return s->ndim ? s->shape[0] : 1;
+}
+
+/* spec.c */
+/* What the caller says of it.  -ENOMEM. */
+int tly_spec_take(struct tally_op *op, const struct tly_request *r, const struct tally_options *o);
+/* Of a stand-in: what the rank has that has submitted it. */
+void tly_spec_copy(struct tly_spec *s, uint64_t hash, double prescale, double postscale, uint64_t count);
+/* Its hash, once it has a name; names.lock held. */
+void tly_spec_seal(struct tally_op *op);
+void tly_spec_finish(struct tly_spec *s);
+
+#endif
