@@ -49,7 +49,7 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
     op->voucher = (uint8_t)last_voucher(op);
     op->due = op->voucher ? op->part_count - 1 : 0;
     op->away = op->part_count;
-    op->parts_left++; /* until all are back */
+    tly_progress_await_more(&op->progress); /* until all are back */
     /* All of them, even if one fails: each is told of the end, too. */
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++)
         if (has(op, at)) {

@@ -108,7 +108,8 @@ static void say_part(struct peer *p, struct part *part)
     }
     tly_peer_head(part, &head);
     tly_part_change(part, PART_SAID);
-    post_about(p, &head, TLY_HAVE, (part->quiet ? TLY_QUIET : 0) | (part->op->patient ? TLY_PATIENT : 0),
+    post_about(p, &head, TLY_HAVE,
+               (part->quiet ? TLY_QUIET : 0) | (tly_wait_is_patient(&part->op->wait) ? TLY_PATIENT : 0),
                part->landed, NULL);
     if (part->index == 0 && part->op->reason)
         tly_queue_cancel(p->comm, part->op); /* that may have been lost, too */
@@ -251,7 +252,7 @@ void tly_doubt_hand_on(tally_comm *c, struct peer *from)
                 ->quiet) { /* it has nothing of the result, but can give again: as if its answer had not come */
             waits->keep = NULL;
             tly_part_change(waits, PART_DOUBTED);
-            waits->op->missing += waits->bytes;
+            tly_progress_miss(&waits->op->progress, waits->bytes);
             k->part = NULL;
             tly_keep_drop(c, k);
         }

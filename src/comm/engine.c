@@ -47,7 +47,7 @@ static void divert(void *user, struct tly_local_op *local)
     tally_comm *c = user;
     if (op_of(local)->team)
         return; /* its home has heard of the same, and says what is wrong */
-    op_of(local)->submitted = tly_now();
+    tly_wait_begin(&op_of(local)->wait);
     tly_inbox_put(&c->inbox, &op_of(local)->node);
     tly_loop_wake(&c->loop);
 }

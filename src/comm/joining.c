@@ -98,7 +98,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
     op->round = like->round;
     tly_spec_copy(&op->spec, like->spec, like->prescale, like->postscale, like->count);
     op->sequence = tly_names_next(&c->names);
-    op->submitted = tly_now();
+    tly_wait_begin(&op->wait);
     op->input = op->output = op->zeros;
     tly_chain_choose(c, op); /* the team, as on the rank that has submitted it */
     op->local.stands_in = true;

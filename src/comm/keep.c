@@ -81,7 +81,7 @@ const uint8_t *tly_keep_result(const struct part *p, uint32_t *length)
 /* Few bytes of the operation are missing: rather than let it wait for all ranks to have this part, copy that aside. */
 static bool copy_aside(tally_comm *c, struct keep *k, const struct part *p)
 {
-    if (p->quiet || p->op->missing + p->bytes > c->params.retain_bytes)
+    if (p->quiet || tly_progress_missing(&p->op->progress) + p->bytes > c->params.retain_bytes)
         return false; /* who only gives must be able to give again */
     const uint8_t *from = tly_keep_result(p, &k->length);
     if (!k->length)

@@ -48,7 +48,7 @@ void tly_comm_describe_local(struct tally_op *op)
     l->dtype = op->dtype;
     l->reduction = op->reduction;
     l->mark = op->mark || !op->call->shared;
-    l->patient = op->patient;
+    l->patient = tly_wait_is_patient(&op->wait);
     l->root = op->root;
     l->priority = op->priority;
     l->prescale = tly_spec_prescale(&op->spec);

@@ -153,11 +153,11 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
 /* Queue what is not queued yet, as far as it may be ahead of what has landed. */
 static int queue_parts(tally_comm *c, struct tally_op *op)
 {
-    uint32_t landed = op->part_count - op->parts_left, most = op->part_count;
-    if (op->ahead && landed + op->ahead < most)
-        most = landed + op->ahead;
-    for (; op->queued_parts < most; op->queued_parts++)
-        if (tly_chain_out(c, &op->parts[op->queued_parts]) != 0)
+    uint32_t landed = op->part_count - op->progress.left, most = op->part_count;
+    if (op->progress.ahead && landed + op->progress.ahead < most)
+        most = landed + op->progress.ahead;
+    for (; op->progress.queued < most; op->progress.queued++)
+        if (tly_chain_out(c, &op->parts[op->progress.queued]) != 0)
             return -ENOMEM;
     return 0;
 }
@@ -165,9 +165,9 @@ static int queue_parts(tally_comm *c, struct tally_op *op)
 void tly_op_settled(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    if (--op->parts_left == 0)
+    if (--op->progress.left == 0)
         complete(c, op, false);
-    else if (op->ahead && queue_parts(c, op) != 0)
+    else if (op->progress.ahead && queue_parts(c, op) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
@@ -197,7 +197,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
     tly_part_change(p, PART_LANDED);
     tly_traffic_landed(c, p);
-    op->missing -= p->bytes;
+    op->progress.missing -= p->bytes;
     if (op->chain)
         go_in(c, p);
     if (p->index == 0 && op->call->answered) {
@@ -238,12 +238,12 @@ static int begin(tally_comm *c, struct tally_op *op)
     if (!op->credit)
         op->credit = c->params.credit_bytes ? c->params.credit_bytes
                                             : tly_plan_credit(op->epoch->sharing, op->epoch->part_bytes);
-    op->missing = 0;
+    op->progress.missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++) {
         struct part *p = &op->parts[i];
         p->bytes = p->length;
         if (p->state != PART_LANDED)
-            op->missing += p->bytes;
+            op->progress.missing += p->bytes;
     }
     if (err)
         return err;
@@ -270,7 +270,7 @@ void tly_op_drain(tally_comm *c)
         tly_list_remove(&op->node);
         tly_list_append(&c->active.by_age, &op->node);
         tly_pace_enters(c, op);
-        op->born = c->loop.awake;
+        op->wait.born = c->loop.awake;
         if (failed) {
             tly_op_end(c, op, failed, tly_comm_sentence(c));
         } else if ((!op->mark && tly_map_put(&c->active.by_key, op->key, op) != 0) || begin(c, op) != 0) {
@@ -356,7 +356,7 @@ void tly_op_tick(tally_comm *c)
 
 void tly_op_set_late(struct tally_op *op, const char *ranks)
 {
-    snprintf(op->late, sizeof op->late, "%s", ranks);
+    snprintf(op->wait.late, sizeof op->wait.late, "%s", ranks);
 }
 
 void tly_op_time_out(tally_comm *c)
@@ -368,15 +368,15 @@ void tly_op_time_out(tally_comm *c)
         c->active.stood_by = now;
     if (!oldest || timeout <= 0)
         return;
-    int64_t since = oldest->born > c->active.stood_by ? oldest->born : c->active.stood_by;
+    int64_t since = oldest->wait.born > c->active.stood_by ? oldest->wait.born : c->active.stood_by;
     double waited = (double)(now - since) / TLY_SEC;
     double last_call = timeout / 2 < LAST_CALL_S ? timeout / 2 : LAST_CALL_S;
-    if (waited >= timeout - last_call && !oldest->asked) {
-        oldest->asked = true;
+    if (waited >= timeout - last_call && !oldest->wait.asked) {
+        oldest->wait.asked = true;
         tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
     }
     if (waited >= timeout && !tly_comm_is_doomed(c)) {
-        const char *late = oldest->late;
+        const char *late = oldest->wait.late;
         char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
         snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s", tly_op_title(oldest, title),

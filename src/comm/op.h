@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/clock.h"
 #include "base/list.h"
 #include "comm/active.h"
 #include "comm/chain.h"
@@ -26,7 +27,70 @@ struct epoch;
 struct part;
 struct peer;
 
+/* How far its parts have come.  Owner: op.c. */
+struct tly_progress {
+    uint32_t left;    /* so many parts have not landed, or wait for something else */
+    uint32_t ahead;   /* so many may be queued that have not landed; 0: all */
+    uint32_t queued;  /* of those in their order */
+    uint64_t missing; /* bytes that have not landed */
+};
+
+/* There are so many parts to wait for; one more. */
+static inline void tly_progress_begin(struct tly_progress *p, uint32_t parts)
+{
+    p->left = parts;
+}
+
+static inline void tly_progress_await_more(struct tly_progress *p)
+{
+    p->left++;
+}
+
+static inline void tly_progress_limit(struct tly_progress *p, uint32_t ahead)
+{
+    p->ahead = ahead;
+}
+
+static inline uint64_t tly_progress_missing(const struct tly_progress *p)
+{
+    return p->missing;
+}
+
+static inline void tly_progress_miss(struct tly_progress *p, uint64_t bytes)
+{
+    p->missing += bytes;
+}
+
 enum { TLY_LATE_TEXT = 160 };
+
+/* Since when it has waited, and for whom.  Owner: op.c. */
+struct tly_wait {
+    int64_t born;             /* awake clock: it came to the loop */
+    int64_t submitted;        /* monotonic */
+    bool patient;             /* its rank stood by when it was submitted */
+    bool asked;               /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    char late[TLY_LATE_TEXT]; /* ranks that home waits for, as it last said */
+};
+
+static inline void tly_wait_init(struct tly_wait *w, bool patient)
+{
+    w->patient = patient;
+}
+
+static inline void tly_wait_begin(struct tly_wait *w)
+{
+    w->submitted = tly_now();
+}
+
+static inline int64_t tly_wait_since(const struct tly_wait *w)
+{
+    return w->submitted;
+}
+
+static inline bool tly_wait_is_patient(const struct tly_wait *w)
+{
+    return w->patient;
+}
 
 struct tally_op {
     struct tly_handle handle;
@@ -51,11 +115,9 @@ struct tally_op {
 
     struct epoch *epoch; /* of this round; once begun */
     struct part *parts;  /* owned */
-    uint32_t part_count, parts_left;
-    uint32_t ahead;            /* so many parts may be queued that have not landed; 0: all */
-    uint32_t queued_parts;     /* of those in their order */
+    uint32_t part_count;
+    struct tly_progress progress;
     uint64_t credit;           /* its parts go out while no more than this is in flight */
-    uint64_t missing;          /* bytes that have not landed */
     struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
     struct tly_local_op local; /* likewise, and if its team pushes it */
     bool team;                 /* the ranks of each machine push it together */
@@ -70,12 +132,8 @@ struct tally_op {
     struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox.lock, as the next two */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
-    int64_t lost_at;          /* since when that is known; awake clock, 0: it is not */
-    int64_t born;             /* awake clock */
-    int64_t submitted;        /* monotonic */
-    char late[TLY_LATE_TEXT]; /* ranks that home waits for, as it last said */
-    bool asked;               /* home, shortly before TALLY_TIMEOUT, for whom it waits */
-    bool patient;             /* its rank stood by when it was submitted */
+    int64_t lost_at; /* since when that is known; awake clock, 0: it is not */
+    struct tly_wait wait;
 
     bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */
     bool alone;       /* its caller has no handle, and waits for nothing */

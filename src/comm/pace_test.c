@@ -123,10 +123,9 @@ static void test_the_last_word_counts(void **state)
 static void end_flight(tally_comm *c, int before_ms, int submitted_ms, bool patient)
 {
     struct tally_op op = {.call = &tly_call_push_pull,
-                          .submitted = tly_now() - submitted_ms * TLY_MS,
-                          .patient = patient};
+                          .wait = {.submitted = tly_now() - submitted_ms * TLY_MS, .patient = patient}};
     struct tally_op first = {.call = &tly_call_push_pull,
-                             .submitted = tly_now() - (before_ms + submitted_ms) / 2 * TLY_MS};
+                             .wait = {.submitted = tly_now() - (before_ms + submitted_ms) / 2 * TLY_MS}};
     c->traffic.over = (uint64_t)(tly_now() - before_ms * TLY_MS) / 1000;
     tly_traffic_enters(c, &first);
     tly_traffic_enters(c, &op);
@@ -147,7 +146,7 @@ static void test_what_a_rank_computes_of_a_step(void **state)
                true); /* it minded no wait: the flight, and the time before the next, are no step */
     assert_true(s->count == 1 && s->us == before.us);
     assert_int_equal(c->traffic.over, 0);
-    struct tally_op op = {.call = &tly_call_push_pull, .submitted = tly_now()};
+    struct tally_op op = {.call = &tly_call_push_pull, .wait = {.submitted = tly_now()}};
     tly_traffic_enters(c, &op);
     tly_traffic_leaves(c, &op);
     assert_int_equal(s->count, 1);

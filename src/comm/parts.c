@@ -29,7 +29,8 @@ static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct cut *cu
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
         return -ENOMEM;
-    op->part_count = op->parts_left = n;
+    op->part_count = n;
+    tly_progress_begin(&op->progress, n);
     op->credit = cut->credit;
     bool backwards = tly_tensor_line_up(op);
     for (uint32_t i = 0; i < n; i++)
@@ -108,7 +109,8 @@ int tly_parts_more(struct tally_op *op, uint64_t more)
         return tly_fail(ENOMEM, "out of memory");
     op->parts = all;
     memset(all + 1, 0, more * sizeof *all);
-    op->part_count = op->parts_left = 1 + (uint32_t)more;
+    op->part_count = 1 + (uint32_t)more;
+    tly_progress_begin(&op->progress, op->part_count);
     return 0;
 }
 

@@ -102,7 +102,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
         p->frames++;
         done = p->sent + n;
     }
-    if (p->op->patient)
+    if (tly_wait_is_patient(&p->op->wait))
         out->frame.flags |= TLY_PATIENT;
     p->sent = done;
     p->known = true;

@@ -164,7 +164,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
         o && !op->call->message ? o->priority : 0; /* a probe comes behind what was asked for before */
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
-    op->patient = tly_joining_is_on(&c->joining);
+    tly_wait_init(&op->wait, tly_joining_is_on(&c->joining));
     if (tly_spec_take(op, r, o) != 0 || !furnish(c, op, r)) {
         tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
@@ -300,7 +300,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     if (!err)
         tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
     if (!err && !local) { /* before anybody can ask how far the name has come */
-        op->submitted = tly_now();
+        tly_wait_begin(&op->wait);
         tly_inbox_put(&c->inbox, &op->node);
     }
     tly_names_unlock(&c->names);

@@ -190,7 +190,7 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
     }
     free(turn);
     op->local.parts = cut->count;
-    op->parts_left = 1 + mine; /* the roll call and ours */
+    tly_progress_begin(&op->progress, 1 + mine); /* the roll call and ours */
     return 0;
 }
 

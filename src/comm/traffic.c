@@ -48,12 +48,12 @@ static uint64_t us_now(void)
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
-    uint64_t submitted = (uint64_t)op->submitted / 1000;
+    uint64_t submitted = (uint64_t)tly_wait_since(&op->wait) / 1000;
     if (op->call->moves && t->open++ == 0)
         t->active_since = us_now();
     if (submitted > t->submitted)
         t->submitted = submitted;
-    t->patient |= op->patient;
+    t->patient |= tly_wait_is_patient(&op->wait);
 }
 
 /* The flight is over: with the time before it, it is a step. */

@@ -138,7 +138,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
         err = tly_parts_more(op, total);
     if (!err)
         lay_out(c, op, n, piece, part, r, to);
-    op->ahead = ROWS_AHEAD * (uint32_t)n;
+    tly_progress_limit(&op->progress, ROWS_AHEAD * (uint32_t)n);
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);
@@ -205,8 +205,10 @@ static int gather_listed(tally_comm *c, struct tally_op *op)
         return err;
     own->data = malloc(own->bytes ? own->bytes : 1);
     err = own->data ? gather_parts(c, op, piece, own->data) : -ENOMEM;
-    for (uint32_t i = 1; i < op->part_count && !err; i++)
-        op->missing += op->parts[i].bytes = op->parts[i].length;
+    for (uint32_t i = 1; i < op->part_count && !err; i++) {
+        op->parts[i].bytes = op->parts[i].length;
+        tly_progress_miss(&op->progress, op->parts[i].bytes);
+    }
     free(piece);
     return err ? err : 1;
 }

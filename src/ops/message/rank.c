@@ -87,7 +87,8 @@ static int message_cut(tally_comm *c, struct tally_op *op)
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
         return tly_fail(ENOMEM, "out of memory");
-    op->part_count = op->parts_left = n;
+    op->part_count = n;
+    tly_progress_begin(&op->progress, n);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * op->epoch->part_bytes;
         uint32_t length = tly_parts_length(at, bytes, op->epoch->part_bytes);
