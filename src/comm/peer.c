@@ -300,7 +300,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     if (peer->mortal)
         tly_keep_stable(peer, tly_count_extend(peer->stable, f->stable));
     if (peer->unasked > MOST_UNASKED) {
-        peer->losses = MOST_LOSSES; /* it would go on so */
+        peer->dialling.losses = MOST_LOSSES; /* it would go on so */
         *why = "it keeps sending results that nobody has asked for";
         return -EPROTO;
     }
@@ -384,7 +384,7 @@ void tly_peer_give_up(struct peer *peer, const char *why)
         snprintf(sentence, sizeof sentence, "lost the connection to %s: %s", name, why);
     else
         snprintf(sentence, sizeof sentence, "cannot reach %s from %s: %s", name, here, why);
-    peer->retry_at = c->loop.awake + GIVEN_UP_MS * TLY_MS;
+    peer->dialling.retry_at = c->loop.awake + GIVEN_UP_MS * TLY_MS;
     if (peer->accused || (peer->mortal && c->member.away)) /* nobody to tell: with the next attempt */
         return;
     peer->accused = true;
@@ -409,26 +409,27 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
     if (tly_comm_leaves(c) || tly_comm_failed(c) || peer->gone)
         return;
     if (!was_open && worse) { /* there is another way */
-        peer->skip = worse;
+        peer->dialling.skip = worse;
         if (dial(peer) == 0)
             return;
     }
     if (was_open) {
         if (worse)
-            peer->skip_ever = worse; /* what breaks here need not break there */
-        peer->lost_at = c->loop.awake;
-        peer->losses++;
+            peer->dialling.skip_ever = worse; /* what breaks here need not break there */
+        peer->dialling.lost_at = c->loop.awake;
+        peer->dialling.losses++;
     }
     int64_t patience = (int64_t)(c->params.dead_timeout * (double)TLY_SEC);
     if (peer->mortal && patience > TALLYD_SILENCE_S * TLY_SEC)
         patience = TALLYD_SILENCE_S * TLY_SEC;
-    if (was_open && err != ETIMEDOUT && peer->losses <= MOST_LOSSES)
-        peer->retry_at = c->loop.awake; /* both ends may live */
-    else if (!was_open && peer->known && err != ECONNREFUSED && c->loop.awake - peer->lost_at < patience)
-        peer->retry_at = c->loop.awake + RETRY_MS * TLY_MS;
+    if (was_open && err != ETIMEDOUT && peer->dialling.losses <= MOST_LOSSES)
+        peer->dialling.retry_at = c->loop.awake; /* both ends may live */
+    else if (!was_open && peer->known && err != ECONNREFUSED &&
+             c->loop.awake - peer->dialling.lost_at < patience)
+        peer->dialling.retry_at = c->loop.awake + RETRY_MS * TLY_MS;
     else
         tly_peer_give_up(peer, why);
-    if (peer->retry_at <= c->loop.awake && tly_peer_connect(peer) != 0)
+    if (peer->dialling.retry_at <= c->loop.awake && tly_peer_connect(peer) != 0)
         tly_peer_give_up(peer, tly_error());
 }
 
@@ -446,7 +447,7 @@ static int dial(struct peer *p)
         .peer_name = p->name,
         .params = &c->params,
         .checksum = c->params.checksum,
-        .skip = p->skip};
+        .skip = p->dialling.skip};
     config.identity.role = TLY_ROLE_RANK;
     int err = tly_link_dial(&c->loop, &s->at, &config, &p->link);
     return err ? tly_fail(-err, "%s", strerror(-err)) : 0; /* the caller names both ends */
@@ -466,13 +467,13 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
 
 int tly_peer_connect(struct peer *p)
 {
-    p->dialled_at = p->comm->loop.awake;
+    p->dialling.at = p->comm->loop.awake;
     const struct tly_roster *roster = &p->comm->member.roster;
     const struct tly_roster_service *s = &roster->services[p->index];
     p->incarnation = s->incarnation;
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
-    p->skip = p->skip_ever;
+    p->dialling.skip = p->dialling.skip_ever;
     return dial(p);
 }
 
@@ -480,7 +481,8 @@ void tly_peer_drop(struct peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;
-    p->open = p->glanced = false;
+    p->open = false;
+    tly_glances_end(&p->glances);
     p->told = 0;
     tly_outbox_finish(&p->outbox, NULL, NULL);
     tly_report_came(&p->comm->reports, &p->reported); /* it will not answer */
@@ -524,16 +526,16 @@ void tly_peer_tick(struct peer *p)
 {
     tally_comm *c = p->comm;
     look_for_life(p);
-    if (p->open && p->losses && c->loop.awake - p->lost_at > FORGIVEN_S * TLY_SEC)
-        p->losses = 0;
-    bool late = c->loop.awake - p->dialled_at >= REACH_S * TLY_SEC;
+    if (p->open && p->dialling.losses && c->loop.awake - p->dialling.lost_at > FORGIVEN_S * TLY_SEC)
+        p->dialling.losses = 0;
+    bool late = c->loop.awake - p->dialling.at >= REACH_S * TLY_SEC;
     if (p->mortal && p->link && !p->known && !p->accused && late) {
         char why[40];
         snprintf(why, sizeof why, "no answer within %d s", REACH_S);
         tly_peer_drop(p);
         tly_peer_give_up(p, why);
     }
-    if (p->link || p->gone || !p->known || tly_comm_leaves(c) || c->loop.awake < p->retry_at)
+    if (p->link || p->gone || !p->known || tly_comm_leaves(c) || c->loop.awake < p->dialling.retry_at)
         return;
     if (tly_peer_connect(p) != 0)
         tly_peer_give_up(p, tly_error());

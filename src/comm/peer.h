@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/list.h"
+#include "comm/traffic.h"
 #include "sched/sched.h"
 #include "tally/tally.h"
 #include "transport/outbox.h"
@@ -16,13 +17,12 @@
 struct part;
 struct tally_op;
 
-/* What has gone over a connection since it began. */
-struct glance {
-    struct tly_link_load out; /* pushes */
-    uint64_t received;        /* bytes that have come over the connection: results */
-    uint64_t
-        sending_us; /* for which the service had some on their way, as it says; UINT64_MAX: it does not know */
-    uint64_t held_us; /* something was handed over and not accepted */
+/* How it is reached.  Owner: peer.c. */
+struct tly_dialling {
+    uint32_t skip;                 /* media that are not tried now: they have not connected, */
+    uint32_t skip_ever;            /* or an open connection by one was lost (tly_link_skip) */
+    int losses;                    /* of the connection, lately */
+    int64_t at, lost_at, retry_at; /* awake clock */
 };
 
 /* The connection to one summation service.  Owner: the loop. */
@@ -44,22 +44,16 @@ struct peer {
         decided; /* of keeps: verdicts, for a rank that comes for one after this service has died */
     uint32_t decided_count;
     bool open;
-    uint32_t skip;                         /* media that are not tried now: they have not connected, */
-    uint32_t skip_ever;                    /* or an open connection by one was lost (tly_link_skip) */
-    bool mortal;                           /* may die alone: a tallyd */
-    uint64_t unasked;                      /* bytes of keeps from it for which nothing here has waited */
-    bool known;                            /* has been open before */
-    bool gone;                             /* out of the job */
-    bool accused;                          /* the coordinator has been told that it cannot be reached */
-    int losses;                            /* of the connection, lately */
-    int64_t dialled_at, lost_at, retry_at; /* awake clock */
+    bool mortal;      /* may die alone: a tallyd */
+    uint64_t unasked; /* bytes of keeps from it for which nothing here has waited */
+    bool known;       /* has been open before */
+    bool gone;        /* out of the job */
+    bool accused;     /* the coordinator has been told that it cannot be reached */
+    struct tly_dialling dialling;
     uint64_t incarnation;
     bool reported; /* answer to tally_comm_report */
     uint64_t report[7];
-    uint64_t held_us, held_since; /* monotonic, us; 0: nothing is in flight there */
-    struct glance seen, before;   /* the last glance and the one before */
-    bool glanced, answered;       /* `seen` is one, and has the service's answer; */
-    bool comparable;              /* so has `before`, on the same connection */
+    struct tly_glances glances;
 };
 
 /* post.c */

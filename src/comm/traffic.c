@@ -89,16 +89,18 @@ void tly_traffic_landed(tally_comm *c, const struct part *p)
 
 void tly_traffic_admitted(struct peer *p)
 {
-    if (!p->held_since)
-        p->held_since = us_now();
+    struct tly_glances *g = &p->glances;
+    if (!g->held_since)
+        g->held_since = us_now();
 }
 
 void tly_traffic_accepted(struct peer *p)
 {
-    if (p->queue.in_flight || !p->held_since)
+    struct tly_glances *g = &p->glances;
+    if (p->queue.in_flight || !g->held_since)
         return;
-    p->held_us += us_now() - p->held_since;
-    p->held_since = 0;
+    g->held_us += us_now() - g->held_since;
+    g->held_since = 0;
 }
 
 void tly_traffic_begin(tally_comm *c)
@@ -106,7 +108,7 @@ void tly_traffic_begin(tally_comm *c)
     c->traffic.asked_at = 0;
     c->traffic.begun = false;
     for (int i = 0; i < c->services; i++)
-        c->peers[i].glanced = c->peers[i].comparable = false;
+        c->peers[i].glances.any = c->peers[i].glances.comparable = false;
 }
 
 /* Rank 0 is connected to every machine, and says it for all. */
@@ -124,19 +126,20 @@ static void say_blind(tally_comm *c, const char *who)
 /* A connection that is new cannot be compared with what the one before has sent. */
 static void glance(struct peer *p, uint64_t now)
 {
+    struct tly_glances *g = &p->glances;
     struct glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
-                          .held_us = p->held_us + (p->held_since ? now - p->held_since : 0)};
+                          .held_us = g->held_us + (g->held_since ? now - g->held_since : 0)};
     bool crosses = p->open && tly_link_is_open(p->link) && !tly_link_is_inside(p->link);
     bool can = crosses && tly_link_load(p->link, &seen.out) == 0;
     if (crosses && !can)
         say_blind(p->comm, "this host");
-    p->comparable = can && p->glanced && p->answered && seen.out.bytes >= p->seen.out.bytes &&
-                    seen.out.busy_us >= p->seen.out.busy_us && seen.held_us >= p->seen.held_us &&
-                    seen.received >= p->seen.received;
-    p->before = p->seen;
-    p->seen = seen;
-    p->glanced = can;
-    p->answered = false;
+    g->comparable = can && g->any && g->answered && seen.out.bytes >= g->seen.out.bytes &&
+                    seen.out.busy_us >= g->seen.out.busy_us && seen.held_us >= g->seen.held_us &&
+                    seen.received >= g->seen.received;
+    g->before = g->seen;
+    g->seen = seen;
+    g->any = can;
+    g->answered = false;
     if (!can)
         return;
     struct tly_frame f = {.type = TLY_PACE, .flags = TLY_REQUEST};
@@ -145,8 +148,9 @@ static void glance(struct peer *p, uint64_t now)
 
 void tly_traffic_answered(struct peer *p, uint64_t sending_us)
 {
-    p->seen.sending_us = sending_us;
-    p->answered = true;
+    struct tly_glances *g = &p->glances;
+    g->seen.sending_us = sending_us;
+    g->answered = true;
     if (sending_us == UINT64_MAX)
         say_blind(p->comm, p->name);
 }
@@ -159,8 +163,8 @@ static uint32_t since(uint64_t now, uint64_t before)
 
 static void fill(const struct peer *p, struct tly_traffic_line *l)
 {
-    const struct glance *now = &p->seen, *then = &p->before;
-    if (!p->comparable) {
+    const struct glance *now = &p->glances.seen, *then = &p->glances.before;
+    if (!p->glances.comparable) {
         bool within =
             p->link && tly_link_is_open(p->link) && tly_link_is_inside(p->link); /* it crosses no card */
         l->out.busy_us = l->in.busy_us = within ? 0 : TLY_TRAFFIC_UNKNOWN;
@@ -170,7 +174,7 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
                                       since(now->out.busy_us, then->out.busy_us)};
     l->held_us = since(now->held_us, then->held_us);
-    if (p->answered && now->sending_us != UINT64_MAX && now->sending_us >= then->sending_us)
+    if (p->glances.answered && now->sending_us != UINT64_MAX && now->sending_us >= then->sending_us)
         l->in = (struct tly_traffic_way){now->received - then->received,
                                          since(now->sending_us, then->sending_us)};
 }
@@ -199,7 +203,7 @@ static void tell(tally_comm *c)
 static bool all_answered(const tally_comm *c)
 {
     for (int i = 0; i < c->services; i++)
-        if (c->peers[i].glanced && !c->peers[i].answered)
+        if (c->peers[i].glances.any && !c->peers[i].glances.answered)
             return false;
     return true;
 }

@@ -35,6 +35,29 @@ struct traffic {
     struct tly_stalls stalls; /* and what was read then */
 };
 
+/* What has gone over a connection since it began. */
+struct glance {
+    struct tly_link_load out; /* pushes */
+    uint64_t received;        /* bytes that have come over the connection: results */
+    uint64_t
+        sending_us; /* for which the service had some on their way, as it says; UINT64_MAX: it does not know */
+    uint64_t held_us; /* something was handed over and not accepted */
+};
+
+/* Of a connection. */
+struct tly_glances {
+    struct glance seen, before;   /* the last and the one before */
+    bool any, answered;           /* `seen` is one, and has the service's answer; */
+    bool comparable;              /* so has `before`, on the same connection */
+    uint64_t held_us, held_since; /* monotonic, us; 0: nothing is in flight there */
+};
+
+/* The connection is no more. */
+static inline void tly_glances_end(struct tly_glances *g)
+{
+    g->any = false;
+}
+
 /* Another epoch holds: what is seen from now on is compared with nothing before. */
 void tly_traffic_begin(tally_comm *c);
 /* An operation has been put into comm->active; has been taken out. */

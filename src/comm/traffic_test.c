@@ -149,7 +149,7 @@ static void test_what_stands_open_is_no_traffic(void **state)
     tly_traffic_enters(f.c, &f.receive);
     tly_traffic_enters(f.c, &f.barrier);
     look(500, 0);
-    assert_int_equal(f.peer.glanced, false);
+    assert_int_equal(f.peer.glances.any, false);
     for (int i = 0; i < 2; i++) {
         tly_traffic_enters(f.c, &f.sum);
         tly_traffic_enters(f.c, &f.sum);
