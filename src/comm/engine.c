@@ -22,6 +22,7 @@
 #include "join/member.h"
 #include "join/roster.h"
 #include "local/local.h"
+#include "ops/local.h"
 
 enum { MEET_MS = 20000 };
 
@@ -55,7 +56,7 @@ static void divert(void *user, struct tly_local_op *local)
 static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
                     const uint64_t bytes[])
 {
-    return op_of(local)->call->gathered(op_of(local), first_dims, bytes);
+    return local->call->gathered(op_of(local), first_dims, bytes);
 }
 
 /* The loop fails us: the engine's lock is held here, and it would be taken again. */

@@ -78,7 +78,7 @@ static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like
             return NULL;
         }
         t->key = like->key;
-        t->kind = like->kind;
+        t->kind = like->number;
         t->unnamed = true;
     }
     t->round = like->round + 1;
@@ -107,7 +107,7 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
 /* 0: it has begun, or need not; -EBUSY: not yet; -ENOMEM. */
 static int stand_in(tally_comm *c, const struct tly_local_op *like)
 {
-    struct tally_op *op = tly_op_make(c, like->kind, NULL);
+    struct tally_op *op = tly_op_make(c, like->number, NULL);
     int err = 0;
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;

@@ -35,7 +35,7 @@ bool tly_comm_is_local(const struct tally_op *op, bool ordered)
 {
     /* What may meet another kind must at least be told of. */
     return op->comm->local && op->comm->machines == 1 && op->group->number == 0 && op->call->collective &&
-           (op->call->shared || ordered);
+           (op->call->local || ordered);
 }
 
 void tly_comm_describe_local(struct tally_op *op)
@@ -44,10 +44,11 @@ void tly_comm_describe_local(struct tally_op *op)
     l->key = op->key;
     l->spec = tly_spec_hash(&op->spec);
     l->round = op->round;
-    l->kind = op->kind;
+    l->number = op->kind;
+    l->call = op->call->local;
     l->dtype = op->dtype;
     l->reduction = op->reduction;
-    l->mark = op->mark || !op->call->shared;
+    l->mark = op->mark || !op->call->local;
     l->patient = tly_wait_is_patient(&op->wait);
     l->root = op->root;
     l->priority = op->priority;

@@ -16,6 +16,7 @@
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "ops/call.h"
+#include "ops/local.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -109,7 +110,7 @@ int tly_spec_take(struct tally_op *op, const struct tly_request *r, const struct
     s->digest = r->digest;
     s->prescale = o && o->prescale != 0 ? o->prescale : 1;
     s->postscale = o && o->postscale != 0 ? o->postscale : 1;
-    s->uneven = op->call->gathered && !r->even;
+    s->uneven = op->call->local && op->call->local->gathered && !r->even;
     spec_take_shape(op, r, o);
     if (o && o->note)
         s->note = strdup(o->note);

@@ -4,14 +4,13 @@
 #include "base/clock.h"
 #include "local/posts.h"
 #include "local/work.h"
-#include "reduce/reduce.h"
-#include "tally/tally.h"
+#include "ops/local.h"
 
 static bool suits(struct tly_local *l, const struct tly_local_op *op)
 {
-    return op->bytes <= TLY_EAGER && (op->kind == TALLY_PUSH_PULL || op->kind == TALLY_BARRIER) &&
-           !op->mark && !op->parts && l->rounds.count == 0 && l->idle_count > 0 && tly_list_empty(&l->ops) &&
-           tly_list_empty(&l->backlog) && !l->lost && !l->uneven &&
+    return op->bytes <= TLY_EAGER && !op->mark && (op->call->givers == TLY_ALL_GIVE || !op->bytes) &&
+           !op->call->gathered && !op->parts && l->rounds.count == 0 && l->idle_count > 0 &&
+           tly_list_empty(&l->ops) && tly_list_empty(&l->backlog) && !l->lost && !l->uneven &&
            !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
            !atomic_load_explicit(&l->failed, memory_order_relaxed) &&
            !atomic_load_explicit(&l->own->left, memory_order_relaxed);
@@ -22,7 +21,7 @@ static const void *payload_of(const struct tly_neighbour *n, uint64_t at, const 
 {
     const struct tly_post *p = tly_post_at(n->control, at);
     if (p->key != own->key || p->spec != own->spec || p->round != own->round || p->bytes != own->bytes ||
-        p->kind != own->kind || (p->flags ^ own->flags) & ~TLY_POST_PATIENT)
+        p->call != own->call || (p->flags ^ own->flags) & ~TLY_POST_PATIENT)
         return NULL;
     if (own->bytes <= TLY_TINY)
         return p->tiny;
@@ -72,16 +71,13 @@ enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, 
                            .bytes = op->bytes,
                            .first_dim = op->priority,
                            .round = op->round,
-                           .kind = op->kind,
+                           .call = op->number,
                            .flags = TLY_POST_EAGER | (op->patient ? TLY_POST_PATIENT : 0)};
     tly_posts_show(l, op, p);
     if (!meet(l, p, in) || !tly_posts_no_doubts(l))
         return TLY_ALONE_POSTED;
     in[l->me] = op->input;
-    if (op->count) {
-        struct tly_reduction h = tly_work_how(l, op);
-        tly_reduce(&h, (int)l->count, in, op->output, op->count);
-    }
+    tly_work_make(l, op, in);
     l->own_posts++;
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me) {

@@ -47,8 +47,9 @@ struct tly_post {
     int64_t first_dim; /* of a team: how many parts there are; of another reduction: the priority */
     uint32_t round, gen;
     uint16_t
-        work; /* of the lowest rank, in a team and of a reduction of each: the entry and its generation */
-    uint8_t kind, flags;
+        work;     /* of the lowest rank, in a team and of a reduction of each: the entry and its generation */
+    uint8_t call; /* its number; 0: there is no post */
+    uint8_t flags;
     _Atomic uint32_t
         there; /* last, release; pairs with acquire in the readers.  Cleared before the one before */
 };

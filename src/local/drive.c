@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "local/posts.h"
 #include "local/work.h"
-#include "tally/tally.h"
 
 enum { MOST_WINDOWED = 8 }; /* rounds with windows that are looked at; then only who has one, or is elected */
 
@@ -30,14 +29,6 @@ static bool called_off(struct tly_local *l, const struct tly_errand *e)
     if (e->done)
         return tly_event_is_set(e->done) || tly_drive_is_past(e->deadline);
     return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
-}
-
-static uint64_t moved_bytes(const struct tly_local *l, const struct tly_round *r)
-{
-    uint64_t bytes = r->op->bytes;
-    for (uint32_t i = 0; i < l->count && r->op->kind == TALLY_ALLGATHER; i++)
-        bytes += i == l->me ? 0 : r->posts[i].bytes;
-    return bytes;
 }
 
 /* Of many that go through windows, those far behind cannot get one soon.  Who has one is to give it back all the same: the
@@ -81,7 +72,7 @@ static bool step(struct tly_local *l, const struct tly_errand *e)
             return true;
         }
         before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
-        if ((e->light && moved_bytes(l, r) > e->light) ||
+        if ((e->light && r->moved > e->light) ||
             !(r->op->parts  ? tly_team_do(l, r, before)
               : r->windowed ? tly_stage_do(l, r, windowed == 0)
                             : tly_work_do(l, r))) {

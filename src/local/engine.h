@@ -35,6 +35,7 @@ struct tly_round {
     bool windowed;                   /* it goes through windows: */
     uint32_t staged, summed, copied; /* how far this rank is; the last: with its own result */
     uint64_t order;                  /* where the lowest rank's post was in its ring */
+    uint64_t moved;                  /* bytes of the result in this rank's memory; once it has begun */
     uint32_t parts, part_bytes, gen;
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */

@@ -249,7 +249,7 @@ void tly_local_unref(struct tly_local *l)
 
 static bool is_missing(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
-    return !r->posts[rank].kind && !tly_posts_lacks(l, r, rank);
+    return !r->posts[rank].call && !tly_posts_lacks(l, r, rank);
 }
 
 /* "1, 3-4" of the ranks that have not posted. */
@@ -281,7 +281,7 @@ int tly_local_late(struct tly_local *l, struct tly_local_late *out)
         out->key = op->key;
         out->round = op->round;
         out->lowest = 0;
-        while (!posts[out->lowest].kind ||
+        while (!posts[out->lowest].call ||
                (posts[out->lowest].flags & TLY_POST_PATIENT && out->lowest < l->me))
             out->lowest++;
         missing(l, op->meeting, out->ranks, sizeof out->ranks);

@@ -41,6 +41,7 @@
 #include "local/segment.h"
 
 struct tly_local;
+struct tly_local_call;
 
 /* A part that this rank carries: its team's sum comes to lie in the rank's output, is pushed from there, and its result
  * lands there. */
@@ -55,18 +56,20 @@ struct tly_local_piece {
 /* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
 struct tly_local_op {
     uint64_t key, spec;
+    const struct tly_local_call *call; /* what is done (src/ops/local.h); NULL: only its mark is posted */
     uint32_t round;
-    uint8_t kind, dtype, reduction; /* of tally.h */
-    bool mark;      /* this rank refuses, or takes it back: the others must take the other way */
-    bool patient;   /* it minds no wait for the others */
+    uint8_t number;           /* by which the ranks' users know the call; not 0 */
+    uint8_t dtype, reduction; /* of tally.h */
+    bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
+    bool patient;             /* it minds no wait for the others */
     bool stands_in; /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
     uint32_t root;
     int32_t priority; /* of a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
     const void *input; /* not looked at by who only receives a broadcast */
-    void *output;      /* of an allgather: what `gather` says */
-    int64_t first_dim; /* of an allgather */
+    void *output;      /* or what `gather` says */
+    int64_t first_dim; /* for `gather` */
     uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
@@ -93,8 +96,7 @@ struct tly_local_user {
     void (*stand_in)(void *user, const struct tly_local_op *like);
     /* Of a team: the sum lies at op->sums + place.  Its result is to land there, then: tly_local_landed(). */
     void (*summed)(void *user, struct tly_local_piece *piece);
-    /* An allgather's first dimensions are known: room for all ranks' parts, of bytes[i] bytes each; NULL: cannot
-     * be had. */
+    /* All lengths are known, of a call whose `gathered` it has.  Returns what that does. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
     /* The job cannot go on.  From any thread; must not call back. */
     void (*broken)(void *user, int err, const char *sentence);

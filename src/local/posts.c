@@ -13,7 +13,7 @@
 
 #include "local/posts.h"
 #include "local/work.h"
-#include "tally/tally.h"
+#include "ops/local.h"
 
 enum { MOST_IDLE = 64 }; /* rounds kept for later */
 
@@ -76,7 +76,7 @@ static void drop(struct tly_local *l, struct tly_round *r)
 static bool is_complete(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
-        if (!r->posts[i].kind && !l->left[i] && !tly_posts_lacks(l, r, i))
+        if (!r->posts[i].call && !l->left[i] && !tly_posts_lacks(l, r, i))
             return false;
     return true;
 }
@@ -99,7 +99,7 @@ static bool nobody_begins(const struct tly_local *l, const struct tly_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].kind ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec
+        if (r->posts[i].call ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec
                              : l->left[i])
             return true;
     return r->arrived < l->count && tly_posts_all_there(l, r); /* it is the service's */
@@ -192,30 +192,46 @@ static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint3
 {
     const struct tly_local_op *op = r->op;
     const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
-    bool sum = op->kind == TALLY_PUSH_PULL, tensor = sum || op->kind == TALLY_BROADCAST;
-    if (p->work >= TLY_WORKS || (tensor && (p->flags ^ own->flags) & TLY_POST_EAGER) ||
-        ((sum || (tensor && op->root == rank)) && p->bytes != op->bytes))
+    uint64_t given = tly_gives(op->call->givers, op->root, rank) ? op->bytes : 0;
+    if (p->work >= TLY_WORKS ||
+        (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;
     return (p->flags & TLY_POST_EAGER) ||
            (((~p->flags & TLY_POST_POOL_IN) || in_segment(l, rank, p->input, p->bytes)) &&
             ((~p->flags & TLY_POST_POOL_OUT) || in_segment(l, rank, p->output, op->bytes)));
 }
 
+/* Have memory for pieces of the lengths that are posted.  False: there is none. */
+static bool posts_take_room(struct tly_local *l, struct tly_round *r)
+{
+    int64_t dims[TLY_LOCAL_RANKS];
+    uint64_t bytes[TLY_LOCAL_RANKS];
+    r->moved = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        dims[i] = r->posts[i].first_dim;
+        bytes[i] = r->posts[i].bytes;
+        r->moved += bytes[i];
+    }
+    r->op->output = l->calls->gather(l->user, r->op, dims, bytes);
+    return r->op->output != NULL;
+}
+
 /* All posts of the round are there, and the same. */
 static void begin(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
-    while (!r->posts[r->lead].kind)
+    while (!r->posts[r->lead].call)
         r->lead++;
     uint32_t work = r->posts[r->lead].work;
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].kind && !is_sound(l, r, i)) {
+        if (r->posts[i].call && !is_sound(l, r, i)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted a malformed operation",
                      tly_local_number(l, i));
             l->calls->broken(l->user, EPROTO, sentence);
             return;
         }
+    r->moved = op->bytes;
     if (op->parts) {
         if (!tly_team_begin(l, r)) {
             l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
@@ -224,31 +240,21 @@ static void begin(struct tly_local *l, struct tly_round *r)
         make_ready(l, r);
         return;
     }
-    if (op->kind == TALLY_BARRIER ||
-        (op->kind != TALLY_ALLGATHER && (r->posts[l->me].flags & TLY_POST_EAGER))) {
+    if (!op->call->gathered && (r->posts[l->me].flags & TLY_POST_EAGER)) {
         tly_work_eager(l, r);
         tly_posts_finish(l, r);
         return;
     }
     r->work = &l->at[r->lead].control->work[work];
     r->gen = r->posts[r->lead].gen;
-    if (op->kind == TALLY_ALLGATHER) {
-        int64_t dims[TLY_LOCAL_RANKS];
-        uint64_t bytes[TLY_LOCAL_RANKS];
-        for (uint32_t i = 0; i < l->count; i++) {
-            dims[i] = r->posts[i].first_dim;
-            bytes[i] = r->posts[i].bytes;
-        }
-        op->output = l->calls->gather(l->user, op, dims, bytes);
-        if (!op->output) {
-            l->calls->broken(l->user, ENOMEM, "no memory for an allgather's result");
-            return;
-        }
+    if (op->call->gathered && !posts_take_room(l, r)) {
+        l->calls->broken(l->user, ENOMEM, "no memory for an allgather's result");
+        return;
     }
     r->parts = l->count;
-    if (op->kind == TALLY_PUSH_PULL && r->arrived == l->count && tly_stage_suits(l, r))
+    if (op->call->reduces && r->arrived == l->count && tly_stage_suits(l, r))
         tly_stage_begin(l, r);
-    else if (op->kind == TALLY_PUSH_PULL)
+    else if (op->call->reduces)
         tly_work_cut(l, r);
     make_ready(l, r);
 }
@@ -261,9 +267,9 @@ static bool does_without(const struct tly_local *l, const struct tly_round *r)
     const struct tly_local_op *op = r->op;
     bool pooled = true;
     for (uint32_t i = 0; i < l->count; i++)
-        pooled &= !r->posts[i].kind || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
-    return (op->kind == TALLY_BARRIER && !op->root) ||
-           (op->kind == TALLY_PUSH_PULL && ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled));
+        pooled &= !r->posts[i].call || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
+    return op->call->spares && op->call->spares(op->root) &&
+           ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
 }
 
 /* Both seq_cst, and a post is visible to all ranks at once, as on x86 and ARM: of two ranks one sees what the other has
@@ -286,7 +292,7 @@ void tly_posts_check(struct tly_local *l, struct tly_round *r)
     bool differs = false;
     for (uint32_t i = 0; i < l->count; i++)
         differs |=
-            r->posts[i].kind && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
+            r->posts[i].call && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
     if (differs)
         tly_posts_hand_back(l, tly_posts_let_go(l, r));
     else if (tly_posts_all_there(l, r) && tly_posts_no_doubts(l)) {

@@ -38,7 +38,7 @@ struct tly_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32
 /* The rank has joined and has not posted this, nor will it: zeros stand for it. */
 static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
-    return l->joined && !r->posts[rank].kind && l->at[rank].joins > r->joins && !l->config.team;
+    return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins && !l->config.team;
 }
 
 /* All ranks have posted it but those that have joined. */

@@ -12,7 +12,7 @@
 
 #include "local/posts.h"
 #include "local/work.h"
-#include "tally/tally.h"
+#include "ops/local.h"
 
 /* `p` is the post at offset `at` of its rank's ring. */
 static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, const struct tly_post *p,
@@ -51,7 +51,7 @@ static void miss(struct tly_local *l, struct tly_round *r, uint32_t rank)
         .key = p->key,
         .spec = p->spec,
         .round = p->round,
-        .kind = p->kind,
+        .number = p->call,
         .dtype = w->what.dtype,
         .reduction = w->what.reduction,
         .priority = w->what.priority,
@@ -87,7 +87,7 @@ bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
         if (tly_map_get(&l->rounds, ids[i]) != r) /* it has ended with one before */
             continue;
         for (uint32_t k = 0; k < l->count && rank == l->me && !r->posted && r->joins < l->at[rank].joins; k++)
-            if (r->posts[k].kind)
+            if (r->posts[k].call)
                 miss(l, r, k);
         if (!r->work) /* else it has begun */
             tly_posts_check(l, r);
@@ -123,7 +123,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         }
         uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
         struct tly_round *r = tly_posts_round(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
-        if (r && (r->posts[rank].kind || !p.kind || bytes > TLY_EAGER)) {
+        if (r && (r->posts[rank].call || !p.call || bytes > TLY_EAGER)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
                      bytes > TLY_EAGER ? "a malformed operation" : "an operation twice, or none");
@@ -150,7 +150,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
 /* A rank that has left will not do its part of it. */
 static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
-    if (!l->left[rank] || !r->posts[rank].kind)
+    if (!l->left[rank] || !r->posts[rank].call)
         return l->left[rank];
     if (l->left[rank] < 2)
         return false;
@@ -159,7 +159,7 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
         return !tly_stage_is_summed(l, r);
     if (r->work)
         return !tly_work_finished(r);
-    return r->op->kind == TALLY_ALLGATHER || !(r->posts[rank].flags & TLY_POST_EAGER);
+    return r->op->call->gathered || !(r->posts[rank].flags & TLY_POST_EAGER);
 }
 
 /* Take this rank's memory back from a round that cannot be finished.  False: the job fails meanwhile. */

@@ -13,11 +13,11 @@
 #include "base/error.h"
 #include "local/posts.h"
 #include "local/work.h"
-#include "tally/tally.h"
+#include "ops/local.h"
 
-static bool sends(const struct tly_local *l, const struct tly_local_op *op)
+static bool posts_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
-    return op->kind != TALLY_BROADCAST || op->root == l->me;
+    return !op->mark && tly_gives(op->call->givers, op->root, l->me);
 }
 
 static uint64_t address(const void *p)
@@ -28,8 +28,8 @@ static uint64_t address(const void *p)
 /* Say where a large tensor lies; stage it where the others cannot reach it.  False: no memory. */
 static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
 {
-    bool writes = op->kind == TALLY_PUSH_PULL;
-    uint64_t in = sends(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
+    bool writes = op->call->reduces;
+    uint64_t in = posts_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
     uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
     p->input = in ? in : address(op->input);
     p->output = out ? out : address(op->output);
@@ -37,7 +37,7 @@ static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post 
         p->flags |= in && out ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT : 0;
         return true;
     }
-    bool stage_in = sends(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
+    bool stage_in = posts_gives(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
     if (stage_in || stage_out) {
         if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
             return false;
@@ -96,9 +96,10 @@ void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct
 static bool post(struct tly_local *l, struct tly_local_op *op)
 {
     struct tly_post p = {
-        .key = op->key, .spec = op->spec, .round = op->round, .kind = op->kind, .first_dim = op->first_dim};
+        .key = op->key, .spec = op->spec, .round = op->round, .call = op->number, .first_dim = op->first_dim};
     bool small = op->bytes <= TLY_EAGER && !op->parts;
-    uint32_t payload = small && sends(l, op) && !op->mark ? (uint32_t)op->bytes : 0;
+    bool sums = !op->mark && op->call->reduces;
+    uint32_t payload = small && posts_gives(l, op) ? (uint32_t)op->bytes : 0;
     uint64_t need = sizeof p + tly_posts_bytes_behind(payload);
     if (!tly_posts_has_room(l, need + sizeof p) || (op->parts && !l->free_count))
         return false;
@@ -107,7 +108,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return false; /* it stays where the failure will find it */
     }
-    p.bytes = sends(l, op) && !op->mark ? op->bytes : 0;
+    p.bytes = posts_gives(l, op) ? op->bytes : 0;
     p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0) |
               (op->stands_in ? TLY_POST_LATE : 0);
     bool placed = small || op->mark || place(l, op, &p);
@@ -118,11 +119,10 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         l->calls->broken(l->user, ENOMEM, sentence);
         return false;
     }
-    bool works = op->parts || (!small && op->kind == TALLY_PUSH_PULL) ||
-                 (l->me == 0 && (!small || op->kind == TALLY_ALLGATHER));
+    bool works = op->parts || (!small && sums) || (l->me == 0 && !op->mark && (!small || op->call->gathered));
     if (op->mark || !placed || (works && !take_work(l, &p)))
         p.flags |= TLY_POST_SERVICE;
-    if (op->kind == TALLY_PUSH_PULL)
+    if (op->parts || sums)
         p.first_dim = op->parts ? (int64_t)op->parts : op->priority;
     if (op->parts) {
         op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
@@ -135,8 +135,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
         w->what.reduction = op->reduction;
     }
     book(l, r, op, &p);
-    if (!small && op->kind == TALLY_PUSH_PULL && !op->parts &&
-        !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
+    if (!small && sums && !op->parts && !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
         tly_stage_prepare(l, r);
     uint64_t at = l->tail;
     tly_posts_show(l, op, &p);
@@ -150,7 +149,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
  * nobody has begun it, nor will.  False: no room in the ring. */
 static bool take_back(struct tly_local *l, const struct tly_local_op *op)
 {
-    struct tly_post p = {.key = op->key, .round = op->round, .kind = op->kind, .flags = TLY_POST_BACK};
+    struct tly_post p = {.key = op->key, .round = op->round, .call = op->number, .flags = TLY_POST_BACK};
     if (!tly_posts_has_room(l, 2 * sizeof p))
         return false;
     atomic_fetch_add(&l->at[0].control->doubts, 1);

@@ -20,7 +20,6 @@
 #include "base/error.h"
 #include "local/work.h"
 #include "reduce/reduce.h"
-#include "tally/tally.h"
 
 enum {
     WINDOW = 512 << 10, /* at most: with what it comes from and goes to it stays in the second cache */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "local/work.h"
+#include "ops/call.h"
 #include "tally/tally.h"
 
 #include <cmocka.h>
@@ -37,7 +38,7 @@ static int begin(void **state)
     f.l.calls = &calls;
     f.l.own = f.l.at[0].control = &f.control;
     f.l.in_flight = 1;
-    f.op = (struct tly_local_op){.kind = TALLY_PUSH_PULL,
+    f.op = (struct tly_local_op){.call = tly_call_push_pull.local,
                                  .dtype = TALLY_FLOAT32,
                                  .reduction = TALLY_SUM,
                                  .prescale = 1,

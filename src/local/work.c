@@ -2,7 +2,7 @@
  *
  * A large reduction in the pool is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes
  * the sum to all ranks, so a rank that computes delays nobody: the others do its share.  (One of private memory: stage.c.)
- * Broadcasts and gathers are read by each receiver for itself: private memory by process_vm_readv. */
+ * What is not reduced, each rank takes from the others for itself: private memory by process_vm_readv. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@
 #include "base/clock.h"
 #include "local/process.h"
 #include "local/work.h"
+#include "ops/local.h"
 #include "reduce/reduce.h"
-#include "tally/tally.h"
 
 enum {
     LEAST_PART = 8 << 10,
@@ -46,18 +46,52 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
                                   .postscale = op->postscale};
 }
 
+/* What this rank takes of each rank, of so many bytes that each gives. */
+static void work_takes(const struct tly_local *l, const struct tly_local_op *op, const uint64_t given[],
+                       struct tly_local_take take[])
+{
+    const struct tly_local_view view = {.me = l->me, .ranks = l->count, .root = op->root, .given = given};
+    memset(take, 0, l->count * sizeof *take);
+    op->call->takes(&view, take);
+}
+
+static void work_take_all(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
+{
+    uint64_t given[TLY_LOCAL_RANKS];
+    struct tly_local_take take[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++)
+        given[i] = tly_gives(op->call->givers, op->root, i) ? op->bytes : 0;
+    work_takes(l, op, given, take);
+    for (uint32_t i = 0; i < l->count; i++) {
+        const uint8_t *from = (const uint8_t *)in[i] + take[i].from;
+        uint8_t *to = (uint8_t *)op->output + take[i].to;
+        if (take[i].bytes && to != from)
+            memcpy(to, from, take[i].bytes);
+    }
+}
+
+void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
+{
+    if (!op->bytes)
+        return;
+    if (!op->call->reduces) {
+        if (op->call->takes)
+            work_take_all(l, op, in);
+        return;
+    }
+    struct tly_reduction how = tly_work_how(l, op);
+    tly_reduce(&how, (int)l->count, in, op->output, op->count);
+}
+
 void tly_work_eager(struct tly_local *l, struct tly_round *r)
 {
     const struct tly_local_op *op = r->op;
-    if (op->kind == TALLY_BROADCAST && op->root != l->me && op->bytes)
-        memcpy(op->output, r->data + (size_t)op->root * r->room, op->bytes);
-    if (op->kind != TALLY_PUSH_PULL || !op->count)
-        return;
     const void *in[TLY_LOCAL_RANKS];
+    if (!op->bytes)
+        return;
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = i == l->me ? op->input : r->posts[i].kind ? r->data + (size_t)i * r->room : zeros;
-    struct tly_reduction h = tly_work_how(l, op);
-    tly_reduce(&h, (int)l->count, in, op->output, op->count);
+        in[i] = i == l->me ? op->input : r->posts[i].call ? r->data + (size_t)i * r->room : zeros;
+    tly_work_make(l, op, in);
 }
 
 /* --- private memory ------------------------------------------------------------------------------ */
@@ -125,11 +159,11 @@ static void reduce_block(struct tly_local *l, struct tly_round *r, const struct 
 {
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
-        in[i] = r->posts[i].kind ? l->at[i].base + r->posts[i].input + from : zeros;
+        in[i] = r->posts[i].call ? l->at[i].base + r->posts[i].input + from : zeros;
     uint8_t *sum = l->at[r->lead].base + r->posts[r->lead].output + from;
     tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
     for (uint32_t i = r->lead + 1; i < l->count; i++)
-        if (r->posts[i].kind)
+        if (r->posts[i].call)
             memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
 }
 
@@ -161,9 +195,8 @@ static bool is_left(const struct tly_round *r, uint64_t next)
 
 bool tly_work_left(const struct tly_round *r)
 {
-    return r->op->kind == TALLY_PUSH_PULL
-               ? is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed))
-               : !r->counted;
+    return r->op->call->reduces ? is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed))
+                                : !r->counted;
 }
 
 static bool take_part(struct tly_round *r, uint32_t *part)
@@ -227,7 +260,7 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
 
 bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
 {
-    if (r->op->kind != TALLY_PUSH_PULL)
+    if (!r->op->call->reduces)
         return true; /* the others only read, and what they have read counts for nothing */
     uint64_t v = atomic_load(&r->work->next);
     while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
@@ -235,40 +268,42 @@ bool tly_work_give_up(struct tly_local *l, const struct tly_round *r)
     return tly_work_await_others(l, r->posts[r->lead].work + 1u);
 }
 
-/* All of one rank's data into our memory. */
-static bool fetch(struct tly_local *l, struct tly_round *r, uint32_t rank, uint8_t *to)
+/* What this rank takes of one rank's data, into our memory. */
+static bool work_fetch(struct tly_local *l, struct tly_round *r, uint32_t rank,
+                       const struct tly_local_take *take)
 {
     const struct tly_post *p = &r->posts[rank];
-    if (rank == l->me) {
-        if (p->bytes && to != r->op->input)
-            memcpy(to, r->op->input, p->bytes);
-        return true;
-    }
-    if (p->flags & TLY_POST_EAGER) {
-        if (p->bytes)
-            memcpy(to, r->data + (size_t)rank * r->room, p->bytes);
-        return true;
-    }
-    if (p->flags & TLY_POST_POOL_IN) {
-        memcpy(to, l->at[rank].base + p->input, p->bytes);
-        return true;
-    }
-    return tly_work_read(l, rank, p->input, to, p->bytes);
+    uint8_t *to = (uint8_t *)r->op->output + take->to;
+    const uint8_t *from = r->op->input;
+    if (rank != l->me)
+        from = p->flags & TLY_POST_EAGER ? r->data + (size_t)rank * r->room
+                                         : tly_work_seen(l, rank, p->input, p->flags & TLY_POST_POOL_IN);
+    if (!from)
+        return tly_work_read(l, rank, p->input + take->from, to, take->bytes);
+    if (to != from + take->from)
+        memcpy(to, from + take->from, take->bytes);
+    return true;
+}
+
+static bool work_fetch_all(struct tly_local *l, struct tly_round *r)
+{
+    uint64_t given[TLY_LOCAL_RANKS];
+    struct tly_local_take take[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++)
+        given[i] = r->posts[i].bytes;
+    work_takes(l, r->op, given, take);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (take[i].bytes && !work_fetch(l, r, i, &take[i]))
+            return false;
+    return true;
 }
 
 bool tly_work_do(struct tly_local *l, struct tly_round *r)
 {
-    const struct tly_local_op *op = r->op;
-    if (op->kind == TALLY_PUSH_PULL)
+    if (r->op->call->reduces)
         return reduce_part(l, r);
     if (r->counted)
         return false;
     r->counted = true;
-    if (op->kind == TALLY_BROADCAST)
-        return (op->root == l->me || fetch(l, r, op->root, op->output)) && done(l, r);
-    uint8_t *to = op->output;
-    for (uint32_t i = 0; i < l->count; to += r->posts[i++].bytes)
-        if (!fetch(l, r, i, to))
-            return false;
-    return done(l, r);
+    return work_fetch_all(l, r) && done(l, r);
 }

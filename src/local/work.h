@@ -29,7 +29,9 @@ bool tly_work_give_up(struct tly_local *l, const struct tly_round *r);
 /* Wait until no neighbour works at what has this name.  A neighbour that is stopped there breaks the communicator, or this
  * rank's thread would wait for it and be taken for dead itself.  False: the job fails meanwhile. */
 bool tly_work_await_others(struct tly_local *l, uint32_t at);
-/* Make the result in this rank's memory; all posts hold their payload. */
+/* Make the result in this rank's memory of what each rank gives, which lies at in[]. */
+void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[]);
+/* The same; all posts hold their payload. */
 void tly_work_eager(struct tly_local *l, struct tly_round *r);
 
 /* Copy from or to a rank's private memory, with the care that it takes.  False: it cannot be reached any more. */

@@ -13,6 +13,7 @@
 
 struct tally_comm;
 struct tally_op;
+struct tly_local_call;
 struct tly_request;
 
 /* The caller's memory that a call must have, if it has elements. */
@@ -35,7 +36,8 @@ struct tly_call {
     bool moves;   /* data crosses the network cards as soon as all ranks have submitted it */
     bool finds;   /* its result is a rank: tally_op_source() */
     bool empty;   /* it has no data */
-    bool shared;  /* ranks that share memory can do it there */
+    /* How ranks that share memory do it there; NULL: they cannot. */
+    const struct tly_local_call *local;
     /* Size of the operation's own state (tly_op_own), clear at first. */
     uint16_t own_bytes;
 
@@ -57,10 +59,7 @@ struct tly_call {
      * follows from it. */
     int (*answered)(struct tally_comm *c, struct tally_op *op);
 
-    /* From any thread, as the next.  Where ranks share memory: each one's first dimension, and the bytes of its piece.
-     * Returns where the result goes; NULL: out of memory.  No function: it has no pieces there. */
-    void *(*gathered)(struct tally_op *op, const int64_t first_dims[], const uint64_t bytes[]);
-    /* The last reference is gone: free what the own state owns.  NULL: nothing. */
+    /* From any thread.  The last reference is gone: free what the own state owns.  NULL: nothing. */
     void (*release)(struct tally_op *op);
 };
 

@@ -24,21 +24,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ops/givers.h"
 #include "wire/frame.h"
 
 struct members;
 struct round;
 struct tly_job;
 
-/* Which ranks bring data.  The others ask for the result with a request. */
-enum tly_rule_givers { TLY_ALL_GIVE, TLY_ROOT_GIVES, TLY_NONE_GIVE };
-
 /* Which groups a frame may name: any but two ranks alone, any, or two ranks alone. */
 enum tly_rule_groups { TLY_LISTS, TLY_LISTS_AND_PAIRS, TLY_PAIRS };
 
 struct tly_rule {
     const char *name;
-    enum tly_rule_givers givers;
+    enum tly_givers givers; /* the other ranks ask for the result with a request */
     enum tly_rule_groups groups;
     bool streams; /* the result grows with what has come from all; else it comes once all of that is whole */
     bool divides; /* advance() may run for several ranges at once, in threads of the crew */
@@ -71,7 +69,7 @@ static inline uint32_t tly_rule_part_length(const struct tly_frame *f, const str
 
 static inline bool tly_rule_gives(const struct tly_rule *rule, const struct tly_frame *f, uint32_t rank)
 {
-    return rule->givers == TLY_ALL_GIVE || (rule->givers == TLY_ROOT_GIVES && rank == f->root);
+    return tly_gives(rule->givers, f->root, rank);
 }
 
 /* The rule of a push with this header; NULL: there is none. */

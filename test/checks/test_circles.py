@@ -75,8 +75,9 @@ def test_files_use_those_above_them_in_the_list(folder, header, least):
         assert [other for other in used if place.get(other, -1) > place.get(name, -1)] == [], name
 
 
-def test_the_service_names_no_operation():
-    for name, text in sources_of("sum").items():
+@pytest.mark.parametrize("folder", ["sum", "local"])
+def test_a_folder_names_no_operation(folder):
+    for name, text in sources_of(folder).items():
         code = COMMENT.sub("", text)
         assert re.findall(r"\bTALLY_(?:PUSH_PULL|BROADCAST|ALLGATHER|BARRIER|REDUCE|REDUCE_SCATTER)\b", code) == [], name
         assert re.findall(r"\b(?:TALLY_(?:ALLTOALL|GATHER|SCATTER|MESSAGE)|TLY_PROBE)\b", code) == [], name

@@ -18,6 +18,7 @@
 #include "comm/submit.h"
 #include "comm/tensor.h"
 #include "ops/call.h"
+#include "ops/local.h"
 #include "plan/plan.h"
 #include "reduce/reduce.h"
 
@@ -246,18 +247,27 @@ static void *gather_place(struct tally_op *op, const int64_t first_dims[], const
     return own->data;
 }
 
+/* All pieces, one behind the other. */
+static void gather_takes(const struct tly_local_view *v, struct tly_local_take take[])
+{
+    uint64_t to = 0;
+    for (uint32_t i = 0; i < v->ranks; to += v->given[i++])
+        take[i] = (struct tly_local_take){.to = to, .bytes = v->given[i]};
+}
+
+static const struct tly_local_call gather_local = {.takes = gather_takes, .gathered = gather_place};
+
 const struct tly_call tly_call_allgather = {
     .own_bytes = sizeof(struct gather),
     .check = gather_check,
     .needs = gather_needs,
     .furnish = gather_furnish,
     .cut = gather_cut,
-    .gathered = gather_place,
     .release = gather_release,
     .answered = gather_listed,
     .function = "tally_allgather",
     .even_function = "tally_allgather_into",
-    .shared = true,
+    .local = &gather_local,
     .collective = "all_gather",
     .shaped = true,
     .pieces = true,

@@ -9,12 +9,20 @@
 #include "comm/spec.h"
 #include "comm/submit.h"
 #include "ops/call.h"
+#include "ops/local.h"
 #include "reduce/reduce.h"
+
+static bool sum_spares(uint32_t root)
+{
+    return true;
+}
+
+static const struct tly_local_call sum_local = {.reduces = true, .spares = sum_spares};
 
 const struct tly_call tly_call_push_pull = {
     .cut = tly_parts_whole,
     .function = "tally_push_pull",
-    .shared = true,
+    .local = &sum_local,
     .collective = "all_reduce",
     .reduces = true,
     .shaped = true,

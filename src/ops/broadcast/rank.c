@@ -6,6 +6,7 @@
 #include "comm/part.h"
 #include "comm/parts.h"
 #include "ops/call.h"
+#include "ops/local.h"
 
 /* Its one buffer is the output. */
 static unsigned broadcast_needs(const tally_comm *c, const struct tly_request *r)
@@ -26,11 +27,19 @@ static int broadcast_cut(tally_comm *c, struct tally_op *op)
     return err;
 }
 
+static void broadcast_takes(const struct tly_local_view *v, struct tly_local_take take[])
+{
+    if (v->me != v->root)
+        take[v->root].bytes = v->given[v->root];
+}
+
+static const struct tly_local_call broadcast_local = {.givers = TLY_ROOT_GIVES, .takes = broadcast_takes};
+
 const struct tly_call tly_call_broadcast = {
     .needs = broadcast_needs,
     .cut = broadcast_cut,
     .function = "tally_broadcast",
-    .shared = true,
+    .local = &broadcast_local,
     .collective = "broadcast",
     .root = "from",
     .shaped = true,
