@@ -35,7 +35,7 @@ static bool called_off(struct tly_local *l, const struct tly_errand *e)
  * elected one may wait for it. */
 static bool is_passed_over(const struct tly_local *l, const struct tly_round *r, int windowed)
 {
-    return r->windowed && windowed >= MOST_WINDOWED && !r->op->borrowed && !tly_stage_is_elected(l, r);
+    return r->windowed && windowed >= MOST_WINDOWED && !r->op->borrowed && !tly_staging_is_elected(l, r);
 }
 
 /* Whether any round has one for this rank, now, or somebody has left. */
@@ -50,7 +50,7 @@ static bool has_step(struct tly_local *l)
         if (is_passed_over(l, r, windowed))
             continue;
         if (tly_work_finished(r) || r->op->parts ||
-            (r->windowed ? tly_stage_can(l, r, windowed == 0) : tly_work_left(r)))
+            (r->windowed ? tly_staging_can(l, r, windowed == 0) : tly_work_left(r)))
             return true;
         windowed += r->windowed;
     }
@@ -74,7 +74,7 @@ static bool step(struct tly_local *l, const struct tly_errand *e)
         before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
         if ((e->light && r->moved > e->light) ||
             !(r->op->parts  ? tly_team_do(l, r, before)
-              : r->windowed ? tly_stage_do(l, r, windowed == 0)
+              : r->windowed ? tly_staging_do(l, r, windowed == 0)
                             : tly_work_do(l, r))) {
             windowed += r->windowed;
             continue;

@@ -237,7 +237,7 @@ void tly_local_unref(struct tly_local *l)
         free(r->data);
         free(r);
     }
-    tly_stage_close(l);
+    tly_staging_close(l);
     tly_segment_unref(l->segment);
     pthread_mutex_destroy(&l->lock);
     pthread_mutex_destroy(&l->inbox_lock);

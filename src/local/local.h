@@ -13,7 +13,7 @@
  *   segment.c    the memory, and the pool for tensors
  *   wake.c       whom a change is to wake, and sleeping
  *   work.c       moving and reducing the data
- *   stage.c      reductions through windows
+ *   staging.c    reductions through windows
  *   team.c       what a team does
  *   meet.c       the start: segments change hands
  *   ring.c       posts as bytes in a rank's ring

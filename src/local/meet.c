@@ -366,7 +366,7 @@ int tly_local_meet(struct tly_local *l)
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         if (!l->scratch)
             cannot(&m, "out of memory");
-        else if (tly_stage_open(l) != 0)
+        else if (tly_staging_open(l) != 0)
             cannot(&m, "%s", tly_error());
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)

@@ -1,7 +1,7 @@
 /* posts.c - rounds: where the posts of all ranks meet.
  *
  * A round begins when all its posts are there and are the same.  A small one is done at once (work.c).  A larger one goes
- * into the list of ready rounds and is worked on part by part (work.c), through windows (stage.c), or by a team (team.c).
+ * into the list of ready rounds and is worked on part by part (work.c), through windows (staging.c), or by a team (team.c).
  * If the posts differ, a rank refuses, or zeros cannot stand for a rank that has joined, all ranks hand the operation
  * back.  A round stays until all its posts have come, though its operation has ended here, and is then used again.
  *
@@ -115,8 +115,8 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
     tly_list_init(&r->node);
     tly_list_remove(&op->node);
     if (r->windowed) {
-        tly_stage_close_window(l, op);
-        tly_stage_elect(l, r);
+        tly_staging_give_back(l, op);
+        tly_staging_elect(l, r);
     } else if (!op->parts) {
         if (op->borrowed) /* to look for it takes a lock that the whole process has */
             tly_pool_free(op->borrowed);
@@ -178,7 +178,7 @@ static void make_ready(struct tly_local *l, struct tly_round *r)
         n = n->prev;
     tly_list_append(n->next, &r->node);
     if (r->windowed)
-        tly_stage_elect(l, NULL);
+        tly_staging_elect(l, NULL);
 }
 
 static bool in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)
@@ -252,8 +252,8 @@ static void begin(struct tly_local *l, struct tly_round *r)
         return;
     }
     r->parts = l->count;
-    if (op->call->reduces && r->arrived == l->count && tly_stage_suits(l, r))
-        tly_stage_begin(l, r);
+    if (op->call->reduces && r->arrived == l->count && tly_staging_suits(l, r))
+        tly_staging_begin(l, r);
     else if (op->call->reduces)
         tly_work_cut(l, r);
     make_ready(l, r);

@@ -156,7 +156,7 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
         return false;
     /* It has given up what has not ended; a payload that came in the post is here all the same. */
     if (r->windowed && r->work)
-        return !tly_stage_is_summed(l, r);
+        return !tly_staging_is_summed(l, r);
     if (r->work)
         return !tly_work_finished(r);
     return r->op->call->gathered || !(r->posts[rank].flags & TLY_POST_EAGER);
@@ -169,7 +169,7 @@ static bool give_up(struct tly_local *l, const struct tly_round *r)
         return tly_team_give_up(l, r);
     if (!r->work)
         return true;
-    return r->windowed ? tly_stage_give_up(l, r) : tly_work_give_up(l, r);
+    return r->windowed ? tly_staging_give_up(l, r) : tly_work_give_up(l, r);
 }
 
 void tly_posts_end_lost(struct tly_local *l)

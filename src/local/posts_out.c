@@ -1,8 +1,8 @@
 /* posts_out.c - posts what this rank submits, takes posts back, and says that it has joined.
  *
  * Operations come from the inbox into the backlog and from there into the rank's ring, as far as there is room.  A small
- * tensor travels in the post.  A large one's post says where it lies; where the other ranks cannot reach it, it is staged
- * in the pool or goes through windows.  The post also names an entry for the work, which is free again once the round
+ * tensor travels in the post.  A large one's post says where it lies; where the other ranks cannot reach it, it is copied
+ * into the pool or goes through windows.  The post also names an entry for the work, which is free again once the round
  * has ended here.
  *
  * All under the engine's lock. */
@@ -25,7 +25,7 @@ static uint64_t address(const void *p)
     return (uint64_t)(uintptr_t)p;
 }
 
-/* Say where a large tensor lies; stage it where the others cannot reach it.  False: no memory. */
+/* Say where a large tensor lies; copy it into the pool where the others cannot reach it.  False: no memory. */
 static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
 {
     bool writes = op->call->reduces;
@@ -37,16 +37,16 @@ static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post 
         p->flags |= in && out ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT : 0;
         return true;
     }
-    bool stage_in = posts_gives(l, op) && !in && !l->direct, stage_out = writes && !out && !l->direct;
-    if (stage_in || stage_out) {
+    bool copy_in = posts_gives(l, op) && !in && !l->direct, copy_out = writes && !out && !l->direct;
+    if (copy_in || copy_out) {
         if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
             return false;
         uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
-        if (stage_in) {
+        if (copy_in) {
             memcpy(op->borrowed, op->input, op->bytes);
             p->input = in = at;
         }
-        if (stage_out)
+        if (copy_out)
             p->output = out = at;
     }
     p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
@@ -136,7 +136,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
     }
     book(l, r, op, &p);
     if (!small && sums && !op->parts && !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
-        tly_stage_prepare(l, r);
+        tly_staging_prepare(l, r);
     uint64_t at = l->tail;
     tly_posts_show(l, op, &p);
     posted(l, r, at);

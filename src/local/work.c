@@ -1,7 +1,7 @@
 /* work.c - moving and reducing the data of a round whose posts are all there.
  *
  * A large reduction in the pool is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes
- * the sum to all ranks, so a rank that computes delays nobody: the others do its share.  (One of private memory: stage.c.)
+ * the sum to all ranks, so a rank that computes delays nobody: the others do its share.  (One of private memory: staging.c.)
  * What is not reduced, each rank takes from the others for itself: private memory by process_vm_readv. */
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* work.h - what is done with the data of a round whose posts are all there: among ranks of one machine by work.c, through
- * windows by stage.c, by a team of several machines by team.c.  All under the engine's lock. */
+ * windows by staging.c, by a team of several machines by team.c.  All under the engine's lock. */
 #ifndef TLY_LOCAL_WORK_H
 #define TLY_LOCAL_WORK_H
 
@@ -44,31 +44,31 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
 /* Has some rank's communicator failed?  What was read of its memory may be something else by now. */
 bool tly_work_is_given_up(const struct tly_local *l);
 
-/* --- stage.c --- */
+/* --- staging.c --- */
 
 /* Is some rank's tensor in private memory?  All posts are there. */
-bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r);
+bool tly_staging_suits(const struct tly_local *l, const struct tly_round *r);
 /* Have memory for the first windows, so that there is no lack of it later.  -ENOMEM: with a sentence. */
-int tly_stage_open(struct tly_local *l);
-void tly_stage_close(struct tly_local *l);
+int tly_staging_open(struct tly_local *l);
+void tly_staging_close(struct tly_local *l);
 /* This rank's tensor, in private memory, is about to be posted: put the beginning of it in.  r->posts has the post, r->op the
  * operation. */
-void tly_stage_prepare(struct tly_local *l, struct tly_round *r);
+void tly_staging_prepare(struct tly_local *l, struct tly_round *r);
 /* Begin; all posts are there. */
-void tly_stage_begin(struct tly_local *l, struct tly_round *r);
+void tly_staging_begin(struct tly_local *l, struct tly_round *r);
 /* Is it the one for which each rank keeps a window? */
-bool tly_stage_is_elected(const struct tly_local *l, const struct tly_round *r);
+bool tly_staging_is_elected(const struct tly_local *l, const struct tly_round *r);
 /* A round has become ready, or this one has ended here: is another to be elected, and by this rank? */
-void tly_stage_elect(struct tly_local *l, const struct tly_round *ended);
+void tly_staging_elect(struct tly_local *l, const struct tly_round *ended);
 /* Do a block; `first`: no other round that goes through windows comes before it.  True: something was done. */
-bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first);
+bool tly_staging_do(struct tly_local *l, struct tly_round *r, bool first);
 /* Is there a block to do? */
-bool tly_stage_can(const struct tly_local *l, const struct tly_round *r, bool first);
+bool tly_staging_can(const struct tly_local *l, const struct tly_round *r, bool first);
 /* Is all of it summed, so that what is left needs no other rank? */
-bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r);
-void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op);
+bool tly_staging_is_summed(const struct tly_local *l, const struct tly_round *r);
+void tly_staging_give_back(struct tly_local *l, struct tly_local_op *op);
 /* This rank's window and tensor are lent no more, and nobody is at them.  False: the job fails meanwhile. */
-bool tly_stage_give_up(struct tly_local *l, const struct tly_round *r);
+bool tly_staging_give_up(struct tly_local *l, const struct tly_round *r);
 
 /* --- team.c --- */
 

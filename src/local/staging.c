@@ -1,4 +1,4 @@
-/* stage.c - a reduction of tensors that are not all in the pool.
+/* staging.c - a reduction of tensors that are not all in the pool.
  *
  * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
  * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
@@ -49,7 +49,7 @@ static bool is_pooled(const struct tly_post *p)
     return (~p->flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
 }
 
-bool tly_stage_suits(const struct tly_local *l, const struct tly_round *r)
+bool tly_staging_suits(const struct tly_local *l, const struct tly_round *r)
 {
     bool pooled = true;
     for (uint32_t i = 0; i < l->count; i++)
@@ -76,7 +76,7 @@ static uint32_t count_in(uint64_t value, uint32_t gen)
     return (uint32_t)(value >> 32) != gen ? UINT32_MAX : (uint32_t)value == UINT32_MAX ? 0 : (uint32_t)value;
 }
 
-/* acquire: the blocks are there; seq_cst: pairs with tly_stage_give_up(). */
+/* acquire: the blocks are there; seq_cst: pairs with tly_staging_give_up(). */
 static uint32_t staged_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return count_in(atomic_load(&work_of(l, r, rank)->next), r->posts[rank].gen);
@@ -121,7 +121,7 @@ static bool can_sum(const struct tly_local *l, const struct tly_round *r)
 static bool can_open(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return ((first || l->windows < MOST_WINDOWS) && (!l->no_more || l->window[0].is_free)) ||
-           (l->window[1].is_free && tly_stage_is_elected(l, r));
+           (l->window[1].is_free && tly_staging_is_elected(l, r));
 }
 
 static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
@@ -140,12 +140,12 @@ static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
     return (owner == l->me ? r->summed : summed_by(l, r, owner)) > r->copied / l->count;
 }
 
-bool tly_stage_can(const struct tly_local *l, const struct tly_round *r, bool first)
+bool tly_staging_can(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return can_sum(l, r) || can_put_in(l, r, first) || can_take_out(l, r);
 }
 
-bool tly_stage_is_summed(const struct tly_local *l, const struct tly_round *r)
+bool tly_staging_is_summed(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t first = first_of(l, r, i),
@@ -241,7 +241,7 @@ static bool open_window(struct tly_local *l, struct tly_round *r)
         op->borrowed = NULL;
         l->no_more = true; /* until one is given back */
     }
-    if (!op->borrowed && tly_stage_is_elected(l, r))
+    if (!op->borrowed && tly_staging_is_elected(l, r))
         op->borrowed = kept_window(l, 1);
     if (!op->borrowed)
         return false;
@@ -257,15 +257,15 @@ static uint64_t name_of(const struct tly_round *r)
     return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
 }
 
-bool tly_stage_is_elected(const struct tly_local *l, const struct tly_round *r)
+bool tly_staging_is_elected(const struct tly_local *l, const struct tly_round *r)
 {
     return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == name_of(r);
 }
 
-void tly_stage_elect(struct tly_local *l, const struct tly_round *ended)
+void tly_staging_elect(struct tly_local *l, const struct tly_round *ended)
 {
     _Atomic uint64_t *elected = &l->own->elected;
-    if (l->me != 0 || (atomic_load(elected) != 0 && !(ended && tly_stage_is_elected(l, ended))))
+    if (l->me != 0 || (atomic_load(elected) != 0 && !(ended && tly_staging_is_elected(l, ended))))
         return;
     uint64_t name = 0;
     for (struct tly_list *n = l->ready.next; n != &l->ready && !name; n = n->next) {
@@ -277,7 +277,7 @@ void tly_stage_elect(struct tly_local *l, const struct tly_round *ended)
         tly_local_tell(l);
 }
 
-void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op)
+void tly_staging_give_back(struct tly_local *l, struct tly_local_op *op)
 {
     if (!op->borrowed)
         return;
@@ -292,7 +292,7 @@ void tly_stage_close_window(struct tly_local *l, struct tly_local_op *op)
     op->borrowed = NULL;
 }
 
-int tly_stage_open(struct tly_local *l)
+int tly_staging_open(struct tly_local *l)
 {
     for (int i = 0; i < 2; i++) {
         int err = tly_pool_borrow(l->segment, WINDOW, &l->window[i].at);
@@ -303,7 +303,7 @@ int tly_stage_open(struct tly_local *l)
     return 0;
 }
 
-void tly_stage_close(struct tly_local *l)
+void tly_staging_close(struct tly_local *l)
 {
     for (int i = 0; i < 2; i++)
         if (l->window[i].at)
@@ -338,14 +338,14 @@ static bool take_out(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-void tly_stage_prepare(struct tly_local *l, struct tly_round *r)
+void tly_staging_prepare(struct tly_local *l, struct tly_round *r)
 {
     cut(l, r);
     while (r->op->bytes <= EARLY && put_in(l, r, false))
         ;
 }
 
-void tly_stage_begin(struct tly_local *l, struct tly_round *r)
+void tly_staging_begin(struct tly_local *l, struct tly_round *r)
 {
     cut(l, r);
     r->work = work_of(l, r, l->me);
@@ -357,7 +357,7 @@ void tly_stage_begin(struct tly_local *l, struct tly_round *r)
     tly_local_tell(l);
 }
 
-bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first)
+bool tly_staging_do(struct tly_local *l, struct tly_round *r, bool first)
 {
     if (sum(l, r))
         return true;
@@ -367,7 +367,7 @@ bool tly_stage_do(struct tly_local *l, struct tly_round *r, bool first)
     return true;
 }
 
-bool tly_stage_give_up(struct tly_local *l, const struct tly_round *r)
+bool tly_staging_give_up(struct tly_local *l, const struct tly_round *r)
 {
     atomic_store(&r->work->next, (uint64_t)r->gen << 32 | UINT32_MAX);
     return tly_work_await_others(l, r->posts[0].work + 1u);
