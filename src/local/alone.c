@@ -3,10 +3,11 @@
  * back. */
 #include "base/clock.h"
 #include "local/posts.h"
+#include "local/way.h"
 #include "local/work.h"
 #include "ops/local.h"
 
-static bool suits(struct tly_local *l, const struct tly_local_op *op)
+static bool alone_suits(struct tly_local *l, const struct tly_local_op *op)
 {
     return op->bytes <= TLY_EAGER && !op->mark && (op->call->givers == TLY_ALL_GIVE || !op->bytes) &&
            !op->call->gathered && !op->parts && l->rounds.count == 0 && l->idle_count > 0 &&
@@ -17,7 +18,7 @@ static bool suits(struct tly_local *l, const struct tly_local_op *op)
 }
 
 /* The next post of a rank, which is there: the payload, if it is the same as ours and does not go round the ring's end. */
-static const void *payload_of(const struct tly_neighbour *n, uint64_t at, const struct tly_post *own)
+static const void *alone_payload(const struct tly_neighbour *n, uint64_t at, const struct tly_post *own)
 {
     const struct tly_post *p = tly_post_at(n->control, at);
     if (p->key != own->key || p->spec != own->spec || p->round != own->round || p->bytes != own->bytes ||
@@ -30,7 +31,7 @@ static const void *payload_of(const struct tly_neighbour *n, uint64_t at, const 
 }
 
 /* Wait for the others' posts; false: not all have come, or one is of something else. */
-static bool meet(struct tly_local *l, const struct tly_post *own, const void *in[])
+static bool alone_meet(struct tly_local *l, const struct tly_post *own, const void *in[])
 {
     int64_t until = 0;
     int spins = 0;
@@ -53,19 +54,19 @@ static bool meet(struct tly_local *l, const struct tly_post *own, const void *in
             if (now >= until)
                 return false;
         }
-        in[i] = payload_of(n, at, own);
+        in[i] = alone_payload(n, at, own);
         if (!in[i])
             return false;
     }
     return true;
 }
 
-enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
+static enum tly_at_once alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
     uint64_t length = sizeof(struct tly_post) + tly_posts_bytes_behind(op->bytes);
     const void *in[TLY_LOCAL_RANKS];
-    if (!suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
-        return TLY_ALONE_NOT;
+    if (!alone_suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
+        return TLY_AT_ONCE_NOT;
     *p = (struct tly_post){.key = op->key,
                            .spec = op->spec,
                            .bytes = op->bytes,
@@ -74,8 +75,8 @@ enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, 
                            .call = op->number,
                            .flags = TLY_POST_EAGER | (op->patient ? TLY_POST_PATIENT : 0)};
     tly_posts_show(l, op, p);
-    if (!meet(l, p, in) || !tly_posts_no_doubts(l))
-        return TLY_ALONE_POSTED;
+    if (!alone_meet(l, p, in) || !tly_posts_no_doubts(l))
+        return TLY_AT_ONCE_POSTED;
     in[l->me] = op->input;
     tly_work_make(l, op, in);
     l->own_posts++;
@@ -86,5 +87,7 @@ enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, 
         }
     atomic_store_explicit(&l->ended_ops, l->ended_ops + 1, memory_order_relaxed);
     atomic_store_explicit(&l->ended_bytes, l->ended_bytes + op->bytes, memory_order_relaxed);
-    return TLY_ALONE_ENDED;
+    return TLY_AT_ONCE_ENDED;
 }
+
+const struct tly_way tly_way_alone = {.name = "alone", .at_once = alone_do};

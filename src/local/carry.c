@@ -8,6 +8,7 @@
  * Only the holder of the communicator's loop calls these. */
 #include "local/drive.h"
 #include "local/posts.h"
+#include "local/way.h"
 #include "local/work.h"
 
 enum { LITTLE = 64 << 10 }; /* of a result, that its user's loop copies to the others */
@@ -37,7 +38,7 @@ static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
         pthread_mutex_trylock(&l->lock) != 0)
         return false;
     bool done = op->held && op->meeting && tly_team_spread(l, op->meeting, piece);
-    if (done && tly_work_finished(op->meeting))
+    if (done && op->meeting->way->is_finished(op->meeting))
         tly_posts_finish(l, op->meeting);
     pthread_mutex_unlock(&l->lock);
     if (atomic_exchange(&l->missed, false) || tly_drive_has_news(l))
@@ -101,7 +102,7 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
     if (op->held) {
         op->held = false;
         if (op->meeting) {
-            tly_team_give_up(l, op->meeting);
+            tly_posts_give_up(l, op->meeting);
             tly_posts_let_go(l, op->meeting);
         }
         atomic_store_explicit(&op->diverted, true, memory_order_release);

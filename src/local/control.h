@@ -60,7 +60,7 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
  * goes through windows: staging.c. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
-    _Atomic uint64_t done;   /* parts (or ranks) that are done; release, pairs with acquire in finished() */
+    _Atomic uint64_t done;   /* parts (or ranks) that are done; release, pairs with acquire in work.c */
     _Atomic uint64_t window; /* its place in the segment */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
     struct {

@@ -9,9 +9,7 @@
 #include "local/drive.h"
 #include "base/clock.h"
 #include "local/posts.h"
-#include "local/work.h"
-
-enum { MOST_WINDOWED = 8 }; /* rounds with windows that are looked at; then only who has one, or is elected */
+#include "local/way.h"
 
 bool tly_drive_has_news(struct tly_local *l)
 {
@@ -31,28 +29,18 @@ static bool called_off(struct tly_local *l, const struct tly_errand *e)
     return !e->light && atomic_load_explicit(&l->spinning, memory_order_relaxed);
 }
 
-/* Of many that go through windows, those far behind cannot get one soon.  Who has one is to give it back all the same: the
- * elected one may wait for it. */
-static bool is_passed_over(const struct tly_local *l, const struct tly_round *r, int windowed)
-{
-    return r->windowed && windowed >= MOST_WINDOWED && !r->op->borrowed && !tly_staging_is_elected(l, r);
-}
-
 /* Whether any round has one for this rank, now, or somebody has left. */
 static bool has_step(struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
             return true;
-    int windowed = 0;
+    struct tly_turn turn = {0};
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        if (is_passed_over(l, r, windowed))
-            continue;
-        if (tly_work_finished(r) || r->op->parts ||
-            (r->windowed ? tly_staging_can(l, r, windowed == 0) : tly_work_left(r)))
+        if (r->way->is_finished(r) || r->way->can_step(l, r, &turn))
             return true;
-        windowed += r->windowed;
+        turn.in_order += r->way->in_order;
     }
     return false;
 }
@@ -60,26 +48,19 @@ static bool has_step(struct tly_local *l)
 /* One step of the first round that has one. */
 static bool step(struct tly_local *l, const struct tly_errand *e)
 {
-    uint64_t before = 0; /* bytes that wait to be sent, of what is as urgent */
-    int windowed = 0;    /* of those that go through windows, looked at in vain */
-    for (struct tly_list *n = l->ready.next, *next; n != &l->ready; n = next) {
+    struct tly_turn turn = {0};
+    for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        next = n->next;
-        if (is_passed_over(l, r, windowed))
-            continue;
-        if (tly_work_finished(r)) {
-            tly_posts_finish(l, r);
-            return true;
+        bool done = r->way->is_finished(r);
+        if (!done) {
+            turn.before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
+            if ((e->light && r->moved > e->light) || !r->way->step(l, r, &turn)) {
+                turn.in_order += r->way->in_order;
+                continue;
+            }
+            done = r->way->is_finished(r);
         }
-        before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
-        if ((e->light && r->moved > e->light) ||
-            !(r->op->parts  ? tly_team_do(l, r, before)
-              : r->windowed ? tly_staging_do(l, r, windowed == 0)
-                            : tly_work_do(l, r))) {
-            windowed += r->windowed;
-            continue;
-        }
-        if (tly_work_finished(r))
+        if (done)
             tly_posts_finish(l, r);
         return true;
     }

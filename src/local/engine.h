@@ -13,6 +13,8 @@
 #include "local/control.h"
 #include "local/local.h"
 
+struct tly_way;
+
 struct tly_neighbour {
     struct tly_control *control;
     uint8_t *base; /* mapped; ours for ourselves */
@@ -32,8 +34,8 @@ struct tly_round {
     uint32_t lead;  /* the lowest rank that has posted it; once all that will have */
     bool posted, over, counted;
     bool asked;                      /* for this rank to stand in */
-    bool windowed;                   /* it goes through windows: */
-    uint32_t staged, summed, copied; /* how far this rank is; the last: with its own result */
+    const struct tly_way *way;       /* once this rank posts it (way.h) */
+    uint32_t staged, summed, copied; /* of windows: how far this rank is; the last: with its own result */
     uint64_t order;                  /* where the lowest rank's post was in its ring */
     uint64_t moved;                  /* bytes of the result in this rank's memory; once it has begun */
     uint32_t parts, part_bytes, gen;

@@ -12,23 +12,28 @@
  *   process.c    whether another rank still lives
  *   segment.c    the memory, and the pool for tensors
  *   wake.c       whom a change is to wake, and sleeping
- *   work.c       moving and reducing the data
- *   staging.c    reductions through windows
- *   team.c       what a team does
+ *   work.c       what the ways have in common
+ *   eager.c      a way (way.h): of small operations
+ *   fetch.c      a way: each rank takes what it needs
+ *   pooled.c     a way: reductions in the pool
+ *   staging.c    a way: reductions through windows
+ *   team.c       a way: what a team does
+ *   ways.c       the list of ways, and the choice
  *   meet.c       the start: segments change hands
  *   ring.c       posts as bytes in a rank's ring
  *   posts.c      rounds, in which posts meet
  *   posts_in.c   the posts of other ranks
  *   posts_out.c  the posts of this rank
- *   alone.c      one small operation, without a round
+ *   alone.c      a way: one small operation, without a round
+ *   divert.c     a way: back to the user, for the service
  *   drive.c      a turn of the engine
  *   wait.c       callers that wait, and the thread "tally-local"
  *   local.c      the engine's life, joining, facts
  *   carry.c      a team's operation as its user's loop sees it
  *   submit.c     operations come in, or are taken back
  *
- * control.h says what lies in shared memory; engine.h has the structures, posts.h, work.h and drive.h what the files offer
- * each other. */
+ * control.h says what lies in shared memory; engine.h has the structures, way.h the contract of the ways; posts.h, work.h
+ * and drive.h say what the files offer each other. */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 

@@ -1,9 +1,9 @@
 /* posts.c - rounds: where the posts of all ranks meet.
  *
- * A round begins when all its posts are there and are the same.  A small one is done at once (work.c).  A larger one goes
- * into the list of ready rounds and is worked on part by part (work.c), through windows (staging.c), or by a team (team.c).
- * If the posts differ, a rank refuses, or zeros cannot stand for a rank that has joined, all ranks hand the operation
- * back.  A round stays until all its posts have come, though its operation has ended here, and is then used again.
+ * A round begins when all its posts are there and are the same, and goes the way that suits them (way.h).  One that is not
+ * done at once goes into the list of ready rounds, and is worked on step by step (drive.c).  What suits no other way is
+ * handed back on all ranks.  A round stays until all its posts have come, though its operation has ended here, and is then
+ * used again.
  *
  * All under the engine's lock. */
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "local/posts.h"
-#include "local/work.h"
+#include "local/way.h"
 #include "ops/local.h"
 
 enum { MOST_IDLE = 64 }; /* rounds kept for later */
@@ -114,16 +114,14 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
     tly_list_remove(&r->node);
     tly_list_init(&r->node);
     tly_list_remove(&op->node);
-    if (r->windowed) {
-        tly_staging_give_back(l, op);
-        tly_staging_elect(l, r);
-    } else if (!op->parts) {
-        if (op->borrowed) /* to look for it takes a lock that the whole process has */
-            tly_pool_free(op->borrowed);
+    if (r->way->let_go) {
+        r->way->let_go(l, r, op);
+    } else if (op->borrowed && !op->parts) { /* to look for it takes a lock that the whole process has */
+        tly_pool_free(op->borrowed);
         op->borrowed = NULL;
     }
     /* One in which others may still count, or look for what has not come to a good end, is not used again. */
-    if (r->posts[l->me].gen && (op->parts || (r->work ? tly_work_finished(r) : nobody_begins(l, r))))
+    if (r->posts[l->me].gen && (op->parts || (r->work ? r->way->is_finished(r) : nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
     if (is_complete(l, r))
@@ -150,20 +148,17 @@ void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op)
 
 void tly_posts_finish(struct tly_local *l, struct tly_round *r)
 {
-    const struct tly_post *own = &r->posts[l->me];
-    struct tly_local_op *op = r->op;
-    if (op->parts && op->borrowed && (own->flags & TLY_POST_POOL_OUT) && l->own &&
-        (uint8_t *)l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
-        memcpy(op->output, op->borrowed, op->bytes);
+    if (r->way->finish)
+        r->way->finish(l, r);
     tly_posts_end(l, tly_posts_let_go(l, r), 0, NULL);
 }
 
 /* --- a round begins ----------------------------------------------------------------------------- */
 
-/* All ranks should do the same one first of the operations that go through windows.  Their priorities may differ. */
+/* The ranks' priorities of an operation may differ. */
 static int64_t priority(const struct tly_round *r)
 {
-    return r->windowed ? r->posts[0].first_dim : r->op->priority;
+    return r->way->in_order ? r->posts[0].first_dim : r->op->priority;
 }
 
 static bool is_before(const struct tly_round *a, const struct tly_round *b)
@@ -177,8 +172,6 @@ static void make_ready(struct tly_local *l, struct tly_round *r)
     while (n != &l->ready && is_before(r, tly_list_entry(n, struct tly_round, node)))
         n = n->prev;
     tly_list_append(n->next, &r->node);
-    if (r->windowed)
-        tly_staging_elect(l, NULL);
 }
 
 static bool in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)
@@ -201,28 +194,9 @@ static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint3
             ((~p->flags & TLY_POST_POOL_OUT) || in_segment(l, rank, p->output, op->bytes)));
 }
 
-/* Have memory for pieces of the lengths that are posted.  False: there is none. */
-static bool posts_take_room(struct tly_local *l, struct tly_round *r)
-{
-    int64_t dims[TLY_LOCAL_RANKS];
-    uint64_t bytes[TLY_LOCAL_RANKS];
-    r->moved = 0;
-    for (uint32_t i = 0; i < l->count; i++) {
-        dims[i] = r->posts[i].first_dim;
-        bytes[i] = r->posts[i].bytes;
-        r->moved += bytes[i];
-    }
-    r->op->output = l->calls->gather(l->user, r->op, dims, bytes);
-    return r->op->output != NULL;
-}
-
 /* All posts of the round are there, and the same. */
 static void begin(struct tly_local *l, struct tly_round *r)
 {
-    struct tly_local_op *op = r->op;
-    while (!r->posts[r->lead].call)
-        r->lead++;
-    uint32_t work = r->posts[r->lead].work;
     for (uint32_t i = 0; i < l->count; i++)
         if (r->posts[i].call && !is_sound(l, r, i)) {
             char sentence[100];
@@ -231,46 +205,17 @@ static void begin(struct tly_local *l, struct tly_round *r)
             l->calls->broken(l->user, EPROTO, sentence);
             return;
         }
-    r->moved = op->bytes;
-    if (op->parts) {
-        if (!tly_team_begin(l, r)) {
-            l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
-            return;
-        }
+    while (!r->posts[r->lead].call)
+        r->lead++;
+    r->moved = r->op->bytes;
+    enum tly_begun begun = r->way->begin(l, r);
+    if (begun == TLY_BEGUN)
         make_ready(l, r);
-        return;
-    }
-    if (!op->call->gathered && (r->posts[l->me].flags & TLY_POST_EAGER)) {
-        tly_work_eager(l, r);
+    else if (begun == TLY_BEGUN_ENDED)
         tly_posts_finish(l, r);
-        return;
-    }
-    r->work = &l->at[r->lead].control->work[work];
-    r->gen = r->posts[r->lead].gen;
-    if (op->call->gathered && !posts_take_room(l, r)) {
-        l->calls->broken(l->user, ENOMEM, "no memory for an allgather's result");
-        return;
-    }
-    r->parts = l->count;
-    if (op->call->reduces && r->arrived == l->count && tly_staging_suits(l, r))
-        tly_staging_begin(l, r);
-    else if (op->call->reduces)
-        tly_work_cut(l, r);
-    make_ready(l, r);
 }
 
 /* --- what has come ------------------------------------------------------------------------------ */
-
-/* Zeros can stand for those that have joined: all others' posts are there.  Else the service sees to it. */
-static bool does_without(const struct tly_local *l, const struct tly_round *r)
-{
-    const struct tly_local_op *op = r->op;
-    bool pooled = true;
-    for (uint32_t i = 0; i < l->count; i++)
-        pooled &= !r->posts[i].call || (~r->posts[i].flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
-    return op->call->spares && op->call->spares(op->root) &&
-           ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
-}
 
 /* Both seq_cst, and a post is visible to all ranks at once, as on x86 and ARM: of two ranks one sees what the other has
  * written, or what it has seen. */
@@ -288,18 +233,14 @@ void tly_posts_check(struct tly_local *l, struct tly_round *r)
     }
     if (!r->posted)
         return;
-    const struct tly_post *own = &r->posts[l->me];
-    bool differs = false;
-    for (uint32_t i = 0; i < l->count; i++)
-        differs |=
-            r->posts[i].call && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec);
-    if (differs)
+    const struct tly_way *way = tly_way_chosen(l, r, tly_posts_all_there(l, r) && tly_posts_no_doubts(l));
+    if (!way)
+        return;
+    if (!way->begin) {
         tly_posts_hand_back(l, tly_posts_let_go(l, r));
-    else if (tly_posts_all_there(l, r) && tly_posts_no_doubts(l)) {
-        if (r->arrived == l->count || does_without(l, r))
-            begin(l, r);
-        else
-            tly_posts_hand_back(l, tly_posts_let_go(l, r));
+    } else {
+        r->way = way;
+        begin(l, r);
     }
 }
 

@@ -11,6 +11,12 @@ static inline bool tly_post_is_there(struct tly_neighbour *n, uint64_t at)
     return atomic_load_explicit(&tly_post_at(n->control, at)->there, memory_order_acquire);
 }
 
+/* Do the rank's input and output lie in the pool? */
+static inline bool tly_post_is_pooled(const struct tly_post *p)
+{
+    return (~p->flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
+}
+
 /* Bytes of a ring that a payload takes behind its post. */
 static inline uint64_t tly_posts_bytes_behind(uint64_t payload)
 {
@@ -66,6 +72,8 @@ void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op);
 bool tly_posts_read(struct tly_local *l);
 /* A rank has joined: what lacks its post alone need not wait.  False: out of memory, and the job fails. */
 bool tly_posts_take_joined(struct tly_local *l, uint32_t rank);
+/* Take this rank's memory back from a round that cannot be finished.  False: the job fails meanwhile. */
+bool tly_posts_give_up(struct tly_local *l, const struct tly_round *r);
 /* End the operations that ranks which have left will not do their part of. */
 void tly_posts_end_lost(struct tly_local *l);
 
@@ -73,15 +81,7 @@ void tly_posts_end_lost(struct tly_local *l);
 
 /* Post what was submitted, as far as our ring has room.  True: something was done. */
 bool tly_posts_send(struct tly_local *l);
-/* From here on wait for the other posts of what was posted at this place of our ring (alone.c), as for any other. */
+/* From here on wait for the other posts of what was posted at this place of our ring (way.h: at_once), as for any other. */
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at);
-
-/* --- alone.c --- */
-
-enum tly_alone { TLY_ALONE_NOT, TLY_ALONE_ENDED, TLY_ALONE_POSTED };
-/* Do a small sum or a barrier, if nothing else is under way: post it, and look for the others' posts for a moment.
- * NOT: nothing was done.  POSTED: `p` is in our ring, where l->tail was before; the others' posts have not all come, or
- * are of something else. */
-enum tly_alone tly_alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p);
 
 #endif

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "local/posts.h"
-#include "local/work.h"
+#include "local/way.h"
 #include "ops/local.h"
 
 /* `p` is the post at offset `at` of its rank's ring. */
@@ -155,21 +155,14 @@ static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32
     if (l->left[rank] < 2)
         return false;
     /* It has given up what has not ended; a payload that came in the post is here all the same. */
-    if (r->windowed && r->work)
-        return !tly_staging_is_summed(l, r);
     if (r->work)
-        return !tly_work_finished(r);
+        return !(r->way->needs_none ? r->way->needs_none(l, r) : r->way->is_finished(r));
     return r->op->call->gathered || !(r->posts[rank].flags & TLY_POST_EAGER);
 }
 
-/* Take this rank's memory back from a round that cannot be finished.  False: the job fails meanwhile. */
-static bool give_up(struct tly_local *l, const struct tly_round *r)
+bool tly_posts_give_up(struct tly_local *l, const struct tly_round *r)
 {
-    if (r->op->parts)
-        return tly_team_give_up(l, r);
-    if (!r->work)
-        return true;
-    return r->windowed ? tly_staging_give_up(l, r) : tly_work_give_up(l, r);
+    return !r->way->give_up || r->way->give_up(l, r);
 }
 
 void tly_posts_end_lost(struct tly_local *l)
@@ -181,7 +174,7 @@ void tly_posts_end_lost(struct tly_local *l)
         for (uint32_t i = 0; i < l->count; i++)
             if (is_lost(l, r, i)) {
                 char sentence[64];
-                if (!give_up(l, r))
+                if (!tly_posts_give_up(l, r))
                     return; /* the failure ends it */
                 snprintf(sentence, sizeof sentence, "rank %u has left the job", tly_local_number(l, i));
                 tly_posts_end(l, tly_posts_let_go(l, r), ESHUTDOWN, sentence);

@@ -1,18 +1,14 @@
 /* posts_out.c - posts what this rank submits, takes posts back, and says that it has joined.
  *
  * Operations come from the inbox into the backlog and from there into the rank's ring, as far as there is room.  A small
- * tensor travels in the post.  A large one's post says where it lies; where the other ranks cannot reach it, it is copied
- * into the pool or goes through windows.  The post also names an entry for the work, which is free again once the round
- * has ended here.
+ * tensor travels in the post.  A large one's post says where it lies.  The way that it takes (way.h) prepares it for the
+ * other ranks, and may name an entry for the work, which is free again once the round has ended here.
  *
  * All under the engine's lock. */
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "local/posts.h"
-#include "local/work.h"
+#include "local/way.h"
 #include "ops/local.h"
 
 static bool posts_gives(const struct tly_local *l, const struct tly_local_op *op)
@@ -25,46 +21,14 @@ static uint64_t address(const void *p)
     return (uint64_t)(uintptr_t)p;
 }
 
-/* Say where a large tensor lies; copy it into the pool where the others cannot reach it.  False: no memory. */
-static bool place(struct tly_local *l, struct tly_local_op *op, struct tly_post *p)
+/* Say where a large tensor lies: in the pool, or at an address of this process. */
+static void posts_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    bool writes = op->call->reduces;
     uint64_t in = posts_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
-    uint64_t out = writes ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
+    uint64_t out = op->call->reduces ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
     p->input = in ? in : address(op->input);
     p->output = out ? out : address(op->output);
-    if (writes && !op->parts) { /* as a whole in the pool, or through a window */
-        p->flags |= in && out ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT : 0;
-        return true;
-    }
-    bool copy_in = posts_gives(l, op) && !in && !l->direct, copy_out = writes && !out && !l->direct;
-    if (copy_in || copy_out) {
-        if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
-            return false;
-        uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
-        if (copy_in) {
-            memcpy(op->borrowed, op->input, op->bytes);
-            p->input = in = at;
-        }
-        if (copy_out)
-            p->output = out = at;
-    }
     p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
-    return true;
-}
-
-static bool take_work(struct tly_local *l, struct tly_post *p)
-{
-    if (!l->free_count)
-        return false;
-    p->work = l->free_work[--l->free_count];
-    p->gen = ++l->gens[p->work];
-    struct tly_work *w = &l->own->work[p->work];
-    /* The post publishes them. */
-    atomic_store_explicit(&w->done, (uint64_t)p->gen << 32,
-                          memory_order_release); /* who is late reads it as an end */
-    atomic_store_explicit(&w->next, (uint64_t)p->gen << 32, memory_order_relaxed);
-    return true;
 }
 
 static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op, const struct tly_post *p)
@@ -72,6 +36,7 @@ static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *
     r->op = op;
     op->meeting = r;
     r->posts[l->me] = *p;
+    r->way = tly_way_expected(l, r);
 }
 
 /* Our post is out, and began at this place of our ring. */
@@ -95,50 +60,33 @@ void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct
 /* False: no room in the ring, or no memory, and the job fails. */
 static bool post(struct tly_local *l, struct tly_local_op *op)
 {
-    struct tly_post p = {
-        .key = op->key, .spec = op->spec, .round = op->round, .call = op->number, .first_dim = op->first_dim};
-    bool small = op->bytes <= TLY_EAGER && !op->parts;
-    bool sums = !op->mark && op->call->reduces;
-    uint32_t payload = small && posts_gives(l, op) ? (uint32_t)op->bytes : 0;
-    uint64_t need = sizeof p + tly_posts_bytes_behind(payload);
-    if (!tly_posts_has_room(l, need + sizeof p) || (op->parts && !l->free_count))
+    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_gives(l, op);
+    uint64_t need = sizeof(struct tly_post) + tly_posts_bytes_behind(small && gives ? op->bytes : 0);
+    if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;
     struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
     if (!r) {
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return false; /* it stays where the failure will find it */
     }
-    p.bytes = posts_gives(l, op) ? op->bytes : 0;
-    p.flags = (small ? TLY_POST_EAGER : 0) | (op->patient ? TLY_POST_PATIENT : 0) |
-              (op->stands_in ? TLY_POST_LATE : 0);
-    bool placed = small || op->mark || place(l, op, &p);
-    if (op->parts && !placed) {
-        char sentence[300];
-        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
-                 tly_error());
-        l->calls->broken(l->user, ENOMEM, sentence);
-        return false;
-    }
-    bool works = op->parts || (!small && sums) || (l->me == 0 && !op->mark && (!small || op->call->gathered));
-    if (op->mark || !placed || (works && !take_work(l, &p)))
-        p.flags |= TLY_POST_SERVICE;
-    if (op->parts || sums)
-        p.first_dim = op->parts ? (int64_t)op->parts : op->priority;
-    if (op->parts) {
-        op->sums = tly_work_seen(l, l->me, p.output, p.flags & TLY_POST_POOL_OUT);
-        struct tly_work *w = &l->own->work[p.work];
-        w->what.prescale = op->prescale;
-        w->what.postscale = op->postscale;
-        w->what.count = op->count;
-        w->what.priority = op->priority;
-        w->what.dtype = op->dtype;
-        w->what.reduction = op->reduction;
-    }
+    bool sums = !op->mark && op->call->reduces;
+    struct tly_post p = {.key = op->key,
+                         .spec = op->spec,
+                         .round = op->round,
+                         .call = op->number,
+                         .bytes = gives ? op->bytes : 0,
+                         .first_dim = op->parts ? (int64_t)op->parts
+                                      : sums    ? op->priority
+                                                : op->first_dim,
+                         .flags = (small ? TLY_POST_EAGER : 0) | (op->mark ? TLY_POST_SERVICE : 0) |
+                                  (op->patient ? TLY_POST_PATIENT : 0) | (op->stands_in ? TLY_POST_LATE : 0)};
+    if (!small && !op->mark)
+        posts_locate(l, op, &p);
     book(l, r, op, &p);
-    if (!small && sums && !op->parts && !(p.flags & (TLY_POST_SERVICE | TLY_POST_POOL_IN)))
-        tly_staging_prepare(l, r);
+    if (r->way->prepare && !r->way->prepare(l, r))
+        r->posts[l->me].flags |= TLY_POST_SERVICE;
     uint64_t at = l->tail;
-    tly_posts_show(l, op, &p);
+    tly_posts_show(l, op, &r->posts[l->me]);
     posted(l, r, at);
     return true;
 }

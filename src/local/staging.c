@@ -1,4 +1,4 @@
-/* staging.c - a reduction of tensors that are not all in the pool.
+/* staging.c - the way of large reductions whose tensors are not all in the pool.
  *
  * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
  * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
@@ -11,14 +11,17 @@
  *
  * A rank has memory for some windows only, and a round with a window here may wait for a rank where it has none.  So that
  * ranks never wait for each other in a circle, the lowest one elects one round after the other, each once the one before
- * has ended there (what is then left of that elsewhere needs nobody), and each rank keeps a window for the elected. */
+ * has ended there (what is then left of that elsewhere needs no other rank), and each rank keeps a window for the elected. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "local/posts.h"
+#include "local/way.h"
 #include "local/work.h"
+#include "ops/local.h"
 #include "reduce/reduce.h"
 
 enum {
@@ -26,6 +29,7 @@ enum {
     EARLY = 256 << 10,  /* so long ones are put in before the others have come */
     SUMMED = 16 << 10,  /* at once: the sum is copied to the other ranks while the first cache has it */
     MOST_WINDOWS = 4,   /* of operations under way at once: more would push each other out of the cache */
+    MOST_LOOKED_AT = 8, /* rounds at a turn; then only those with a window, and the elected */
 };
 
 static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
@@ -44,16 +48,17 @@ static uint32_t owner_of(const struct tly_local *l, const struct tly_round *r, u
     return (block % l->count + l->count - first_of(l, r, 0)) % l->count;
 }
 
-static bool is_pooled(const struct tly_post *p)
+/* Zeros, for a rank that has joined, are in no window. */
+static bool staging_suits(const struct tly_local *l, const struct tly_round *r, bool all)
 {
-    return (~p->flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;
-}
-
-bool tly_staging_suits(const struct tly_local *l, const struct tly_round *r)
-{
-    bool pooled = true;
-    for (uint32_t i = 0; i < l->count; i++)
-        pooled &= is_pooled(&r->posts[i]);
+    bool pooled = tly_post_is_pooled(&r->posts[l->me]);
+    if (!r->op->call->reduces)
+        return false;
+    for (uint32_t i = 0; i < l->count && all; i++) {
+        if (tly_posts_lacks(l, r, i))
+            return false;
+        pooled &= !r->posts[i].call || tly_post_is_pooled(&r->posts[i]);
+    }
     return !pooled;
 }
 
@@ -76,7 +81,7 @@ static uint32_t count_in(uint64_t value, uint32_t gen)
     return (uint32_t)(value >> 32) != gen ? UINT32_MAX : (uint32_t)value == UINT32_MAX ? 0 : (uint32_t)value;
 }
 
-/* acquire: the blocks are there; seq_cst: pairs with tly_staging_give_up(). */
+/* acquire: the blocks are there; seq_cst: pairs with staging_give_up(). */
 static uint32_t staged_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return count_in(atomic_load(&work_of(l, r, rank)->next), r->posts[rank].gen);
@@ -93,7 +98,6 @@ static void cut(const struct tly_local *l, struct tly_round *r)
     uint64_t part = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
     uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
     part = part > most ? most : part;
-    r->windowed = true;
     r->part_bytes = part < TLY_PAGE ? TLY_PAGE : (uint32_t)part;
     r->parts = (uint32_t)((r->op->bytes + r->part_bytes - 1) / r->part_bytes);
 }
@@ -117,11 +121,22 @@ static bool can_sum(const struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
+static uint64_t name_of(const struct tly_round *r)
+{
+    return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
+}
+
+/* Is it the one for which each rank keeps a window? */
+static bool staging_is_elected(const struct tly_local *l, const struct tly_round *r)
+{
+    return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == name_of(r);
+}
+
 /* May it have a window? */
 static bool can_open(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return ((first || l->windows < MOST_WINDOWS) && (!l->no_more || l->window[0].is_free)) ||
-           (l->window[1].is_free && tly_staging_is_elected(l, r));
+           (l->window[1].is_free && staging_is_elected(l, r));
 }
 
 static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
@@ -140,12 +155,28 @@ static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
     return (owner == l->me ? r->summed : summed_by(l, r, owner)) > r->copied / l->count;
 }
 
-bool tly_staging_can(const struct tly_local *l, const struct tly_round *r, bool first)
+/* Of many rounds, those far behind cannot get a window soon.  One that has a window is to give it back all the same: the
+ * elected one may wait for it. */
+static bool staging_is_passed_over(const struct tly_local *l, const struct tly_round *r,
+                                   const struct tly_turn *turn)
 {
-    return can_sum(l, r) || can_put_in(l, r, first) || can_take_out(l, r);
+    return turn->in_order >= MOST_LOOKED_AT && !r->op->borrowed && !staging_is_elected(l, r);
 }
 
-bool tly_staging_is_summed(const struct tly_local *l, const struct tly_round *r)
+static bool staging_can_step(const struct tly_local *l, const struct tly_round *r,
+                             const struct tly_turn *turn)
+{
+    return !staging_is_passed_over(l, r, turn) &&
+           (can_sum(l, r) || can_put_in(l, r, turn->in_order == 0) || can_take_out(l, r));
+}
+
+static bool staging_is_finished(const struct tly_round *r)
+{
+    return r->copied == r->parts;
+}
+
+/* Is all of it summed? */
+static bool staging_is_summed(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t first = first_of(l, r, i),
@@ -184,7 +215,7 @@ static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t b
         if (i == l->me) {
             in[i] = (const uint8_t *)op->input + from;
             out[i] = (uint8_t *)op->output + from;
-        } else if (is_pooled(p)) {
+        } else if (tly_post_is_pooled(p)) {
             in[i] = l->at[i].base + p->input + from;
             out[i] = l->at[i].base + p->output + from;
         } else if (!(in[i] = out[i] = seen(l, r, i, block))) {
@@ -241,7 +272,7 @@ static bool open_window(struct tly_local *l, struct tly_round *r)
         op->borrowed = NULL;
         l->no_more = true; /* until one is given back */
     }
-    if (!op->borrowed && tly_staging_is_elected(l, r))
+    if (!op->borrowed && staging_is_elected(l, r))
         op->borrowed = kept_window(l, 1);
     if (!op->borrowed)
         return false;
@@ -252,32 +283,26 @@ static bool open_window(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-static uint64_t name_of(const struct tly_round *r)
+/* Each rank keeps a window for this one.  NULL: for none. */
+static void staging_elect(struct tly_local *l, const struct tly_round *r)
 {
-    return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
-}
-
-bool tly_staging_is_elected(const struct tly_local *l, const struct tly_round *r)
-{
-    return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == name_of(r);
-}
-
-void tly_staging_elect(struct tly_local *l, const struct tly_round *ended)
-{
-    _Atomic uint64_t *elected = &l->own->elected;
-    if (l->me != 0 || (atomic_load(elected) != 0 && !(ended && tly_staging_is_elected(l, ended))))
-        return;
-    uint64_t name = 0;
-    for (struct tly_list *n = l->ready.next; n != &l->ready && !name; n = n->next) {
-        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-        name = r->windowed ? name_of(r) : 0;
-    }
-    atomic_store_explicit(elected, name, memory_order_relaxed);
-    if (name)
+    atomic_store_explicit(&l->own->elected, r ? name_of(r) : 0, memory_order_relaxed);
+    if (r)
         tly_local_tell(l);
 }
 
-void tly_staging_give_back(struct tly_local *l, struct tly_local_op *op)
+/* The elected round has ended here: the next one. */
+static void staging_elect_next(struct tly_local *l)
+{
+    const struct tly_round *next = NULL;
+    for (struct tly_list *n = l->ready.next; n != &l->ready && !next; n = n->next) {
+        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        next = r->way == &tly_way_staging ? r : NULL;
+    }
+    staging_elect(l, next);
+}
+
+static void staging_close_window(struct tly_local *l, struct tly_local_op *op)
 {
     if (!op->borrowed)
         return;
@@ -290,6 +315,13 @@ void tly_staging_give_back(struct tly_local *l, struct tly_local_op *op)
     else
         tly_pool_free(op->borrowed);
     op->borrowed = NULL;
+}
+
+static void staging_let_go(struct tly_local *l, struct tly_round *r, struct tly_local_op *op)
+{
+    staging_close_window(l, op);
+    if (l->me == 0 && staging_is_elected(l, r))
+        staging_elect_next(l);
 }
 
 int tly_staging_open(struct tly_local *l)
@@ -328,7 +360,7 @@ static bool take_out(struct tly_local *l, struct tly_round *r)
     if (!can_take_out(l, r))
         return false;
     uint32_t block = r->copied;
-    if (owner_of(l, r, block) != l->me && !is_pooled(&r->posts[l->me])) {
+    if (owner_of(l, r, block) != l->me && !tly_post_is_pooled(&r->posts[l->me])) {
         assert(r->op->borrowed); /* it has put that block in */
         memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
                (const uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
@@ -338,37 +370,61 @@ static bool take_out(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-void tly_staging_prepare(struct tly_local *l, struct tly_round *r)
+/* The beginning of this rank's tensor is there when the others come. */
+static bool staging_prepare(struct tly_local *l, struct tly_round *r)
 {
+    if (!tly_work_take_entry(l, &r->posts[l->me]))
+        return false;
     cut(l, r);
     while (r->op->bytes <= EARLY && put_in(l, r, false))
         ;
+    return true;
 }
 
-void tly_staging_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_begun staging_begin(struct tly_local *l, struct tly_round *r)
 {
     cut(l, r);
     r->work = work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
-    if (!is_pooled(&r->posts[l->me]))
-        return;
-    r->staged = r->parts;
-    atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
-    tly_local_tell(l);
+    if (tly_post_is_pooled(&r->posts[l->me])) {
+        r->staged = r->parts;
+        atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
+        tly_local_tell(l);
+    }
+    if (l->me == 0 && !atomic_load(&l->own->elected))
+        staging_elect(l, r);
+    return TLY_BEGUN;
 }
 
-bool tly_staging_do(struct tly_local *l, struct tly_round *r, bool first)
+static bool staging_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
 {
+    if (staging_is_passed_over(l, r, turn))
+        return false;
     if (sum(l, r))
         return true;
-    if (!put_in(l, r, first))
+    if (!put_in(l, r, turn->in_order == 0))
         return take_out(l, r);
     tly_local_tell_one(l, owner_of(l, r, r->staged - 1)); /* the others look for sums */
     return true;
 }
 
-bool tly_staging_give_up(struct tly_local *l, const struct tly_round *r)
+static bool staging_give_up(struct tly_local *l, const struct tly_round *r)
 {
+    if (!r->work)
+        return true;
     atomic_store(&r->work->next, (uint64_t)r->gen << 32 | UINT32_MAX);
     return tly_work_await_others(l, r->posts[0].work + 1u);
 }
+
+const struct tly_way tly_way_staging = {
+    .name = "staging",
+    .in_order = true,
+    .suits = staging_suits,
+    .prepare = staging_prepare,
+    .begin = staging_begin,
+    .step = staging_step,
+    .can_step = staging_can_step,
+    .is_finished = staging_is_finished,
+    .needs_none = staging_is_summed,
+    .give_up = staging_give_up,
+    .let_go = staging_let_go};

@@ -7,6 +7,7 @@
  * Any thread may submit.  A team's operations come in by carry.c. */
 #include "local/drive.h"
 #include "local/posts.h"
+#include "local/way.h"
 
 enum {
     LIGHT = 256 << 10, /* bytes that submission itself moves */
@@ -21,15 +22,15 @@ static void take(struct tly_local *l, struct tly_local_op *op)
 }
 
 /* Without any of what follows, where its caller will wait. */
-static enum tly_alone do_alone(struct tly_local *l, struct tly_local_op *op)
+static enum tly_at_once submit_at_once(struct tly_local *l, struct tly_local_op *op)
 {
     if (!(atomic_load_explicit(&l->prompt, memory_order_relaxed) || l->count == 1) ||
         atomic_load(&l->in_flight) || pthread_mutex_trylock(&l->lock) != 0)
-        return TLY_ALONE_NOT;
+        return TLY_AT_ONCE_NOT;
     struct tly_post p;
     uint64_t at = l->tail;
-    enum tly_alone done = tly_alone_do(l, op, &p);
-    if (done == TLY_ALONE_POSTED) {
+    enum tly_at_once done = tly_way_at_once(l, op, &p);
+    if (done == TLY_AT_ONCE_POSTED) {
         take(l, op);
         tly_posts_follow(l, op, &p, at);
     }
@@ -57,16 +58,16 @@ static bool submit_directly(struct tly_local *l, struct tly_local_op *op, const 
 bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
 {
     bool looked;
-    enum tly_alone alone = do_alone(l, op);
-    if (alone == TLY_ALONE_NOT)
+    enum tly_at_once done = submit_at_once(l, op);
+    if (done == TLY_AT_ONCE_NOT)
         take(l, op);
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct tly_errand light = {.light = prompt ? PROMPT : LIGHT};
-    if (alone != TLY_ALONE_NOT || submit_directly(l, op, &light, prompt)) {
-        if (alone == TLY_ALONE_POSTED ||
+    if (done != TLY_AT_ONCE_NOT || submit_directly(l, op, &light, prompt)) {
+        if (done == TLY_AT_ONCE_POSTED ||
             atomic_load(&l->pending)) /* not read yet; of who found the lock taken */
             tly_drive_try(l, &light, &looked);
-        if (alone == TLY_ALONE_ENDED) {
+        if (done == TLY_AT_ONCE_ENDED) {
             if (atomic_load_explicit(&l->own->wanted,
                                      memory_order_relaxed)) /* for one before, whose waiter had left */
                 tly_local_set_wanted(l);

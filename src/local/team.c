@@ -8,8 +8,12 @@
  * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch
  * its buffers says so in `working`, then looks whether they are still lent; who ends takes them back first, then waits
  * until nobody is at this round. */
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "local/way.h"
 #include "local/work.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
@@ -27,15 +31,51 @@ static struct tly_work *work_of(const struct tly_local *l, const struct tly_roun
     return &l->at[rank].control->work[r->posts[rank].work];
 }
 
-bool tly_team_begin(struct tly_local *l, struct tly_round *r)
+static bool team_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+{
+    return r->op->parts != 0;
+}
+
+/* Say in the work entry what a post does not, for a rank that stands in. */
+static void team_describe(const struct tly_local_op *op, struct tly_work *w)
+{
+    w->what.prescale = op->prescale;
+    w->what.postscale = op->postscale;
+    w->what.count = op->count;
+    w->what.priority = op->priority;
+    w->what.dtype = op->dtype;
+    w->what.reduction = op->reduction;
+}
+
+static bool team_prepare(struct tly_local *l, struct tly_round *r)
+{
+    struct tly_local_op *op = r->op;
+    struct tly_post *own = &r->posts[l->me];
+    if (!tly_work_lend(l, op, own, true)) {
+        char sentence[300];
+        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
+                 tly_error());
+        l->calls->broken(l->user, ENOMEM, sentence);
+        return false;
+    }
+    if (!tly_work_take_entry(l, own))
+        return false;
+    op->sums = tly_work_seen(l, l->me, own->output, own->flags & TLY_POST_POOL_OUT);
+    team_describe(op, work_of(l, r, l->me));
+    return true;
+}
+
+static enum tly_begun team_begin(struct tly_local *l, struct tly_round *r)
 {
     r->work = work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     r->parts = r->op->parts;
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].first_dim != r->parts || r->posts[i].work >= TLY_WORKS)
-            return false;
-    return true;
+        if (r->posts[i].first_dim != r->parts || r->posts[i].work >= TLY_WORKS) {
+            l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
+            return TLY_BEGUN_NEVER;
+        }
+    return TLY_BEGUN;
 }
 
 static void leave(struct tly_local *l)
@@ -46,7 +86,7 @@ static void leave(struct tly_local *l)
 /* Are all buffers lent?  Then they are until leave(). */
 static bool enter(struct tly_local *l, const struct tly_round *r)
 {
-    atomic_store(&l->own->working, token(r)); /* pairs with the looks in tly_team_give_up() */
+    atomic_store(&l->own->working, token(r)); /* pairs with the looks in team_give_up() */
     for (uint32_t i = 0; i < l->count; i++)
         if (atomic_load(&work_of(l, r, i)->next) != (uint64_t)r->posts[i].gen << 32) {
             leave(l);
@@ -59,7 +99,7 @@ static bool enter(struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
-bool tly_team_give_up(struct tly_local *l, const struct tly_round *r)
+static bool team_give_up(struct tly_local *l, const struct tly_round *r)
 {
     atomic_store(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
     return tly_work_await_others(l, token(r));
@@ -140,7 +180,7 @@ static bool spread_piece(struct tly_local *l, const struct tly_round *r, const s
     return true;
 }
 
-bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_piece *piece)
+bool tly_team_spread(struct tly_local *l, struct tly_round *r, const struct tly_local_piece *piece)
 {
     if (!enter(l, r))
         return false;                    /* the verdict is on its way to us too */
@@ -149,7 +189,7 @@ bool tly_team_spread(struct tly_local *l, struct tly_round *r, struct tly_local_
     return ok;
 }
 
-bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before)
+static bool team_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
 {
     struct tly_local_op *op = r->op;
     struct tly_list *landed = op->landed.next, *next = op->pieces.next;
@@ -160,7 +200,7 @@ bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before)
         return true;
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
-    if (next == &op->pieces || !may_sum(l, op, before) || !enter(l, r))
+    if (next == &op->pieces || !may_sum(l, op, turn->before) || !enter(l, r))
         return false;
     bool ok = sum_piece(l, r, piece);
     leave(l);
@@ -173,3 +213,29 @@ bool tly_team_do(struct tly_local *l, struct tly_round *r, uint64_t before)
     }
     return ok;
 }
+
+/* What keeps a piece back changes from one moment to the next, so another thread looks for itself. */
+static bool team_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
+{
+    return true;
+}
+
+static void team_finish(const struct tly_local *l, const struct tly_round *r)
+{
+    const struct tly_post *own = &r->posts[l->me];
+    const struct tly_local_op *op = r->op;
+    if (op->borrowed && (own->flags & TLY_POST_POOL_OUT) && l->own &&
+        l->at[l->me].base + own->output == (uint8_t *)op->borrowed)
+        memcpy(op->output, op->borrowed, op->bytes);
+}
+
+const struct tly_way tly_way_team = {
+    .name = "team",
+    .suits = team_suits,
+    .prepare = team_prepare,
+    .begin = team_begin,
+    .step = team_step,
+    .can_step = team_can_step,
+    .is_finished = tly_work_is_finished,
+    .finish = team_finish,
+    .give_up = team_give_up};

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "local/way.h"
 #include "local/work.h"
 #include "ops/call.h"
 #include "tally/tally.h"
@@ -59,7 +60,7 @@ static int begin(void **state)
     f.round->op = &f.op;
     f.round->posts[0] = (struct tly_post){
         .input = (uint64_t)(uintptr_t)f.in, .output = (uint64_t)(uintptr_t)f.out, .first_dim = PIECES};
-    return tly_team_begin(&f.l, f.round) ? 0 : -1;
+    return tly_way_team.begin(&f.l, f.round) == TLY_BEGUN ? 0 : -1;
 }
 
 static int end(void **state)
@@ -68,9 +69,14 @@ static int end(void **state)
     return 0;
 }
 
+static bool step(uint64_t before)
+{
+    return tly_way_team.step(&f.l, f.round, &(struct tly_turn){.before = before});
+}
+
 static int sum_all_that_may(uint64_t before)
 {
-    while (tly_team_do(&f.l, f.round, before + f.op.waiting))
+    while (step(before + f.op.waiting))
         ;
     return summed;
 }
@@ -113,7 +119,7 @@ static void test_before(void **state)
     assert_int_equal(f.control.bell, 1);
     assert_int_equal(sum_all_that_may(0), 2);
     f.l.ahead = f.op.waiting = 0; /* meanwhile, of what was looked at before that */
-    assert_true(tly_team_do(&f.l, f.round, 2 * PIECE));
+    assert_true(step(2 * PIECE));
 }
 
 /* Nothing is held back while what waits cannot be sent, for that may wait for what is held back. */
@@ -123,7 +129,7 @@ static void test_blocked(void **state)
     assert_int_equal(sum_all_that_may(0), 1);
     tly_local_blocked(&f.l, true);
     assert_int_equal(f.control.bell, 1);
-    assert_true(tly_team_do(&f.l, f.round, f.op.waiting));
+    assert_true(step(f.op.waiting));
     tly_local_blocked(&f.l, true);
     tly_local_blocked(&f.l, false);
     assert_int_equal(f.control.bell, 1);

@@ -204,7 +204,7 @@ static void test_cut(void **state)
         struct tly_round r = {.op = &op};
         static struct tly_local l;
         l.count = cases[i].ranks;
-        tly_work_cut(&l, &r);
+        tly_pooled_cut(&l, &r);
         assert_int_equal(r.parts, cases[i].parts);
         assert_int_equal(r.part_bytes, cases[i].part_bytes);
     }

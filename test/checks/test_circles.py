@@ -2,7 +2,7 @@
 tested and replaced with only what is below it.
 
 A file uses another if it calls, or takes the address of, a function or a table that the other one defines.  What a file
-gets as a callback, or finds in a list, it does not use: rule.c lists the rules of operations, media.c the media.
+gets as a callback, or finds in a list, it does not use: rule.c lists the rules of operations, ways.c the ways on one machine.
 """
 
 import re
@@ -14,7 +14,7 @@ from tree import ROOT, files
 FOLDERS = {"base": 10, "comm": 25, "join": 15, "local": 15, "ops": 7, "plan": 10, "reduce": 3, "sched": 1, "sum": 20, "topo": 5}
 FOLDERS |= {"tallyd": 2, "trace": 3, "transport": 15, "wire": 3, "cli": 10, "mpi": 4}
 CIRCLES = {"mpi": ["message.c", "world.c"]}
-LISTS = ("rule.c", "media.c", "stages.c")
+LISTS = ("rule.c", "media.c", "stages.c", "ways.c")
 
 # Shared names are defined at the beginning of a line: "int tly_x(", "const struct tly_rule tly_rule_sum = {".
 DEFINED = re.compile(r"^(?!static|extern|typedef|#)[A-Za-z_][\w \*]*?\b(tly_\w+)\s*(\([^;]*?\)\s*\{|=)", re.MULTILINE)
@@ -64,7 +64,7 @@ def test_uses_are_found():
 
 
 @pytest.mark.parametrize(
-    ("folder", "header", "least"), [("sum", "internal.h", 16), ("join", "internal.h", 9), ("local", "local.h", 17)]
+    ("folder", "header", "least"), [("sum", "internal.h", 16), ("join", "internal.h", 9), ("local", "local.h", 22)]
 )
 def test_files_use_those_above_them_in_the_list(folder, header, least):
     comment = (ROOT / "src" / folder / header).read_text(encoding="utf-8").split("*/")[0]

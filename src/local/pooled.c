@@ -1,0 +1,135 @@
+/* pooled.c - the way of large reductions whose tensors all lie in the pool.
+ *
+ * The tensor is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks,
+ * so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
+ * the parts that are taken, and those that are done.
+ *
+ * All under the engine's lock. */
+#include <string.h>
+
+#include "local/posts.h"
+#include "local/way.h"
+#include "local/work.h"
+#include "ops/local.h"
+#include "reduce/reduce.h"
+
+enum {
+    LEAST_PART = 8 << 10,
+    HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
+    MOST_PART = 256 << 10,
+    BLOCK = TLY_ZEROS, /* sums are copied to the other ranks while the first cache has them */
+    PARTS_EACH = 2,    /* for each rank, at least, of a large tensor */
+};
+
+static bool pooled_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+{
+    bool pooled = r->op->call->reduces && tly_post_is_pooled(&r->posts[l->me]);
+    for (uint32_t i = 0; i < l->count && all && pooled; i++)
+        pooled = !r->posts[i].call || tly_post_is_pooled(&r->posts[i]);
+    return pooled;
+}
+
+static bool pooled_prepare(struct tly_local *l, struct tly_round *r)
+{
+    return tly_work_take_entry(l, &r->posts[l->me]);
+}
+
+void tly_pooled_cut(const struct tly_local *l, struct tly_round *r)
+{
+    uint64_t bytes = r->op->bytes, one = bytes / l->count, part = one / PARTS_EACH;
+    part = part < HANDY_PART ? HANDY_PART : part > MOST_PART ? MOST_PART : part;
+    part = one > part ? part : one < LEAST_PART ? LEAST_PART : one;
+    part = (part + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    while ((bytes + part - 1) / part > UINT32_MAX / 2)
+        part *= 2;
+    r->part_bytes = (uint32_t)part;
+    r->parts = (uint32_t)((bytes + part - 1) / part);
+}
+
+static enum tly_begun pooled_begin(struct tly_local *l, struct tly_round *r)
+{
+    tly_work_share(l, r);
+    tly_pooled_cut(l, r);
+    return TLY_BEGUN;
+}
+
+static void pooled_reduce_block(struct tly_local *l, const struct tly_round *r, const struct tly_reduction *h,
+                                uint64_t from, size_t len)
+{
+    const void *in[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++)
+        in[i] = r->posts[i].call ? l->at[i].base + r->posts[i].input + from : tly_work_zeros;
+    uint8_t *sum = l->at[r->lead].base + r->posts[r->lead].output + from;
+    tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
+    for (uint32_t i = r->lead + 1; i < l->count; i++)
+        if (r->posts[i].call)
+            memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
+}
+
+static bool pooled_is_left(const struct tly_round *r, uint64_t next)
+{
+    return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->parts;
+}
+
+static bool pooled_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
+{
+    return pooled_is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed));
+}
+
+static bool pooled_take_part(struct tly_round *r, uint32_t *part)
+{
+    uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
+    do
+        if (!pooled_is_left(r, v))
+            return false;
+    while (!atomic_compare_exchange_weak(&r->work->next, &v, v + 1));
+    *part = (uint32_t)v;
+    return true;
+}
+
+static bool pooled_reduce_range(struct tly_local *l, const struct tly_round *r, uint64_t from, uint64_t to)
+{
+    struct tly_reduction h = tly_work_how(l, r->op);
+    for (; from < to; from += BLOCK) {
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l))
+            return false; /* the communicator fails: the memory is its user's again */
+        pooled_reduce_block(l, r, &h, from, to - from < BLOCK ? to - from : BLOCK);
+    }
+    return true;
+}
+
+static bool pooled_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
+{
+    uint32_t part;
+    if (!pooled_can_step(l, r, turn))
+        return false;
+    /* A rank that gives the round up takes all parts, or sets `failed`, then looks at `working`. */
+    atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
+    bool ok = !tly_work_is_given_up(l) && pooled_take_part(r, &part);
+    if (ok) {
+        uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
+        ok = pooled_reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);
+    }
+    atomic_store_explicit(&l->own->working, 0, memory_order_release);
+    return ok && tly_work_count(l, r);
+}
+
+static bool pooled_give_up(struct tly_local *l, const struct tly_round *r)
+{
+    if (!r->work)
+        return true;
+    uint64_t v = atomic_load(&r->work->next);
+    while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
+        ;
+    return tly_work_await_others(l, r->posts[r->lead].work + 1u);
+}
+
+const struct tly_way tly_way_pooled = {
+    .name = "pooled",
+    .suits = pooled_suits,
+    .prepare = pooled_prepare,
+    .begin = pooled_begin,
+    .step = pooled_step,
+    .can_step = pooled_can_step,
+    .is_finished = tly_work_is_finished,
+    .give_up = pooled_give_up};
