@@ -1,7 +1,7 @@
 /* shift_test.c - an operation of the test's own, from the call to the service: each rank gets its left neighbour's tensor.
  *
- * It takes a table for the rank (struct tly_call) with a cut of its own, and rules for the service, of which both are there
- * already.  No line of src/ knows it. */
+ * It takes a table for the rank (struct tly_call) with a cut of its own, rules for the service, of which both are there
+ * already, and for ranks that share memory one function and one line (struct tly_local_call).  No line of src/ knows it. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdlib.h>
@@ -9,12 +9,14 @@
 
 #include "comm/comm.h"
 #include "comm/group.h"
+#include "comm/names.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
 #include "comm/submit.h"
 #include "job.h"
 #include "ops/call.h"
+#include "ops/local.h"
 #include "ops/rule.h"
 
 #include <cmocka.h>
@@ -38,8 +40,18 @@ static int shift_cut(tally_comm *c, struct tally_op *op)
     return tly_parts_exchange(c, op, own->table);
 }
 
+static void shift_takes(const struct tly_local_view *v, struct tly_local_take take[])
+{
+    uint32_t left = (v->me + v->ranks - 1) % v->ranks;
+    take[left].bytes = v->given[left];
+}
+
+static const struct tly_local_call shift_local = {.takes = shift_takes};
+
 static const struct tly_call shift_call = {
     .function = "tally_shift",
+    .collective = "shift",
+    .local = &shift_local,
     .shaped = true,
     .pieces = true,
     .moves = true,
@@ -76,13 +88,23 @@ static void shift_once(tally_comm *c, int rank, const char *name, size_t count)
     tally_op_free(op);
 }
 
+/* Through the services, or with the others of one machine in shared memory. */
+enum { SERVICES, SHARED, UNREACHABLE /* and none reads another one's private memory */ };
+
+static const int one_machine[] = {0, 0, 0};
+
 static int shift_all(int rank, void *arg)
 {
     static const size_t counts[] = {0, 1, 1000, MOST};
+    const int *route = arg;
+    enum { ROUNDS = 3, COUNTS = sizeof counts / sizeof *counts };
+    if (*route == UNREACHABLE)
+        job_forbid_reaching();
     tally_comm *c = job_open();
-    for (int again = 0; again < 2; again++)
-        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+    for (int again = 0; again < ROUNDS; again++)
+        for (size_t i = 0; i < COUNTS; i++)
             shift_once(c, rank, again ? "again" : NULL, counts[i]);
+    CHECK(tly_names_engine_ops(&c->names) == (*route == SERVICES ? 0 : ROUNDS * COUNTS));
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
@@ -90,13 +112,20 @@ static int shift_all(int rank, void *arg)
 
 static void test_result(void **state)
 {
-    static const int two[] = {0, 0, 1}, one[] = {0, 0, 0};
-    const struct job jobs[] = {{.machine = NULL}, {.machine = two}, {.machine = one}};
+    static const int two_machines[] = {0, 0, 1};
+    static int services = SERVICES, shared = SHARED, unreachable = UNREACHABLE;
+    const struct job jobs[] = {
+        {.machine = NULL, .arg = &services},
+        {.machine = two_machines, .arg = &services},
+        {.machine = one_machine, .arg = &services, .settings = {NULL, "TALLY_LOCAL=off"}},
+        {.machine = one_machine, .arg = &shared},
+        {.machine = one_machine, .arg = &unreachable}};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         job_run(&(struct job){.ranks = RANKS,
                               .machine = jobs[i].machine,
                               .main = shift_all,
-                              .settings = {"TALLY_PART_BYTES=16K"}});
+                              .arg = jobs[i].arg,
+                              .settings = {"TALLY_PART_BYTES=16K", jobs[i].settings[1]}});
 }
 
 static int disagree(int rank, void *arg)
@@ -117,6 +146,7 @@ static int disagree(int rank, void *arg)
 static void test_disagreement(void **state)
 {
     job_run(&(struct job){.ranks = RANKS, .main = disagree});
+    job_run(&(struct job){.ranks = RANKS, .machine = one_machine, .main = disagree});
 }
 
 static void test_register(void **state)
