@@ -1,28 +1,33 @@
 """Tell the other ranks when an exception ends this process: "rank 1 left: ValueError: bad data (step 3)".
 
-Exceptions are seen in four places, because a program may have hooks of its own:
+Exceptions are seen in four places, from which no hook of the program keeps them:
 - sys.excepthook, for one that nobody has caught in the main thread; an earlier hook runs after ours;
 - the end of the main thread, which comes before Python waits for other threads: sys.last_value has that exception, also
   where the program has set another hook;
-- threading.excepthook, for a thread that has called Tally; other threads' exceptions end nothing that ranks wait for;
-- sys.exit("reason").  Its SystemExit is one of ours, and is deleted where no Python function runs if nobody has caught it.
-  sys.exit() and an exit status are an orderly end.
+- the call of threading.excepthook in a thread that has called Tally; other threads' exceptions end nothing that ranks
+  wait for;
+- SystemExit.code, which Python reads when a SystemExit ends the process, whoever raised it (docs/why/python.md).  None and
+  an exit status are an orderly end.
 A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its exceptions itself, and runs its finalizers
 while it handles one.  TALLY_ABORT=0 turns all this off.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import atexit
+import ctypes
+import functools
+import gc
 import multiprocessing.process
 import multiprocessing.util
 import sys
 import threading
+import types
 
 MOST_TEXT = 300  # characters of an exception's text
 
 steps = lambda: None  # how many steps this process has made; None: nobody counts  # noqa: E731
-calling = threading.local()  # here: this thread has called Tally
-_before = _before_in_threads = None  # the hooks that ours call; None: ours are not there
+_before = None  # the hook that ours calls; None: ours is not there
 _abort = None
 _watching = threading.Lock()  # guards the hooks' installation
 
@@ -56,10 +61,24 @@ def _hook(kind, value, trace):
     _before(kind, value, trace)
 
 
-def _hook_in_threads(args):
-    if hasattr(calling, "here") and not issubclass(args.exc_type, SystemExit):
-        _tell(args.exc_type, args.exc_value)
-    _before_in_threads(args)
+class _Calling(threading.local):
+    """`here` is set in each thread that calls Tally.  The first time, this looks at how the thread ends."""
+
+    def __init__(self):
+        thread = threading.current_thread()
+        hook = getattr(thread, "_invoke_excepthook", None)  # calls threading.excepthook, whichever it is by then
+        if hook is not None:
+            thread._invoke_excepthook = functools.partial(_thread_ends, hook)
+
+
+def _thread_ends(hook, thread):
+    kind, value = sys.exc_info()[:2]
+    if value is not None and hasattr(calling, "here") and not issubclass(kind, SystemExit):
+        _tell(kind, value)
+    hook(thread)
+
+
+calling = _Calling()
 
 
 def _main_ends():
@@ -69,16 +88,43 @@ def _main_ends():
         _tell(type(value), value)
 
 
-class _Exit(SystemExit):
-    """sys.exit() with a reason."""
+def _watch_exits():
+    own = SystemExit.__dict__["code"]
 
-    def __del__(self):
-        if sys._getframe().f_back is None:
-            _tell(SystemExit, self)
+    def code(exit):
+        value = own.__get__(exit)
+        if sys._getframe().f_back is None and not isinstance(value, (int, type(None))):  # the program has ended
+            _tell(type(exit), value)
+        return value
+
+    def put(descriptor):
+        namespace["code"] = descriptor
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))  # forget what attributes it had
+
+    namespace, = gc.get_referents(SystemExit.__dict__)  # the type's own, which cannot be written by its name
+    put(property(code, own.__set__, own.__delete__, own.__doc__))
+    atexit.register(put, own)
+    if sys.version_info < (3, 12):
+        _have_exits_make_exceptions()
 
 
-def _exit(status=None, /):
-    raise SystemExit(status) if status is None or isinstance(status, int) else _Exit(status)
+def _have_exits_make_exceptions():
+    """Before Python 3.12 sys.exit() makes a SystemExit only where one is caught.  Replace it, also where a module has imported
+    it, by one that catches it."""
+    own = sys.exit
+
+    @functools.wraps(own)
+    def exit(*status):
+        try:
+            own(*status)
+        except SystemExit:
+            raise
+
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType):
+            names = vars(module)
+            for name in [name for name, value in list(names.items()) if value is own]:
+                names[name] = exit
 
 
 def _finalize():
@@ -104,5 +150,4 @@ def watch(abort):
         if multiprocessing.process.parent_process() is not None:
             multiprocessing.util.Finalize(None, _finalize, exitpriority=100)
         _before, sys.excepthook = sys.excepthook, _hook
-        _before_in_threads, threading.excepthook = threading.excepthook, _hook_in_threads
-        sys.exit = _exit
+        _watch_exits()

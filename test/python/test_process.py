@@ -205,6 +205,7 @@ def test_an_exception_of_a_spawned_process_reaches_the_other_ranks(way, store, t
 
 ENDS = """
 import os, sys, threading, time, numpy, tally
+from sys import exit as early_exit
 way, heard = sys.argv[1:]
 
 
@@ -233,11 +234,13 @@ if tally.rank() == 0:
     open(heard, "w").close()
     sys.exit(0)
 sums(1)
-other = threading.Thread(target={"thread": fails, "off": fails, "trains": lambda: sums(5)}.get(way, stays))
+if way == "thread's hook":
+    threading.excepthook = lambda *_: None
+other = threading.Thread(target={"thread": fails, "thread's hook": fails, "off": fails, "trains": lambda: sums(5)}.get(way, stays))
 other.start()
-if way in ("thread", "off"):
+if way.startswith("thread") or way == "off":
     other.join()
-    if way == "thread":
+    if way != "off":
         stays()
     sums(4)
 elif way == "hook":
@@ -245,6 +248,21 @@ elif way == "hook":
     raise ValueError("bad data")
 elif way == "exit":
     sys.exit("bad data")
+elif way == "early exit":
+    early_exit("bad data")
+elif way == "builtin exit":
+    exit("bad data")
+elif way == "raise":
+    raise SystemExit("bad data")
+elif way == "again":
+    try:
+        sys.exit("bad data")
+    except SystemExit:
+        raise
+elif way in ("exit()", "exit(0)", "exit(3)"):
+    other.join = stays
+    sums(5)
+    eval(way)
 elif way == "trains":
     try:
         sys.exit("not meant")
@@ -254,17 +272,47 @@ elif way == "trains":
 """
 
 
-@pytest.mark.parametrize("way", ["hook", "exit", "thread", "trains", "off"])
+EXITS = "exit", "early exit", "builtin exit", "raise", "again"
+STAYS = "trains", "off", "exit()", "exit(0)", "exit(3)"
+
+
+@pytest.mark.parametrize("way", ["hook", "thread", "thread's hook", *EXITS, *STAYS])
 def test_how_an_exception_ends_a_process(way, tmp_path):
-    """With a hook of the program's own, by sys.exit("reason"), in another thread, and while another thread keeps the process.
-    A main thread that ends in order, while another one trains, ends nothing; nor does any exception if that is turned off."""
+    """With hooks of the program's own, by SystemExit with a reason, in another thread, and while another thread keeps the
+    process.  A main thread that ends in order, while another one trains, ends nothing, and an exit status is such an end; nor
+    does any exception end anything if that is turned off."""
     status, output = jobs.run(2, 0, ["-c", ENDS, way, tmp_path / "heard"], timeout=60,
                               env={"TALLY_ABORT": "0"} if way == "off" else None)
-    if way in ("trains", "off"):
-        assert status == 0 and "good" in output and "heard" not in output, output
+    if way in STAYS:
+        assert (status == 0 or way == "exit(3)") and "good" in output and "left" not in output, output
     else:
-        kind = "SystemExit" if way == "exit" else "ValueError"
+        kind = "SystemExit" if way in EXITS else "ValueError"
         assert status is not None and re.search(r"heard .*rank 1 left: %s: bad data" % kind, output), output
+
+
+@pytest.mark.parametrize("ends, status, said", [
+    ("exit()", 0, ""), ("sys.exit(0)", 0, ""), ("exit(3)", 3, ""), ("raise SystemExit", 0, ""), ("sys.exit(True)", 1, ""),
+    ("sys.exit('bad data')", 1, "bad data\n"), ("raise SystemExit(['a', 1])", 1, "['a', 1]\n"),
+    ("raise Own('bad data')", 1, "no data\n"),
+])
+def test_exit_statuses_stay(ends, status, said):
+    """SystemExit is to the program what it is without Tally."""
+    assert python("""
+        import sys, tally
+
+        class Own(SystemExit):
+            code = "no data"
+
+        tally.init()
+        try:
+            sys.exit("caught")
+        except SystemExit as caught:
+            assert (type(caught), caught.code, caught.args) == (SystemExit, "caught", ("caught",))
+            caught.code = 4
+            assert caught.code == 4 and SystemExit.__name__ == SystemExit.__qualname__ == "SystemExit"
+        assert SystemExit().code is None and SystemExit(1, 2).code == (1, 2)
+        %s
+    """ % ends, env={"TALLY_LOG": "error"}) == (status, said)
 
 
 def test_a_thread_joins_when_the_main_one_has_ended():
