@@ -88,7 +88,6 @@ _opener = os.getpid()      # the process that called init()
 _forked = False            # true in a child that was forked while the communicator was open
 _events = None             # its completion queue
 _orphans = []              # (operation, *what it uses) of handles dropped in flight
-_finish_lock = threading.Lock()
 _before_shutdown = []      # called while the job is still there
 
 
@@ -291,11 +290,10 @@ def is_initialized():
 
 def _forget():
     """In a forked child, forget the parent's communicator, which the child must not touch."""
-    global _comm, _facts, _events, _forked, _lock, _abort_lock, _beside_lock, _finish_lock
+    global _comm, _facts, _events, _forked, _lock, _abort_lock, _beside_lock
     _lock = threading.RLock()
     _abort_lock = threading.RLock()
     _beside_lock = threading.Lock()
-    _finish_lock = threading.Lock()
     _forked = _forked or _comm is not None or bool(_beside)
     _comm = _facts = _events = None
     for job in _beside:
@@ -481,7 +479,8 @@ class Call:
     note: text that must be equal on all ranks.
     partial: an allgather does not fail if a rank has joined, which contributes nothing.
     then: called with the operation at its end, in another thread or before the submission returns.
-    finish: result -> what wait() returns; the first waiter calls it, once, after success.
+    finish: result -> what wait() returns; the first waiter calls it, after success.  If a signal handler's exception breaks
+        it off, the next waiter calls it again.
     line: in an ordered name space, the calls before this one; see tally.torch.device.
     job: the Job that it is made in; None: the one that init() has joined.
     """
@@ -542,7 +541,7 @@ class Operation:
     memory until the operation has ended.
     """
 
-    __slots__ = ("_op", "_keep", "_result", "_finish", "_ended", "_failure", "_group", "_job", "__weakref__")
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_lock", "_ended", "_failure", "_group", "_job", "__weakref__")
 
     def __init__(self, op, call, keep=None, result=None):
         _calling.here = True
@@ -550,7 +549,9 @@ class Operation:
         self._keep = keep      # memory in use until the end, beside the result
         self._op = op          # address; owned
         self._result = result  # what wait() returns, or passes to finish
-        self._finish = call.finish
+        self._finish = finish = call.finish
+        if finish is not None:
+            self._lock = threading.RLock()  # held while finish runs
         self._group = call.group
         self._job = call.job
         self._failure = None
@@ -594,23 +595,33 @@ class Operation:
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
-        with _finish_lock:  # two threads may wait for one handle
-            if self._ended:
-                return True
-            if status < 0:
-                sentence = lib.tally_op_error(op).decode(errors="replace")
-                self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
-                self._result = None
-            elif self._finish is not None:
-                try:
-                    finish, self._finish = self._finish, None  # it runs once, even if a signal handler breaks it off
-                    self._result = finish(self._result)
-                except BaseException as failure:
-                    self._failure = failure
-                    self._result = None
-            self._finish = self._keep = None
-            self._ended = True
+        if status == 0 and self._finish is not None:
+            self._complete()
+            return True
+        if status < 0:
+            sentence = lib.tally_op_error(op).decode(errors="replace")
+            self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
+            self._result = None
+        self._finish = self._keep = None
+        self._ended = True
         return True
+
+    def _complete(self):
+        """Call finish.  Two threads may wait for one handle, and a signal handler may wait while its thread is in finish."""
+        with self._lock:
+            if self._ended:
+                return
+            failure = result = None
+            try:
+                result = self._finish(self._result)
+            except BaseException as error:
+                if not isinstance(error, Exception) or _where.is_handlers(error):
+                    raise  # the next waiter finishes it
+                failure = error
+            if not self._ended:
+                self._failure, self._result = failure, result
+                self._finish = self._keep = None
+                self._ended = True
 
     def cancel(self, reason):
         """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""

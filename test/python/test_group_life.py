@@ -636,6 +636,7 @@ def interrupted(path):
         "wait": (lambda: dist.all_reduce(x.clone(), async_op=True).wait(),) * 2,
         "wait, with a time-out": (lambda: dist.all_reduce(x.clone(), async_op=True).wait(datetime.timedelta(seconds=60)),) * 2,
         "barrier": (lambda: dist.barrier(),) * 2,
+        "barrier behind a call": (lambda: (dist.all_reduce(x.clone(), async_op=True), dist.barrier()),) * 2,
         "monitored_barrier": (lambda: dist.distributed_c10d._get_default_group().monitored_barrier(), lambda: None),
         "broadcast": (lambda: dist.broadcast(x.clone(), 1),) * 2,
         "all_gather": (lambda: dist.all_gather(parts, x),) * 2,
@@ -700,5 +701,5 @@ def test_an_exception_of_a_signal_handler_comes_out_at_once(three, store):
     told, *_ = answers = three(interrupted, store)
     assert [later for _, later in answers] == [[9.0, 9.0]] * 3
     assert told[0].pop("again") == "Error: from the handler"
-    assert len(told[0]) == 55
+    assert len(told[0]) == 60
     assert {key: value for key, value in told[0].items() if value != (True, "from the handler")} == {}

@@ -1,7 +1,12 @@
 """What a signal handler raises comes out at once, whatever the call waits for; Tally keeps it for nobody else."""
 
+import contextlib
+import datetime
 import os
+import signal
 import time
+
+import pytest
 
 from test_cross_barrier import distributed, late
 from test_ddp import group
@@ -13,8 +18,6 @@ from test_ops import hvd
 def interrupt(path, waiting, later, kind):
     """A handler raises `kind` while rank 0 is in waiting(); rank 1 calls later() once that has come out.  Returns what came
     out on rank 0; on rank 1, whether it came out before rank 0 had what it waited for."""
-    import signal
-
     import tally
     if tally.rank():
         end = time.monotonic() + 20
@@ -38,6 +41,19 @@ def interrupt(path, waiting, later, kind):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         open(path, "w").close()
+
+
+@contextlib.contextmanager
+def raises(kind):
+    """In the block the handler of SIGUSR1 raises `kind`."""
+    def handler(number, frame):
+        raise kind("from the handler")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def kinds():
@@ -127,6 +143,86 @@ def in_ddp(path, gone):
     return told
 
 
+def submit(name, finish):
+    import numpy
+    from tally import _core
+    x = numpy.ones(4, numpy.float32)
+    return _core.push_pull(_core.Call(name, finish=finish), x.ctypes.data, x.ctypes.data, 4, 0, (4,), x, x)
+
+
+def a_handler_that_waits():
+    """It is called while its thread is in an operation's finish, and waits for that operation and for another one."""
+    import tally
+
+    def finish(result):
+        signal.raise_signal(signal.SIGUSR1)
+        return result.sum() / tally.size()
+
+    def handler(number, frame):
+        if not heard:
+            heard.append(None)
+            heard[:] = [other.wait(), one.wait()]
+
+    heard = []
+    one, other = submit("one", finish), submit("other", lambda result: result.sum() / tally.size())
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        return float(one.wait()), float(one.wait()), heard
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def a_handler_that_raises():
+    """Its exception breaks an operation's finish off.  Then the operation ends as it does."""
+    import tally
+    told = []
+    for kind in (*kinds(), KeyboardInterrupt):
+        def finish(result, breaks=[True]):  # noqa: B006
+            if breaks:
+                breaks.pop()
+                signal.raise_signal(signal.SIGUSR1)
+            return result.sum() / tally.size()
+
+        operation = submit("broken off by %s" % kind.__name__, finish)
+        with raises(kind):
+            try:
+                operation.wait()
+            except BaseException as error:
+                told.append("%s: %s" % (type(error).__name__, error))
+        told.append(float(operation.wait()))
+    return told
+
+
+def in_a_receive(path):
+    """While rank 0 looks for a message from anybody; the next receive gets it."""
+    import tally
+    import torch
+    import torch.distributed as dist
+    from tally.torch.ranks import Ranks
+    told, look = [], Ranks._look
+
+    def interrupted(self, waiting):
+        signal.raise_signal(signal.SIGUSR1)
+        return look(self, waiting)
+
+    with group("tally", path):
+        for kind in kinds():
+            x = torch.zeros(4)
+            if tally.rank():
+                dist.send(x + 1, 0)
+            else:
+                Ranks._look = interrupted
+                try:
+                    with raises(kind):
+                        dist.recv(x)
+                except Exception as error:
+                    told.append("%s: %s" % (type(error).__name__, error))
+                finally:
+                    Ranks._look = look
+                told.append((dist.recv(x), x.tolist()))
+    return told
+
+
 # --- the tests -------------------------------------------------------------------------------------------------
 
 RAISED = "Error: from the handler", "ValueError: from the handler"
@@ -155,3 +251,94 @@ def test_ddp_without_barrier(two, store):
 def test_ddp_whose_optimizer_has_gone(two, store):
     mine, theirs = two(in_ddp, store, True)
     assert (mine[::2], theirs[::2]) == (list(RAISED), [True] * 2) and mine[1::2] == theirs[1::2]
+
+
+def test_a_handler_may_wait_within_a_finish(two):
+    assert two(a_handler_that_waits) == [(4.0, 4.0, [4.0, 4.0])] * 2
+
+
+def test_a_handler_breaks_a_finish_off(two):
+    wanted = [RAISED[0], 4.0, RAISED[1], 4.0, "KeyboardInterrupt: from the handler", 4.0]
+    assert two(a_handler_that_raises) == [wanted] * 2
+
+
+def test_a_receive_from_anybody(two, store):
+    got = (1, [1.0] * 4)
+    assert two(in_a_receive, store)[0] == [RAISED[0], got, RAISED[1], got]
+
+
+class Store:
+    """A store whose wait() gets a signal, and then ends as `ends` says."""
+
+    timeout = datetime.timedelta(seconds=60)
+
+    def __init__(self, ends):
+        self._ends = ends
+
+    def set(self, key, value):
+        pass
+
+    def wait(self, keys, timeout):
+        signal.raise_signal(signal.SIGUSR1)
+        raise self._ends
+
+
+@pytest.mark.parametrize("way", ["refuse", "place"])
+def test_meeting_by_a_store(way):
+    from tally.torch.join import _place, _refuse
+    store = Store(RuntimeError("of the store"))
+    with raises(RuntimeError), pytest.raises(RuntimeError, match="^from the handler$"):
+        _refuse(store, "key", 2, 0, "why") if way == "refuse" else _place(store, "key", 0, 1)
+
+
+def test_a_refusal_that_nobody_hears():
+    """The store's own failure is not the reason to raise."""
+    from tally.torch.join import _refuse
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        _refuse(Store(RuntimeError("of the store")), "key", 2, 0, "why")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_calls_in_flight():
+    """While the oldest one is looked for: another thread may have taken it, which is a RuntimeError, too."""
+    from tally.torch.earlier import InFlight
+
+    class Calls(dict):
+        def __iter__(self):
+            signal.raise_signal(signal.SIGUSR1)
+            return super().__iter__()
+
+    calls = InFlight()
+    calls._calls = Calls(one=None)
+    with raises(RuntimeError), pytest.raises(RuntimeError, match="^from the handler$"):
+        calls.add("other")
+    assert dict.__len__(calls._calls) == 1
+
+
+def test_a_transfer_s_finish():
+    """A handler breaks it off once, and once waits for the same transfer within it."""
+    from tally._core import Call
+    from tally.torch import device
+
+    def finish(result):
+        signal.raise_signal(signal.SIGUSR1)
+        return result + 1
+
+    transfer = device.Transfer(Call(finish=finish), None, 1, [], 1)
+    transfer.landed(None, True)
+    with raises(ValueError), pytest.raises(ValueError, match="^from the handler$"):
+        transfer.wait()
+    heard = []
+
+    def handler(number, frame):
+        if not heard:
+            heard.append(None)
+            heard[0] = transfer.wait()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert (transfer.wait(), transfer.wait(), heard) == (2, 2, [2])
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -21,7 +21,7 @@ import time
 import torch
 from torch.futures import Future
 
-from .. import _core
+from .. import _core, _where
 from .._lib import PUSH_PULL
 
 # A reduction is cut into operations of this size, the same on all ranks, so that copies and network overlap.
@@ -431,7 +431,7 @@ class Transfer:
     def __init__(self, call, device, count, tensors, result):
         self._device, self._left, self._tensors = device, count, tensors
         self._result, self._finish, self._then = result, call.finish, call.then
-        self._lock = threading.Lock()  # guards the rest
+        self._lock = threading.RLock()  # guards the rest; a signal handler may wait while its thread is in finish
         self._arrived = threading.Event()
         self._event = self._failure = None
         self._operations, self._reason = [], None  # those begun; why they are taken back
@@ -518,13 +518,16 @@ class Transfer:
                     self._device.join(self._event)
                 try:
                     if self._finish is not None:
-                        finish, self._finish = self._finish, None
                         if self._device is not None:
                             self._device.keep(self._tensors)
-                        self._result = finish(self._result)
+                        result = self._finish(self._result)
+                        if self._finish is not None:  # nor has a handler finished it meanwhile
+                            self._finish, self._result = None, result
                         if self._device is not None:
                             self._event = self._device.mark()
                 except Exception as error:
+                    if _where.is_handlers(error):
+                        raise  # the next waiter finishes it
                     self._failure = error
             self._tensors = None
             if self._failure is not None:
